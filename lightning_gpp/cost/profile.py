@@ -1,0 +1,40 @@
+"""Measured costs of the operators of one model at one micro-batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OpProfile:
+    """What one operator costs for one micro-batch.
+
+    Attributes:
+        forward_s: seconds of its forward.
+        backward_s: seconds of its backward (both halves).
+        activation_bytes: bytes it keeps for its backward.
+    """
+
+    forward_s: float
+    backward_s: float = 0.0
+    activation_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.forward_s, self.backward_s, self.activation_bytes) < 0:
+            raise ValueError(f"costs cannot be negative, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The costs of a model.
+
+    Attributes:
+        operators: operator name -> its costs.
+        microbatch_size: samples in the measured micro-batch.
+        device: what it was measured on (``"cpu"``, ``"NVIDIA H100"``).
+    """
+
+    operators: Mapping[str, OpProfile]
+    microbatch_size: int
+    device: str = "cpu"

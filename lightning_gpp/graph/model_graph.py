@@ -1,0 +1,190 @@
+"""The captured model as data: a DAG of operators with the values that flow between them.
+
+A *value* is what an operator hands on under one name: usually one tensor, sometimes a tuple
+of tensors or a plain number (a size). An *operator* is the smallest thing that a planner
+places; it may stand for several calls (a module with the item look-ups on its result), so an
+operator can export several values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from lightning_gpp.graph.tensor_spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A named result that other operators may read.
+
+    Attributes:
+        name: unique in the graph.
+        tensors: the tensors in it, in pytree order; empty for plain Python data.
+    """
+
+    name: str
+    tensors: tuple[TensorSpec, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(spec.size_bytes for spec in self.tensors)
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether any of its tensors can carry a gradient."""
+        return any(spec.is_differentiable for spec in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInput:
+    """One tensor argument of the pipelined forward.
+
+    Attributes:
+        value: its name and type.
+        requires_grad: whether a gradient has to flow back to the caller.
+    """
+
+    value: Value
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the model, by its canonical (first) qualified name."""
+
+    name: str
+    size_bytes: int
+    requires_grad: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class OpNode:
+    """One operator.
+
+    Attributes:
+        name: unique in the graph, a valid identifier (``encoder_0``).
+        target: qualified module name (``encoder.0``) or function (``torch.cat``).
+        scope: qualified name of the innermost module whose forward makes the call; the module
+            itself for a module operator; ``""`` for the root.
+        inputs: names of the values it reads, without repetition.
+        outputs: the values that others may read.
+        parameters: canonical names of the parameters it reads. A name in several operators is a
+            shared parameter.
+        state: qualified names of buffers that a training forward changes (running statistics).
+    """
+
+    name: str
+    target: str
+    scope: str
+    inputs: tuple[str, ...]
+    outputs: tuple[Value, ...]
+    parameters: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """A model as operators in topological order.
+
+    Attributes:
+        inputs: tensor arguments of the pipelined forward.
+        operators: in topological order (an operator reads only inputs and earlier values).
+        outputs: names of the values that the model returns.
+        parameters: all parameters that some operator reads.
+
+    Raises:
+        ValueError: a name is used twice, or a value is read before it is produced.
+    """
+
+    inputs: tuple[GraphInput, ...]
+    operators: tuple[OpNode, ...]
+    outputs: tuple[str, ...]
+    parameters: tuple[Parameter, ...] = ()
+
+    def __post_init__(self) -> None:
+        known: set[str] = set()
+        for value in (graph_input.value for graph_input in self.inputs):
+            _add_name(known, value.name)
+        names: set[str] = set()
+        parameters = {parameter.name for parameter in self.parameters}
+        for operator in self.operators:
+            _add_name(names, operator.name)
+            for name in operator.inputs:
+                if name not in known:
+                    raise ValueError(
+                        f"operator {operator.name!r} reads {name!r}, which neither an input nor an "
+                        "earlier operator produces; list operators in topological order"
+                    )
+            for value in operator.outputs:
+                _add_name(known, value.name)
+            if unknown := set(operator.parameters) - parameters:
+                raise ValueError(
+                    f"operator {operator.name!r} reads parameters {sorted(unknown)} that are not "
+                    "listed in the graph's parameters"
+                )
+        for name in self.outputs:
+            if name not in known:
+                raise ValueError(f"the graph returns {name!r}, which nothing produces")
+
+    def __iter__(self) -> Iterator[OpNode]:
+        return iter(self.operators)
+
+    def __len__(self) -> int:
+        return len(self.operators)
+
+    @cached_property
+    def values(self) -> MappingProxyType[str, Value]:
+        """Every value by name, inputs included."""
+        values = {graph_input.value.name: graph_input.value for graph_input in self.inputs}
+        values |= {value.name: value for operator in self.operators for value in operator.outputs}
+        return MappingProxyType(values)
+
+    @cached_property
+    def producer(self) -> MappingProxyType[str, str]:
+        """Value name -> name of the operator that produces it (inputs are absent)."""
+        return MappingProxyType(
+            {value.name: operator.name for operator in self.operators for value in operator.outputs}
+        )
+
+    @cached_property
+    def operator(self) -> MappingProxyType[str, OpNode]:
+        """Operator by name."""
+        return MappingProxyType({operator.name: operator for operator in self.operators})
+
+    @cached_property
+    def parameter(self) -> MappingProxyType[str, Parameter]:
+        """Parameter by canonical name."""
+        return MappingProxyType({parameter.name: parameter for parameter in self.parameters})
+
+    @cached_property
+    def predecessors(self) -> MappingProxyType[str, tuple[str, ...]]:
+        """Operator name -> operators whose values it reads, in topological order."""
+        return MappingProxyType(
+            {
+                operator.name: tuple(
+                    dict.fromkeys(
+                        self.producer[name] for name in operator.inputs if name in self.producer
+                    )
+                )
+                for operator in self.operators
+            }
+        )
+
+    @cached_property
+    def successors(self) -> MappingProxyType[str, tuple[str, ...]]:
+        """Operator name -> operators that read its values, in topological order."""
+        successors: dict[str, list[str]] = {operator.name: [] for operator in self.operators}
+        for operator in self.operators:
+            for predecessor in self.predecessors[operator.name]:
+                successors[predecessor].append(operator.name)
+        return MappingProxyType({name: tuple(targets) for name, targets in successors.items()})
+
+
+def _add_name(names: set[str], name: str) -> None:
+    if name in names:
+        raise ValueError(f"the name {name!r} is used twice; names must be unique")
+    names.add(name)

@@ -1,0 +1,202 @@
+"""The DAG of stages: which stage consumes what of which other stage.
+
+Stage ids are topological. Two things beside the plain operator edges are edges too:
+
+- the *feed* (:data:`FEED`): the part of the user's step before the pipelined forward, which
+  hands the forward's arguments to the stages that read them;
+- outputs of the model that are not made by the last stage: the loss is computed there, so they
+  travel to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from lightning_gpp.graph.model_graph import ModelGraph, Value
+
+FEED = -1
+"""Id of the pseudo-stage that makes the arguments of the pipelined forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageEdge:
+    """What one stage hands to another for every micro-batch.
+
+    Attributes:
+        source: producing stage, or :data:`FEED`.
+        target: consuming stage.
+        values: names of the values, in a fixed order: one message carries them all.
+        size_bytes: bytes of one message at the captured micro-batch size.
+        has_backward: whether gradients travel back along it.
+    """
+
+    source: int
+    target: int
+    values: tuple[str, ...]
+    size_bytes: int = 0
+    has_backward: bool = True
+
+
+@dataclass(frozen=True)
+class StageGraph:
+    """Stages 0 … ``num_stages - 1`` and the edges between them.
+
+    Attributes:
+        num_stages: number of stages, the feed not counted.
+        edges: sorted by (source, target), each pair once.
+        shared_parameters: canonical names of the parameters that several stages read, each with
+            these stages in ascending order.
+
+    Raises:
+        ValueError: an edge does not go from a lower to a higher id, or is given twice.
+    """
+
+    num_stages: int
+    edges: tuple[StageEdge, ...]
+    shared_parameters: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def __post_init__(self) -> None:
+        seen = set()
+        for edge in self.edges:
+            if not FEED <= edge.source < edge.target < self.num_stages:
+                raise ValueError(
+                    f"edge {edge.source}->{edge.target} is not in topological order among "
+                    f"{self.num_stages} stages"
+                )
+            if (edge.source, edge.target) in seen:
+                raise ValueError(f"edge {edge.source}->{edge.target} is given twice")
+            seen.add((edge.source, edge.target))
+
+    @cached_property
+    def successors(self) -> MappingProxyType[int, tuple[int, ...]]:
+        """Stage -> stages that consume its output (the feed is not a key)."""
+        found: dict[int, list[int]] = {stage: [] for stage in range(self.num_stages)}
+        for edge in self.edges:
+            if edge.source != FEED:
+                found[edge.source].append(edge.target)
+        return MappingProxyType({stage: tuple(sorted(ids)) for stage, ids in found.items()})
+
+    @cached_property
+    def predecessors(self) -> MappingProxyType[int, tuple[int, ...]]:
+        """Stage -> stages whose output it consumes, without the feed."""
+        found: dict[int, list[int]] = {stage: [] for stage in range(self.num_stages)}
+        for edge in self.edges:
+            if edge.source != FEED:
+                found[edge.target].append(edge.source)
+        return MappingProxyType({stage: tuple(sorted(ids)) for stage, ids in found.items()})
+
+    @cached_property
+    def edge(self) -> MappingProxyType[tuple[int, int], StageEdge]:
+        """Edge by (source, target)."""
+        return MappingProxyType({(edge.source, edge.target): edge for edge in self.edges})
+
+    @cached_property
+    def depths(self) -> MappingProxyType[int, int]:
+        """Stage -> number of stages on the longest path to a sink, itself included."""
+        return MappingProxyType(stage_depths(self.successors))
+
+
+def stage_depths(successors: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """Number of stages on the longest path from each stage to a sink, itself included.
+
+    The depth is the 1F1B number of micro-batches in flight: with balanced stages it is how many
+    forwards a stage runs before its first backward can arrive. In a chain of ``D`` stages stage
+    ``k`` has depth ``D - k``; parallel branches share depths, which is where graph pipelining
+    saves stashed activations (GraphPipe, arXiv 2406.17145, section 2).
+
+    Args:
+        successors: stage id -> ids of the stages that consume its output. Ids are numbered in
+            topological order.
+
+    Raises:
+        ValueError: an edge does not go from a lower to a higher id.
+
+    >>> stage_depths({0: (1, 2), 1: (3,), 2: (3,), 3: ()})
+    {0: 3, 1: 2, 2: 2, 3: 1}
+    """
+    depth: dict[int, int] = {}
+    for stage in sorted(successors, reverse=True):
+        for target in successors[stage]:
+            if target <= stage:
+                raise ValueError(f"edge {stage}->{target} is not in topological order")
+        depth[stage] = 1 + max((depth[target] for target in successors[stage]), default=0)
+    return dict(sorted(depth.items()))
+
+
+def stage_graph(graph: ModelGraph, stage_operators: Sequence[Sequence[str]]) -> StageGraph:
+    """The stage graph that a division of the operators into stages makes.
+
+    Args:
+        graph: the model.
+        stage_operators: operator names of each stage; the position is the stage id.
+
+    Raises:
+        ValueError: an operator is in no stage or in two, is unknown, or an edge runs from a
+            higher to a lower stage (the division is not convex, or its ids are not topological).
+    """
+    stage_of = _stage_of_operator(graph, stage_operators)
+    last = len(stage_operators) - 1
+    carried: dict[tuple[int, int], dict[str, Value]] = {}
+
+    def carry(name: str, target: int) -> None:
+        source = stage_of[graph.producer[name]] if name in graph.producer else FEED
+        if source > target:
+            raise ValueError(
+                f"stage {target} reads {name!r} from stage {source}: stages must be convex and "
+                "numbered in topological order"
+            )
+        if source != target:
+            carried.setdefault((source, target), {})[name] = graph.values[name]
+
+    for operator in graph:
+        for name in operator.inputs:
+            carry(name, stage_of[operator.name])
+    for name in graph.outputs:
+        carry(name, last)
+
+    needs_grad = {item.value.name for item in graph.inputs if item.requires_grad}
+    edges = tuple(
+        StageEdge(
+            source=source,
+            target=target,
+            values=tuple(values),
+            size_bytes=sum(value.size_bytes for value in values.values()),
+            has_backward=any(
+                name in needs_grad if source == FEED else value.is_differentiable
+                for name, value in values.items()
+            ),
+        )
+        for (source, target), values in sorted(carried.items())
+    )
+    return StageGraph(len(stage_operators), edges, _shared_parameters(graph, stage_of))
+
+
+def _stage_of_operator(
+    graph: ModelGraph, stage_operators: Sequence[Sequence[str]]
+) -> dict[str, int]:
+    stage_of: dict[str, int] = {}
+    for stage, operators in enumerate(stage_operators):
+        for name in operators:
+            if name not in graph.operator:
+                raise ValueError(f"stage {stage} names an unknown operator {name!r}")
+            if name in stage_of:
+                raise ValueError(f"operator {name!r} is in stages {stage_of[name]} and {stage}")
+            stage_of[name] = stage
+    if missing := [operator.name for operator in graph if operator.name not in stage_of]:
+        raise ValueError(f"the plan does not cover the model: no stage holds {', '.join(missing)}")
+    return stage_of
+
+
+def _shared_parameters(
+    graph: ModelGraph, stage_of: Mapping[str, int]
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    readers: dict[str, set[int]] = {}
+    for operator in graph:
+        for name in operator.parameters:
+            readers.setdefault(name, set()).add(stage_of[operator.name])
+    return tuple(
+        (name, tuple(sorted(stages))) for name, stages in sorted(readers.items()) if len(stages) > 1
+    )

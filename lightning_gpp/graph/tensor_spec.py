@@ -1,0 +1,61 @@
+"""Shape and type of a tensor, without the tensor (and without torch)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+ITEM_BYTES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "uint16": 2,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "float32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes of one element, by the name torch gives the type (without ``torch.``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What is known of a tensor before it exists.
+
+    Attributes:
+        shape: sizes seen when the model was captured with one micro-batch.
+        dtype: torch's name of the element type, without ``torch.`` (``"float32"``).
+        batch_dim: the dimension that grows with the number of samples; None when the
+            tensor is the same size for every micro-batch.
+
+    >>> TensorSpec((4, 16), "float32", batch_dim=0).size_bytes
+    256
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    batch_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            known = ", ".join(ITEM_BYTES)
+            raise ValueError(f"unknown dtype {self.dtype!r}; expected one of: {known}")
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the elements."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether a gradient can exist for it (floating point or complex)."""
+        return self.dtype.startswith(("float", "bfloat", "complex"))
