@@ -1,0 +1,65 @@
+"""Trains unmodified LightningModules split over devices as a graph of pipeline stages.
+
+``import lightning_gpp`` registers the strategies ``graphpipe``, ``graphpipe_spawn``,
+``graphpipe_fork`` and ``graphpipe_notebook``; public names load when they are first used, so that
+planning needs neither torch nor Lightning.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lightning_gpp._register import register
+
+if TYPE_CHECKING:
+    from lightning_gpp.capture import Block, BlockGraph, CaptureError, capture
+    from lightning_gpp.graph import ModelGraph, StageGraph
+    from lightning_gpp.planner import Plan, Stage, make_plan
+    from lightning_gpp.schedule import Program, build_program
+    from lightning_gpp.strategy import GraphPipeStrategy
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Block": "capture",
+    "BlockGraph": "capture",
+    "CaptureError": "capture",
+    "GraphPipeStrategy": "strategy",
+    "ModelGraph": "graph",
+    "Plan": "planner",
+    "Program": "schedule",
+    "Stage": "planner",
+    "StageGraph": "graph",
+    "build_program": "schedule",
+    "capture": "capture",
+    "make_plan": "planner",
+}
+
+__all__ = [
+    "Block",
+    "BlockGraph",
+    "CaptureError",
+    "GraphPipeStrategy",
+    "ModelGraph",
+    "Plan",
+    "Program",
+    "Stage",
+    "StageGraph",
+    "build_program",
+    "capture",
+    "make_plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
+
+
+register()

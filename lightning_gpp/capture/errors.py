@@ -1,0 +1,62 @@
+"""Errors of capturing a model, and where in the user's code they happen."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+
+_FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+
+REMEDY = (
+    "make the module with this line a leaf (leaf_modules=[...], a type or a qualified name), or "
+    "give the stage graph by hand (blocks=BlockGraph(...))"
+)
+"""What a user can always do."""
+
+
+class CaptureError(ValueError):
+    """The model cannot be captured; the message names the line and the remedy."""
+
+
+class GuardError(CaptureError):
+    """A decision that was frozen into the captured graph comes out differently now.
+
+    Attributes:
+        on_data: whether values decide, and not only sizes.
+    """
+
+    def __init__(self, message: str, *, on_data: bool) -> None:
+        super().__init__(message)
+        self.on_data = on_data
+
+
+def user_location() -> str:
+    """``file:line`` of the innermost running line that is the user's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_FOREIGN):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown line"
+
+
+def raised_location(error: BaseException) -> str:
+    """``file:line`` of the innermost line of the user that took part in raising ``error``."""
+    trace: TracebackType | None = error.__traceback__
+    frames = traceback.extract_tb(trace)
+    for frame in reversed(frames):
+        if not frame.filename.startswith(_FOREIGN):
+            return f"{frame.filename}:{frame.lineno}"
+    return "unknown line"
+
+
+def describe(error: BaseException) -> str:
+    """One line for an error: kind, first line of its message and where it was raised."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, CaptureError):
+        return str(error)
+    return f"{type(error).__name__}: {text} (at {raised_location(error)})"

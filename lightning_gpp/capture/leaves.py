@@ -1,0 +1,78 @@
+"""Which modules stay whole: one operator each, not looked into."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+_WHOLE_PACKAGES = ("torch.nn.", "torch.ao.", "torch.jit.", "torch._dynamo.", "torch.fx.")
+_CONTAINERS: tuple[type[nn.Module], ...] = (
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+)
+_STACKS: tuple[type[nn.Module], ...] = (
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.Transformer,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeafPolicy:
+    """Decides whether a module is a leaf.
+
+    Modules of torch are leaves, apart from containers and (with ``open_stacks``) the transformer
+    stacks, whose layers are the operators one wants to place. Message passing layers of
+    ``torch_geometric`` are leaves: their forward looks at its callers.
+
+    Attributes:
+        types: further leaf types.
+        names: further leaves by qualified name.
+        open_stacks: whether to look into ``nn.TransformerEncoder`` and its kind.
+    """
+
+    types: tuple[type, ...] = ()
+    names: frozenset[str] = frozenset()
+    open_stacks: bool = True
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, leaf_modules: Sequence[type | str], *, open_stacks: bool = True
+    ) -> LeafPolicy:
+        """The policy for the user's list of leaf types and qualified names.
+
+        Raises:
+            ValueError: a name is not one of a sub-module.
+        """
+        types = tuple(item for item in leaf_modules if isinstance(item, type))
+        names = frozenset(item for item in leaf_modules if isinstance(item, str))
+        known = dict(module.named_modules(remove_duplicate=False))
+        if unknown := sorted(names - known.keys()):
+            raise ValueError(
+                f"leaf_modules names {unknown}, which are no sub-modules of "
+                f"{type(module).__name__}; its sub-modules are {sorted(known)[1:]}"
+            )
+        return cls(types + _message_passing(), names, open_stacks)
+
+    def is_leaf(self, module: nn.Module, name: str) -> bool:
+        """Whether ``module``, found under the qualified ``name``, stays whole."""
+        if isinstance(module, self.types) or name in self.names:
+            return True
+        if isinstance(module, _CONTAINERS) or (self.open_stacks and isinstance(module, _STACKS)):
+            return False
+        return f"{type(module).__module__}.".startswith(_WHOLE_PACKAGES)
+
+
+def has_stacks(module: nn.Module) -> bool:
+    """Whether ``open_stacks`` makes a difference."""
+    return any(isinstance(item, _STACKS) for item in module.modules())
+
+
+def _message_passing() -> tuple[type, ...]:
+    nn_of_pyg = sys.modules.get("torch_geometric.nn")
+    found = getattr(nn_of_pyg, "MessagePassing", None)
+    return (found,) if isinstance(found, type) else ()

@@ -1,0 +1,128 @@
+"""Brings traces into one shape, so that traces of two modes can be compared node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from lightning_gpp.capture.observe import Observation
+from lightning_gpp.capture.structure import Step
+from lightning_gpp.capture.trace import Trace, guard, identity
+
+LOOK_UPS = frozenset({Step("item", 0).look_up, Step("attribute", 0).look_up, Step("child", 0).look_up})
+"""Functions that only look something up in the result of another node."""
+
+
+def protect_inputs(trace: Trace, observations: Mapping[fx.Node, Observation]) -> bool:
+    """Copies the inputs that forward changes in place; returns whether there are any.
+
+    Every stage gets its own copy of an input, so a change must become an ordinary value.
+    """
+    changed = frozenset().union(*(item.changed for item in observations.values()))
+    found = False
+    for node in list(trace.graph.nodes):
+        if node.op == "placeholder" and observations[node].touched & changed:
+            found = True
+            with trace.graph.inserting_after(node):
+                copy = trace.graph.call_function(torch.clone, (node,))
+            copy.meta.update(node.meta)
+            node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+    return found
+
+
+def normalize(trace: Trace, observations: Mapping[fx.Node, Observation]) -> Trace:
+    """A copy without dead nodes, with metadata frozen and with canonical names.
+
+    Devices and element types become constants: a stage replaces the device by its own.
+    Observations are kept in ``node.meta["observation"]``.
+    """
+    frozen = {
+        node: item.value
+        for node, item in observations.items()
+        if isinstance(item.value, torch.device | torch.dtype | torch.layout)
+    }
+    live = _live_nodes(trace, observations, frozen)
+    graph, copied = fx.Graph(), dict[fx.Node, Any](frozen)
+    for node in trace.graph.nodes:
+        if node in live and node not in frozen:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), copied.__getitem__)
+            name = _base_name(node, copied)
+            copy = graph.create_node(node.op, node.target, args, kwargs, name=name)
+            for key in ("scope", "location", "no_grad"):
+                copy.meta[key] = node.meta[key]
+            copy.meta["observation"] = observations[node]
+            copied[node] = copy
+    outputs = fx.node.map_arg(trace.outputs, copied.__getitem__)
+    graph.output(tuple(_own_name(graph, leaf) for leaf in outputs))
+    return Trace(graph, trace.output)
+
+
+def observation(node: fx.Node) -> Observation:
+    """What a normalized node did when it ran."""
+    found: Observation = node.meta["observation"]
+    return found
+
+
+def _live_nodes(
+    trace: Trace, observations: Mapping[fx.Node, Observation], frozen: Mapping[fx.Node, Any]
+) -> set[fx.Node]:
+    returned = trace.graph.output_node().all_input_nodes
+    live: set[fx.Node] = set(returned)
+    read_later = {storage for node in returned for storage in observations[node].touched}
+    for node in reversed(trace.graph.nodes):
+        if node.op == "output":
+            continue
+        seen = observations[node]
+        if node in live or node.op == "placeholder" or _has_effect(node, seen, read_later):
+            live.add(node)
+            if node not in frozen:
+                live.update(node.all_input_nodes)
+                read_later |= seen.touched
+    return live
+
+
+def _has_effect(node: fx.Node, seen: Observation, read_later: set[int]) -> bool:
+    """Whether a node without readers must run: it decides, or changes what is read."""
+    if node.target in (guard, torch._assert, "register_hook"):
+        return True
+    return bool(seen.changed_buffers) or bool(seen.changed & read_later)
+
+
+def _base_name(node: fx.Node, copied: Mapping[fx.Node, Any]) -> str:
+    if node.op == "placeholder":
+        return str(node.target)
+    if node.op in ("get_attr", "call_module"):
+        name = str(node.target).replace(".", "_") or "root"
+        return name if name.isidentifier() else f"module_{name}"
+    if node.target in LOOK_UPS and isinstance(node.args[0], fx.Node):
+        producer, key = copied[node.args[0]], node.args[1]
+        if isinstance(producer, fx.Node) and isinstance(key, int | str):
+            return f"{producer.name}_{key}"
+    return function_name(node).rpartition(".")[2].strip("_") or "call"
+
+
+def function_name(node: fx.Node) -> str:
+    """Readable dotted name of what a node calls (``torch.cat``, ``Tensor.view``)."""
+    if isinstance(node.target, str):
+        return f"Tensor.{node.target}" if node.op == "call_method" else node.target
+    target: Any = node.target
+    if isinstance(target, nn.Module):
+        return type(target).__name__
+    name = getattr(target, "__name__", type(target).__name__)
+    place = getattr(target, "__module__", None) or "torch"
+    place = {"_operator": "operator", "torch._C._nn": "torch.nn.functional"}.get(place, place)
+    return f"{place}.{name}"
+
+
+def _own_name(graph: fx.Graph, leaf: Any) -> Any:
+    """The output leaf; a parameter that forward returns becomes a value with its own name."""
+    if not isinstance(leaf, fx.Node) or leaf.op != "get_attr":
+        return leaf
+    node = graph.create_node("call_function", identity, (leaf,), {}, name=f"{leaf.name}_value")
+    node.meta.update(leaf.meta)
+    return node
+
+

@@ -1,0 +1,167 @@
+"""What a traced graph does when it runs: types of its values, and what it changes in place.
+
+Nothing is derived from names or schemas: every node runs once, and version counters and storages
+tell which tensors it changed and which share memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from lightning_gpp.capture.structure import leaves_of
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one node did.
+
+    Attributes:
+        value: its result, if it is no tensor and contains none; else None.
+        shapes: of the tensors in its result.
+        dtypes: of the same.
+        is_tensor: whether the result is a tensor itself, and not a container.
+        requires_grad: whether one of them carries a gradient.
+        touched: ids of the storages that it read or returned.
+        changed: ids of the storages that it changed in place.
+        changed_buffers: canonical names of the buffers that it changed.
+    """
+
+    value: Any
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    is_tensor: bool
+    requires_grad: bool
+    touched: frozenset[int]
+    changed: frozenset[int]
+    changed_buffers: frozenset[str] = frozenset()
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether the result contains a tensor."""
+        return bool(self.shapes)
+
+
+def observe(
+    graph: fx.Graph, module: nn.Module, tensors: Mapping[str, Tensor]
+) -> dict[fx.Node, Observation]:
+    """Runs the graph node by node.
+
+    Args:
+        graph: whose ``call_module`` and ``get_attr`` targets are found in ``module``.
+        module: the captured module; its buffers change as its forward changes them.
+        tensors: value per placeholder.
+    """
+    storages = _Storages()
+    values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
+    observations = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            break
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        owned = _owned_tensors(node, module)
+        operands = [*_tensors((args, kwargs)), *owned.values()]
+        watched = _Watch(operands, owned)
+        values[node] = run_node(node, module, args, kwargs, tensors)
+        results = _tensors(values[node])
+        observations[node] = Observation(
+            value=None if results else values[node],
+            shapes=tuple(tuple(item.shape) for item in results),
+            dtypes=tuple(item.dtype for item in results),
+            is_tensor=isinstance(values[node], Tensor),
+            requires_grad=any(item.requires_grad for item in results),
+            touched=frozenset(map(storages.id, [*operands, *results])),
+            changed=frozenset(map(storages.id, watched.changed())),
+            changed_buffers=frozenset(watched.changed_names()),
+        )
+    return observations
+
+
+def run_node(
+    node: fx.Node,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+) -> Any:
+    """The result of one node."""
+    with grad_mode(node):
+        if node.op == "placeholder":
+            return tensors[str(node.target)]
+        if node.op == "get_attr":
+            return get_attribute(module, str(node.target))
+        if node.op == "call_module":
+            return module.get_submodule(str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        target: Callable[..., Any] = node.target  # type: ignore[assignment]
+        return target(*args, **kwargs)
+
+
+def get_attribute(module: nn.Module, name: str) -> Any:
+    """A parameter or buffer by qualified name."""
+    path, _, attribute = name.rpartition(".")
+    return getattr(module.get_submodule(path), attribute)
+
+
+@contextmanager
+def grad_mode(node: fx.Node) -> Iterator[None]:
+    """Without gradients where the user's code was."""
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not node.meta["no_grad"]):
+        yield
+
+
+class _Watch:
+    """Tells which tensors changed since it was made."""
+
+    def __init__(self, operands: list[Tensor], buffers: Mapping[str, Tensor]) -> None:
+        self.versions = [(tensor, tensor._version) for tensor in operands]
+        self.buffers = {name: (tensor, tensor.clone()) for name, tensor in buffers.items()}
+
+    def changed(self) -> list[Tensor]:
+        by_version = [tensor for tensor, version in self.versions if tensor._version != version]
+        return by_version + [self.buffers[name][0] for name in self.changed_names()]
+
+    def changed_names(self) -> list[str]:
+        return [
+            name
+            for name, (tensor, content) in self.buffers.items()
+            if not torch.equal(tensor, content)
+        ]
+
+
+class _Storages:
+    """Small ids for storages, equal exactly for tensors that share memory."""
+
+    def __init__(self) -> None:
+        self.ids: dict[Any, int] = {}
+
+    def id(self, tensor: Tensor) -> int:
+        if tensor.layout is torch.strided:
+            key = ("storage", tensor.untyped_storage()._cdata)
+        else:
+            key = ("object", id(tensor))
+        return self.ids.setdefault(key, len(self.ids))
+
+
+def _owned_tensors(node: fx.Node, module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a node may change beside its operands."""
+    if node.op == "call_module":
+        target = str(node.target)
+        prefix = f"{target}." if target else ""
+        return {
+            f"{prefix}{name}": buffer
+            for name, buffer in module.get_submodule(target).named_buffers()
+        }
+    found = {str(arg.target): arg for arg in node.all_input_nodes if arg.op == "get_attr"}
+    buffers = dict(module.named_buffers())
+    return {name: buffers[name] for name in found if name in buffers}
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]

@@ -1,0 +1,158 @@
+"""Running a model without leaving traces on it."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
+_OWN = frozenset({"training", "_parameters", "_buffers", "_modules"})
+
+
+@dataclass
+class Changes:
+    """What a forward changed and a rollback took back.
+
+    Attributes:
+        attributes: qualified names of plain attributes (counters, lists, cached tensors).
+    """
+
+    attributes: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def rollback(module: nn.Module) -> Iterator[Changes]:
+    """Restores on exit everything that a forward may change.
+
+    Random generators (torch, numpy, random), buffers, gradients, training flags, and the plain
+    Python attributes of all sub-modules (numbers, tensors, and the items of lists and dicts).
+    Parameters are not copied: no forward changes them.
+    """
+    changes = Changes()
+    saved = [_SavedModule(name, item) for name, item in module.named_modules()]
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    with seeded(None):
+        try:
+            yield changes
+        finally:
+            for item in saved:
+                changes.attributes += item.restore()
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Restores the states of all random generators on exit; seeds them first, if asked."""
+    numpy = sys.modules.get("numpy")
+    torch_state, python_state = torch.random.get_rng_state(), random.getstate()
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    numpy_state = numpy.random.get_state() if numpy else None
+    try:
+        if seed is not None:
+            torch.manual_seed(seed)
+            random.seed(seed)
+            if numpy:
+                numpy.random.seed(seed)
+        yield
+    finally:
+        torch.random.set_rng_state(torch_state)
+        random.setstate(python_state)
+        if cuda_states:
+            torch.cuda.set_rng_state_all(cuda_states)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+
+
+@contextmanager
+def training_flags(module: nn.Module, flags: Mapping[str, bool]) -> Iterator[None]:
+    """Sets the training flag of each sub-module by qualified name, and restores them on exit."""
+    before = [(item, item.training) for item in module.modules()]
+    try:
+        for name, item in module.named_modules():
+            item.training = flags.get(name, item.training)
+        yield
+    finally:
+        for item, training in before:
+            item.training = training
+
+
+class _SavedModule:
+    """The changeable attributes of one module (not of its sub-modules)."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name, self.module, self.training = name, module, module.training
+        self.tables = {key: dict(vars(module)[key]) for key in _OWN - {"training"}}
+        self.buffers = {
+            key: (buffer, buffer.detach().clone())
+            for key, buffer in module._buffers.items()
+            if buffer is not None
+        }
+        self.attributes = {
+            key: (value, _shallow_copy(value))
+            for key, value in vars(module).items()
+            if key not in _OWN
+        }
+
+    def restore(self) -> list[str]:
+        """Puts everything back; returns the names of the plain attributes that had changed."""
+        self.module.training = self.training
+        for key, table in self.tables.items():
+            if _item_ids(vars(self.module)[key]) != _item_ids(table):
+                vars(self.module)[key].clear()
+                vars(self.module)[key].update(table)
+        for buffer, value in self.buffers.values():
+            _put_back(buffer, value)
+        return [f"{self.name}.{key}".lstrip(".") for key in self._restore_attributes()]
+
+    def _restore_attributes(self) -> Iterator[str]:
+        now = vars(self.module)
+        for key in [key for key in now if key not in self.attributes and key not in _OWN]:
+            del now[key]
+            yield key
+        for key, (value, content) in self.attributes.items():
+            changed = key not in now or now[key] is not value
+            now[key] = value
+            if isinstance(value, Tensor):
+                changed |= _put_back(value, content)
+            elif type(value) in _CONTAINERS:
+                changed |= _put_back_container(value, content)
+            if changed:
+                yield key
+
+
+def _shallow_copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return copy.copy(value) if type(value) in _CONTAINERS else value
+
+
+def _put_back(tensor: Tensor, value: Tensor) -> bool:
+    if tensor.shape == value.shape and torch.equal(tensor, value):
+        return False
+    with torch.no_grad():
+        tensor.set_(value) if tensor.shape != value.shape else tensor.copy_(value)
+    return True
+
+
+def _put_back_container(container: Any, content: Any) -> bool:
+    ids, old_ids = _item_ids(container), _item_ids(content)
+    if ids == old_ids:
+        return False
+    container.clear()
+    getattr(container, "extend" if hasattr(container, "extend") else "update")(content)
+    return True
+
+
+def _item_ids(container: Any) -> list[Any]:
+    items = container.items() if isinstance(container, dict) else ((None, v) for v in container)
+    return [(key, id(value)) for key, value in items]

@@ -1,0 +1,159 @@
+"""Numbers that remember the node they come from.
+
+While the concrete tracer runs, ``x.shape`` consists of these. Arithmetic on them records nodes,
+so a size is computed again for every micro-batch; a decision on them (a comparison, ``range``, an
+index) records a guard, which raises should the decision ever come out differently.
+
+They are ``torch.SymInt`` because torch takes those wherever it takes an int, without looking
+inside; and no subclass of ``int`` because Python reads the value of those without asking
+(``range(n)``), and a size would be frozen unnoticed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+
+class NumberTracer(Protocol):
+    """What the numbers need of their tracer."""
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Records a call and returns its (traced) result."""
+
+    def guard(self, node: fx.Node, value: Any, *, on_data: bool) -> None:
+        """Records that ``node`` must be ``value`` at run time too."""
+
+
+class _TracedNumber:
+    """Operators shared by the integer and the real kind; ``value`` is what the trace saw."""
+
+    tracer: NumberTracer
+    fx_node: fx.Node
+    value: Any
+
+    def _frozen(self) -> Any:
+        self.tracer.guard(self.fx_node, self.value, on_data=False)
+        return self.value
+
+    def __index__(self) -> int:
+        return operator.index(self._frozen())
+
+    def __int__(self) -> int:
+        return int(self._frozen())
+
+    def __float__(self) -> float:
+        return float(self._frozen())
+
+    def __bool__(self) -> bool:
+        return self._decide(operator.ne, 0)
+
+    def __hash__(self) -> int:
+        return hash(self._frozen())
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __format__(self, specification: str) -> str:
+        return format(self.value, specification)
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self.tracer.call(round, self) if digits is None else round(self._frozen(), digits)
+
+    def __ceil__(self) -> Any:
+        return self.tracer.call(math.ceil, self)
+
+    def __floor__(self) -> Any:
+        return self.tracer.call(math.floor, self)
+
+    def __trunc__(self) -> Any:
+        return self.tracer.call(math.trunc, self)
+
+    def _decide(self, comparison: Callable[[Any, Any], bool], other: Any) -> bool:
+        plain = other.value if isinstance(other, _TracedNumber) else other
+        result = comparison(self.value, plain)
+        node = self.tracer.call(comparison, self, other)
+        self.tracer.guard(node, result, on_data=False)
+        return result
+
+
+def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def method(self: _TracedNumber, other: Any) -> Any:
+        if not isinstance(other, int | float | Tensor | _TracedNumber):
+            return NotImplemented
+        return self.tracer.call(function, self, other)
+
+    return method
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def method(self: _TracedNumber, other: Any) -> Any:
+        if not isinstance(other, int | float | Tensor | _TracedNumber):
+            return NotImplemented
+        return self.tracer.call(function, other, self)
+
+    return method
+
+
+def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def method(self: _TracedNumber) -> Any:
+        return self.tracer.call(function, self)
+
+    return method
+
+
+def _comparison(function: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
+    def method(self: _TracedNumber, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return self.tracer.call(function, self, other)
+        if not isinstance(other, int | float | _TracedNumber):
+            return NotImplemented
+        return self._decide(function, other)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
+    setattr(_TracedNumber, f"__{_name}__", _arithmetic(getattr(operator, _name)))
+    setattr(_TracedNumber, f"__r{_name}__", _reflected(getattr(operator, _name)))
+for _name in ("neg", "pos", "abs"):
+    setattr(_TracedNumber, f"__{_name}__", _unary(getattr(operator, _name)))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(_TracedNumber, f"__{_name}__", _comparison(getattr(operator, _name)))
+
+
+class TracedInt(_TracedNumber, torch.SymInt):
+    """An integer of the trace; ``isinstance(n, int)`` holds."""
+
+    def __init__(self, tracer: NumberTracer, node: fx.Node, value: int) -> None:
+        self.tracer, self.fx_node, self.value = tracer, node, value
+        self.node = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return int
+
+
+class TracedFloat(_TracedNumber, torch.SymFloat):
+    """A real number computed from sizes; ``isinstance(n, float)`` holds."""
+
+    def __init__(self, tracer: NumberTracer, node: fx.Node, value: float) -> None:
+        self.tracer, self.fx_node, self.value = tracer, node, value
+        self.node = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return float
+
+
+def is_traced(value: Any) -> bool:
+    """Whether ``value`` is a number of the trace."""
+    return isinstance(value, _TracedNumber)

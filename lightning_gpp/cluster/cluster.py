@@ -1,0 +1,103 @@
+"""Devices and links as data: what planners and predictions need to know of the machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator, or one process on a CPU.
+
+    Attributes:
+        name: as people call it (``"cuda:0"``).
+        kind: devices of one kind are equally fast (``"cpu"``, ``"NVIDIA H100"``).
+        memory_bytes: memory for parameters and activations; None where it is not known.
+    """
+
+    name: str
+    kind: str = "cpu"
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A directed network path between two devices.
+
+    Attributes:
+        bandwidth_bytes_per_s: sustained payload bandwidth, in bytes per second.
+        latency_s: time before the first byte arrives, in seconds.
+    """
+
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.bandwidth_bytes_per_s <= 0 or self.latency_s < 0:
+            raise ValueError(
+                "a link needs a bandwidth above 0 bytes per second and a latency of at least "
+                f"0 seconds, got {self}"
+            )
+
+    def transfer_s(self, size_bytes: int) -> float:
+        """Seconds to move ``size_bytes`` over an otherwise idle link (alpha-beta model).
+
+        >>> Link(bandwidth_bytes_per_s=1e9, latency_s=1e-4).transfer_s(1_000_000)
+        0.0011
+        """
+        return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
+
+
+DEFAULT_LINK = Link(bandwidth_bytes_per_s=2.8e9, latency_s=75e-6)
+"""What gloo reached between two processes of one host (messages of 64 MB and of up to 16 KB)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Devices that are all joined by the same kind of link.
+
+    Ask :meth:`link` for a pair, so that links of several kinds need no change elsewhere.
+
+    Attributes:
+        devices: their position is the device index of plans.
+        uniform_link: the link between any two of them.
+
+    Raises:
+        ValueError: there is no device, or two have the same name.
+    """
+
+    devices: tuple[Device, ...]
+    uniform_link: Link = DEFAULT_LINK
+
+    def __post_init__(self) -> None:
+        names = [device.name for device in self.devices]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"a cluster needs devices with different names, got {names}")
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices."""
+        return len(self.devices)
+
+    def link(self, source: int, target: int) -> Link:
+        """The path from one device to another.
+
+        Raises:
+            ValueError: there is no such device, or both are the same.
+        """
+        if source == target or not {source, target} <= set(range(self.num_devices)):
+            raise ValueError(
+                f"no link {source}->{target}: expected two different devices of "
+                f"0 … {self.num_devices - 1}"
+            )
+        return self.uniform_link
+
+
+def uniform_cluster(num_devices: int, link: Link = DEFAULT_LINK, kind: str = "cpu") -> Cluster:
+    """Equal devices joined by equal links.
+
+    >>> [device.name for device in uniform_cluster(2).devices]
+    ['cpu:0', 'cpu:1']
+    """
+    devices = tuple(Device(f"{kind}:{index}", kind) for index in range(num_devices))
+    return Cluster(devices, link)

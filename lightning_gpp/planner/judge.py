@@ -1,0 +1,94 @@
+"""Judges candidate plans by the step time of their programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lightning_gpp.graph import FEED
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.contiguous import StageUnits
+from lightning_gpp.planner.plan import Plan, Stage
+from lightning_gpp.planner.predict import predict
+from lightning_gpp.planner.units import UnitGraph
+
+DRY_RUN_ACTIONS = 100_000
+"""Compute actions to play in all dry runs of one search; about a second or two."""
+
+FEWEST_DRY_RUNS = 16
+"""Dry runs of a search that are played however large the programs are."""
+
+PROMISING = 12
+"""Candidates that are played per step of the search."""
+
+
+class Judge:
+    """Compares divisions of units into stages, each played at most once.
+
+    The score is the step time, then the micro-batches in flight over all stages (memory).
+    A search has a budget of dry runs, counted in actions so that it does not depend on a clock.
+    """
+
+    def __init__(self, request: PlanRequest, units: UnitGraph) -> None:
+        self._request = request
+        self._units = units
+        self._scores: dict[StageUnits, tuple[float, int]] = {}
+        actions = 2 * request.num_devices * request.num_microbatches
+        self._max_dry_runs = max(FEWEST_DRY_RUNS, DRY_RUN_ACTIONS // actions)
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the search may go on."""
+        return len(self._scores) < self._max_dry_runs
+
+    def best(self, candidates: Iterable[StageUnits]) -> StageUnits:
+        """The candidate with the smallest score, the first of equals."""
+        return min(candidates, key=self._score)
+
+    def most_promising(self, candidates: Iterable[StageUnits]) -> list[StageUnits]:
+        """The few candidates that a formula finds best."""
+        return sorted(dict.fromkeys(candidates), key=self._quick_s)[:PROMISING]
+
+    def plan(self, stage_units: StageUnits, planner: str) -> Plan:
+        """The plan of a division: stage *i* on device *i*."""
+        position = {operator.name: place for place, operator in enumerate(self._request.graph)}
+        stages = []
+        for stage, members in enumerate(stage_units):
+            names = [name for unit in members for name in self._units.operators[unit]]
+            stages.append(Stage(stage, tuple(sorted(names, key=position.__getitem__)), (stage,)))
+        return Plan(tuple(stages), planner)
+
+    def _score(self, candidate: StageUnits) -> tuple[float, int]:
+        if candidate not in self._scores:
+            run = predict(
+                self.plan(candidate, planner="candidate"),
+                self._request.graph,
+                profile=self._request.profile,
+                num_microbatches=self._request.num_microbatches,
+                schedule=self._request.schedule,
+                cluster=self._request.cluster,
+            )
+            self._scores[candidate] = run.step_s, sum(run.in_flight.values())
+        return self._scores[candidate]
+
+    def _quick_s(self, candidate: StageUnits) -> float:
+        """Step time by formula: one micro-batch all the way, the others at the bottleneck's pace."""
+        compute_s = [sum(self._units.compute_s[unit] for unit in units) for units in candidate]
+        way_s = list(compute_s)
+        for (source, target), size_bytes in sorted(self._edge_bytes(candidate).items()):
+            # Sorted by source, so the way to the source is complete.
+            transfer_s = self._request.cluster.uniform_link.transfer_s(size_bytes)
+            way_s[target] = max(way_s[target], way_s[source] + transfer_s + compute_s[target])
+        return max(way_s) + (self._request.num_microbatches - 1) * max(compute_s)
+
+    def _edge_bytes(self, candidate: StageUnits) -> dict[tuple[int, int], int]:
+        stage_of = {unit: stage for stage, units in enumerate(candidate) for unit in units}
+        sizes: dict[tuple[int, int], int] = {}
+        for flow in self._units.flows:
+            if flow.source == FEED:
+                continue
+            source = stage_of[flow.source]
+            targets = {stage_of[target] for target in flow.targets}
+            targets |= {len(candidate) - 1} if flow.is_output else set()
+            for target in targets - {source}:
+                sizes[source, target] = sizes.get((source, target), 0) + flow.step_bytes
+        return sizes

@@ -1,0 +1,1 @@
+"""Runs programs: transports between ranks, the interpreter, gradients, suspended steps."""

@@ -1,0 +1,84 @@
+"""Gradients made inside a program reach ``p.grad`` through the returned loss's own backward.
+
+The host loop (Lightning's) clears gradients after the step and before ``loss.backward()``, may
+divide the loss, scale it, accumulate several steps and clip. So the program's gradients are put
+aside and handed out by the backward of the loss that the step returns, times the gradient that
+arrives there: exact, because gradients are linear in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+
+class GradientStash:
+    """Collects gradients of parameters during a program and hands them out later.
+
+    Args:
+        parameters: the parameters of this rank, each once.
+
+    Example: ``with stash: run the program``, then ``loss = stash.loss(value)``.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._before: list[Tensor | None] = []
+        self._stash: list[Tensor | None] | None = None
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    def __enter__(self) -> GradientStash:
+        self._before = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stash = [parameter.grad for parameter in self._parameters]
+        for parameter, before in zip(self._parameters, self._before, strict=True):
+            parameter.grad = before
+        self._before = []
+
+    def loss(self, value: Tensor) -> Tensor:
+        """A loss with this value whose backward hands the stashed gradients out."""
+        loss: Tensor = _HandOut.apply(self._anchor, value, self)
+        return loss
+
+    def hand_out(self, factor: Tensor) -> None:
+        """Adds the stashed gradients, times ``factor``, to ``p.grad``.
+
+        Raises:
+            RuntimeError: they were handed out already.
+        """
+        if self._stash is None:
+            raise RuntimeError(
+                "backward was called twice on the loss of one pipelined step; its gradients exist "
+                "only once. Call it once per training_step."
+            )
+        stash, self._stash = self._stash, None
+        is_one = factor.device.type == "cpu" and factor.item() == 1
+        for parameter, gradient in zip(self._parameters, stash, strict=True):
+            if gradient is None:
+                continue
+            if not is_one:
+                gradient = gradient * factor.to(gradient)
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad.add_(gradient)
+
+
+class _HandOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, value: Tensor, stash: GradientStash) -> Tensor:
+        ctx.stash = stash
+        return value.detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        ctx.stash.hand_out(gradients[0])
+        return None, None, None

@@ -1,0 +1,107 @@
+"""What one message carries: the tensors of some values, and how to put the values together."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+@dataclass(slots=True)
+class Payload:
+    """A message.
+
+    Attributes:
+        tensors: detached tensors in a fixed order; None where there is nothing to send (a gradient
+            that does not exist).
+        requires_grad: for each tensor whether the receiver has to send a gradient back.
+        structure: pickled form of values that are not single tensors; None when all are.
+    """
+
+    tensors: list[Tensor | None]
+    requires_grad: list[bool]
+    structure: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Stands for the tensor at ``index`` in a pickled structure."""
+
+    index: int
+
+
+def tensors_in(values: Sequence[Any]) -> list[Tensor]:
+    """The tensors in some values, in the order in which a payload carries them."""
+    return [leaf for leaf in pytree.tree_leaves(list(values)) if isinstance(leaf, Tensor)]
+
+
+def pack(values: Sequence[Any]) -> Payload:
+    """The message that carries ``values``, cut off from the autograd graph."""
+    tensors = tensors_in(values)
+    structure = None
+    if not all(isinstance(value, Tensor) for value in values):
+        counter = iter(range(len(tensors)))
+        structure = pickle.dumps(
+            pytree.tree_map(
+                lambda leaf: _Slot(next(counter)) if isinstance(leaf, Tensor) else leaf,
+                list(values),
+            )
+        )
+    return Payload(
+        [tensor.detach() for tensor in tensors],
+        [tensor.requires_grad for tensor in tensors],
+        structure,
+    )
+
+
+def pack_gradients(gradients: Sequence[Tensor | None]) -> Payload:
+    """The message that carries gradients, some of which may not exist."""
+    return Payload(list(gradients), [False] * len(gradients))
+
+
+def pack_object(obj: object) -> Payload:
+    """The message that carries any object that can be pickled, without tensors of its own."""
+    return Payload([], [], pickle.dumps(obj))
+
+
+def unpack(payload: Payload) -> list[Any]:
+    """The values of a message; its tensors are leaves that require a gradient where asked for."""
+    leaves = [
+        tensor.detach().requires_grad_(flag) if tensor is not None else None
+        for tensor, flag in zip(payload.tensors, payload.requires_grad, strict=True)
+    ]
+    if payload.structure is None:
+        return list(leaves)
+    values: list[Any] = pytree.tree_map(
+        lambda leaf: leaves[leaf.index] if isinstance(leaf, _Slot) else leaf,
+        pickle.loads(payload.structure),
+    )
+    return values
+
+
+def unpack_object(payload: Payload) -> Any:
+    """The object of a message made by :func:`pack_object`."""
+    assert payload.structure is not None
+    return pickle.loads(payload.structure)
+
+
+DTYPES: tuple[torch.dtype, ...] = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
+"""Types a message header can name, by position."""

@@ -1,0 +1,220 @@
+"""Messages over ``torch.distributed`` process groups: gloo between CPUs, NCCL between GPUs.
+
+One thread per peer listens all the time and puts what comes into the mailbox, so a posted send
+always finds its receiver: no order of sends and receives can deadlock, and transfers overlap with
+compute. A small header on a gloo group says what follows. Tensors follow on the payload group of
+their direction; with gloo those of a GPU are staged through host memory. With NCCL, which matches
+messages by order alone, each direction has a group of its own and one thread issues its receives
+in the order of the sender's headers. (The NCCL path has not been run yet.)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gpp.runtime.header import (
+    HEADER_LENGTH,
+    Header,
+    decode_header,
+    encode_header,
+    goodbye_header,
+    rest_length,
+)
+from lightning_gpp.runtime.payload import Payload
+from lightning_gpp.runtime.transport import Mailbox, Tag, TransportError
+
+_HEADER_TAG, _DATA_TAG = 1, 2
+_LISTEN_TIMEOUT = timedelta(days=30)
+_CLOSE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransportGroups:
+    """The process groups of a transport; all ranks create them together.
+
+    Attributes:
+        headers: gloo group for headers and structures.
+        upward: payload from lower to higher ranks.
+        downward: payload from higher to lower ranks.
+        stages_through_host: whether payload groups move CPU memory only.
+    """
+
+    headers: dist.ProcessGroup
+    upward: dist.ProcessGroup
+    downward: dist.ProcessGroup
+    stages_through_host: bool
+
+    @classmethod
+    def create(cls, backend: str = "gloo") -> TransportGroups:
+        """New groups over all ranks. ``backend`` moves the payload: ``"gloo"`` or ``"nccl"``."""
+        headers = _new_group("gloo")
+        if backend == "gloo":
+            return cls(headers, headers, headers, stages_through_host=True)
+        return cls(headers, _new_group(backend), _new_group(backend), stages_through_host=False)
+
+    def destroy(self) -> None:
+        """Gives the groups back."""
+        for group in {id(g): g for g in (self.headers, self.upward, self.downward)}.values():
+            dist.destroy_process_group(group)
+
+
+def _new_group(backend: str) -> dist.ProcessGroup:
+    group = dist.new_group(backend=backend, timeout=_LISTEN_TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+@dataclass(slots=True)
+class _Posted:
+    """A send under way; the tensor must live until it is done."""
+
+    work: dist.Work
+    tensor: Tensor = field(repr=False)
+
+
+class ProcessGroupTransport:
+    """A :class:`~lightning_gpp.runtime.transport.Transport` over process groups.
+
+    Args:
+        groups: see :meth:`TransportGroups.create`.
+        device: where received tensors go.
+        peers: ranks that will send something; all others by default.
+    """
+
+    def __init__(
+        self,
+        groups: TransportGroups,
+        device: torch.device,
+        peers: Iterable[int] | None = None,
+    ) -> None:
+        self._groups = groups
+        self._device = device
+        self._rank = dist.get_rank()
+        self._mailbox = Mailbox()
+        self._posted: list[_Posted] = []
+        self._closing = False
+        others = set(range(dist.get_world_size())) - {self._rank}
+        self._listeners = {
+            peer: threading.Thread(
+                target=self._listen, args=(peer,), name=f"listen-{peer}", daemon=True
+            )
+            for peer in sorted(others if peers is None else set(peers) & others)
+        }
+        for listener in self._listeners.values():
+            listener.start()
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._rank
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks in the world."""
+        return dist.get_world_size()
+
+    def send(self, payload: Payload, *, target: int, tag: Tag) -> None:
+        """Posts the message and returns."""
+        if target == self._rank:
+            raise ValueError(f"rank {target} sends message {tag} to itself; hand it over locally")
+        header, rest = encode_header(payload, tag)
+        self._post(header, target, self._groups.headers, _HEADER_TAG)
+        if rest is not None:
+            self._post(rest, target, self._groups.headers, _DATA_TAG)
+        if payload.structure is not None:
+            data = torch.frombuffer(bytearray(payload.structure), dtype=torch.uint8)
+            self._post(data, target, self._groups.headers, _DATA_TAG)
+        for tensor in payload.tensors:
+            if tensor is not None and tensor.numel():
+                data = tensor.cpu() if self._groups.stages_through_host else tensor
+                self._post(data.contiguous(), target, self._payload_group(target), _DATA_TAG)
+
+    def receive(self, *, source: int, tag: Tag, timeout_s: float, purpose: str) -> Payload:
+        """Waits for the listener to have put the message into the mailbox."""
+        return self._mailbox.get(source, tag, timeout_s, purpose)
+
+    def flush(self) -> None:
+        """Waits until all posted tensors are on their way out; listeners take them at once."""
+        posted, self._posted = self._posted, []
+        for send in posted:
+            send.work.wait()
+
+    def abort(self, error: BaseException) -> None:
+        """Ends the waiting of this rank. Listeners end with their peers or with the process."""
+        self._closing = True
+        self._mailbox.fail(error)
+
+    def close(self) -> None:
+        """Says goodbye to all peers and waits for theirs."""
+        self._closing = True
+        for peer in self._listeners:
+            self._post(goodbye_header(), peer, self._groups.headers, _HEADER_TAG)
+        for peer, listener in self._listeners.items():
+            listener.join(_CLOSE_TIMEOUT_S)
+            if listener.is_alive():
+                raise TransportError(
+                    f"closing: rank {peer} did not end its messages within {_CLOSE_TIMEOUT_S:g} s"
+                )
+        self.flush()
+        self._groups.destroy()
+
+    def _payload_group(self, peer: int, *, receiving: bool = False) -> dist.ProcessGroup:
+        upward = (peer > self._rank) != receiving
+        return self._groups.upward if upward else self._groups.downward
+
+    def _post(self, tensor: Tensor, target: int, group: dist.ProcessGroup, tag: int) -> None:
+        work = dist.isend(tensor, target, group=group, tag=tag)
+        assert work is not None
+        self._posted.append(_Posted(work, tensor))
+
+    def _listen(self, peer: int) -> None:
+        try:
+            while not (header := self._receive_header(peer)).is_goodbye:
+                payload = self._receive_payload(peer, header)
+                self._mailbox.put(peer, header.tag, payload)
+            self._mailbox.lose(peer, "it closed its transport")
+        except RuntimeError as error:
+            if not self._closing:
+                self._mailbox.lose(peer, str(error).strip().splitlines()[0])
+
+    def _receive_header(self, peer: int) -> Header:
+        first = torch.zeros(HEADER_LENGTH, dtype=torch.int64)
+        self._receive_into(first, peer, self._groups.headers, _HEADER_TAG)
+        rest = None
+        if length := rest_length(first):
+            rest = torch.empty(length, dtype=torch.int64)
+            self._receive_into(rest, peer, self._groups.headers, _DATA_TAG)
+        return decode_header(first, rest)
+
+    def _receive_payload(self, peer: int, header: Header) -> Payload:
+        structure = None
+        if header.structure_bytes >= 0:
+            data = torch.empty(header.structure_bytes, dtype=torch.uint8)
+            self._receive_into(data, peer, self._groups.headers, _DATA_TAG)
+            structure = data.numpy().tobytes()
+        group = self._payload_group(peer, receiving=True)
+        wire = torch.device("cpu") if self._groups.stages_through_host else self._device
+        tensors: list[Tensor | None] = []
+        for head in header.tensors:
+            if head.dtype is None:
+                tensors.append(None)
+                continue
+            tensor = torch.empty(head.shape, dtype=head.dtype, device=wire)
+            if tensor.numel():
+                self._receive_into(tensor, peer, group, _DATA_TAG)
+            tensors.append(tensor.to(self._device))
+        return Payload(tensors, [head.requires_grad for head in header.tensors], structure)
+
+    def _receive_into(
+        self, tensor: Tensor, peer: int, group: dist.ProcessGroup, tag: int
+    ) -> None:
+        work = dist.irecv(tensor, peer, group=group, tag=tag)
+        assert work is not None
+        work.wait()

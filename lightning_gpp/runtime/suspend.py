@@ -1,0 +1,177 @@
+"""Calls that stop half-way and go on later.
+
+The user's step calls the pipelined forward somewhere in its middle. Until the pipeline has an
+answer, the step has to wait while other micro-batches are worked on. Each step runs in a thread of
+its own; only one thread runs at any time, so user code never meets another thread.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The call waits for an answer to this question."""
+
+    question: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The call has ended with this value."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: BaseException
+
+
+class Abandoned(BaseException):
+    """Raised inside a paused call that will not be resumed, so that its thread ends."""
+
+
+_current: contextvars.ContextVar[SuspendedCall | None] = contextvars.ContextVar(
+    "suspended_call", default=None
+)
+
+
+def ask(question: Any) -> Any:
+    """Pauses the suspended call that is running and returns the answer given to ``resume``.
+
+    Raises:
+        RuntimeError: not inside a suspended call.
+    """
+    call = _current.get()
+    if call is None:
+        raise RuntimeError("ask() works only inside a SuspendedCall")
+    return call._pause(question)
+
+
+def in_suspended_call() -> bool:
+    """Whether the caller runs inside a suspended call."""
+    return _current.get() is not None
+
+
+class SuspendedCall:
+    """A function call that can pause.
+
+    Args:
+        function: called without arguments by :meth:`start`.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Paused | Returned | _Raised] = queue.SimpleQueue()
+        self._is_paused = False
+
+    def start(self) -> Paused | Returned:
+        """Runs up to the first question or to the end; errors of the function are raised here."""
+        context = contextvars.copy_context()
+        state = _ThreadState.current()
+        _run_in_worker(lambda: context.run(self._main, state))
+        return self._wait()
+
+    def resume(self, answer: Any) -> Paused | Returned:
+        """Answers the question and runs on to the next one or to the end."""
+        self._is_paused = False
+        self._answers.put(answer)
+        return self._wait()
+
+    def abandon(self) -> None:
+        """Ends a paused call without an answer."""
+        if self._is_paused:
+            self._is_paused = False
+            self._answers.put(Abandoned())
+            self._events.get()
+
+    def _wait(self) -> Paused | Returned:
+        event = self._events.get()
+        if isinstance(event, _Raised):
+            raise event.error
+        self._is_paused = isinstance(event, Paused)
+        return event
+
+    def _pause(self, question: Any) -> Any:
+        self._events.put(Paused(question))
+        answer = self._answers.get()
+        if isinstance(answer, Abandoned):
+            raise answer
+        return answer
+
+    def _main(self, state: _ThreadState) -> None:
+        _current.set(self)
+        try:
+            with state:
+                value = self._function()
+        except BaseException as error:  # handed to the thread that waits, which raises it
+            self._events.put(_Raised(error))
+        else:
+            self._events.put(Returned(value))
+
+
+@dataclass(slots=True)
+class _ThreadState:
+    """What torch keeps per thread and a step must find as its caller left it."""
+
+    grad: bool
+    inference: bool
+    autocast: dict[str, tuple[bool, torch.dtype]]
+    cuda_device: int | None
+    _inference_mode: Any = None
+
+    @classmethod
+    def current(cls) -> _ThreadState:
+        kinds = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+        return cls(
+            grad=torch.is_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            autocast={
+                kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+                for kind in kinds
+            },
+            cuda_device=torch.cuda.current_device() if torch.cuda.is_available() else None,
+        )
+
+    def __enter__(self) -> None:
+        if self.cuda_device is not None:
+            torch.cuda.set_device(self.cuda_device)
+        for kind, (enabled, dtype) in self.autocast.items():
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        self._inference_mode = torch.inference_mode(self.inference)
+        self._inference_mode.__enter__()
+        torch.set_grad_enabled(self.grad)
+
+    def __exit__(self, *exception: object) -> None:
+        self._inference_mode.__exit__(None, None, None)
+        torch.clear_autocast_cache()
+
+
+_idle: queue.SimpleQueue[queue.SimpleQueue[Callable[[], None]]] = queue.SimpleQueue()
+
+
+def _run_in_worker(task: Callable[[], None]) -> None:
+    """Runs a task in an idle thread of the pool, or in a new one."""
+    try:
+        tasks = _idle.get_nowait()
+    except queue.Empty:
+        tasks = queue.SimpleQueue()
+        threading.Thread(target=_work, args=(tasks,), name="step", daemon=True).start()
+    tasks.put(task)
+
+
+def _work(tasks: queue.SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        tasks.get()()
+        _idle.put(tasks)

@@ -1,0 +1,115 @@
+"""Moving messages between ranks: the interface, its errors, and the mailbox both sides share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Protocol
+
+from lightning_gpp.runtime.payload import Payload
+
+Tag = tuple[int, int, int, int]
+"""Identifies a message between two ranks."""
+
+
+class TransportError(RuntimeError):
+    """A message could not be sent or did not come; the text names peer, message and reason."""
+
+
+class Transport(Protocol):
+    """Moves messages between ranks; knows neither schedules nor models.
+
+    Contract (``tests/distributed/transport_contract.py``): sends do not wait for the receiver;
+    messages with the same (source, target, tag) arrive in sending order; messages with different
+    tags may be received in any order; shapes, types and structures may differ from message to
+    message; ``receive`` gives up after ``timeout_s`` with a :class:`TransportError`; after
+    :meth:`abort` every waiting or later ``receive`` raises the given error.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that can talk to each other."""
+
+    def send(self, payload: Payload, *, target: int, tag: Tag) -> None:
+        """Hands a message over. Its tensors must not be changed afterwards."""
+
+    def receive(self, *, source: int, tag: Tag, timeout_s: float, purpose: str) -> Payload:
+        """Waits for a message.
+
+        Args:
+            source: sending rank.
+            tag: which message.
+            timeout_s: seconds after which to give up.
+            purpose: what for, for the error text (``"stage 2, action 2RF0<1"``).
+        """
+
+    def flush(self) -> None:
+        """Waits until everything sent so far has left; its tensors may change afterwards."""
+
+    def abort(self, error: BaseException) -> None:
+        """Makes every waiting and every later ``receive`` raise ``error``."""
+
+    def close(self) -> None:
+        """Ends the transport in good order; all ranks call it."""
+
+
+class Mailbox:
+    """Messages that have arrived and were not yet asked for; safe between threads."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()
+        self._messages: dict[tuple[int, Tag], deque[Payload]] = {}
+        self._lost: dict[int, str] = {}
+        self._error: BaseException | None = None
+
+    def put(self, source: int, tag: Tag, payload: Payload) -> None:
+        """Adds a message that has arrived."""
+        with self._arrived:
+            self._messages.setdefault((source, tag), deque()).append(payload)
+            self._arrived.notify_all()
+
+    def get(self, source: int, tag: Tag, timeout_s: float, purpose: str) -> Payload:
+        """Takes a message out, waiting for it if need be.
+
+        Raises:
+            TransportError: it did not come in time, or its sender has gone.
+        """
+        key = (source, tag)
+        deadline = time.monotonic() + timeout_s
+        with self._arrived:
+            while True:
+                if self._error is not None:
+                    raise self._error
+                if queue := self._messages.get(key):
+                    payload = queue.popleft()
+                    if not queue:
+                        del self._messages[key]
+                    return payload
+                if source in self._lost:
+                    raise TransportError(
+                        f"{purpose}: rank {source} has gone ({self._lost[source]})"
+                    )
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
+                    raise TransportError(
+                        f"{purpose}: nothing came from rank {source} within {timeout_s:g} s; "
+                        "raise `timeout` if the work before it can take longer"
+                    )
+                self._arrived.wait(remaining_s)
+
+    def lose(self, source: int, reason: str) -> None:
+        """Notes that a peer will send nothing more."""
+        with self._arrived:
+            self._lost.setdefault(source, reason)
+            self._arrived.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Makes all waiting and later :meth:`get` calls raise ``error``; the first error stays."""
+        with self._arrived:
+            self._error = self._error or error
+            self._arrived.notify_all()

@@ -1,0 +1,31 @@
+"""Schedules and programs: what every device does, in which order, for one mini-batch.
+
+A *schedule* orders the forwards and backwards of every stage. :func:`build_program` merges the
+orders of the stages of one device, adds the messages between devices (*lowering*) and validates
+the result: a :class:`Program` that the runtime executes, the simulator predicts and reports show.
+"""
+
+from lightning_gpp.schedule.action import Action, Kind
+from lightning_gpp.schedule.dry_run import DryRun, dry_run
+from lightning_gpp.schedule.in_flight import in_flight_microbatches
+from lightning_gpp.schedule.lower import build_program
+from lightning_gpp.schedule.orders import SCHEDULES, gpipe, k_f_k_b, one_f_one_b
+from lightning_gpp.schedule.program import Program, ReduceGroup
+from lightning_gpp.schedule.validate import ScheduleError, validate
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "DryRun",
+    "Kind",
+    "Program",
+    "ReduceGroup",
+    "ScheduleError",
+    "build_program",
+    "dry_run",
+    "gpipe",
+    "in_flight_microbatches",
+    "k_f_k_b",
+    "one_f_one_b",
+    "validate",
+]

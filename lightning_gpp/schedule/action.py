@@ -1,0 +1,104 @@
+"""The units of work that a program is made of."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What an action does; the value is its text form."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    SEND_FORWARD = "SF"
+    RECEIVE_FORWARD = "RF"
+    SEND_BACKWARD = "SB"
+    RECEIVE_BACKWARD = "RB"
+    REDUCE = "R"
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether it runs operators."""
+        return self in (Kind.FORWARD, Kind.BACKWARD)
+
+    @property
+    def is_send(self) -> bool:
+        """Whether it hands a message to the transport (and does not wait)."""
+        return self in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
+
+    @property
+    def is_receive(self) -> bool:
+        """Whether it waits for a message."""
+        return self in (Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD)
+
+
+_TEXT = re.compile(r"(-?\d+)(F|B|R|SF|RF|SB|RB)(\d+)(?:([<>])(-?\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One unit of work of one stage.
+
+    The text form extends the one of ``torch.distributed.pipelining``: ``2F0`` is the forward of
+    stage 2 for micro-batch 0, ``2SF0>3`` sends its result to stage 3, ``3RF0<2`` receives it
+    there, ``3SB0>2`` and ``2RB0<3`` do the same with the gradient. Stage -1 is the feed.
+
+    Attributes:
+        stage: the stage that acts.
+        kind: what it does.
+        microbatch: index of the stage's own micro-batch for compute; of the message on its edge
+            for sends and receives; of the reduce group for :attr:`Kind.REDUCE`.
+        peer: the other stage of a message, else None.
+
+    >>> str(Action(stage=2, kind=Kind.FORWARD, microbatch=0))
+    '2F0'
+    >>> Action.parse("1B3")
+    Action(stage=1, kind=<Kind.BACKWARD: 'B'>, microbatch=3, peer=None)
+    >>> str(Action.parse("3RF0<2"))
+    '3RF0<2'
+    """
+
+    stage: int
+    kind: Kind
+    microbatch: int
+    peer: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.peer is not None) != (self.kind.is_send or self.kind.is_receive):
+            raise ValueError(f"{self.kind.name} of stage {self.stage} with peer {self.peer}")
+
+    def __str__(self) -> str:
+        text = f"{self.stage}{self.kind.value}{self.microbatch}"
+        if self.peer is None:
+            return text
+        return f"{text}{'>' if self.kind.is_send else '<'}{self.peer}"
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """Reads the text form.
+
+        Raises:
+            ValueError: the text is not an action.
+        """
+        match = _TEXT.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"not an action: {text!r}; expected a form like '2F0' or '2SF0>3'")
+        stage, kind, microbatch, arrow, peer = match.groups()
+        action = cls(int(stage), Kind(kind), int(microbatch), None if peer is None else int(peer))
+        if arrow is not None and (arrow == ">") != action.kind.is_send:
+            raise ValueError(f"not an action: {text!r}; sends take '>', receives take '<'")
+        return action
+
+    @property
+    def message(self) -> tuple[int, int, bool, int]:
+        """Identity of the message it sends or receives, the same on both sides.
+
+        Returns:
+            (sending stage, receiving stage, whether it is a gradient, index on the edge).
+        """
+        assert self.peer is not None
+        backward = self.kind in (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD)
+        pair = (self.stage, self.peer) if self.kind.is_send else (self.peer, self.stage)
+        return (*pair, backward, self.microbatch)

@@ -1,0 +1,103 @@
+"""Runs a program without doing its work: finds deadlocks, and how long it would take.
+
+Sends are taken as buffered (the runtime posts them and goes on), receives wait. Used to validate
+programs and to judge plans; the full prediction with shared links and memory is the simulator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lightning_gpp.schedule.action import Action, Kind
+from lightning_gpp.schedule.program import Program
+
+Message = tuple[int, int, bool, int]
+
+
+class ScheduleError(ValueError):
+    """A program that would not run to its end, or not do all of its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a dry run saw.
+
+    Attributes:
+        step_s: seconds until the last action ends.
+        busy_s: seconds of compute of every device.
+        in_flight: stage -> most micro-batches (of its own size) between forward and backward.
+        start_s: when each compute action started.
+    """
+
+    step_s: float
+    busy_s: tuple[float, ...]
+    in_flight: dict[int, int]
+    start_s: dict[Action, float]
+
+
+def unit_time_s(action: Action) -> float:
+    """One second per forward, two per backward, messages free."""
+    return {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0}.get(action.kind, 0.0)
+
+
+def dry_run(program: Program, action_s: Callable[[Action], float] = unit_time_s) -> DryRun:
+    """Plays a program through with given durations.
+
+    Args:
+        program: what to play.
+        action_s: seconds of an action. For a send: from posting to arrival; the sending device
+            goes on meanwhile. Receives take no time of their own.
+
+    Raises:
+        ScheduleError: devices wait for messages that never come; the text names where.
+    """
+    num_devices = len(program.actions)
+    clock_s = [0.0] * num_devices
+    busy_s = [0.0] * num_devices
+    position = [0] * num_devices
+    arrival_s: dict[Message, float] = {}
+    waiting: dict[Message, int] = {}
+    flying: dict[int, int] = {}
+    peak: dict[int, int] = {}
+    start_s: dict[Action, float] = {}
+    runnable = list(range(num_devices))
+    while runnable:
+        device = runnable.pop()
+        actions = program.actions[device]
+        while position[device] < len(actions):
+            action = actions[position[device]]
+            if action.kind.is_receive:
+                if action.message not in arrival_s:
+                    waiting[action.message] = device
+                    break
+                clock_s[device] = max(clock_s[device], arrival_s[action.message])
+            elif action.kind.is_send:
+                arrival_s[action.message] = clock_s[device] + action_s(action)
+                if action.message in waiting:
+                    runnable.append(waiting.pop(action.message))
+            else:
+                start_s[action] = clock_s[device]
+                duration_s = action_s(action)
+                clock_s[device] += duration_s
+                busy_s[device] += duration_s
+                _count(action, flying, peak)
+            position[device] += 1
+    _check_finished(program, position)
+    return DryRun(max(clock_s), tuple(busy_s), peak, start_s)
+
+
+def _count(action: Action, flying: dict[int, int], peak: dict[int, int]) -> None:
+    step = {Kind.FORWARD: 1, Kind.BACKWARD: -1}.get(action.kind, 0)
+    flying[action.stage] = flying.get(action.stage, 0) + step
+    peak[action.stage] = max(peak.get(action.stage, 0), flying[action.stage])
+
+
+def _check_finished(program: Program, position: list[int]) -> None:
+    stuck = [
+        f"device {device} waits at {actions[position[device]]}"
+        for device, actions in enumerate(program.actions)
+        if position[device] < len(actions)
+    ]
+    if stuck:
+        raise ScheduleError("the program deadlocks: " + "; ".join(stuck))

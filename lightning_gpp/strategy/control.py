@@ -1,0 +1,73 @@
+"""What rank 0 tells the others beside the program: steps, results, batches that exist or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_gpp.runtime.payload import pack, unpack
+from lightning_gpp.runtime.transport import Tag, Transport
+
+_STEP: Tag = (-3, 0, 0, 0)
+_GATHER: Tag = (-4, 0, 0, 0)
+
+
+class Control:
+    """Ordered messages between rank 0 and the others.
+
+    Args:
+        transport: moves them.
+        timeout_s: limit of every wait.
+    """
+
+    def __init__(self, transport: Transport, timeout_s: float) -> None:
+        self._transport = transport
+        self._timeout_s = timeout_s
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is rank 0, which reads data and computes the loss."""
+        return self._transport.rank == 0
+
+    def tell(self, obj: Any) -> None:
+        """Rank 0: sends an object (tensors welcome) to every other rank, without waiting."""
+        payload = pack([obj])
+        for rank in range(1, self._transport.num_ranks):
+            self._transport.send(payload, target=rank, tag=_STEP)
+
+    def hear(self, purpose: str) -> Any:
+        """Other ranks: the next object that rank 0 tells."""
+        payload = self._transport.receive(
+            source=0, tag=_STEP, timeout_s=self._timeout_s, purpose=purpose
+        )
+        return unpack(payload)[0]
+
+    def share(self, obj: Any, purpose: str) -> Any:
+        """All ranks: rank 0's object."""
+        if self.is_leader:
+            self.tell(obj)
+            return obj
+        return self.hear(purpose)
+
+    def send_to(self, rank: int, obj: Any) -> None:
+        """Sends an object to one rank."""
+        self._transport.send(pack([obj]), target=rank, tag=_GATHER)
+
+    def receive_from(self, rank: int, purpose: str) -> Any:
+        """The next object that one rank sends with :meth:`send_to`."""
+        payload = self._transport.receive(
+            source=rank, tag=_GATHER, timeout_s=self._timeout_s, purpose=purpose
+        )
+        return unpack(payload)[0]
+
+    def flush(self) -> None:
+        """Waits until everything told so far has left."""
+        self._transport.flush()
+
+    def gather(self, obj: Any, purpose: str) -> list[Any]:
+        """All ranks: every rank's object on rank 0, an empty list on the others."""
+        if not self.is_leader:
+            self.send_to(0, obj)
+            self._transport.flush()
+            return []
+        ranks = range(1, self._transport.num_ranks)
+        return [obj, *(self.receive_from(rank, purpose) for rank in ranks)]

@@ -1,0 +1,27 @@
+"""Every private name of Lightning and torch that this package needs, in one place.
+
+``tests/strategy/test_lightning_private.py`` imports each, so that a release which moves one is
+noticed there first.
+"""
+
+from lightning.fabric.utilities.distributed import (
+    _distributed_is_initialized as distributed_is_initialized,
+)
+from lightning.fabric.utilities.distributed import _init_dist_connection as init_dist_connection
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as MultiProcessingLauncher
+from lightning.pytorch.strategies.launchers import (
+    _SubprocessScriptLauncher as SubprocessScriptLauncher,
+)
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+__all__ = [
+    "LightningOptimizer",
+    "MultiProcessingLauncher",
+    "SubprocessScriptLauncher",
+    "distributed_is_initialized",
+    "init_dist_connection",
+    "is_overridden",
+    "reset_seed",
+]

@@ -1,0 +1,117 @@
+"""One rank reads the user's data loader; the others follow it batch by batch.
+
+Equal seeds on all ranks would not be enough: data sets may draw random numbers, workers are seeded
+by rank. So inputs and labels of a sample come from the same draw only if one rank reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lightning_gpp.strategy.control import Control
+from lightning_gpp.strategy.failure import FailureWatch
+
+
+class RemoteBatch:
+    """Stands for a batch that rank 0 holds.
+
+    Hooks and callbacks that look at the batch should do so where ``trainer.is_global_zero``.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RuntimeError(_REMOTE.format(f"attribute {name!r}"))
+
+    def __getitem__(self, key: object) -> Any:
+        raise RuntimeError(_REMOTE.format(f"item {key!r}"))
+
+
+_REMOTE = (
+    "{} of a batch was asked for on a rank that does not hold the batch: with the graphpipe "
+    "strategy rank 0 reads the data. Look at batches only where `trainer.is_global_zero`."
+)
+
+
+class _LoaderProxy:
+    """Forwards attributes to the user's loader, so that Lightning finds samplers and workers."""
+
+    def __init__(self, loader: Any, length: int | None) -> None:
+        self.__dict__["_loader"] = loader
+        self.__dict__["_length"] = length
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__dict__["_loader"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["_loader"], name, value)
+
+    def __len__(self) -> int:
+        length = self.__dict__["_length"]
+        if length is None:
+            raise TypeError("the data loader of rank 0 has no length")
+        assert isinstance(length, int)
+        return length
+
+
+class LeadingLoader(_LoaderProxy):
+    """Rank 0: reads the user's loader and tells the others whether there is another batch."""
+
+    def __init__(
+        self, loader: Any, length: int | None, control: Control, failures: FailureWatch
+    ) -> None:
+        super().__init__(loader, length)
+        self.__dict__["_control"] = control
+        self.__dict__["_failures"] = failures
+
+    def __iter__(self) -> Iterator[Any]:
+        with self.__dict__["_failures"].guard():
+            batches = iter(self.__dict__["_loader"])
+        return self._batches(batches)
+
+    def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        control, failures = self.__dict__["_control"], self.__dict__["_failures"]
+        end = object()
+        while True:
+            with failures.guard():
+                batch = next(batches, end)
+                control.tell(batch is not end)
+            if batch is end:
+                return
+            yield batch
+
+
+class FollowingLoader(_LoaderProxy):
+    """Other ranks: a placeholder for every batch that rank 0 reads."""
+
+    def __init__(
+        self, loader: Any, length: int | None, control: Control, failures: FailureWatch
+    ) -> None:
+        super().__init__(loader, length)
+        self.__dict__["_control"] = control
+        self.__dict__["_failures"] = failures
+
+    def __iter__(self) -> Iterator[Any]:
+        control, failures = self.__dict__["_control"], self.__dict__["_failures"]
+        while True:
+            with failures.guard():
+                more = control.hear("waiting for rank 0 to read the next batch")
+            if not more:
+                return
+            yield RemoteBatch()
+
+
+def follow_leader(loader: Any, control: Control, failures: FailureWatch) -> _LoaderProxy:
+    """The loader that takes a user's loader's place on this rank."""
+    length: int | None = None
+    if control.is_leader:
+        try:
+            length = len(loader)
+        except (TypeError, NotImplementedError):
+            length = None
+    length = control.share(length, "waiting for the length of rank 0's data loader")
+    proxy = LeadingLoader if control.is_leader else FollowingLoader
+    return proxy(loader, length, control, failures)

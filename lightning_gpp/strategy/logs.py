@@ -1,0 +1,126 @@
+"""``self.log`` where the loss is, replayed on every rank.
+
+The user's step runs once per micro-batch on rank 0. Its calls of ``self.log`` are recorded, the
+values of one name are combined over the micro-batches as its ``reduce_fx`` says, and the combined
+call is made on every rank inside the same hook, so that progress bars, loggers, checkpoints and
+early stopping see on every rank what they would see on one device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class LogCall:
+    """One combined call of ``self.log``."""
+
+    name: str
+    value: Tensor
+    kwargs: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Entry:
+    kwargs: dict[str, Any]
+    values: list[Tensor] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    batch_sizes: list[int | None] = field(default_factory=list)
+
+
+class LogRecorder:
+    """Stands in for ``LightningModule.log`` while the user's steps run."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self.microbatch_size = 1
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        if args:
+            kwargs |= dict(zip(_POSITIONAL, args, strict=False))
+        entry = self._entries.setdefault(name, _Entry(kwargs))
+        entry.values.append(_as_tensor(name, value))
+        entry.sizes.append(self.microbatch_size)
+        entry.batch_sizes.append(kwargs.get("batch_size"))
+
+    def combined(self, num_samples: int | None) -> list[LogCall]:
+        """One call per name, in the order of the first calls.
+
+        Args:
+            num_samples: samples of the mini-batch, the weight of a value without ``batch_size``;
+                None outside of steps.
+        """
+        calls = []
+        for name, entry in self._entries.items():
+            kwargs = dict(entry.kwargs)
+            given = [size for size in entry.batch_sizes if size is not None]
+            kwargs["batch_size"] = sum(given) if given else num_samples
+            value = _combine(entry.values, entry.sizes, kwargs.get("reduce_fx", "mean"))
+            calls.append(LogCall(name, value, kwargs))
+        return calls
+
+
+_POSITIONAL = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx")
+
+
+def _as_tensor(name: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, bool | int | float):
+        return torch.tensor(value, dtype=torch.get_default_dtype())
+    raise TypeError(
+        f"self.log({name!r}, ...) got a {type(value).__name__}; with the graphpipe strategy it takes "
+        "numbers and tensors. Log `metric.compute()` or the metric's value instead of the object."
+    )
+
+
+def _combine(values: Sequence[Tensor], sizes: Sequence[int], reduce_fx: Any) -> Tensor:
+    if len(values) == 1:
+        return values[0]
+    stacked = torch.stack(list(values))
+    if reduce_fx in ("mean", "avg", torch.mean):
+        if not stacked.is_floating_point():
+            stacked = stacked.to(torch.get_default_dtype())
+        weights = torch.tensor(sizes, dtype=stacked.dtype, device=stacked.device)
+        return (stacked * weights).sum() / weights.sum()
+    known = {"sum": torch.sum, "min": torch.min, "max": torch.max}
+    reduced: Tensor = known.get(reduce_fx, reduce_fx)(stacked)
+    return reduced
+
+
+@contextlib.contextmanager
+def recording(module: pl.LightningModule, recorder: LogRecorder) -> Iterator[None]:
+    """Records the module's ``self.log`` calls instead of making them."""
+    with instance_attribute(module, "log", recorder):
+        yield
+
+
+def replay(module: pl.LightningModule, calls: Sequence[LogCall]) -> None:
+    """Makes recorded calls for real."""
+    for call in calls:
+        module.log(call.name, call.value, **call.kwargs)
+
+
+@contextlib.contextmanager
+def instance_attribute(obj: object, name: str, value: Any) -> Iterator[None]:
+    """Puts an attribute on an object while the body runs; nothing of it stays after.
+
+    Left in place it would be pickled with the object.
+    """
+    missing = object()
+    before = obj.__dict__.get(name, missing)
+    obj.__dict__[name] = value
+    try:
+        yield
+    finally:
+        if before is missing:
+            obj.__dict__.pop(name, None)
+        else:
+            obj.__dict__[name] = before

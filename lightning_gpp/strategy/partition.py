@@ -1,0 +1,191 @@
+"""Which rank holds which parameters and buffers, and the module made partial or whole.
+
+While the pipeline runs, a rank holds the parameters and buffers of its own stages; the others are
+tensors on the ``meta`` device, so that names, shapes and keys stay complete. What no stage reads
+(a temperature in the loss, a metric's buffers) belongs to rank 0, where the user's step runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lightning_gpp.strategy.control import Control
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Ranks that hold each parameter and buffer.
+
+    Attributes:
+        holders: first qualified name of a tensor of the module -> ranks, ascending. The first
+            holder's value is the one that counts.
+    """
+
+    holders: Mapping[str, tuple[int, ...]]
+
+    def held_by(self, rank: int) -> list[str]:
+        """Names of what a rank holds, in a fixed order."""
+        return [name for name, ranks in self.holders.items() if rank in ranks]
+
+    def counted_by(self, rank: int) -> list[str]:
+        """Names of what a rank holds first, so that each name counts on one rank."""
+        return [name for name, ranks in self.holders.items() if ranks[0] == rank]
+
+
+def ownership(module: nn.Module, readers: Mapping[str, Iterable[int]]) -> Ownership:
+    """Who holds what.
+
+    Args:
+        module: the whole LightningModule.
+        readers: name of a parameter or buffer (any of its names) -> ranks whose stages read it.
+    """
+    first_name = {id(tensor): name for name, tensor in reversed(list(_named_tensors(module)))}
+    tensors = dict(_named_tensors(module))
+    ranks: dict[str, set[int]] = {first_name[id(tensor)]: set() for tensor in tensors.values()}
+    for name, reading in readers.items():
+        ranks[first_name[id(tensors[name])]].update(reading)
+    return Ownership({name: tuple(sorted(found)) or (0,) for name, found in ranks.items()})
+
+
+class Partition:
+    """The module of this rank, partial while the pipeline runs.
+
+    Args:
+        module: the whole LightningModule.
+        owners: who holds what.
+        control: how to reach the other ranks.
+        rank: this rank.
+        num_ranks: number of ranks.
+        device: where this rank's stages run.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        owners: Ownership,
+        control: Control,
+        *,
+        rank: int,
+        num_ranks: int,
+        device: torch.device,
+    ) -> None:
+        self.module = module
+        self.owners = owners
+        self._control = control
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._device = device
+        self._slots = _slots(module)
+
+    def spread(self) -> None:
+        """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""
+        if self._control.is_leader:
+            for rank in range(1, self._num_ranks):
+                names = self.owners.held_by(rank)
+                self._control.send_to(rank, [self._tensor(name).detach() for name in names])
+            self._control.flush()
+        else:
+            values = self._control.receive_from(0, "waiting for the initial weights of rank 0")
+            self._fill(self.owners.held_by(self._rank), values)
+        held = set(self.owners.held_by(self._rank))
+        for name in self._slots:
+            tensor = self._tensor(name)
+            if name in held:
+                _move(tensor, self._device)
+            else:
+                self._replace(name, torch.empty_like(tensor, device="meta"))
+
+    def whole_values(self) -> dict[str, Tensor]:
+        """All ranks: on rank 0 the CPU values of what it does not hold, elsewhere nothing."""
+        names = self.owners.counted_by(self._rank)
+        own = {} if self._control.is_leader else {n: self._tensor(n).detach().cpu() for n in names}
+        gathered = self._control.gather(own, "gathering the weights on rank 0")
+        return {name: value for values in gathered for name, value in values.items()}
+
+    def make_whole(self, values: Mapping[str, Tensor]) -> None:
+        """Puts given values where this rank holds ``meta`` tensors."""
+        for name, value in values.items():
+            if self._tensor(name).is_meta:
+                self._replace(name, value)
+
+    def make_partial(self) -> None:
+        """Undoes :meth:`make_whole`."""
+        held = set(self.owners.held_by(self._rank))
+        for name in self._slots:
+            if name not in held:
+                self._replace(name, torch.empty_like(self._tensor(name), device="meta"))
+
+    def held_parameters(self) -> list[nn.Parameter]:
+        """Parameters that this rank holds, each once."""
+        tensors = (self._tensor(name) for name in self.owners.held_by(self._rank))
+        return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+
+    def counted_parameters(self) -> list[nn.Parameter]:
+        """Parameters that count on this rank: over all ranks, each once."""
+        tensors = (self._tensor(name) for name in self.owners.counted_by(self._rank))
+        return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+
+    def _tensor(self, name: str) -> Tensor:
+        slot = self._slots[name][0]
+        tensor = slot.table[slot.key]
+        assert tensor is not None
+        return tensor
+
+    def _fill(self, names: Iterable[str], values: Iterable[Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in zip(names, values, strict=True):
+                tensor = self._tensor(name)
+                if tensor.shape != value.shape or tensor.dtype != value.dtype:
+                    raise ValueError(
+                        f"{name!r} is {tuple(tensor.shape)} {tensor.dtype} on rank {self._rank} but "
+                        f"{tuple(value.shape)} {value.dtype} on rank 0; all ranks must build the "
+                        "same model"
+                    )
+                tensor.copy_(value)
+
+    def _replace(self, name: str, value: Tensor) -> None:
+        old = self._tensor(name)
+        new = value
+        if isinstance(old, nn.Parameter):
+            new = nn.Parameter(value, requires_grad=old.requires_grad)
+        for slot in self._slots[name]:
+            slot.table[slot.key] = new
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A place in a module's table of parameters or buffers."""
+
+    table: dict[str, Tensor | None]
+    key: str
+
+
+def _slots(module: nn.Module) -> dict[str, list[_Slot]]:
+    """First name of every tensor -> all places that hold it (tied ones have several)."""
+    places: dict[int, list[_Slot]] = {}
+    names: dict[int, str] = {}
+    for prefix, part in module.named_modules():
+        for table in (part._parameters, part._buffers):
+            for key, tensor in table.items():
+                if tensor is not None:
+                    names.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
+                    places.setdefault(id(tensor), []).append(_Slot(table, key))
+    return {names[key]: slots for key, slots in places.items()}
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and buffer under every name."""
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for table in (part._parameters, part._buffers):
+            for key, tensor in table.items():
+                if tensor is not None:
+                    yield (f"{prefix}.{key}" if prefix else key), tensor
+
+
+def _move(tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        tensor.data = tensor.data.to(device)

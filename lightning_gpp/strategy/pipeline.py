@@ -1,0 +1,290 @@
+"""The pipeline of one fit, validate, test or predict run: built at the first batch, then run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch import nn
+
+from lightning_gpp.capture import BlockGraph, CapturedModel, capture, profile
+from lightning_gpp.cost import Profile
+from lightning_gpp.graph import StageGraph, stage_graph
+from lightning_gpp.planner import Plan, make_plan, resolve_plan, validate_plan
+from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor
+from lightning_gpp.runtime.stage_run import StageCode
+from lightning_gpp.runtime.transport import Transport
+from lightning_gpp.schedule import Program, build_program
+from lightning_gpp.strategy.control import Control
+from lightning_gpp.strategy.partition import Partition, ownership
+from lightning_gpp.strategy.steps import ForwardCall
+
+PlanLike = Plan | str | Path | Sequence[Any] | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked for; see :class:`~lightning_gpp.strategy.GraphPipeStrategy`."""
+
+    num_microbatches: int | None
+    schedule: str
+    planner: str
+    plan: PlanLike | None
+    module: str | None
+    blocks: BlockGraph | None
+    leaf_modules: tuple[type | str, ...]
+    timeout_s: float
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """The captured, planned and partitioned model on this rank.
+
+    Attributes:
+        captured: graph and runnable operators.
+        plan: operators of every stage.
+        stages: the stage graph.
+        profile: measured costs; None with a plan made by hand.
+        rank_of_device: rank of every device of the plan; the loss is on rank 0.
+        partition: which rank holds which parameters.
+        executor: runs programs on this rank.
+    """
+
+    settings: Settings
+    captured: CapturedModel
+    plan: Plan
+    stages: StageGraph
+    profile: Profile | None
+    rank_of_device: tuple[int, ...]
+    partition: Partition
+    executor: Executor
+    _programs: dict[tuple[int, bool], Program] = field(default_factory=dict)
+
+    def run(
+        self, sizes: Sequence[int], *, has_backward: bool, training: bool, boundary: Boundary | None
+    ) -> None:
+        """Runs one mini-batch.
+
+        Args:
+            sizes: samples of each of the smallest micro-batches.
+            has_backward: whether to train.
+            training: whether modules are in training mode.
+            boundary: the user's step, on rank 0.
+        """
+        program = self.program(len(sizes), has_backward=has_backward)
+        self.executor.run(program, sizes, training=training, boundary=boundary)
+
+    def program(self, num_microbatches: int, *, has_backward: bool) -> Program:
+        """The program for a number of micro-batches; made once."""
+        key = (num_microbatches, has_backward)
+        if key not in self._programs:
+            self._programs[key] = build_program(
+                self.stages,
+                devices=[stage.devices[0] for stage in self.plan.stages],
+                num_microbatches=num_microbatches,
+                schedule=self.settings.schedule,
+                multiples=[stage.microbatch_multiple for stage in self.plan.stages],
+                forward_only=not has_backward,
+            )
+        return self._programs[key]
+
+    @property
+    def largest_multiple(self) -> int:
+        """Most micro-batches that a stage takes at a time."""
+        return max(stage.microbatch_multiple for stage in self.plan.stages)
+
+    def step_sizes(self, unit_sizes: Sequence[int]) -> list[int]:
+        """Samples of each call of the user's step, which goes at the pace of the loss stage."""
+        pace = self.plan.stages[-1].microbatch_multiple
+        return [sum(unit_sizes[start : start + pace]) for start in range(0, len(unit_sizes), pace)]
+
+    def record(self, on_record: Callable[[ActionRecord], None] | None) -> None:
+        """Sets who gets a record of every action; None for nobody."""
+        self.executor.on_record = on_record
+
+
+def pipelined_module(module: nn.Module, name: str | None) -> nn.Module:
+    """The module whose forward is pipelined.
+
+    Raises:
+        ValueError: there is no sub-module of that name.
+    """
+    if name is None:
+        return module
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        known = ", ".join(child for child, _ in module.named_children())
+        raise ValueError(
+            f"GraphPipeStrategy(module={name!r}): {type(module).__name__} has no such sub-module; "
+            f"its children are: {known}"
+        ) from None
+
+
+def build_pipeline(
+    settings: Settings,
+    module: nn.Module,
+    call: ForwardCall | None,
+    *,
+    num_microbatches: int,
+    train_modes: dict[str, bool],
+    transport: Transport,
+    control: Control,
+    device: torch.device,
+) -> Pipeline:
+    """All ranks: captures the model, agrees on a plan and builds this rank's stages.
+
+    Args:
+        settings: what the user asked for.
+        module: the whole LightningModule.
+        call: an example of the forward's arguments; known on rank 0.
+        num_microbatches: in a mini-batch, for the planner.
+        train_modes: training flags of the sub-modules while training.
+        transport: between the ranks.
+        control: between rank 0 and the others.
+        device: where this rank's stages run.
+    """
+    target = pipelined_module(module, settings.module)
+    example = control.share(
+        None if call is None else (call.args, call.kwargs),
+        "waiting for rank 0's first micro-batch",
+    )
+    args, kwargs = tuple(example[0]), dict(example[1])
+    prefix = f"{settings.module}." if settings.module else ""
+    captured = capture(
+        target,
+        args,
+        kwargs,
+        leaf_modules=settings.leaf_modules,
+        blocks=settings.blocks,
+        train_modes=_relative(train_modes, settings.module),
+    )
+    _check_same(captured.fingerprint, control)
+    plan, costs = control.share(
+        _plan(settings, captured, args, kwargs, num_microbatches, transport.num_ranks)
+        if control.is_leader
+        else None,
+        "waiting for rank 0's plan",
+    )
+    stages = stage_graph(captured.graph, plan.stage_operators)
+    ranks = rank_of_device(plan, transport.num_ranks)
+    codes, readers = _codes(captured, plan, stages, ranks, transport.rank, prefix)
+    partition = Partition(
+        module,
+        ownership(module, readers),
+        control,
+        rank=transport.rank,
+        num_ranks=transport.num_ranks,
+        device=device,
+    )
+    executor = Executor(
+        transport=transport,
+        rank_of_device=ranks,
+        stages=codes,
+        output_names=captured.graph.outputs,
+        batch_dims={
+            name: tuple(spec.batch_dim for spec in value.tensors)
+            for name, value in captured.graph.values.items()
+        },
+        timeout_s=settings.timeout_s,
+    )
+    return Pipeline(settings, captured, plan, stages, costs, ranks, partition, executor)
+
+
+def share_parameters(pipeline: Pipeline, target: nn.Module) -> None:
+    """Tells the executor the parameters that several stages share, once they are in place."""
+    parameters = dict(target.named_parameters())
+    pipeline.executor.shared = {
+        name: parameters[name] for name, _ in pipeline.stages.shared_parameters
+    }
+
+
+def rank_of_device(plan: Plan, num_ranks: int) -> tuple[int, ...]:
+    """Rank of every device: the device of the loss has rank 0, the others follow in order.
+
+    >>> from lightning_gpp.planner import Stage
+    >>> rank_of_device(Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1,)))), num_ranks=3)
+    (1, 0, 2)
+    """
+    loss_device = plan.stages[-1].devices[0]
+    others = iter(range(1, num_ranks))
+    return tuple(0 if device == loss_device else next(others) for device in range(num_ranks))
+
+
+def _relative(modes: dict[str, bool], module: str | None) -> dict[str, bool]:
+    if module is None:
+        return modes
+    prefix = f"{module}."
+    inner = {n.removeprefix(prefix): flag for n, flag in modes.items() if n.startswith(prefix)}
+    return inner | {"": modes[module]}
+
+
+def _check_same(fingerprint: str, control: Control) -> None:
+    found = control.gather(fingerprint, "comparing the captured models")
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise RuntimeError(
+                f"rank {rank} captured another model than rank 0; all ranks must build the same "
+                "model and take the same path through its forward"
+            )
+
+
+def _plan(
+    settings: Settings,
+    captured: CapturedModel,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    num_microbatches: int,
+    num_devices: int,
+) -> tuple[Plan, Profile | None]:
+    costs = None
+    if settings.plan is not None:
+        plan = resolve_plan(settings.plan, captured.graph)
+    else:
+        costs = profile(captured, args, kwargs)
+        plan = make_plan(
+            captured.graph,
+            num_devices=num_devices,
+            planner=settings.planner,
+            profile=costs,
+            num_microbatches=num_microbatches,
+            schedule=settings.schedule,
+        )
+    validate_plan(plan, captured.graph, num_devices)
+    return plan, costs
+
+
+def _codes(
+    captured: CapturedModel,
+    plan: Plan,
+    stages: StageGraph,
+    ranks: Sequence[int],
+    rank: int,
+    prefix: str,
+) -> tuple[dict[int, StageCode], dict[str, set[int]]]:
+    """Runnable stages of this rank, and which ranks read which parameter or buffer."""
+    codes: dict[int, StageCode] = {}
+    readers: dict[str, set[int]] = {}
+    for stage in plan.stages:
+        home = ranks[stage.devices[0]]
+        inputs = tuple(
+            dict.fromkeys(n for e in stages.edges if e.target == stage.id for n in e.values)
+        )
+        made = {v.name for name in stage.operators for v in captured.graph.operator[name].outputs}
+        wanted = [n for e in stages.edges if e.source == stage.id for n in e.values]
+        if stage.id == plan.num_stages - 1:
+            wanted += [name for name in captured.graph.outputs if name in made]
+        outputs = tuple(dict.fromkeys(wanted))
+        function = captured.stage(stage.operators, inputs, outputs)
+        for name in (*function.parameter_names, *function.buffer_names):
+            readers.setdefault(prefix + name, set()).add(home)
+        if home == rank:
+            codes[stage.id] = StageCode(function, inputs, outputs)
+    return codes, readers
+
+
+

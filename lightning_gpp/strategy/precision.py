@@ -1,0 +1,92 @@
+"""Precision plug-ins that clip gradients over the parameters of all ranks."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins import DoublePrecision, HalfPrecision, Precision
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
+
+_SUPPORTED = (Precision, DoublePrecision, HalfPrecision)
+
+
+def pipeline_precision(
+    plugin: Precision | None, strategy: GraphPipeStrategy
+) -> Precision | None:
+    """The plug-in with norm clipping over all ranks; None stays None.
+
+    Raises:
+        NotImplementedError: the precision mode is not supported yet.
+    """
+    if plugin is None or getattr(plugin, "_clips_over_ranks", False):
+        return plugin
+    if type(plugin) not in _SUPPORTED:
+        raise NotImplementedError(
+            f"the graphpipe strategy does not support {type(plugin).__name__} yet; use one of the "
+            "precisions '32-true', '64-true', 'bf16-true', '16-true'"
+        )
+    name = f"Pipeline{type(plugin).__name__}"
+    plugin = copy.copy(plugin)
+    plugin.__class__ = _CLASSES[name]
+    plugin.pipeline_strategy = strategy  # type: ignore[attr-defined]
+    return plugin
+
+
+class _ClipsOverRanks:
+    """Norm clipping over the parameters of all ranks; shared ones count once."""
+
+    _clips_over_ranks = True
+    pipeline_strategy: GraphPipeStrategy
+
+    def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: int | float) -> None:
+        held = [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        counted = self.pipeline_strategy.counted_parameters()
+        if counted is None:
+            nn.utils.clip_grad_norm_(held, clip_val)
+            return
+        own = {id(parameter) for parameter in counted}
+        gradients = [p.grad for p in held if id(p) in own and p.grad is not None]
+        norm = _norm_over_ranks(gradients, self.pipeline_strategy.root_device)
+        factor = (clip_val / (norm + 1e-6)).clamp(max=1.0)
+        for parameter in held:
+            assert parameter.grad is not None
+            parameter.grad.mul_(factor.to(parameter.grad))
+
+
+def _norm_over_ranks(gradients: list[Tensor], device: torch.device) -> Tensor:
+    squares = torch.zeros((), dtype=torch.float64, device=device)
+    for gradient in gradients:
+        squares += gradient.double().square().sum()
+    if dist.is_initialized():
+        dist.all_reduce(squares)
+    return squares.sqrt()
+
+
+class PipelinePrecision(_ClipsOverRanks, Precision):
+    """32-bit precision."""
+
+
+class PipelineDoublePrecision(_ClipsOverRanks, DoublePrecision):
+    """64-bit precision."""
+
+
+class PipelineHalfPrecision(_ClipsOverRanks, HalfPrecision):
+    """16-bit precision without autocast."""
+
+
+_CLASSES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (PipelinePrecision, PipelineDoublePrecision, PipelineHalfPrecision)
+}

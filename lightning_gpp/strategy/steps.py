@@ -1,0 +1,189 @@
+"""The user's step at the pipeline's boundary: one call per micro-batch, suspended at its forward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from lightning_gpp.capture import CapturedModel, rollback
+from lightning_gpp.runtime.suspend import Paused, Returned, SuspendedCall, ask, in_suspended_call
+from lightning_gpp.strategy.logs import LogCall, LogRecorder, instance_attribute, recording
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardCall:
+    """The arguments with which a step called the pipelined forward."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class StepBoundary:
+    """Runs the user's step for every micro-batch and joins it to the pipeline.
+
+    Args:
+        module: the LightningModule.
+        target: the module whose forward is pipelined.
+        step: the user's step with everything bound but the batch.
+        name: of the step (``"training_step"``).
+        microbatches: the batches to call it with.
+        sizes: samples of each.
+        is_training: whether the step returns a loss to train on.
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        target: nn.Module,
+        step: Callable[[Any], Any],
+        *,
+        name: str,
+        microbatches: Sequence[Any],
+        sizes: Sequence[int],
+        is_training: bool,
+    ) -> None:
+        self.captured: CapturedModel | None = None
+        self._module = module
+        self._target = target
+        self._name = name
+        self._sizes = sizes
+        self._is_training = is_training
+        self._recorder = LogRecorder()
+        self._steps = [SuspendedCall(lambda batch=batch: step(batch)) for batch in microbatches]
+        self._calls: dict[int, ForwardCall] = {}
+        self._results: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Intercepts the forward and ``self.log`` while the pipeline runs."""
+        forward = self._target.forward
+
+        def pause(*args: Any, **kwargs: Any) -> Any:
+            if not in_suspended_call():
+                return forward(*args, **kwargs)
+            return ask(ForwardCall(args, kwargs))
+
+        try:
+            with (
+                instance_attribute(self._target, "forward", pause),
+                recording(self._module, self._recorder),
+            ):
+                yield
+        finally:
+            for step in self._steps:
+                step.abandon()
+
+    def call(self, microbatch: int) -> ForwardCall:
+        """How the step of a micro-batch calls the pipelined forward; runs it up to there."""
+        if microbatch not in self._calls:
+            self._recorder.microbatch_size = self._sizes[microbatch]
+            event = self._steps[microbatch].start()
+            if isinstance(event, Returned):
+                what = type(self._target).__name__
+                raise RuntimeError(
+                    f"{self._name} returned without calling the pipelined forward of {what}. Call "
+                    "it (self(...)), or name the sub-module that the step calls: "
+                    "GraphPipeStrategy(module='...')."
+                )
+            assert isinstance(event.question, ForwardCall)
+            self._calls[microbatch] = event.question
+        return self._calls[microbatch]
+
+    def start(self, microbatch: int) -> Mapping[str, Tensor]:
+        """The arguments of the pipelined forward, by value name."""
+        call = self.call(microbatch)
+        assert self.captured is not None
+        return self.captured.inputs(call.args, call.kwargs)
+
+    def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor | None:
+        """Goes on with the step; returns its loss times the share of its samples."""
+        assert self.captured is not None
+        self._recorder.microbatch_size = self._sizes[microbatch]
+        event = self._steps[microbatch].resume(self.captured.output(outputs))
+        if isinstance(event, Paused):
+            raise RuntimeError(
+                f"{self._name} called the pipelined forward a second time. It can be called once "
+                "per step: concatenate the inputs of both calls, or pipeline a sub-module that is "
+                "called once (GraphPipeStrategy(module='...'))."
+            )
+        self._results[microbatch] = event.value
+        if not self._is_training:
+            return None
+        return _loss_of(event.value) * (self._sizes[microbatch] / sum(self._sizes))
+
+    def result(self) -> Any:
+        """What the step returns for the whole mini-batch, gradients cut off."""
+        results = [self._results[index] for index in range(len(self._sizes))]
+        return combine_results(results, self._sizes)
+
+    def log_calls(self) -> list[LogCall]:
+        """The step's ``self.log`` calls, combined over the micro-batches."""
+        return self._recorder.combined(sum(self._sizes))
+
+
+def first_call(module: nn.Module, boundary: StepBoundary) -> ForwardCall:
+    """How the user's step calls the pipelined forward, found out without a trace of the call.
+
+    The step of the first micro-batch runs up to its forward and is given up there; random states,
+    buffers and plain attributes of the module are put back.
+    """
+    with rollback(module), boundary.active():
+        return boundary.call(0)
+
+
+def _loss_of(result: Any) -> Tensor:
+    loss = result.get("loss") if isinstance(result, Mapping) else result
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"training_step returned {type(result).__name__}; expected a loss tensor or a dict "
+            "with the key 'loss'. Skipping a step by returning None is not possible here."
+        )
+    if loss.is_meta:
+        raise RuntimeError(
+            "the loss depends on parameters that another rank holds (a penalty over "
+            "self.parameters(), say). Use the optimizer's weight_decay, or compute it inside the "
+            "pipelined forward."
+        )
+    if loss.numel() != 1:
+        raise ValueError(
+            f"the loss of a micro-batch has shape {tuple(loss.shape)}; expected one number"
+        )
+    return loss
+
+
+def combine_results(results: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """Joins what the steps of the micro-batches returned.
+
+    Tensors of one number are averaged by samples, others are concatenated along their first
+    dimension; dicts, lists and tuples are joined item by item; other data come from the first.
+
+    >>> combine_results([torch.tensor(1.0), torch.tensor(4.0)], [2, 1])
+    tensor(2.)
+    """
+    first = results[0]
+    if isinstance(first, Tensor):
+        tensors = [result.detach() for result in results]
+        if len(tensors) == 1:
+            return tensors[0]
+        if first.dim() > 0 and first.numel() != 1:
+            return torch.cat(tensors)
+        if first.dim() > 0 and all(t.shape[0] == n for t, n in zip(tensors, sizes, strict=True)):
+            return torch.cat(tensors)
+        stacked = torch.stack(tensors)
+        if not stacked.is_floating_point():
+            stacked = stacked.to(torch.get_default_dtype())
+        weights = torch.tensor(sizes, dtype=stacked.dtype, device=stacked.device)
+        weights = weights.reshape(-1, *[1] * first.dim())
+        return (stacked * weights).sum(0) / weights.sum()
+    if isinstance(first, Mapping):
+        return {key: combine_results([r[key] for r in results], sizes) for key in first}
+    if isinstance(first, list | tuple):
+        joined = [combine_results(list(items), sizes) for items in zip(*results, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    return first

@@ -1,0 +1,168 @@
+"""Frozen dataclasses to JSON and back, strictly.
+
+Plans, graphs, profiles and clusters are written by hand as well as by programs, so reading them
+checks everything: a key that is unknown, missing or of the wrong type is an error that names the
+place, what was expected and what was found. The form of a dataclass is an object with its field
+names; tuples are arrays; a document adds ``format`` and ``version``.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+
+
+class JsonFormError(ValueError):
+    """A JSON text that is not of the expected form."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFormat:
+    """Identity of a kind of document.
+
+    Attributes:
+        name: what the document is, e.g. ``"lightning_gpp.plan"``.
+        version: counts up with every change of the form.
+    """
+
+    name: str
+    version: int
+
+    def dumps(self, value: object) -> str:
+        """The document that holds a dataclass, as indented text."""
+        head = {"format": self.name, "version": self.version}
+        return json.dumps(head | to_data(value), indent=2, allow_nan=False) + "\n"
+
+    def loads(self, kind: type[T], text: str, *, source: str = "JSON text") -> T:
+        """Reads a document.
+
+        Args:
+            kind: the dataclass that the document holds.
+            text: the document.
+            source: where the text comes from (a file name), for error messages.
+
+        Raises:
+            JsonFormError: the text is not such a document.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise JsonFormError(f"{source}: not JSON: {error}") from error
+        return self.from_data(kind, data, source=source)
+
+    def from_data(self, kind: type[T], data: object, *, source: str) -> T:
+        """Reads a document that is already parsed.
+
+        Raises:
+            JsonFormError: the data are not such a document.
+        """
+        found = _object(data, source)
+        form = (found.get("format"), found.get("version"))
+        if form != (self.name, self.version):
+            raise JsonFormError(
+                f'{source}: expected "format": "{self.name}" and "version": {self.version}, '
+                f"got {form[0]!r} and {form[1]!r}"
+            )
+        body = {key: value for key, value in found.items() if key not in ("format", "version")}
+        return from_data(kind, body, where=source)
+
+
+def to_data(value: Any) -> Any:
+    """Plain data (dicts, lists, numbers, strings) of a dataclass."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_data(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: to_data(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_data(item) for item in value]
+    return value
+
+
+def from_data(kind: type[T], data: object, *, where: str) -> T:
+    """Builds a dataclass from plain data.
+
+    Args:
+        kind: the dataclass; its fields may be numbers, strings, truth values, tuples, mappings
+            from strings, other dataclasses, and any of these or None.
+        data: the plain data.
+        where: the place of the data in the document, for error messages.
+
+    Raises:
+        JsonFormError: the data do not have the form of ``kind``.
+    """
+    found = _object(data, where)
+    types_of = typing.get_type_hints(kind)
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    if unknown := [str(key) for key in found if key not in known]:
+        raise JsonFormError(
+            f"{where}: unknown key {unknown[0]!r}; expected one of: {', '.join(known)}"
+        )
+    values = {}
+    for name, field in known.items():
+        if name in found:
+            values[name] = _read(types_of[name], found[name], f"{where}: {name}")
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise JsonFormError(
+                f"{where}: key {name!r} is missing; expected {_describe(types_of[name])}"
+            )
+    try:
+        return kind(**values)
+    except JsonFormError:
+        raise
+    except ValueError as error:
+        raise JsonFormError(f"{where}: {error}") from error
+
+
+def _read(kind: Any, data: object, where: str) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if data is None:
+            return None
+        (kind,) = (argument for argument in arguments if argument is not types.NoneType)
+        return _read(kind, data, where)
+    if origin is tuple:
+        if not isinstance(data, (list, tuple)):
+            raise _wrong(kind, data, where)
+        return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+    if origin is Mapping:
+        found = _object(data, where)
+        return {key: _read(arguments[1], item, f"{where}[{key!r}]") for key, item in found.items()}
+    if is_dataclass(kind):
+        return from_data(typing.cast("type[Any]", kind), data, where=where)
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
+        raise _wrong(kind, data, where)
+    return data
+
+
+def _object(data: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise JsonFormError(f"{where}: expected an object, got {_short(data)}")
+    return data
+
+
+def _wrong(kind: Any, data: object, where: str) -> JsonFormError:
+    return JsonFormError(f"{where}: expected {_describe(kind)}, got {_short(data)}")
+
+
+def _describe(kind: Any) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        return f"an array ({_describe(arguments[0])} each)"
+    if origin in (typing.Union, types.UnionType):
+        return f"{_describe(arguments[0])} or null"
+    return _NAMES.get(kind, "an object")
+
+
+def _short(data: object) -> str:
+    text = repr(data)
+    return text if len(text) <= 60 else f"{text[:57]}..."

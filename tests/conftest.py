@@ -1,0 +1,123 @@
+"""Fixtures for all tests: every test leaves the process as it found it.
+
+torch is touched only where a test has imported it: the rooms ``graph`` to ``simulate`` are
+tested without it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+TESTS = Path(__file__).parent
+# Test modules import ``helpers``; worker processes inherit the path.
+sys.path.insert(0, str(TESTS))
+pytest.register_assert_rewrite("helpers.reference")
+
+from helpers.workers import WorkerPool  # noqa: E402
+
+# HYPOTHESIS_PROFILE=thorough searches ten times longer, with other examples in every run.
+settings.register_profile(
+    "quick", deadline=None, derandomize=True, max_examples=20, print_blob=True
+)
+settings.register_profile("thorough", deadline=None, max_examples=200, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+RUN_FOLDERS = ("lightning_logs", "checkpoints", "outputs", "multirun")
+"""What training leaves in the working directory when a test forgets to change it."""
+
+THREAD_GRACE_S = 3.0
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[WorkerPool]:
+    """Worker processes that play ranks; started when first used."""
+    workers = WorkerPool()
+    yield workers
+    workers.close()
+
+
+@pytest.fixture(autouse=True)
+def restored_process() -> Iterator[None]:
+    """Restores environment, working directory, random states and torch's global settings."""
+    environment = dict(os.environ)
+    folder = Path.cwd()
+    python_state = random.getstate()
+    torch_state = _torch_state()
+    yield
+    _restore_torch(torch_state)
+    random.setstate(python_state)
+    os.chdir(folder)
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fails a test that leaves a thread, a process group or a training run's files behind."""
+    threads = set(threading.enumerate())
+    folders = {name for name in RUN_FOLDERS if Path(name).exists()}
+    yield
+    _check_process_group()
+    if leaked := _leaked_threads(threads):
+        pytest.fail(f"the test left threads running: {leaked}")
+    if left := {name for name in RUN_FOLDERS if Path(name).exists()} - folders:
+        pytest.fail(f"the test left {sorted(left)} in {Path.cwd()}; use the fixture run_folder")
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _torch_state() -> dict[str, object]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    torch.set_num_threads(1)
+    return {
+        "random": torch.get_rng_state(),
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "grad": torch.is_grad_enabled(),
+        "numpy": sys.modules["numpy"].random.get_state(),
+    }
+
+
+def _restore_torch(state: dict[str, object]) -> None:
+    if not state:
+        return
+    torch = sys.modules["torch"]
+    torch.set_rng_state(state["random"])
+    torch.set_default_dtype(state["dtype"])
+    torch.use_deterministic_algorithms(state["deterministic"])
+    torch.set_grad_enabled(state["grad"])
+    torch.set_num_threads(1)
+    sys.modules["numpy"].random.set_state(state["numpy"])
+
+
+def _check_process_group() -> None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+        pytest.fail("the test left the default process group initialized")
+
+
+def _leaked_threads(before: set[threading.Thread]) -> list[str]:
+    end = time.monotonic() + THREAD_GRACE_S
+    while leaked := set(threading.enumerate()) - before:
+        if time.monotonic() > end:
+            return sorted(thread.name for thread in leaked)
+        time.sleep(0.01)
+    return []

@@ -1,0 +1,1 @@
+"""What tests share: worker processes, random models, one-device references."""

@@ -1,0 +1,71 @@
+"""Random valid plans for a captured model."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from lightning_gpp.capture import capture
+from lightning_gpp.graph import ModelGraph
+from lightning_gpp.planner.plan import Plan, Stage
+
+from helpers.training import Training
+
+MAX_EXTRA_STAGES = 3
+
+
+def captured_graph(training: Training) -> ModelGraph:
+    """The graph of a training's model, captured with one sample of its data."""
+    module = training.module()
+    args, kwargs = training.example_arguments()
+    return capture(module, args, kwargs).graph
+
+
+def random_plan(graph: ModelGraph, *, num_devices: int, seed: int) -> Plan:
+    """Cuts a random topological order at random points over all devices.
+
+    Every cut of a topological order gives convex stages in topological order, so all plans
+    made here are valid; a device may get several stages that do not touch.
+
+    Raises:
+        ValueError: the graph has fewer operators than there are devices.
+    """
+    choose = random.Random(seed)
+    order = _topological_order(graph, choose)
+    if len(order) < num_devices:
+        raise ValueError(f"{len(order)} operators do not fill {num_devices} devices")
+    num_stages = choose.randint(num_devices, min(len(order), num_devices + MAX_EXTRA_STAGES))
+    cuts = sorted(choose.sample(range(1, len(order)), num_stages - 1))
+    bounds = zip([0, *cuts], [*cuts, len(order)], strict=True)
+    devices = list(range(num_devices))
+    devices += choose.choices(range(num_devices), k=num_stages - num_devices)
+    choose.shuffle(devices)
+    return Plan(
+        tuple(
+            Stage(i, tuple(order[start:end]), (devices[i],))
+            for i, (start, end) in enumerate(bounds)
+        )
+    )
+
+
+def _topological_order(graph: ModelGraph, choose: random.Random) -> list[str]:
+    waiting = {operator.name: set(graph.predecessors[operator.name]) for operator in graph}
+    order: list[str] = []
+    while waiting:
+        ready = sorted(name for name, needs in waiting.items() if not needs)
+        name = choose.choice(ready)
+        order.append(name)
+        del waiting[name]
+        for needs in waiting.values():
+            needs.discard(name)
+    return order
+
+
+def chain_plan(graph: ModelGraph, *, num_devices: int) -> Plan:
+    """Equal runs of operators, stage ``i`` on device ``i``."""
+    names = [operator.name for operator in graph]
+    bounds = [round(i * len(names) / num_devices) for i in range(num_devices + 1)]
+    stages: list[Any] = [
+        Stage(i, tuple(names[bounds[i] : bounds[i + 1]]), (i,)) for i in range(num_devices)
+    ]
+    return Plan(tuple(stages))

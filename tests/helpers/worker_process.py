@@ -1,0 +1,122 @@
+"""The other end of :mod:`helpers.workers`: a process that runs calls as a rank, one by one."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+THREAD_GRACE_S = 3.0
+
+
+def main() -> None:
+    """Serves calls until the pool closes the pipe. Arguments: file descriptor, stacks file."""
+    connection = Connection(int(sys.argv[1]))
+    stacks = Path(sys.argv[2])
+    import lightning.pytorch  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)
+    environment = dict(os.environ)
+    connection.send_bytes(b"ready")
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except EOFError:
+            return
+        path, folder, variables, limit_s, call = pickle.loads(message)
+        sys.path[:] = path
+        os.chdir(folder)
+        with _rank(environment | variables), _time_limit(limit_s, stacks):
+            answer = _answer(call)
+        connection.send_bytes(answer)
+
+
+def _answer(call: bytes) -> bytes:
+    """The pickled fields of the :class:`~helpers.workers.Outcome` of a call."""
+    before = set(threading.enumerate())
+    try:
+        function, args, kwargs = pickle.loads(call)
+        fields: dict[str, Any] = {"value": function(*args, **kwargs)}
+    # A remote test process reports whatever ends a call, SystemExit and KeyboardInterrupt too.
+    except BaseException as error:
+        fields = {
+            "error_type": type(error).__name__,
+            "error": "\n".join(_messages(error)),
+            "traceback": traceback.format_exc(),
+        }
+        del error
+    _destroy_process_group()
+    fields["leaked"] = _leaked_threads(before)
+    sys.stdout.flush()
+    try:
+        return pickle.dumps(fields)
+    except Exception:
+        text = traceback.format_exc()
+        return pickle.dumps({"error_type": "PicklingError", "error": text, "traceback": text})
+
+
+def _messages(error: BaseException | None) -> Iterator[str]:
+    while error is not None:
+        yield f"{type(error).__name__}: {error}"
+        error = error.__cause__
+
+
+@contextmanager
+def _rank(environment: dict[str, str]) -> Iterator[None]:
+    """Makes the process the rank that the environment says, with seeds and defaults as new."""
+    import numpy
+    import torch
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    os.environ.clear()
+    os.environ.update(environment)
+    rank_zero_only.rank = int(environment["RANK"])
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+    # Ranks start with different random states, as ranks of a real job do.
+    seed = 1000 + int(environment["RANK"])
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+    yield
+
+
+@contextmanager
+def _time_limit(limit_s: float, stacks: Path) -> Iterator[None]:
+    """After the limit, writes all stacks to the file and ends the process."""
+    with stacks.open("w") as file:
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=file)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    stacks.unlink()
+
+
+def _destroy_process_group() -> None:
+    import torch.distributed
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _leaked_threads(before: set[threading.Thread]) -> tuple[str, ...]:
+    """Names of the threads that a call started and that do not end by themselves."""
+    end = time.monotonic() + THREAD_GRACE_S
+    while leaked := set(threading.enumerate()) - before:
+        if time.monotonic() > end:
+            return tuple(sorted(thread.name for thread in leaked))
+        time.sleep(0.01)
+    return ()
