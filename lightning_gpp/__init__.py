@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_gpp._register import register
 
 if TYPE_CHECKING:
-    from lightning_gpp.capture import Block, BlockGraph, CaptureError, capture
+    from lightning_gpp.capture import Block, BlockGraph, CaptureError
     from lightning_gpp.graph import ModelGraph, StageGraph
     from lightning_gpp.planner import Plan, Stage, make_plan
     from lightning_gpp.schedule import Program, build_program
@@ -32,7 +32,6 @@ _HOMES = {
     "Stage": "planner",
     "StageGraph": "graph",
     "build_program": "schedule",
-    "capture": "capture",
     "make_plan": "planner",
 }
 
@@ -47,7 +46,6 @@ __all__ = [
     "Stage",
     "StageGraph",
     "build_program",
-    "capture",
     "make_plan",
 ]
 

@@ -16,13 +16,13 @@ Joining can close a cycle over nodes in between; then these join too.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch import fx
 
 from lightning_gpp.capture.normalize import LOOK_UPS
 from lightning_gpp.capture.observe import Observation
-from lightning_gpp.capture.trace import guard
 
 
 def group_nodes(
@@ -44,7 +44,7 @@ def group_nodes(
         _join_buffers(groups, work, by_name, buffers_of)
     _join_look_ups(groups, work, observations[0])
     groups.close_cycles()
-    _join_generators(groups, work, observations[0])
+    _join_generators(groups, observations[0])
     groups.close_cycles()
     return groups.ordered()
 
@@ -88,6 +88,17 @@ class _Groups:
             for group, nodes in self.members().items()
         }
 
+    def reachable(self, group: fx.Node) -> set[fx.Node]:
+        """The groups that wait for ``group``, itself included."""
+        members = self.members()
+        found, stack = {group}, [group]
+        while stack:
+            users = {user for node in members[stack.pop()] for user in node.users}
+            fresh = {self.find(user) for user in users if user in self.parent} - found
+            found |= fresh
+            stack += fresh
+        return found
+
     def close_cycles(self) -> None:
         """Joins the groups that wait for each other."""
         for component in _strong_components(self.predecessors()):
@@ -96,14 +107,21 @@ class _Groups:
     def ordered(self) -> list[tuple[fx.Node, ...]]:
         """The groups in topological order; as in the forward where there is a choice."""
         members, waiting = self.members(), self.predecessors()
-        done: set[fx.Node] = set()
+        readers: dict[fx.Node, list[fx.Node]] = {group: [] for group in members}
+        for group, others in waiting.items():
+            for other in others:
+                readers[other].append(group)
+        missing = {group: len(others) for group, others in waiting.items()}
+        ready = [(self.order[members[group][0]], group) for group in members if not missing[group]]
+        heapq.heapify(ready)
         result = []
-        while len(done) < len(members):
-            ready = next(
-                group for group in members if group not in done and done.issuperset(waiting[group])
-            )
-            done.add(ready)
-            result.append(tuple(members[ready]))
+        while ready:
+            group = heapq.heappop(ready)[1]
+            result.append(tuple(members[group]))
+            for reader in readers[group]:
+                missing[reader] -= 1
+                if not missing[reader]:
+                    heapq.heappush(ready, (self.order[members[reader][0]], reader))
         return result
 
 
@@ -150,37 +168,43 @@ def _is_tensor(value: object, observations: Mapping[str, Observation]) -> bool:
     return observations[value.name].is_tensor
 
 
-def _join_generators(
-    groups: _Groups, nodes: Sequence[fx.Node], observations: Mapping[str, Observation]
-) -> None:
-    """What waits for no other operator and is no work joins its only reader."""
-    for group, members in reversed(groups.members().items()):
-        if groups.inputs(members) != [] and groups.inputs(members) != [group]:
-            continue
-        reads_inputs = any(
-            arg.op == "placeholder" for node in members for arg in node.all_input_nodes
-        )
-        makes_tensors = any(observations[node.name].has_tensors for node in members)
-        if reads_inputs and makes_tensors:
-            continue
-        readers = {groups.find(user) for node in members for user in node.users if user in groups.parent}
-        readers.discard(group)
-        returned = any(user.op == "output" for node in members for user in node.users)
-        if len(readers) == 1 and not returned:
-            groups.join([*readers, group])
-        elif not readers and not returned:
-            _join_first_reader_of_inputs(groups, nodes, members)
+def _join_generators(groups: _Groups, observations: Mapping[str, Observation]) -> None:
+    """What waits for no other operator and is no work joins one that is in its way anyway."""
+    is_finished = False
+    while not is_finished:
+        is_finished = True
+        for members in groups.members().values():
+            target = _host_of_generator(groups, members, observations)
+            if target is not None:
+                groups.join([target, members[0]])
+                is_finished = False
 
 
-def _join_first_reader_of_inputs(
-    groups: _Groups, nodes: Sequence[fx.Node], members: Sequence[fx.Node]
-) -> None:
-    """A guard on inputs alone joins the first operator that reads one of them."""
+def _host_of_generator(
+    groups: _Groups, members: Sequence[fx.Node], observations: Mapping[str, Observation]
+) -> fx.Node | None:
+    """The group that a group should join: its only reader, or one that all its readers need.
+
+    For sizes of an input that is an operator which reads the input and leads to all readers of
+    the size: so the input need not travel to where only its size is wanted.
+    """
+    group = groups.find(members[0])
+    if set(groups.inputs(members)) - {group}:
+        return None
     inputs = {arg for node in members for arg in node.all_input_nodes if arg.op == "placeholder"}
-    for node in nodes:
-        if node not in members and node.target is not guard and inputs & set(node.all_input_nodes):
-            groups.join([node, members[0]])
-            return
+    users = [user for node in members for user in node.users]
+    if inputs and any(observations[node.name].has_tensors for node in members):
+        return None
+    if any(user.op == "output" for user in users):
+        return None
+    readers = {groups.find(user) for user in users} - {group}
+    hosts = (
+        groups.find(user) for tensor in inputs for user in tensor.users if user in groups.parent
+    )
+    for host in dict.fromkeys(hosts):
+        if host is not group and readers <= groups.reachable(host):
+            return host
+    return readers.pop() if len(readers) == 1 else None
 
 
 def _strong_components(predecessors: Mapping[fx.Node, Sequence[fx.Node]]) -> list[list[fx.Node]]:

@@ -11,10 +11,10 @@ from lightning_gpp.planner.plan import Plan, Stage
 from lightning_gpp.planner.predict import predict
 from lightning_gpp.planner.units import UnitGraph
 
-DRY_RUN_ACTIONS = 100_000
-"""Compute actions to play in all dry runs of one search; about a second or two."""
+DRY_RUN_ACTIONS = 40_000
+"""Compute actions to play in all dry runs of one search; about two seconds."""
 
-FEWEST_DRY_RUNS = 16
+FEWEST_DRY_RUNS = 8
 """Dry runs of a search that are played however large the programs are."""
 
 PROMISING = 12
@@ -46,7 +46,8 @@ class Judge:
 
     def most_promising(self, candidates: Iterable[StageUnits]) -> list[StageUnits]:
         """The few candidates that a formula finds best."""
-        return sorted(dict.fromkeys(candidates), key=self._quick_s)[:PROMISING]
+        ranked = sorted(dict.fromkeys(candidates), key=self._quick_s)
+        return ranked[: min(PROMISING, self._max_dry_runs - len(self._scores))]
 
     def plan(self, stage_units: StageUnits, planner: str) -> Plan:
         """The plan of a division: stage *i* on device *i*."""

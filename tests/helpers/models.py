@@ -208,7 +208,8 @@ class BranchyModel(SupervisedModule):
         for position in self.spec.unread[1:]:
             joined = joined + values[position]
         sources = [joined, *(values[position] for position in self.spec.extra_reads)]
-        outputs = [head(source) for head, source in zip(self.heads, sources, strict=True)]
+        # Bounded, so that training is stable and rounding errors stay small.
+        outputs = [head(source.tanh()) for head, source in zip(self.heads, sources, strict=True)]
         return arrange(self.spec.result, outputs)
 
     def _evaluate(self, position: int, node: Node, reads: list[Tensor]) -> Tensor:
@@ -219,9 +220,9 @@ class BranchyModel(SupervisedModule):
         if node.kind == "relu":
             return nn.functional.relu(reads[0])
         if node.kind == "add":
-            return reads[0] + reads[1]
+            return (reads[0] + reads[1]) / 2
         if node.kind == "mul":
-            return torch.mul(reads[0], reads[1].sigmoid())
+            return torch.mul(reads[0].tanh(), reads[1].sigmoid())
         layer = self.get_submodule(f"node_{position}")
         return layer(torch.cat(reads, dim=-1)) if node.kind == "cat" else layer(reads[0])
 

@@ -20,7 +20,7 @@ from helpers.plans import captured_graph, random_plan
 from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.timeout(400)
@@ -38,7 +38,11 @@ def branchy(spec: ModelSpec, optimizer: OptimizerSpec, **data: object) -> Traini
     )
 
 
-@settings(max_examples=max(4, settings.default.max_examples // 2))
+# Shrinking would train hundreds of pipelines; the models are small enough to read as they are.
+@settings(
+    max_examples=max(4, settings.default.max_examples // 2),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
 @given(
     spec=model_specs(),
     optimizer=optimizer_specs(),

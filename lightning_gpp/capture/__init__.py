@@ -1,0 +1,18 @@
+"""From an unmodified module to a graph of operators and runnable stages."""
+
+from lightning_gpp.capture.attempts import capture
+from lightning_gpp.capture.blocks import Block, BlockGraph
+from lightning_gpp.capture.errors import CaptureError
+from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.profiler import profile
+from lightning_gpp.capture.stage import StageModule
+
+__all__ = [
+    "Block",
+    "BlockGraph",
+    "CaptureError",
+    "CapturedModel",
+    "StageModule",
+    "capture",
+    "profile",
+]

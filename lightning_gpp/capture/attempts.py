@@ -1,0 +1,239 @@
+"""The ways to capture a model, tried one after the other; the public entry."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.parameter import is_lazy
+
+from lightning_gpp.capture.arguments import Arguments
+from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
+from lightning_gpp.capture.check import Result, compare, reference, replay
+from lightning_gpp.capture.concrete_tracer import trace_concretely
+from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
+from lightning_gpp.capture.fx_tracer import trace_symbolically
+from lightning_gpp.capture.leaves import LeafPolicy, has_stacks
+from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.modes import ModeDifference, check_same_graph, mode_flags
+from lightning_gpp.capture.normalize import normalize, observation, protect_inputs
+from lightning_gpp.capture.observe import observe
+from lightning_gpp.capture.rollback import rollback, seeded, training_flags
+from lightning_gpp.capture.samples import Sample, first_sample, other_samples
+from lightning_gpp.capture.trace import Trace
+
+_logger = logging.getLogger(__name__)
+
+Tracer = Callable[[LeafPolicy], Trace]
+
+
+def capture(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    leaf_modules: Sequence[type | str] = (),
+    blocks: BlockGraph | None = None,
+    train_modes: Mapping[str, bool] | None = None,
+) -> CapturedModel:
+    """Captures ``module.forward(*args, **kwargs)`` as a graph of operators.
+
+    Tried in this order: the ``blocks`` that the user gives (then nothing else), ``torch.fx``, the
+    concrete tracer. Each result is checked against the module: outputs and gradients, in train
+    and in eval mode, on the given input and on one of another size. The module is left as it was,
+    random generators included.
+
+    Args:
+        module: any module; nothing in it is replaced.
+        args: one micro-batch, as forward gets it. Call it under the autocast that training uses.
+        kwargs: its keyword arguments.
+        leaf_modules: types or qualified names of modules to keep whole.
+        blocks: the graph by hand.
+        train_modes: training flag in train mode per qualified name; by default as they are.
+
+    Raises:
+        CaptureError: it cannot be captured; each attempt is listed with its reason and line.
+    """
+    if any(is_lazy(parameter) for parameter in module.parameters()):
+        raise CaptureError("lazy parameters have no size yet: run the module once before training")
+    with rollback(module) as changes, torch.inference_mode(False), torch.enable_grad():
+        session = _Session(module, args, kwargs or {}, train_modes)
+        captured = session.first_success(leaf_modules, blocks)
+    if changes.attributes:
+        _logger.warning(
+            "forward changes %s, which are neither parameters nor buffers: a pipelined forward "
+            "does not make these changes",
+            ", ".join(dict.fromkeys(changes.attributes)),
+        )
+    return captured
+
+
+class _Session:
+    """One module, its example inputs and what it computes on them."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        train_modes: Mapping[str, bool] | None,
+    ) -> None:
+        self.module = module
+        self.arguments = Arguments.of(module, args, kwargs)
+        self.sample = first_sample(self.arguments.tensors(args, kwargs))
+        self.flags = mode_flags(module, train_modes)
+        self.expected = {mode: self._reference(self.sample, mode) for mode in (True, False)}
+        self.others = [
+            (other, results)
+            for other in other_samples(self.sample)
+            if (results := self._other_reference(other)) is not None
+        ]
+
+    def first_success(
+        self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None
+    ) -> CapturedModel:
+        """The first attempt that computes what the module computes."""
+        failures = []
+        for method, policy, tracer in self._attempts(leaf_modules, blocks):
+            try:
+                return self._attempt(method, policy, tracer)
+            except Exception as error:  # user code under a tracer may raise anything
+                _logger.debug("capture by %s failed", method, exc_info=True)
+                failures.append((method, error))
+        reasons = "\n".join(f"  {method}: {describe(error)}" for method, error in failures)
+        raise CaptureError(
+            f"{type(self.module).__name__}.forward cannot be captured:\n{reasons}\n{REMEDY}"
+        ) from failures[-1][1]
+
+    def _attempts(
+        self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None
+    ) -> Iterator[tuple[str, LeafPolicy, Tracer]]:
+        open_policy = LeafPolicy.of(self.module, leaf_modules)
+        if blocks is not None:
+            yield "blocks", open_policy, lambda _: trace_blocks(self.module, self.arguments, blocks)
+            return
+        policies = [open_policy]
+        if has_stacks(self.module):
+            policies.append(dataclasses.replace(open_policy, open_stacks=False))
+        for policy in policies:
+            yield "torch.fx", policy, self._symbolically
+            yield "concrete", policy, self._concretely
+
+    def _symbolically(self, policy: LeafPolicy) -> Trace:
+        return trace_symbolically(self.module, self.arguments, policy)
+
+    def _concretely(self, policy: LeafPolicy) -> Trace:
+        return trace_concretely(self.module, self.arguments, policy, self.sample.fresh())
+
+    def _attempt(self, method: str, policy: LeafPolicy, tracer: Tracer) -> CapturedModel:
+        traces = self._traces_of_one_graph(policy, tracer)
+        second = self._runnable_on(traces[True])
+        captured = CapturedModel(
+            self.module,
+            self.arguments,
+            traces,
+            self._batch_dims(traces[True], second[0] if second else None),
+            method,
+            next(iter(self.sample.tensors.values())).device,
+        )
+        for mode in (True, False):
+            self._check(captured, self.sample, self.expected[mode], mode)
+            if second:
+                self._check(captured, second[0], second[1][mode], mode)
+        return captured
+
+    def _traces_of_one_graph(self, policy: LeafPolicy, tracer: Tracer) -> dict[bool, Trace]:
+        """Traces both modes; modules whose forward branches on the mode become leaves."""
+        while True:
+            traces = {mode: self._trace(policy, tracer, mode) for mode in (True, False)}
+            try:
+                check_same_graph(traces[True], traces[False])
+                return traces
+            except ModeDifference as difference:
+                kind = type(self.module.get_submodule(difference.scope))
+                if not difference.scope or kind in policy.types or kind is type(self.module):
+                    raise
+                _logger.info("%s stays whole: it runs other operators in eval mode", kind.__name__)
+                policy = dataclasses.replace(policy, types=(*policy.types, kind))
+
+    def _trace(self, policy: LeafPolicy, tracer: Tracer, mode: bool) -> Trace:
+        with self._in_mode(mode):
+            trace = tracer(policy)
+        observations = self._observe(trace, self.sample, mode)
+        if protect_inputs(trace, observations):
+            observations = self._observe(trace, self.sample, mode)
+        return normalize(trace, observations)
+
+    def _observe(self, trace: Trace, sample: Sample, mode: bool) -> dict[fx.Node, Any]:
+        with self._in_mode(mode):
+            return observe(trace.graph, self.module, sample.fresh())
+
+    @contextmanager
+    def _in_mode(self, mode: bool) -> Iterator[None]:
+        with rollback(self.module), training_flags(self.module, self.flags[mode]), seeded(0):
+            yield
+
+    def _reference(self, sample: Sample, mode: bool) -> Result:
+        return reference(self.module, self.arguments, sample, self.flags[mode])
+
+    def _other_reference(self, sample: Sample) -> dict[bool, Result] | None:
+        try:
+            return {mode: self._reference(sample, mode) for mode in (True, False)}
+        except Exception as error:  # the model itself may not take this size
+            _logger.info("the model does not run on %d samples: %s", sample.num_samples, error)
+            return None
+
+    def _runnable_on(self, trace: Trace) -> tuple[Sample, dict[bool, Result]] | None:
+        """A second input whose size the frozen decisions of the trace allow."""
+        for sample, results in self.others:
+            try:
+                self._observe(trace, sample, mode=True)
+                return sample, results
+            except GuardError as error:
+                if error.on_data:
+                    raise
+                _logger.warning(
+                    "the captured model works for micro-batches of %d samples only: %s",
+                    self.sample.num_samples,
+                    error,
+                )
+        return None
+
+    def _check(self, captured: CapturedModel, sample: Sample, expected: Result, mode: bool) -> None:
+        got = replay(captured, sample, self.flags[mode], training=mode)
+        what = f"{'train' if mode else 'eval'} mode, {sample.num_samples} samples"
+        compare(expected, got, what)
+
+    def _batch_dims(
+        self, trace: Trace, second: Sample | None
+    ) -> dict[str, tuple[int | None, ...]]:
+        """The batch dimension of every tensor of every value, from its shapes at two sizes."""
+        nodes = [node for node in trace.graph.nodes if node.op != "output"]
+        others = self._observe(trace, second, mode=True) if second else {}
+        num = self.sample.num_samples
+        return {
+            node.name: tuple(
+                _batch_dim(shape, other, num, second.num_samples if second else num)
+                for shape, other in zip(
+                    observation(node).shapes,
+                    (others[node] if second else observation(node)).shapes,
+                    strict=True,
+                )
+            )
+            for node in nodes
+        }
+
+
+def _batch_dim(
+    shape: tuple[int, ...], other: tuple[int, ...], num: int, other_num: int
+) -> int | None:
+    """The dimension that grew in proportion to the number of samples."""
+    for dim, (size, other_size) in enumerate(zip(shape, other, strict=False)):
+        if size != other_size and size * other_num == other_size * num:
+            return dim
+    return None

@@ -1,0 +1,153 @@
+"""Does the captured graph compute what the module computes? Outputs and gradients, in both modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_gpp.capture.arguments import Arguments
+from lightning_gpp.capture.errors import CaptureError
+from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.rollback import rollback, seeded, training_flags
+from lightning_gpp.capture.samples import Sample
+from lightning_gpp.capture.structure import flatten
+
+_RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.complex128: 1e-9}
+_COARSE_TOLERANCE = 2e-2  # half precision
+_SEED = 20240521  # another than while tracing: numbers drawn then must not be frozen unnoticed
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one forward and backward gave.
+
+    Attributes:
+        output: of forward.
+        gradients: by parameter or input name; None where there is none.
+    """
+
+    output: Any
+    gradients: Mapping[str, Tensor | None]
+
+
+def reference(
+    module: nn.Module, arguments: Arguments, sample: Sample, flags: Mapping[str, bool]
+) -> Result:
+    """What the module itself computes."""
+
+    def forward(tensors: dict[str, Tensor]) -> Any:
+        args, kwargs = arguments.rebuild(tensors)
+        return module.forward(*args, **kwargs)
+
+    return _run(forward, module, sample, flags)
+
+
+def replay(
+    captured: CapturedModel, sample: Sample, flags: Mapping[str, bool], *, training: bool
+) -> Result:
+    """What the captured graph computes, run as one stage."""
+    graph = captured.graph
+    names = [item.value.name for item in graph.inputs]
+    stage = captured.stage([operator.name for operator in graph], names, graph.outputs)
+
+    def forward(tensors: dict[str, Tensor]) -> Any:
+        values = stage([tensors[name] for name in names], training=training)
+        return captured.output(
+            dict(zip(graph.outputs, values, strict=True)), training=training
+        )
+
+    return _run(forward, captured.module, sample, flags)
+
+
+def compare(expected: Result, got: Result, what: str) -> None:
+    """Compares two results.
+
+    Raises:
+        CaptureError: they differ; the message says in what and how much.
+    """
+    leaves, structure = flatten(expected.output)
+    got_leaves, got_structure = flatten(got.output)
+    if structure != got_structure:
+        raise CaptureError(
+            f"{what}: forward returns {structure}, the captured graph {got_structure}"
+        )
+    for path, leaf, got_leaf in zip(structure.paths(), leaves, got_leaves, strict=True):
+        _compare_leaf(leaf, got_leaf, f"{what}: output {[step.key for step in path] or ''}")
+    for name, gradient in expected.gradients.items():
+        _compare_leaf(gradient, got.gradients[name], f"{what}: the gradient of {name!r}")
+
+
+def _run(
+    forward: Callable[[dict[str, Tensor]], Any],
+    module: nn.Module,
+    sample: Sample,
+    flags: Mapping[str, bool],
+) -> Result:
+    with (
+        rollback(module),
+        training_flags(module, flags),
+        seeded(_SEED),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        inputs = sample.fresh()
+        # a view, so that an in-place change is as legal as for an input that some layer made
+        views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
+        output = forward(views)
+        sources = dict(module.named_parameters()) | inputs
+        wanted = {name: item for name, item in sources.items() if item.requires_grad}
+        loss = _any_loss(output)
+        if loss is None or not wanted:
+            return Result(output, {})
+        found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+        return Result(_detached(output), dict(zip(wanted, found, strict=True)))
+
+
+def _any_loss(output: Any) -> Tensor | None:
+    """A scalar that depends on every element of the output in a different way."""
+    generator = torch.Generator().manual_seed(0)
+    loss = None
+    for leaf in flatten(output)[0]:
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            weights = torch.rand(leaf.shape, generator=generator, dtype=torch.float64) + 0.5
+            term = (leaf * weights.to(leaf)).sum()
+            term = term.abs() if term.is_complex() else term
+            loss = term if loss is None else loss + term.to(loss)
+    return loss
+
+
+def _detached(value: Any) -> Any:
+    leaves, structure = flatten(value)
+    return structure.unflatten(
+        [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    )
+
+
+def _compare_leaf(expected: Any, got: Any, what: str) -> None:
+    if not isinstance(expected, Tensor) or not isinstance(got, Tensor):
+        if type(expected) is not type(got) or (expected is not got and expected != got):
+            raise CaptureError(f"{what} should be {_short(expected)}, is {_short(got)}")
+        return
+    if expected.shape != got.shape or expected.dtype != got.dtype:
+        raise CaptureError(f"{what} should be {_short(expected)}, is {_short(got)}")
+    if expected.layout is not torch.strided:
+        expected, got = expected.to_dense(), got.to_dense()
+    if not (expected.is_floating_point() or expected.is_complex()):
+        if not torch.equal(expected, got):
+            raise CaptureError(f"{what} differs")
+        return
+    tolerance = _RELATIVE_TOLERANCE.get(expected.dtype, _COARSE_TOLERANCE)
+    scale = expected.abs().nan_to_num(0, 0, 0).max().item() if expected.numel() else 0.0
+    if not torch.allclose(expected, got, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
+        error = (expected - got).abs().max().item()
+        raise CaptureError(f"{what} differs by {error:.3g} (its values go up to {scale:.3g})")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+    return repr(value)

@@ -1,0 +1,144 @@
+"""The captured model: plain data for planners, and stages that run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from lightning_gpp.capture.arguments import Arguments
+from lightning_gpp.capture.fingerprint import fingerprint
+from lightning_gpp.capture.operators import model_graph
+from lightning_gpp.capture.stage import StageModule
+from lightning_gpp.capture.trace import Names, Trace
+from lightning_gpp.graph import ModelGraph
+
+
+class CapturedModel:
+    """A model as a graph of operators that still are the user's modules.
+
+    Made by :func:`lightning_gpp.capture.capture`. All names are relative to the captured module.
+
+    Attributes:
+        module: the user's module, untouched.
+        graph: the model as data.
+        method: how it was captured (``"blocks"``, ``"torch.fx"``, ``"concrete"``).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        arguments: Arguments,
+        traces: Mapping[bool, Trace],
+        batch_dims: Mapping[str, tuple[int | None, ...]],
+        method: str,
+        device: torch.device,
+    ) -> None:
+        self.module, self.method = module, method
+        self._arguments, self._traces, self._device = arguments, traces, device
+        self._canonical = Names.of(module).canonical(module)
+        self._parameter_names = frozenset(name for name, _ in module.named_parameters())
+        self.graph: ModelGraph
+        self.graph, self._nodes_of = model_graph(module, traces, batch_dims)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal on two ranks exactly if they captured the same graph; weights do not count."""
+        layout = [self._arguments.paths, self._arguments.names, dict(self._arguments.frozen)]
+        groups = [[name, list(nodes)] for name, nodes in self._nodes_of.items()]
+        shapes = [
+            [name, list(parameter.shape), str(parameter.dtype)]
+            for name, parameter in self.module.named_parameters()
+        ]
+        return fingerprint(
+            [self._traces[True], self._traces[False]], [layout, groups, shapes, self.method]
+        )
+
+    def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Value name -> tensor for one call of the module's forward.
+
+        Raises:
+            ValueError: the call differs from the captured one in its structure, in an element
+                type, or in an argument that is no tensor.
+        """
+        return self._arguments.tensors(args, kwargs)
+
+    def output(self, values: Mapping[str, Any], *, training: bool | None = None) -> Any:
+        """What forward returns, from the values named by ``graph.outputs``.
+
+        Args:
+            values: value name -> value.
+            training: the mode (constants among the outputs may differ); by default the one the
+                module is in.
+        """
+        trace = self._traces[self.module.training if training is None else training]
+        return trace.output.unflatten(
+            [values[leaf.name] if isinstance(leaf, fx.Node) else leaf for leaf in trace.outputs]
+        )
+
+    def stage(
+        self, operators: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
+    ) -> StageModule:
+        """A runnable stage.
+
+        Call it after parameters were moved or swapped, or before: a stage looks at the module's
+        current parameters whenever it runs.
+
+        Args:
+            operators: names of operators, in any order; they run in the order of the forward.
+            inputs: names of the values it will be called with.
+            outputs: names of the values to return; may be inputs too.
+
+        Raises:
+            ValueError: an operator is unknown, or a value is needed that is neither an input nor
+                made here.
+        """
+        if unknown := [name for name in operators if name not in self._nodes_of]:
+            raise ValueError(f"unknown operators {unknown}; see graph.operators")
+        members = {node for name in operators for node in self._nodes_of[name]}
+        nodes = {
+            training: [node for node in trace.graph.nodes if node.name in members]
+            for training, trace in self._traces.items()
+        }
+        _check_complete(nodes[True], inputs, outputs)
+        read = sorted(set(self._tensors_read(nodes[True])))
+        return StageModule(
+            self.module,
+            nodes,
+            inputs=inputs,
+            outputs=outputs,
+            parameter_names=[name for name in read if name in self._parameter_names],
+            buffer_names=[name for name in read if name not in self._parameter_names],
+            device=self._device,
+        )
+
+    def _tensors_read(self, nodes: Sequence[fx.Node]) -> Iterator[str]:
+        """Canonical names of the parameters and buffers that nodes read."""
+        for node in nodes:
+            for arg in node.all_input_nodes:
+                if arg.op == "get_attr":
+                    yield str(arg.target)
+            if node.op == "call_module":
+                prefix = f"{node.target}."
+                yield from (
+                    name for full, name in self._canonical.items() if full.startswith(prefix)
+                )
+
+
+def _check_complete(
+    nodes: Sequence[fx.Node], inputs: Sequence[str], outputs: Sequence[str]
+) -> None:
+    known = set(inputs)
+    for node in nodes:
+        for arg in node.all_input_nodes:
+            if arg.op != "get_attr" and arg.name not in known:
+                raise ValueError(
+                    f"the stage reads {arg.name!r}, which is neither among its inputs "
+                    f"{list(inputs)} nor made by an operator of the stage"
+                )
+        known.add(node.name)
+    if missing := [name for name in outputs if name not in known]:
+        raise ValueError(f"the stage should return {missing}, which it neither gets nor makes")

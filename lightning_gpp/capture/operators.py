@@ -1,0 +1,124 @@
+"""From traced nodes to the operators and values of a :class:`ModelGraph`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import fx, nn
+
+from lightning_gpp.capture.grouping import group_nodes
+from lightning_gpp.capture.normalize import LOOK_UPS, function_name, observation
+from lightning_gpp.capture.trace import Names, Trace
+from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
+
+BatchDims = Mapping[str, tuple[int | None, ...]]
+"""Value name -> batch dimension of each of its tensors."""
+
+
+def model_graph(
+    module: nn.Module, traces: Mapping[bool, Trace], batch_dims: BatchDims
+) -> tuple[ModelGraph, dict[str, tuple[str, ...]]]:
+    """The graph, and for every operator the names of its nodes.
+
+    Args:
+        module: the captured module.
+        traces: normalized, by training flag; both have the same nodes.
+        batch_dims: of every value.
+    """
+    nodes = [node for node in traces[True].graph.nodes if node.op != "output"]
+    owned = _owned(module, nodes)
+    parameters = dict(module.named_parameters())
+    modes = [
+        {node.name: observation(node) for node in trace.graph.nodes if node.op != "output"}
+        for trace in traces.values()
+    ]
+    buffers = {name: tensors - parameters.keys() for name, tensors in owned.items()}
+    groups = group_nodes(nodes, modes, buffers)
+    operators = tuple(
+        _operator(group, owned, list(parameters), batch_dims) for group in groups
+    )
+    read = {name for operator in operators for name in operator.parameters}
+    graph = ModelGraph(
+        inputs=tuple(
+            GraphInput(_value(node, batch_dims), observation(node).requires_grad)
+            for node in nodes
+            if node.op == "placeholder"
+        ),
+        operators=operators,
+        outputs=tuple(
+            dict.fromkeys(leaf.name for leaf in traces[True].outputs if isinstance(leaf, fx.Node))
+        ),
+        parameters=tuple(
+            Parameter(name, parameter.numel() * parameter.element_size(), parameter.requires_grad)
+            for name, parameter in parameters.items()
+            if name in read
+        ),
+    )
+    members = [tuple(node.name for node in group) for group in groups]
+    return graph, dict(zip((operator.name for operator in operators), members, strict=True))
+
+
+def _owned(module: nn.Module, nodes: Sequence[fx.Node]) -> dict[str, frozenset[str]]:
+    """Node name -> canonical names of the parameters and buffers that it reads."""
+    canonical = Names.of(module).canonical(module)
+    owned = {}
+    for node in nodes:
+        found = {str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr"}
+        if node.op == "call_module":
+            prefix = f"{node.target}."
+            found |= {name for full, name in canonical.items() if full.startswith(prefix)}
+        owned[node.name] = frozenset(found)
+    return owned
+
+
+def _operator(
+    group: Sequence[fx.Node],
+    owned: Mapping[str, frozenset[str]],
+    parameters: Sequence[str],
+    batch_dims: BatchDims,
+) -> OpNode:
+    principal = _principal(group)
+    members = set(group)
+    inputs = (
+        arg.name
+        for node in group
+        for arg in node.all_input_nodes
+        if arg not in members and arg.op != "get_attr"
+    )
+    read = frozenset().union(*(owned[node.name] for node in group))
+    return OpNode(
+        name=principal.name,
+        target=function_name(principal),
+        scope=principal.meta["scope"],
+        inputs=tuple(dict.fromkeys(inputs)),
+        outputs=tuple(
+            _value(node, batch_dims) for node in group if set(node.users) - members
+        ),
+        parameters=tuple(name for name in parameters if name in read),
+        state=tuple(
+            sorted(frozenset().union(*(observation(node).changed_buffers for node in group)))
+        ),
+    )
+
+
+def _principal(group: Sequence[fx.Node]) -> fx.Node:
+    """The node that gives a group its name: a module, else the first real computation."""
+    for node in group:
+        if node.op == "call_module":
+            return node
+    for node in group:
+        if observation(node).has_tensors and node.target not in LOOK_UPS and node.all_input_nodes:
+            return node
+    return group[0]
+
+
+def _value(node: fx.Node, batch_dims: BatchDims) -> Value:
+    seen = observation(node)
+    tensors = zip(seen.shapes, seen.dtypes, batch_dims[node.name], strict=True)
+    return Value(
+        node.name,
+        tuple(
+            TensorSpec(shape, str(dtype).removeprefix("torch."), batch_dim)
+            for shape, dtype, batch_dim in tensors
+        ),
+    )

@@ -1,0 +1,58 @@
+"""Inputs to try a captured graph on: the given one and one of another size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Tensors for every graph input.
+
+    Attributes:
+        tensors: input name -> tensor.
+        num_samples: size of the micro-batch.
+    """
+
+    tensors: Mapping[str, Tensor]
+    num_samples: int
+
+    def fresh(self) -> dict[str, Tensor]:
+        """Copies, as the caller would pass them."""
+        copies = {}
+        for name, tensor in self.tensors.items():
+            copy = tensor.detach().clone()
+            copies[name] = copy.requires_grad_() if tensor.requires_grad else copy
+        return copies
+
+
+def first_sample(tensors: Mapping[str, Tensor]) -> Sample:
+    """The given input; its size is the most frequent first dimension."""
+    sizes = Counter(tensor.shape[0] for tensor in tensors.values() if tensor.dim())
+    return Sample(tensors, sizes.most_common(1)[0][0] if sizes else 1)
+
+
+def other_samples(sample: Sample) -> Iterator[Sample]:
+    """Candidates for a second input: smaller, larger, and of the same size but permuted."""
+    num = sample.num_samples
+    if num >= 3:
+        half = (num + 1) // 2
+        yield Sample(_along_batch(sample, torch.arange(half)), half)
+    yield Sample(_along_batch(sample, torch.arange(2 * num) % num), 2 * num)
+    yield Sample(_along_batch(sample, torch.arange(num).roll(1)), num)
+
+
+def _along_batch(sample: Sample, rows: Tensor) -> dict[str, Tensor]:
+    return {
+        name: (
+            tensor.detach()[rows.to(tensor.device)].requires_grad_(tensor.requires_grad)
+            if tensor.dim() and tensor.shape[0] == sample.num_samples
+            else tensor
+        )
+        for name, tensor in sample.tensors.items()
+    }

@@ -1,0 +1,206 @@
+"""A stage as one Python function over the user's own modules.
+
+The nodes of a stage are written out as straight-line source, one function per mode:
+
+.. code-block:: python
+
+    def stage(v_x, v_size):
+        v_conv = m_0(v_x)          # the user's sub-module itself
+        v_mul = f_0(v_conv, m_1.scale)  # a parameter, looked up at the call
+        v_conv = None              # freed where eager Python would free it
+        return (v_mul,)
+
+so a stage costs no more than the user's own forward, and follows whatever happens to the modules
+(moved, swapped parameters) after capture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+_numbers = itertools.count()
+
+
+class StageModule:
+    """Runs some operators of a captured model.
+
+    Attributes:
+        inputs: names of the values it is called with.
+        outputs: names of the values it returns.
+        parameter_names: canonical names of the parameters it reads.
+        buffer_names: canonical names of the buffers it reads.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        nodes: dict[bool, Sequence[fx.Node]],
+        *,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        parameter_names: Sequence[str],
+        buffer_names: Sequence[str],
+        device: torch.device,
+    ) -> None:
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.parameter_names, self.buffer_names = tuple(parameter_names), tuple(buffer_names)
+        self._module, self._nodes, self._captured_on = module, nodes, device
+        self._sources: dict[bool, _Source] = {}
+        self._functions: dict[tuple[bool, torch.device], Callable[..., tuple[Any, ...]]] = {}
+
+    def __call__(self, values: Sequence[Any], *, training: bool) -> tuple[Any, ...]:
+        """The values of ``outputs`` from the values of ``inputs``.
+
+        ``training`` picks the graph; the modules' own training flags are the caller's business.
+
+        Raises:
+            GuardError: a decision that was frozen at capture comes out differently.
+        """
+        key = (training, self._device(values))
+        if key not in self._functions:
+            self._functions[key] = self._source(training).bind(key[1])
+        return self._functions[key](*values)
+
+    def source(self, *, training: bool) -> str:
+        """The generated Python source, for reading."""
+        return self._source(training).text
+
+    def _source(self, training: bool) -> _Source:
+        if training not in self._sources:
+            self._sources[training] = _Source(
+                self._module, self._nodes[training], self.inputs, self.outputs, self._captured_on
+            )
+        return self._sources[training]
+
+    def _device(self, values: Sequence[Any]) -> torch.device:
+        for value in values:
+            if isinstance(value, Tensor):
+                return value.device
+        for name in self.parameter_names:
+            return self._module.get_parameter(name).device
+        return self._captured_on
+
+
+class _Source:
+    """Writes the function and keeps the objects it names."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        nodes: Sequence[fx.Node],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        captured_on: torch.device,
+    ) -> None:
+        self.module, self.captured_on = module, captured_on
+        self.objects: dict[str, Any] = {"no_grad": torch.no_grad}
+        self._names: dict[int, str] = {}
+        lines = [f"def stage({', '.join(map(_variable, inputs))}):"]
+        last_reader = _last_readers(nodes, keep=set(outputs))
+        for node in nodes:
+            lines += self._statement(node)
+            if dead := last_reader.get(node.name):
+                lines.append(f"    {' = '.join(map(_variable, dead))} = None")
+        lines.append(f"    return ({''.join(f'{_variable(name)}, ' for name in outputs)})")
+        self.text = "\n".join(lines) + "\n"
+
+    def bind(self, device: torch.device) -> Callable[..., tuple[Any, ...]]:
+        """The compiled function, with constants on ``device``."""
+        filename = f"<stage {next(_numbers)}>"
+        linecache.cache[filename] = (
+            len(self.text), None, self.text.splitlines(keepends=True), filename
+        )
+        names = {name: self._moved(value, device) for name, value in self.objects.items()}
+        exec(compile(self.text, filename, "exec"), names)
+        function: Callable[..., tuple[Any, ...]] = names["stage"]
+        return function
+
+    def _moved(self, value: Any, device: torch.device) -> Any:
+        """A constant on the stage's device if it was on the device of the capture."""
+        if isinstance(value, torch.device) and value == self.captured_on:
+            return device
+        if isinstance(value, Tensor) and value.device == self.captured_on:
+            return value.to(device)
+        return value
+
+    def _statement(self, node: fx.Node) -> list[str]:
+        args = [self._expression(arg) for arg in node.args]
+        args += [f"{key}={self._expression(value)}" for key, value in node.kwargs.items()]
+        if node.op == "call_module":
+            target = self.module.get_submodule(str(node.target))
+            call = f"{self._object('m', target)}({', '.join(args)})"
+        elif node.op == "call_method":
+            call = f"{args[0]}.{node.target}({', '.join(args[1:])})"
+        else:
+            call = f"{self._object('f', node.target)}({', '.join(args)})"
+        lines = [f"{_variable(node.name)} = {call}  # {node.meta['location']}"]
+        if node.meta["no_grad"]:
+            lines = ["with no_grad():", f"    {lines[0]}"]
+        return [f"    {line}" for line in lines]
+
+    def _expression(self, value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return self._attribute(value) if value.op == "get_attr" else _variable(value.name)
+        if isinstance(value, slice):
+            parts = (value.start, value.stop, value.step)
+            return f"slice({', '.join(map(self._expression, parts))})"
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            inside = ", ".join(map(self._expression, value))
+            return f"{self._object('k', type(value))}({inside})"
+        if type(value) is tuple:
+            return f"({''.join(f'{self._expression(item)}, ' for item in value)})"
+        if isinstance(value, list):
+            return f"[{', '.join(map(self._expression, value))}]"
+        if isinstance(value, dict):
+            items = (f"{self._expression(k)}: {self._expression(v)}" for k, v in value.items())
+            return f"{{{', '.join(items)}}}"
+        if _is_literal(value):
+            return repr(value)
+        return self._object("k", value)
+
+    def _attribute(self, node: fx.Node) -> str:
+        path, _, attribute = str(node.target).rpartition(".")
+        owner = self._object("m", self.module.get_submodule(path))
+        return f"{owner}.{attribute}" if attribute.isidentifier() else (
+            f"getattr({owner}, {attribute!r})"
+        )
+
+    def _object(self, kind: str, value: Any) -> str:
+        if id(value) not in self._names:
+            self._names[id(value)] = f"{kind}_{len(self.objects)}"
+            self.objects[self._names[id(value)]] = value
+        return self._names[id(value)]
+
+
+def _variable(name: str) -> str:
+    return f"v_{name}"
+
+
+def _is_literal(value: Any) -> bool:
+    if type(value) is float:
+        return math.isfinite(value)
+    return value is None or value is Ellipsis or type(value) in (bool, int, str)
+
+
+def _last_readers(nodes: Sequence[fx.Node], keep: set[str]) -> dict[str, list[str]]:
+    """Node name -> values that nothing reads after it."""
+    last: dict[str, str] = {}
+    for node in nodes:
+        for name in _value_names([node, *node.all_input_nodes]):
+            last[name] = node.name
+    dead: dict[str, list[str]] = {}
+    for name, reader in last.items():
+        if name not in keep:
+            dead.setdefault(reader, []).append(name)
+    return dead
+
+
+def _value_names(nodes: Iterable[fx.Node]) -> list[str]:
+    return [node.name for node in nodes if node.op != "get_attr"]

@@ -1,0 +1,119 @@
+"""Plans made by hand: a plan, its JSON form, or just the names of the modules of every stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_gpp.graph import ModelGraph, stage_graph
+from lightning_gpp.planner.module_names import claim_operators, is_module
+from lightning_gpp.planner.plan import Plan, Stage
+from lightning_gpp.planner.plan_json import load_plan, plan_from_data
+from lightning_gpp.planner.stage_order import ordered_stages
+from lightning_gpp.strict_json import from_data
+
+PlanLike = Plan | str | Path | Mapping[str, Any] | Sequence[Any]
+"""What :func:`resolve_plan` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedStage:
+    """A stage as a person writes it.
+
+    Attributes:
+        modules: qualified names of modules (``"encoders.image"``) or names of operators.
+        device: index of its device; the position in the list if not given.
+        microbatch_multiple: as in :class:`~lightning_gpp.planner.plan.Stage`.
+    """
+
+    modules: tuple[str, ...]
+    device: int | None = None
+    microbatch_multiple: int = 1
+
+    def __str__(self) -> str:
+        return f"[{', '.join(self.modules)}]"
+
+
+def resolve_plan(plan: PlanLike, graph: ModelGraph) -> Plan:
+    """The plan that a user means.
+
+    Args:
+        plan: a :class:`Plan`; the path of a plan file; a mapping in the JSON form of plans; or a
+            sequence of stages, each a sequence of module names or a mapping such as ``{"modules":
+            ["encoders.image"], "device": 1, "microbatch_multiple": 2}``. A name stands for the
+            module with all modules in it; the longest name that matches an operator wins.
+            Operators that are no modules and that nobody names go with what they read. Stages may
+            be listed in any order; they are numbered topologically and keep their devices.
+        graph: the model.
+
+    Raises:
+        ValueError: the plan is not of such a form, a name matches nothing, a module is in no
+            stage, or stages depend on each other in a circle.
+    """
+    if isinstance(plan, (str, Path)):
+        plan = load_plan(plan)
+    elif isinstance(plan, Mapping):
+        plan = plan_from_data(plan)
+    if isinstance(plan, Plan):
+        stage_graph(graph, plan.stage_operators)
+        return plan
+    if not isinstance(plan, Sequence):
+        raise ValueError(
+            f"not a plan: {plan!r}; expected a Plan, the path of a plan file, a mapping in the "
+            "form of plan files, or a list of stages, each a list of module names"
+        )
+    return _from_names([_named_stage(item, position) for position, item in enumerate(plan)], graph)
+
+
+def _named_stage(item: object, position: int) -> NamedStage:
+    data = dict(item) if isinstance(item, Mapping) else {"modules": item}
+    modules = data.get("modules")
+    if isinstance(modules, str):
+        data["modules"] = [modules]
+    elif isinstance(modules, Sequence):
+        data["modules"] = list(modules)
+    stage = from_data(NamedStage, data, where=f"plan: stage {position}")
+    if not stage.modules:
+        raise ValueError(f"plan: stage {position} names no module")
+    return stage
+
+
+def _from_names(named: Sequence[NamedStage], graph: ModelGraph) -> Plan:
+    if not named:
+        raise ValueError("a plan needs at least one stage, got an empty list")
+    claimed = claim_operators(graph, [stage.modules for stage in named])
+    if missing := [o.name for o in graph if is_module(o) and o.name not in claimed]:
+        raise ValueError(
+            f"the plan does not cover the model: no stage names {', '.join(missing)}; add these "
+            "modules, or modules that contain them, to stages"
+        )
+    order = ordered_stages(graph, claimed, [str(stage) for stage in named])
+    place_of = {position: place for place, position in enumerate(order)}
+    stage_of = _with_others(graph, {name: place_of[pos] for name, pos in claimed.items()})
+    stages = []
+    for place, position in enumerate(order):
+        stage = named[position]
+        operators = tuple(o.name for o in graph if stage_of[o.name] == place)
+        device = position if stage.device is None else stage.device
+        stages.append(Stage(place, operators, (device,), stage.microbatch_multiple))
+    return Plan(tuple(stages), planner="manual")
+
+
+def _with_others(graph: ModelGraph, stage_of: Mapping[str, int]) -> dict[str, int]:
+    """Adds the operators in no stage: to the latest producer, else to the earliest consumer.
+
+    An operator with neither reads inputs only and makes an output: it goes to the last stage.
+    """
+    placed = dict(stage_of)
+    for operator in graph:
+        before = [placed[name] for name in graph.predecessors[operator.name] if name in placed]
+        if operator.name not in placed and before:
+            placed[operator.name] = max(before)
+    last = max(stage_of.values())
+    for operator in reversed(graph.operators):
+        if operator.name not in placed:
+            after = [placed[name] for name in graph.successors[operator.name]]
+            placed[operator.name] = min(after, default=last)
+    return placed

@@ -1,0 +1,129 @@
+"""What every transport must do, as functions that each rank of a pair runs.
+
+The thread transport runs them on threads, the process-group transport on processes.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from lightning_gpp.runtime.payload import (
+    Payload,
+    pack,
+    pack_gradients,
+    pack_object,
+    unpack,
+    unpack_object,
+)
+from lightning_gpp.runtime.transport import Transport, TransportError
+
+LIMIT_S = 10.0
+
+
+def receive(transport: Transport, tag: tuple[int, int, int, int], source: int = 0) -> Payload:
+    return transport.receive(source=source, tag=tag, timeout_s=LIMIT_S, purpose="contract")
+
+
+def keeps_order_within_a_tag(transport: Transport) -> None:
+    tag = (0, 1, 0, 0)
+    if transport.rank == 0:
+        for number in range(20):
+            transport.send(pack([torch.full((3,), float(number))]), target=1, tag=tag)
+        transport.flush()
+    else:
+        got = [unpack(receive(transport, tag))[0][0].item() for _ in range(20)]
+        assert got == [float(number) for number in range(20)]
+
+
+def tags_can_be_received_in_any_order(transport: Transport) -> None:
+    if transport.rank == 0:
+        for index in range(4):
+            transport.send(pack([torch.tensor(index)]), target=1, tag=(0, 1, 0, index))
+        transport.flush()
+    else:
+        for index in (2, 0, 3, 1):
+            assert unpack(receive(transport, (0, 1, 0, index)))[0].item() == index
+
+
+def both_may_send_first(transport: Transport) -> None:
+    peer = 1 - transport.rank
+    large = torch.full((1 << 20,), float(transport.rank))
+    for index in range(3):
+        transport.send(pack([large]), target=peer, tag=(transport.rank, peer, 0, index))
+    for index in range(3):
+        payload = receive(transport, (peer, transport.rank, 0, index), source=peer)
+        assert unpack(payload)[0].sum().item() == peer * (1 << 20)
+    transport.flush()
+
+
+def shapes_types_and_structures_vary(transport: Transport) -> None:
+    tag = (0, 1, 0, 0)
+    messages = [
+        [torch.arange(6).reshape(2, 3), torch.tensor(True)],
+        [torch.zeros(0, 4), torch.randn(2, 1, 2, dtype=torch.float64)],
+        [torch.ones(5, dtype=torch.bfloat16).expand(3, 5).t()],
+        [{"a": torch.ones(2), "n": 7}, (torch.zeros(1), None), "text"],
+        [torch.tensor([1 + 2j])],
+        [torch.randn([1] * 9) for _ in range(12)],
+    ]
+    torch.manual_seed(0)
+    if transport.rank == 0:
+        for values in messages:
+            transport.send(pack(values), target=1, tag=tag)
+        transport.flush()
+        return
+    first = unpack(receive(transport, tag))
+    assert first[0].tolist() == [[0, 1, 2], [3, 4, 5]] and first[1].item() is True
+    empty, double = unpack(receive(transport, tag))
+    assert empty.shape == (0, 4) and double.dtype == torch.float64 and double.shape == (2, 1, 2)
+    (half,) = unpack(receive(transport, tag))
+    assert half.dtype == torch.bfloat16 and half.shape == (5, 3) and half.float().sum() == 15
+    nested = unpack(receive(transport, tag))
+    assert nested[0]["n"] == 7 and nested[0]["a"].tolist() == [1, 1]
+    assert nested[1][1] is None and nested[2] == "text"
+    assert unpack(receive(transport, tag))[0].item() == 1 + 2j
+    many = unpack(receive(transport, tag))
+    assert [tensor.shape for tensor in many] == [torch.Size([1] * 9)] * 12
+
+
+def gradient_flags_and_gaps_survive(transport: Transport) -> None:
+    if transport.rank == 0:
+        values = [torch.ones(2, requires_grad=True) * 2, torch.ones(2)]
+        transport.send(pack(values), target=1, tag=(0, 1, 0, 0))
+        transport.send(pack_gradients([None, torch.ones(3)]), target=1, tag=(0, 1, 1, 0))
+        transport.send(pack_object({"any": "thing"}), target=1, tag=(0, 1, 2, 0))
+        transport.flush()
+    else:
+        wanted, plain = unpack(receive(transport, (0, 1, 0, 0)))
+        assert wanted.requires_grad and wanted.is_leaf and not plain.requires_grad
+        missing, present = receive(transport, (0, 1, 1, 0)).tensors
+        assert missing is None and present is not None and present.tolist() == [1, 1, 1]
+        assert unpack_object(receive(transport, (0, 1, 2, 0))) == {"any": "thing"}
+
+
+def receive_gives_up(transport: Transport) -> None:
+    if transport.rank == 1:
+        begin = time.monotonic()
+        with pytest.raises(TransportError, match=r"stage 7.*rank 0 within 0\.3 s"):
+            transport.receive(source=0, tag=(9, 9, 9, 9), timeout_s=0.3, purpose="stage 7")
+        assert time.monotonic() - begin < 5
+
+
+def abort_wakes_the_waiting(transport: Transport) -> None:
+    """The last check of a suite: the transport is of no use after it."""
+    transport.abort(ValueError("the first error"))
+    with pytest.raises(ValueError, match="the first error"):
+        transport.receive(source=1 - transport.rank, tag=(9, 9, 9, 9), timeout_s=60, purpose="")
+
+
+CHECKS = (
+    keeps_order_within_a_tag,
+    tags_can_be_received_in_any_order,
+    both_may_send_first,
+    shapes_types_and_structures_vary,
+    gradient_flags_and_gaps_survive,
+    receive_gives_up,
+)
