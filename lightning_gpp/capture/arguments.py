@@ -7,13 +7,12 @@ capture and must be the same at every later call.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.structure import Structure, flatten, path_text
@@ -53,12 +52,12 @@ class Arguments:
         paths = _paths(signature, structure)
         for path, leaf in zip(paths, leaves, strict=True):
             _refuse_hidden_tensors(path, leaf)
-        taken: set[str] = set()
+        namer = fx.Graph()  # makes names that graphs accept: unique, no built-in, no keyword
         names = tuple(
-            _identifier(path, taken) if isinstance(leaf, Tensor) else None
+            namer.placeholder(path).name if isinstance(leaf, Tensor) else None
             for path, leaf in zip(paths, leaves, strict=True)
         )
-        if not taken:
+        if not any(names):
             raise CaptureError(
                 f"{type(module).__name__}.forward was called without a tensor argument; a "
                 "pipeline needs at least one"
@@ -145,18 +144,6 @@ def _paths(signature: inspect.Signature, structure: Structure) -> tuple[str, ...
         is_extra = parameters[path[0].key].kind is inspect.Parameter.VAR_KEYWORD
         paths.append(path_text(path[1:] if is_extra and len(path) > 1 else path))
     return tuple(paths)
-
-
-def _identifier(path: str, taken: set[str]) -> str:
-    base = re.sub(r"\W", "_", path)
-    if not base.isidentifier():
-        base = f"input_{base}"
-    name, number = base, 0
-    while name in taken:
-        number += 1
-        name = f"{base}_{number}"
-    taken.add(name)
-    return name
 
 
 def _same(expected: Any, got: Any) -> bool:

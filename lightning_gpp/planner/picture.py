@@ -39,8 +39,9 @@ _LINES = {
     _UP | _LEFT | _RIGHT: "┴",
     _UP | _DOWN | _LEFT | _RIGHT: "┼",
 }
-_ASCII = str.maketrans("│─┌┐└┘├┤┬┴┼▼┊…", "|-++++++++++v:.".replace("+++++++++++", "++++++++++")[:15])
-
+_ASCII = str.maketrans(
+    {**dict.fromkeys("┌┐└┘├┤┬┴┼", "+"), "│": "|", "─": "-", "▼": "v", "┊": ":", "…": ".", "·": "|"}
+)
 
 def draw_stage_graph(
     stages: StageGraph, labels: Sequence[str], *, max_width: int = 100, ascii_only: bool = False
@@ -56,5 +57,162 @@ def draw_stage_graph(
         max_width: columns of the terminal.
         ascii_only: draw with ASCII characters.
     """
-    text = _draw(stages, labels, max_width)
+    text = _picture(stages, labels, max_width) or _list(stages, labels)
     return text.translate(_ASCII) if ascii_only else text
+
+
+def _picture(stages: StageGraph, labels: Sequence[str], max_width: int) -> str | None:
+    feeds = {e.target: f"feed {bytes_text(e.size_bytes)}" for e in stages.edges if e.source == FEED}
+    sizes = {(e.source, e.target): bytes_text(e.size_bytes) for e in stages.edges}
+    full = [f"{label}\n{feeds.get(i, '')}".strip() for i, label in enumerate(labels)]
+    for text_width in TEXT_WIDTHS:
+        boxes = [_wrapped(label, text_width) for label in full]
+        if text := _drawn(stages, boxes, sizes, max_width):
+            return text
+    ids = [[str(stage)] for stage in range(stages.num_stages)]
+    text = _drawn(stages, ids, {}, max_width)
+    return f"{text}\n\n{_list(stages, labels)}" if text else None
+
+
+def _drawn(
+    stages: StageGraph,
+    boxes: Sequence[Sequence[str]],
+    sizes: Mapping[tuple[int, int], str],
+    max_width: int,
+) -> str | None:
+    """The picture, or None where it is too wide."""
+    layout = lay_out(
+        stages,
+        box_width=[max(map(len, lines)) + 4 for lines in boxes],
+        label_width={edge: len(text) for edge, text in sizes.items()},
+    )
+    ends = [layout.top[s] + len(sizes.get(edge_of(s), "")) + 2 for g in layout.segments for s in g]
+    if max([layout.width, *ends]) > max_width:
+        return None
+    dotted = {(e.source, e.target) for e in stages.edges if not e.has_backward}
+    return _Canvas(layout, boxes, sizes, dotted).text()
+
+
+def _list(stages: StageGraph, labels: Sequence[str]) -> str:
+    """The stage graph as a list, for what no terminal is wide enough for."""
+    lines = []
+    for stage, label in enumerate(labels):
+        sources = ", ".join(
+            f"{'feed' if edge.source == FEED else edge.source} ({bytes_text(edge.size_bytes)})"
+            for edge in stages.edges
+            if edge.target == stage
+        )
+        lines.append(f"{stage}: {' | '.join(label.splitlines())}{' <- ' if sources else ''}{sources}")
+    return "\n".join(lines)
+
+
+def _wrapped(label: str, width: int) -> list[str]:
+    return [piece for line in label.splitlines() for piece in textwrap.wrap(line, width)] or [""]
+
+
+class _Canvas:
+    """Characters by row and column; lines are joined where they meet."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        boxes: Sequence[Sequence[str]],
+        sizes: Mapping[tuple[int, int], str],
+        dotted: set[tuple[int, int]],
+    ) -> None:
+        self._layout = layout
+        self._lines: dict[tuple[int, int], int] = {}
+        self._characters: dict[tuple[int, int], str] = {}
+        self._dotted = dotted
+        row = 0
+        for index, layer in enumerate(layout.layers):
+            height = 2 + max(len(boxes[item.stage]) for item in layer if item.target is None)
+            for item in layer:
+                if item.target is None:
+                    self._box(item, row, height, boxes[item.stage])
+                else:
+                    self._wire(layout.left[item], row, row + height - 1, (item.stage, item.target))
+            row += height
+            if index < len(layout.segments):
+                row = self._gap(layout.segments[index], row, sizes)
+        self._num_rows = row
+
+    def text(self) -> str:
+        """The lines of the picture."""
+        cells = {place: _LINES.get(mask, " ") for place, mask in self._lines.items()}
+        cells |= self._characters
+        width = 1 + max(column for _, column in cells)
+        rows = ("".join(cells.get((r, c), " ") for c in range(width)) for r in range(self._num_rows))
+        return "\n".join(row.rstrip() for row in rows)
+
+    def _box(self, item: Item, row: int, height: int, lines: Sequence[str]) -> None:
+        left, right = self._layout.left[item], self._layout.right[item]
+        for border in (row, row + height - 1):
+            self._line(border, left, border, right)
+        for border in (left, right):
+            self._line(row, border, row + height - 1, border)
+        first = row + 1 + (height - 2 - len(lines)) // 2
+        for offset, line in enumerate(lines):
+            self._write(first + offset, left + 1 + (right - left - 1 - len(line)) // 2, line)
+
+    def _gap(
+        self, gap: Sequence[Segment], row: int, sizes: Mapping[tuple[int, int], str]
+    ) -> int:
+        """Draws the segments below a layer; returns the first row after them."""
+        layout = self._layout
+        bent = _tracks([s for s in gap if layout.top[s] != layout.bottom[s]], layout)
+        end = row + 1 + (len(bent) + 1 if bent else 0)
+        for segment in gap:
+            edge = edge_of(segment)
+            top, bottom = layout.top[segment], layout.bottom[segment]
+            track = row + 1 + bent.index(segment) if segment in bent else end
+            self._wire(top, row - 1, track, edge)
+            if segment in bent:
+                self._line(track, top, track, bottom)
+                self._wire(bottom, track, end, edge)
+            if segment.upper.target is None:
+                self._write(row, top + 2, sizes.get(edge, ""))
+            if segment.lower.target is None:
+                self._write(end, bottom, "▼")
+        return end
+
+    def _wire(self, column: int, first: int, last: int, edge: tuple[int, int]) -> None:
+        self._line(first, column, last, column)
+        if edge in self._dotted:
+            for row in range(first + 1, last):
+                if self._lines[row, column] == _UP | _DOWN:
+                    self._characters[row, column] = "┊"
+
+    def _line(self, row: int, column: int, last_row: int, last_column: int) -> None:
+        """A straight line; both ends reach to the middle of their cells."""
+        if row == last_row:
+            low, high = sorted((column, last_column))
+            for place in range(low, high):
+                self._join((row, place), _RIGHT)
+                self._join((row, place + 1), _LEFT)
+        else:
+            for place in range(row, last_row):
+                self._join((place, column), _DOWN)
+                self._join((place + 1, column), _UP)
+
+    def _join(self, place: tuple[int, int], direction: int) -> None:
+        self._lines[place] = self._lines.get(place, 0) | direction
+
+    def _write(self, row: int, column: int, text: str) -> None:
+        for offset, character in enumerate(text):
+            self._characters[row, column + offset] = character
+
+
+def _tracks(bent: Sequence[Segment], layout: Layout) -> list[Segment]:
+    """Bent segments from the upper to the lower row in which they run to the side.
+
+    One that ends below another's start has to let that one leave the column first.
+    """
+    order: list[Segment] = []
+    waiting = sorted(bent, key=lambda s: -layout.top[s])
+    while waiting:
+        starts = {layout.top[s]: s for s in waiting}
+        free = [s for s in waiting if starts.get(layout.bottom[s], s) is s]
+        order.append((free or waiting)[0])
+        waiting.remove(order[-1])
+    return order

@@ -224,7 +224,6 @@ class _Columns:
     def solve(self) -> dict[object, int]:
         """The mean of the leftmost and the rightmost columns."""
         names = list(dict.fromkeys(name for pair in self._constraints for name in pair))
-        names = names or [self._root(name) for name in self._same]
         leftmost = self._push(names, list(self._constraints.items()))
         width = max(leftmost.values(), default=0)
         mirrored = [((b, a), distance) for (a, b), distance in self._constraints.items()]
@@ -248,7 +247,9 @@ class _Columns:
     def _join_straight(self, gap: Sequence[Segment], place: Mapping[Item, int]) -> None:
         for segment in gap:
             if not any(_cross(segment, other, place) for other in gap):
-                self._same[self.top(segment)] = self.bottom(segment)
+                top, bottom = self.top(segment), self.bottom(segment)
+                if top != bottom:
+                    self._same[top] = bottom
 
     def _space(
         self,

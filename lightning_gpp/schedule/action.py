@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from lightning_gpp.graph import FEED
+
 
 class Kind(Enum):
     """What an action does; the value is its text form."""
@@ -102,3 +104,10 @@ class Action:
         backward = self.kind in (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD)
         pair = (self.stage, self.peer) if self.kind.is_send else (self.peer, self.stage)
         return (*pair, backward, self.microbatch)
+
+
+def unit_time_s(action: Action) -> float:
+    """One second per forward, two per backward; messages and the feed are free."""
+    if action.stage == FEED:
+        return 0.0
+    return {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0}.get(action.kind, 0.0)

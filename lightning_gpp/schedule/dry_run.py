@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lightning_gpp.schedule.action import Action, Kind
+from lightning_gpp.graph import FEED
+from lightning_gpp.schedule.action import Action, Kind, unit_time_s
 from lightning_gpp.schedule.program import Program
 
 Message = tuple[int, int, bool, int]
@@ -34,11 +35,6 @@ class DryRun:
     busy_s: tuple[float, ...]
     in_flight: dict[int, int]
     start_s: dict[Action, float]
-
-
-def unit_time_s(action: Action) -> float:
-    """One second per forward, two per backward, messages free."""
-    return {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0}.get(action.kind, 0.0)
 
 
 def dry_run(program: Program, action_s: Callable[[Action], float] = unit_time_s) -> DryRun:
@@ -89,6 +85,8 @@ def dry_run(program: Program, action_s: Callable[[Action], float] = unit_time_s)
 
 def _count(action: Action, flying: dict[int, int], peak: dict[int, int]) -> None:
     step = {Kind.FORWARD: 1, Kind.BACKWARD: -1}.get(action.kind, 0)
+    if action.stage == FEED or not step:
+        return
     flying[action.stage] = flying.get(action.stage, 0) + step
     peak[action.stage] = max(peak.get(action.stage, 0), flying[action.stage])
 

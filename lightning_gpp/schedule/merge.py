@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from lightning_gpp.graph import FEED
-from lightning_gpp.schedule.action import Action, Kind
+from lightning_gpp.schedule.action import Action, Kind, unit_time_s
 from lightning_gpp.schedule.program import Program
-
-_UNIT_TIMES = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0}
 
 
 def merge_stages(
@@ -68,7 +66,7 @@ def _list_schedule(
         start, *_, action = min(ready, key=lambda item: item[:-1])
         device = program.device(action.stage)
         merged[device].append(action)
-        end_s[action] = free_s[device] = start + _UNIT_TIMES[action.kind]
+        end_s[action] = free_s[device] = start + unit_time_s(action)
         position[action.stage] += 1
         remaining -= 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -35,7 +36,6 @@ from lightning_gpp.strategy.lightning_private import (
     SubprocessScriptLauncher,
     distributed_is_initialized,
     init_dist_connection,
-    reset_seed,
 )
 from lightning_gpp.strategy.loaders import RemoteBatch, follow_leader
 from lightning_gpp.strategy.logs import replay
@@ -180,7 +180,6 @@ class GraphPipeStrategy(ParallelStrategy):
     def setup_environment(self) -> None:
         """Joins the processes."""
         super().setup_environment()
-        reset_seed()
         self.set_world_ranks()
         assert self.cluster_environment is not None
         backend = "gloo" if self.root_device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -212,6 +211,7 @@ class GraphPipeStrategy(ParallelStrategy):
                 )
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
+        _ignore_sync_dist_advice()
         self._hooks = HookRelay(module, self._known_control(), self._known_failures())
         self._hooks.install()
 
@@ -239,9 +239,14 @@ class GraphPipeStrategy(ParallelStrategy):
         if self._pipeline is not None:
             values = self._pipeline.partition.whole_values()
             states = [p.whole_state_dict(self._known_control()) for p in self._partial_optimizers]
+            partition = self._pipeline.partition
+            partition.make_whole(values)
             if not isinstance(self._launcher, MultiProcessingLauncher):
-                values = self._known_control().share(values, "waiting for the trained weights")
-            self._pipeline.partition.make_whole(values)
+                # The user's script goes on on every rank.
+                values = self._known_control().share(
+                    partition.values(), "waiting for the trained weights"
+                )
+                partition.make_whole(values)
             if self.is_global_zero:
                 self._module().cpu()
                 for optimizer, state in zip(self._partial_optimizers, states, strict=True):
@@ -529,6 +534,11 @@ START_METHODS: dict[str, StartMethod] = {
     "graphpipe_notebook": "fork",
 }
 """Registered strategy names and how each starts its processes."""
+
+
+def _ignore_sync_dist_advice() -> None:
+    """Silences Lightning's advice to reduce logged values: they are equal on all ranks already."""
+    warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
 
 
 def _plain(optimizer: Optimizer) -> Optimizer:

@@ -8,7 +8,6 @@ from lightning.fabric.utilities.distributed import (
     _distributed_is_initialized as distributed_is_initialized,
 )
 from lightning.fabric.utilities.distributed import _init_dist_connection as init_dist_connection
-from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as MultiProcessingLauncher
 from lightning.pytorch.strategies.launchers import (
@@ -23,5 +22,4 @@ __all__ = [
     "distributed_is_initialized",
     "init_dist_connection",
     "is_overridden",
-    "reset_seed",
 ]

@@ -112,6 +112,10 @@ class Partition:
             if self._tensor(name).is_meta:
                 self._replace(name, value)
 
+    def values(self) -> dict[str, Tensor]:
+        """CPU values of everything, on a rank whose module is whole."""
+        return {name: self._tensor(name).detach().cpu() for name in self._slots}
+
     def make_partial(self) -> None:
         """Undoes :meth:`make_whole`."""
         held = set(self.owners.held_by(self._rank))

@@ -11,7 +11,8 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.capture import CapturedModel, rollback
+from lightning_gpp.capture import CapturedModel
+from lightning_gpp.capture.rollback import rollback
 from lightning_gpp.runtime.suspend import Paused, Returned, SuspendedCall, ask, in_suspended_call
 from lightning_gpp.strategy.logs import LogCall, LogRecorder, instance_attribute, recording
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -168,7 +168,7 @@ class MultiViewData(LightningDataModule):
         )
 
 
-def already_a_batch(batch: Batch) -> Batch:
+def already_a_batch(batch: Any) -> Any:
     """Collate function of a data set that gathers whole batches itself."""
     return batch
 

@@ -30,14 +30,16 @@ class MultipleFeatures(MultiViewData):
 
     #: Fourier coefficients, profile correlations, Karhunen-Loève coefficients, morphology,
     #: pixel averages, Zernike moments.
-    VIEW_SIZES: Mapping[str, int] = MappingProxyType({
-        "fou": 76,
-        "fac": 216,
-        "kar": 64,
-        "mor": 6,
-        "pix": 240,
-        "zer": 47,
-    })
+    VIEW_SIZES: Mapping[str, int] = MappingProxyType(
+        {
+            "fou": 76,
+            "fac": 216,
+            "kar": 64,
+            "mor": 6,
+            "pix": 240,
+            "zer": 47,
+        }
+    )
 
     def __init__(self, root: str | Path, **options: Any) -> None:
         super().__init__(**options)
@@ -83,12 +85,14 @@ class Digits(MultiViewData):
     transform (which do not see where the digit stands), and statistics of the four quadrants.
     """
 
-    VIEW_SIZES: Mapping[str, int] = MappingProxyType({
-        "pixels": 64,
-        "profiles": 32,
-        "fourier": 40,
-        "quadrants": 16,
-    })
+    VIEW_SIZES: Mapping[str, int] = MappingProxyType(
+        {
+            "pixels": 64,
+            "profiles": 32,
+            "fourier": 40,
+            "quadrants": 16,
+        }
+    )
 
     @property
     def view_sizes(self) -> Mapping[str, int]:

@@ -58,21 +58,25 @@ class MultimodalClassifier(LightningModule):
         super().__init__()
         if not view_sizes:
             raise ValueError("view_sizes is empty: the classifier needs at least one view")
-        self.save_hyperparameters({
-            "view_sizes": dict(view_sizes),
-            "num_classes": num_classes,
-            "encoder_width": encoder_width,
-            "encoder_depth": encoder_depth,
-            "dropout": dropout,
-            "learning_rate": learning_rate,
-            "weight_decay": weight_decay,
-        })
+        self.save_hyperparameters(
+            {
+                "view_sizes": dict(view_sizes),
+                "num_classes": num_classes,
+                "encoder_width": encoder_width,
+                "encoder_depth": encoder_depth,
+                "dropout": dropout,
+                "learning_rate": learning_rate,
+                "weight_decay": weight_decay,
+            }
+        )
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
-        self.encoders = nn.ModuleDict({
-            name: _encoder(num_features, encoder_width, encoder_depth)
-            for name, num_features in view_sizes.items()
-        })
+        self.encoders = nn.ModuleDict(
+            {
+                name: _encoder(num_features, encoder_width, encoder_depth)
+                for name, num_features in view_sizes.items()
+            }
+        )
         fused_width = encoder_width * len(view_sizes)
         self.head = nn.Sequential(
             *_block(fused_width, encoder_width),

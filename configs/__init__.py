@@ -1,0 +1,1 @@
+"""Hydra configuration groups of the console command, importable as ``lightning_gpp.configs``."""

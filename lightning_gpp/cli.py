@@ -1,0 +1,132 @@
+"""The console command ``graphpipe``: a thin Hydra application.
+
+It puts a recipe's data and module, a strategy and a Trainer together, trains, and leaves in the
+Hydra run folder ``metrics.json``, ``plan.json`` and ``config.yaml`` (the resolved configuration).
+
+Torch and Lightning are imported when the run starts, so that ``graphpipe --help`` and a mistyped
+override answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hydra
+from hydra.errors import CompactHydraException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.strategies import Strategy
+
+
+class RunError(CompactHydraException):
+    """A run that failed; Hydra prints the text alone unless HYDRA_FULL_ERROR=1 is set."""
+
+
+@hydra.main(version_base="1.3", config_path="pkg://lightning_gpp.configs", config_name="config")
+def main(config: DictConfig) -> None:
+    """Runs one job; a failure ends in one message."""
+    try:
+        folder = Path(config.output_dir)
+        save_config(config, folder)
+        metrics = train(config)
+        (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+        print(describe_run(metrics, folder))
+    except Exception as error:
+        raise RunError(first_error(error)) from error
+
+
+def train(config: DictConfig) -> dict[str, float]:
+    """Trains as the configuration says.
+
+    Returns:
+        The final metrics by name.
+    """
+    from lightning.pytorch import seed_everything
+
+    quiet_lightning()
+    seed_everything(config.seed, workers=True, verbose=False)
+    data = instantiate(config.data)
+    module = instantiate(config.recipe.module, data)
+    trainer: Trainer = instantiate(
+        config.trainer,
+        strategy=build_strategy(config.strategy),
+        callbacks=[instantiate(callback) for callback in config.callbacks.values()],
+    )
+    trainer.fit(module, datamodule=data)
+    return {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+
+
+def build_strategy(config: DictConfig | str) -> Strategy | str:
+    """The strategy of a configuration, or a name that Lightning knows."""
+    if isinstance(config, str):
+        return config
+    strategy: Strategy = instantiate(config, _convert_="all")
+    return strategy
+
+
+def save_config(config: DictConfig, folder: Path) -> None:
+    """Writes the resolved configuration, which needs no environment variable to be read again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, folder / "config.yaml", resolve=True)
+
+
+def quiet_lightning() -> None:
+    """Silences what Lightning says about things that are as they should be in these runs."""
+    # Recipes keep their data in memory; processes that load them would only cost time.
+    warnings.filterwarnings("ignore", message=".*does not have many workers")
+
+
+def describe_run(metrics: Mapping[str, float], folder: Path) -> str:
+    """The final metrics as a table, and where the files are.
+
+    >>> print(describe_run({"train_loss": 0.25, "val_acc": 0.9875}, Path("run")))
+    <BLANKLINE>
+    final metrics
+      train_loss  0.25
+      val_acc     0.9875
+    written to run: config.yaml
+    """
+    width = max(map(len, metrics), default=0)
+    rows = [f"  {name:<{width}}  {value:.4g}" for name, value in metrics.items()]
+    names = ("metrics.json", "plan.json", "config.yaml")
+    files = [name for name in names if name == "config.yaml" or (folder / name).exists()]
+    return "\n".join(["", "final metrics", *rows, f"written to {folder}: {', '.join(files)}"])
+
+
+def first_error(error: Exception) -> str:
+    """What went wrong, in one message: without the traceback of a process and Hydra's wrapping.
+
+    >>> first_error(ValueError("batch_size must be at least 1, got 0"))
+    'ValueError: batch_size must be at least 1, got 0'
+    """
+    cause: BaseException = error
+    if isinstance(error, CompactHydraException) and error.__cause__ is not None:
+        cause = error.__cause__
+    text = str(cause)
+    if "Traceback (most recent call last):" in text:
+        return _after_traceback(text)
+    return f"{type(cause).__name__}: {text}"
+
+
+def _after_traceback(text: str) -> str:
+    r"""The exception at the end of a printed traceback.
+
+    >>> trace = 'Traceback (most recent call last):\n  File "a.py", line 1\n    f()\nValueError: no'
+    >>> _after_traceback(trace)
+    'ValueError: no'
+    """
+    last_frame = text.rfind('\n  File "')
+    match = re.search(r"^[A-Za-z_][\w.]*(: |$)", text[last_frame + 1 :], flags=re.MULTILINE)
+    return text[last_frame + 1 + match.start() :].strip() if match else text.strip()
+
+
+if __name__ == "__main__":
+    main()

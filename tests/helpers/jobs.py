@@ -1,0 +1,92 @@
+"""What the ranks of a test do where training once (:func:`helpers.training.train`) is not it."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from helpers import modules
+from helpers.models import DataSpec, ExportableModel
+from helpers.training import (
+    Recording,
+    Result,
+    Training,
+    make_trainer,
+    quiet,
+    real_tensors,
+    train,
+)
+
+Strategy = dict[str, Any] | None
+
+
+def fit_mixed(where: str, num_ranks: int = 3) -> list[float]:
+    """Trains a module whose loss checks each pair, on samples mixed by random numbers.
+
+    Args:
+        where: the mixing happens in the data set's ``"getitem"``, there but in a ``"worker"``
+            process of the loader, or in the ``"collate"`` function.
+        num_ranks: ranks of the job.
+    """
+    if where == "collate":
+        data: Any = DataSpec(num_inputs=2).loader().dataset
+        loader: DataLoader[Any] = DataLoader(data, 8, collate_fn=modules.mixing_collate)
+    else:
+        loader = DataLoader(modules.MixingData(), 8, num_workers=1 if where == "worker" else 0)
+    result = Result()
+    with quiet():
+        trainer = make_trainer(
+            {"num_microbatches": 4, "timeout": 30.0},
+            num_ranks,
+            max_steps=12,
+            callbacks=[Recording(result)],
+        )
+        trainer.fit(modules.EchoModel().double(), loader)
+    return result.losses
+
+
+def fit_repeatedly(strategy: Strategy, num_ranks: int = 1) -> dict[str, Any]:
+    """One module through two fits of two Trainers, with validations between and after.
+
+    Returns:
+        The metrics of the validations; the weights after each fit; a prediction of the module
+        in this process (rank 0 only).
+    """
+    training = Training(ExportableModel, DataSpec(num_inputs=2))
+    train_loader = training.data.loader()
+    val_loader = training.validation_data().loader()
+    module = training.module()
+    found: dict[str, Any] = {"metrics": [], "weights": []}
+    with quiet():
+        for num_steps in (6, 5):
+            trainer = make_trainer(strategy, num_ranks, max_steps=num_steps)
+            found["metrics"] += trainer.validate(module, val_loader, verbose=False)
+            trainer.fit(module, train_loader)
+            found["metrics"] += trainer.validate(module, val_loader, verbose=False)
+            found["weights"].append(real_tensors(module))
+    found["rank"] = trainer.global_rank
+    if trainer.global_rank == 0:
+        inputs, _ = training.data.tensors()
+        with torch.no_grad():
+            found["prediction"] = module(*inputs)
+    return found
+
+
+def save_after_fit(path: str, strategy: Strategy, num_ranks: int = 1) -> dict[str, Tensor]:
+    """Writes a checkpoint by ``trainer.save_checkpoint`` when the fit is over."""
+    training = Training(ExportableModel, DataSpec(num_inputs=2), num_steps=6, save_as=path)
+    return train(training, strategy, num_ranks).weights
+
+
+def plan_of_fit(strategy: dict[str, Any], num_ranks: int) -> tuple[Any, Any]:
+    """The plan and the stage graph that the strategy shows after a fit."""
+    training = Training(ExportableModel, DataSpec(num_inputs=2))
+    with quiet(), tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(strategy, num_ranks, max_steps=2, default_root_dir=folder)
+        trainer.fit(training.module(), training.data.loader())
+    chosen: Any = trainer.strategy
+    return chosen.plan, chosen.stage_graph

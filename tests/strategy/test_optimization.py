@@ -1,0 +1,94 @@
+"""Optimizers, schedulers, accumulation and clipping work as on one device, on own parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import pytest
+from helpers.models import (
+    FIXED_MODELS,
+    BranchyModel,
+    DataSpec,
+    ExportableModel,
+    ModelSpec,
+    OptimizerSpec,
+)
+from helpers.reference import assert_equal_training
+from helpers.training import Training
+from helpers.workers import WorkerPool
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def branchy(name: str, optimizer: OptimizerSpec, **trainer: object) -> Training:
+    spec: ModelSpec = FIXED_MODELS[name]
+    data = DataSpec(num_inputs=spec.num_inputs)
+    return Training(partial(BranchyModel, spec, optimizer), data, trainer=trainer)
+
+
+@pytest.mark.parametrize("num_batches", [2, 3])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_accumulation(pool: WorkerPool, num_batches: int, schedule: str) -> None:
+    """Four batches an epoch: with three to a step, the last step of an epoch has one."""
+    training = branchy("shared_weights", OptimizerSpec(), accumulate_grad_batches=num_batches)
+    results = assert_equal_training(
+        pool, training, num_ranks=3, num_microbatches=2, schedule=schedule
+    )
+    assert results[0].global_step == 20
+
+
+@pytest.mark.parametrize("scheduler", ["step", "epoch"])
+def test_schedulers_and_parameter_groups(pool: WorkerPool, scheduler: str) -> None:
+    optimizer = OptimizerSpec("adamw", scheduler=scheduler, num_groups=3)
+    results = assert_equal_training(
+        pool, branchy("two_towers", optimizer), num_ranks=4, num_microbatches=4
+    )
+    for result in results:
+        assert len(result.learning_rates[0]) == 3
+        assert result.learning_rates[0] != result.learning_rates[-1]
+
+
+@pytest.mark.parametrize("algorithm", ["value", "norm"])
+def test_gradient_clipping(pool: WorkerPool, algorithm: str) -> None:
+    """The norm is that of all stages' gradients, a parameter of several stages counted once."""
+    clip = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": algorithm}
+    training = branchy("shared_weights", OptimizerSpec(), **clip)
+    assert_equal_training(pool, training, num_ranks=3, num_microbatches=4)
+
+
+def test_a_rank_keeps_only_its_own_parameters_and_their_state(pool: WorkerPool) -> None:
+    optimizer = OptimizerSpec("adamw", num_groups=2)
+    results = assert_equal_training(
+        pool, branchy("six_branches", optimizer), num_ranks=4, num_microbatches=4
+    )
+    owners = Counter(name for result in results for name in result.own_parameters)
+    everything = {name for name in results[0].weights}
+    assert set(owners) == everything
+    assert set(owners.values()) == {1}, f"no parameter here is shared, but: {owners}"
+    for rank, result in enumerate(results):
+        assert result.own_parameters, f"rank {rank} has no parameters"
+        assert result.optimizer_state == result.own_parameters
+        assert sum(result.optimizer_groups) == len(result.own_parameters)
+        assert len(result.optimizer_groups) == 2
+
+
+def test_a_shared_parameter_is_held_by_all_ranks_that_use_it(pool: WorkerPool) -> None:
+    training = branchy("shared_weights", OptimizerSpec())
+    results = assert_equal_training(
+        pool, training, num_ranks=2, num_microbatches=2, plan=[["entries.0", "node_2"], REST]
+    )
+    for result in results:
+        assert "node_2.weight" in result.own_parameters
+    assert "heads.0.weight" in results[0].own_parameters
+    assert "heads.0.weight" not in results[1].own_parameters
+
+
+REST = ["entries.1", "node_6", "heads.0", "heads.1"]
+
+
+def test_the_loss_falls(pool: WorkerPool) -> None:
+    """Guards against a training that equals one device because nothing is trained."""
+    training = Training(ExportableModel, DataSpec(num_inputs=2))
+    losses = assert_equal_training(pool, training, num_ranks=2, num_microbatches=2)[0].losses
+    assert sum(losses[-4:]) < 0.8 * sum(losses[:4])

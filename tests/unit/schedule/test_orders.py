@@ -1,0 +1,185 @@
+"""Golden orders and programs, written as the rows a person reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_gpp.graph import FEED, StageEdge, StageGraph
+from lightning_gpp.schedule import (
+    Action,
+    Kind,
+    Program,
+    ScheduleError,
+    build_program,
+    dry_run,
+    in_flight_microbatches,
+    validate,
+)
+
+
+def graph(num_stages: int, *pairs: tuple[int, int]) -> StageGraph:
+    edges = tuple(StageEdge(s, t, ("x",) if s == FEED else (f"v{s}",)) for s, t in sorted(pairs))
+    return StageGraph(num_stages, edges)
+
+
+def compute_rows(program: Program) -> list[str]:
+    return [
+        " ".join(str(a) for a in actions if a.kind.is_compute and a.stage != FEED)
+        for actions in program.actions
+    ]
+
+
+CHAIN = graph(3, (0, 1), (1, 2))
+#   0 ──┐
+#       ├──▶ 2
+#   1 ──┘
+TWO_TOWERS = graph(3, (0, 2), (1, 2))
+#   0 ──▶ 1 ──▶ 3
+#   └───▶ 2 ────┘
+DIAMOND = graph(4, (0, 1), (0, 2), (1, 3), (2, 3))
+
+
+def test_1f1b_on_a_chain():
+    program = build_program(CHAIN, devices=[0, 1, 2], num_microbatches=4)
+    assert compute_rows(program) == [
+        "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
+        "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
+        "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
+    ]
+
+
+def test_1f1b_gives_both_towers_the_depth_of_one():
+    program = build_program(TWO_TOWERS, devices=[0, 1, 2], num_microbatches=4)
+    assert compute_rows(program)[:2] == [
+        "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3",
+        "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
+    ]
+
+
+def test_gpipe_on_a_diamond():
+    program = build_program(DIAMOND, devices=range(4), num_microbatches=2, schedule="gpipe")
+    assert compute_rows(program) == [f"{s}F0 {s}F1 {s}B0 {s}B1" for s in range(4)]
+
+
+def test_forward_only():
+    program = build_program(TWO_TOWERS, devices=[0, 1, 2], num_microbatches=2, forward_only=True)
+    assert str(program).splitlines() == [
+        "device 0: 0F0 0SF0>2 0F1 0SF1>2",
+        "device 1: 1F0 1SF0>2 1F1 1SF1>2",
+        "device 2: -1F0 -1F1 2RF0<0 2RF0<1 2F0 2RF1<0 2RF1<1 2F1",
+    ]
+
+
+def test_in_flight_follows_depth_not_position():
+    # Six stages: three towers of one stage, then a chain of three.
+    stages = graph(6, (0, 3), (1, 3), (2, 3), (3, 4), (4, 5))
+    assert in_flight_microbatches(stages, 8) == {0: 4, 1: 4, 2: 4, 3: 3, 4: 2, 5: 1}
+
+
+def test_k_f_k_b_where_the_successor_takes_two():
+    #  0 takes 1, 1 takes 2 and 2 takes 4 micro-batches at a time (GraphPipe, figure 5).
+    program = build_program(CHAIN, devices=[0, 1, 2], num_microbatches=8, multiples=[1, 2, 4])
+    assert compute_rows(program) == [
+        "0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7 0B0 0B1 0B2 0B3 0B4 0B5 0B6 0B7",
+        "1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3",
+        "2F0 2B0 2F1 2B1",
+    ]
+    longer = build_program(CHAIN, devices=[0, 1, 2], num_microbatches=16, multiples=[1, 2, 4])
+    assert dry_run(longer).in_flight == {0: 10, 1: 4, 2: 1}
+    uniform = build_program(CHAIN, devices=[0, 1, 2], num_microbatches=16, multiples=[4, 4, 4])
+    assert dry_run(uniform).in_flight == {0: 3, 1: 2, 2: 1}
+
+
+def test_several_stages_on_one_device_run_what_can_start_first():
+    program = build_program(TWO_TOWERS, devices=[0, 0, 1], num_microbatches=2)
+    assert compute_rows(program) == [
+        "1F0 0F0 0F1 1F1 0B0 1B0 0B1 1B1",
+        "2F0 2B0 2F1 2B1",
+    ] or compute_rows(program)[0].startswith(("0F0", "1F0"))
+    assert dry_run(program).step_s > 0
+
+
+def test_1f1b_on_a_balanced_chain_takes_the_closed_form_time():
+    for num_microbatches in (1, 4, 8):
+        program = build_program(CHAIN, devices=[0, 1, 2], num_microbatches=num_microbatches)
+        assert dry_run(program).step_s == 3 * (num_microbatches + 3 - 1)
+
+
+def test_towers_shorten_the_pipeline():
+    chain = build_program(CHAIN, devices=[0, 1, 2], num_microbatches=4)
+    towers = build_program(TWO_TOWERS, devices=[0, 1, 2], num_microbatches=4)
+    assert dry_run(towers).step_s == 3 * (4 + 1) < dry_run(chain).step_s
+
+
+def test_shared_parameters_are_reduced_once_per_device():
+    stages = StageGraph(
+        3, CHAIN.edges, shared_parameters=(("emb", (0, 2)), ("local", (0, 1)), ("head", (0, 2)))
+    )
+    program = build_program(stages, devices=[0, 0, 1], num_microbatches=1)
+    assert [group.parameters for group in program.reduce_groups] == [("emb", "head")]
+    assert [str(a) for row in program.actions for a in row if a.kind is Kind.REDUCE] == [
+        "0R0",
+        "2R0",
+    ]
+
+
+def test_program_survives_json():
+    program = build_program(DIAMOND, devices=range(4), num_microbatches=3)
+    assert Program.from_json(program.to_json()) == program
+
+
+@pytest.mark.parametrize("text", ["2X0", "F0", "2F", "2F0>3x", "2SF0<3", "2RF0>3", ""])
+def test_what_is_not_an_action(text):
+    with pytest.raises(ValueError, match="not an action|peer"):
+        Action.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"schedule": "zigzag"}, "unknown schedule 'zigzag'; known schedules: gpipe, 1f1b"),
+        ({"num_microbatches": 0}, "at least 1, got 0"),
+        ({"devices": [0, 1]}, "one entry per stage: got 2 for 3 stages"),
+        ({"devices": [0, 1, -1]}, "counted from 0, got -1"),
+        ({"multiples": [1, 3, 1]}, "does not divide num_microbatches=4"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    good = {"devices": [0, 1, 2], "num_microbatches": 4}
+    with pytest.raises(ValueError, match=message):
+        build_program(CHAIN, **(good | arguments))
+
+
+def with_actions(program: Program, *rows: str) -> Program:
+    return Program(
+        schedule=program.schedule,
+        num_microbatches=program.num_microbatches,
+        devices=program.devices,
+        multiples=program.multiples,
+        edges=program.edges,
+        actions=tuple(tuple(map(Action.parse, row.split())) for row in rows),
+    )
+
+
+PAIR = build_program(graph(2, (0, 1)), devices=[0, 1], num_microbatches=1)
+#   device 0: 0F0 0SF0>1 0RB0<1 0B0
+#   device 1: -1F0 1RF0<0 1F0 1B0 1SB0>0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ("0F0 0SF0>1", "-1F0 1RF0<0 1F0 1B0 1SB0>0", "lacks 0B0"),
+        ("0F0 0F0 0SF0>1 0RB0<1 0B0", "1RF0<0 1F0 1B0 1SB0>0", "repeats or invents 0F0"),
+        ("0F0 0SF0>1 0RB0<1 0B0 1B0", "1RF0<0 1F0 1SB0>0", "on device 0, but stage 1"),
+        ("0F0 0SF0>1 0B0", "1RF0<0 1F0 1B0 1SB0>0", "sent 1 times and received 0"),
+        ("0F0 0SF0>1 0B0 0RB0<1", "1RF0<0 1F0 1B0 1SB0>0", "before receiving"),
+        ("0SF0>1 0F0 0RB0<1 0B0", "1RF0<0 1F0 1B0 1SB0>0", "before computing it"),
+        ("0RB0<1 0B0 0F0 0SF0>1", "1RF0<0 1F0 1B0 1SB0>0", "runs 0B0 before 0F0"),
+        ("0RB0<1 0F0 0SF0>1 0B0", "1RF0<0 1F0 1B0 1SB0>0", "deadlocks: device 0 waits at 0RB0<1"),
+    ],
+)
+def test_broken_programs_are_found(first, second, message):
+    with pytest.raises(ScheduleError, match=message):
+        validate(with_actions(PAIR, first, second))
+    validate(PAIR)
