@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,14 +50,14 @@ def train(config: DictConfig) -> dict[str, float]:
     """
     from lightning.pytorch import seed_everything
 
-    quiet_lightning()
+    callbacks = [instantiate(callback) for callback in config.callbacks.values()]
     seed_everything(config.seed, workers=True, verbose=False)
     data = instantiate(config.data)
     module = instantiate(config.recipe.module, data)
     trainer: Trainer = instantiate(
         config.trainer,
         strategy=build_strategy(config.strategy),
-        callbacks=[instantiate(callback) for callback in config.callbacks.values()],
+        callbacks=callbacks,
     )
     trainer.fit(module, datamodule=data)
     return {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
@@ -76,12 +75,6 @@ def save_config(config: DictConfig, folder: Path) -> None:
     """Writes the resolved configuration, which needs no environment variable to be read again."""
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, folder / "config.yaml", resolve=True)
-
-
-def quiet_lightning() -> None:
-    """Silences what Lightning says about things that are as they should be in these runs."""
-    # Recipes keep their data in memory; processes that load them would only cost time.
-    warnings.filterwarnings("ignore", message=".*does not have many workers")
 
 
 def describe_run(metrics: Mapping[str, float], folder: Path) -> str:

@@ -39,9 +39,7 @@ class Arguments:
     dtypes: Mapping[str, torch.dtype]
 
     @classmethod
-    def of(
-        cls, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Arguments:
+    def of(cls, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         """The layout of ``module.forward(*args, **kwargs)``.
 
         Raises:
@@ -161,8 +159,15 @@ def _refuse_hidden_tensors(path: str, leaf: Any) -> None:
     if isinstance(leaf, Tensor | nn.Module | type) or not hasattr(leaf, "__dict__"):
         return
     attributes = list(vars(leaf).values())
-    nested = [item for value in attributes if hasattr(value, "__dict__") for item in vars(value).values()]
-    mappings = [item for value in [*attributes, *nested] if isinstance(value, dict) for item in value.values()]
+    nested = [
+        item for value in attributes if hasattr(value, "__dict__") for item in vars(value).values()
+    ]
+    mappings = [
+        item
+        for value in [*attributes, *nested]
+        if isinstance(value, dict)
+        for item in value.values()
+    ]
     if any(isinstance(value, Tensor) for value in [*attributes, *nested, *mappings]):
         raise CaptureError(
             f"argument {path!r} is a {type(leaf).__name__}, an object with tensors inside that is "

@@ -61,14 +61,14 @@ def capture(
     """
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise CaptureError("lazy parameters have no size yet: run the module once before training")
-    with rollback(module) as changes, torch.inference_mode(False), torch.enable_grad():
+    with rollback(module), torch.inference_mode(False), torch.enable_grad():
         session = _Session(module, args, kwargs or {}, train_modes)
         captured = session.first_success(leaf_modules, blocks)
-    if changes.attributes:
+    if changed := session.expected[True].changed:
         _logger.warning(
             "forward changes %s, which are neither parameters nor buffers: a pipelined forward "
             "does not make these changes",
-            ", ".join(dict.fromkeys(changes.attributes)),
+            ", ".join(changed),
         )
     return captured
 
@@ -209,9 +209,7 @@ class _Session:
         what = f"{'train' if mode else 'eval'} mode, {sample.num_samples} samples"
         compare(expected, got, what)
 
-    def _batch_dims(
-        self, trace: Trace, second: Sample | None
-    ) -> dict[str, tuple[int | None, ...]]:
+    def _batch_dims(self, trace: Trace, second: Sample | None) -> dict[str, tuple[int | None, ...]]:
         """The batch dimension of every tensor of every value, from its shapes at two sizes."""
         nodes = [node for node in trace.graph.nodes if node.op != "output"]
         others = self._observe(trace, second, mode=True) if second else {}

@@ -65,6 +65,7 @@ def trace_blocks(module: nn.Module, arguments: Arguments, blocks: BlockGraph) ->
         args = tuple(_look_up(known, name, f"block {block.name!r}") for name in block.inputs)
         node = graph.create_node("call_module", block.module, args, {}, name=block.name)
         known[block.name] = recorder.mark(node)
+        node.meta["name"] = block.name
     names, structure = flatten(blocks.outputs)
     if isinstance(blocks.outputs, tuple) and len(blocks.outputs) == 1:
         structure = structure.children[0]

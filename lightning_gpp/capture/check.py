@@ -28,10 +28,12 @@ class Result:
     Attributes:
         output: of forward.
         gradients: by parameter or input name; None where there is none.
+        changed: qualified names of the plain attributes that forward changed.
     """
 
     output: Any
     gradients: Mapping[str, Tensor | None]
+    changed: tuple[str, ...] = ()
 
 
 def reference(
@@ -56,9 +58,7 @@ def replay(
 
     def forward(tensors: dict[str, Tensor]) -> Any:
         values = stage([tensors[name] for name in names], training=training)
-        return captured.output(
-            dict(zip(graph.outputs, values, strict=True)), training=training
-        )
+        return captured.output(dict(zip(graph.outputs, values, strict=True)), training=training)
 
     return _run(forward, captured.module, sample, flags)
 
@@ -87,24 +87,30 @@ def _run(
     sample: Sample,
     flags: Mapping[str, bool],
 ) -> Result:
-    with (
-        rollback(module),
-        training_flags(module, flags),
-        seeded(_SEED),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-    ):
+    with rollback(module) as changes:
+        output, gradients = _forward_and_backward(forward, module, sample, flags)
+    return Result(output, gradients, tuple(changes.attributes))
+
+
+def _forward_and_backward(
+    forward: Callable[[dict[str, Tensor]], Any],
+    module: nn.Module,
+    sample: Sample,
+    flags: Mapping[str, bool],
+) -> tuple[Any, dict[str, Tensor | None]]:
+    with training_flags(module, flags), seeded(_SEED):
         inputs = sample.fresh()
         # a view, so that an in-place change is as legal as for an input that some layer made
         views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
         output = forward(views)
-        sources = dict(module.named_parameters()) | inputs
-        wanted = {name: item for name, item in sources.items() if item.requires_grad}
+        for parameter in module.parameters():
+            parameter.grad = None  # rollback puts it back
         loss = _any_loss(output)
-        if loss is None or not wanted:
-            return Result(output, {})
-        found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-        return Result(_detached(output), dict(zip(wanted, found, strict=True)))
+        if loss is not None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        sources = dict(module.named_parameters()) | inputs
+        gradients = {name: item.grad for name, item in sources.items() if item.requires_grad}
+        return _detached(output), gradients
 
 
 def _any_loss(output: Any) -> Tensor | None:

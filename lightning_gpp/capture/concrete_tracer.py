@@ -27,12 +27,55 @@ from lightning_gpp.capture.trace import Names, Recorder, Trace, apply_function, 
 
 _SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
 _METADATA = frozenset(
-    "dim ndim ndimension dtype device layout itemsize element_size get_device is_leaf grad_fn names"
-    " requires_grad is_floating_point is_complex is_signed is_contiguous stride storage_offset"
-    " is_cuda is_cpu is_meta is_sparse is_quantized is_nested is_mps is_xpu is_mkldnn is_inference"
-    " is_conj is_neg _version data_ptr output_nr __hash__ __repr__ __format__ __str__"
-    " is_same_size is_tensor result_type can_cast is_nonzero_size type_ __dir__ _backward_hooks"
-    " untyped_storage".split()
+    [
+        "dim",
+        "ndim",
+        "ndimension",
+        "dtype",
+        "device",
+        "layout",
+        "itemsize",
+        "element_size",
+        "get_device",
+        "is_leaf",
+        "grad_fn",
+        "names",
+        "requires_grad",
+        "is_floating_point",
+        "is_complex",
+        "is_signed",
+        "is_contiguous",
+        "stride",
+        "storage_offset",
+        "is_cuda",
+        "is_cpu",
+        "is_meta",
+        "is_sparse",
+        "is_quantized",
+        "is_nested",
+        "is_mps",
+        "is_xpu",
+        "is_mkldnn",
+        "is_inference",
+        "is_conj",
+        "is_neg",
+        "_version",
+        "data_ptr",
+        "output_nr",
+        "__hash__",
+        "__repr__",
+        "__format__",
+        "__str__",
+        "is_same_size",
+        "is_tensor",
+        "result_type",
+        "can_cast",
+        "is_nonzero_size",
+        "type_",
+        "__dir__",
+        "_backward_hooks",
+        "untyped_storage",
+    ]
 )
 _DECISIONS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
 _REFUSED = frozenset({"backward", "grad", "__set__"})
@@ -158,14 +201,14 @@ class _Tracer(TorchFunctionMode):
                 return apply.__func__(function, *args, **kwargs)
             return tracer._apply(apply.__func__, function, args)
 
-        nn.Module.__call__ = module_call  # type: ignore[assignment,method-assign]
+        nn.Module.__call__ = module_call  # type: ignore[method-assign]
         torch.autograd.Function.apply = classmethod(function_apply)  # type: ignore
         try:
             with self._patched_len():
                 yield
         finally:
             nn.Module.__call__ = call  # type: ignore[method-assign]
-            torch.autograd.Function.apply = apply
+            torch.autograd.Function.apply = apply  # type: ignore[method-assign]
 
     @contextmanager
     def _patched_len(self) -> Iterator[None]:
@@ -221,9 +264,8 @@ class _Tracer(TorchFunctionMode):
     def _traced(self, result: Any, node: fx.Node, name: str | None) -> Any:
         """``result`` with its tensors known, and with sizes that remember ``node``."""
         if isinstance(result, torch.Size) and name in _SIZES:
-            return torch.Size(
-                [TracedInt(self, self._item(node, i), n) for i, n in enumerate(result)]
-            )
+            sizes: Any = [TracedInt(self, self._item(node, i), n) for i, n in enumerate(result)]
+            return torch.Size(sizes)
         leaves, structure = flatten(result)
         traced = [
             self._traced_leaf(leaf, _Origin(node, path), name)

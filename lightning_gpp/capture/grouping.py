@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import fx
 
-from lightning_gpp.capture.normalize import LOOK_UPS
 from lightning_gpp.capture.observe import Observation
+from lightning_gpp.capture.structure import LOOK_UPS
 
 
 def group_nodes(

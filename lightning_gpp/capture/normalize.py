@@ -9,11 +9,8 @@ import torch
 from torch import fx, nn
 
 from lightning_gpp.capture.observe import Observation
-from lightning_gpp.capture.structure import Step
+from lightning_gpp.capture.structure import LOOK_UPS
 from lightning_gpp.capture.trace import Trace, guard, identity
-
-LOOK_UPS = frozenset({Step("item", 0).look_up, Step("attribute", 0).look_up, Step("child", 0).look_up})
-"""Functions that only look something up in the result of another node."""
 
 
 def protect_inputs(trace: Trace, observations: Mapping[fx.Node, Observation]) -> bool:
@@ -29,7 +26,9 @@ def protect_inputs(trace: Trace, observations: Mapping[fx.Node, Observation]) ->
             with trace.graph.inserting_after(node):
                 copy = trace.graph.call_function(torch.clone, (node,))
             copy.meta.update(node.meta)
-            node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+            node.replace_all_uses_with(
+                copy, delete_user_cb=lambda user, copy=copy: user is not copy
+            )
     return found
 
 
@@ -92,6 +91,8 @@ def _has_effect(node: fx.Node, seen: Observation, read_later: set[int]) -> bool:
 
 
 def _base_name(node: fx.Node, copied: Mapping[fx.Node, Any]) -> str:
+    if "name" in node.meta:
+        return str(node.meta["name"])
     if node.op == "placeholder":
         return str(node.target)
     if node.op in ("get_attr", "call_module"):
@@ -124,5 +125,3 @@ def _own_name(graph: fx.Graph, leaf: Any) -> Any:
     node = graph.create_node("call_function", identity, (leaf,), {}, name=f"{leaf.name}_value")
     node.meta.update(leaf.meta)
     return node
-
-

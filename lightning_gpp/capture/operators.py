@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import fx, nn
 
 from lightning_gpp.capture.grouping import group_nodes
-from lightning_gpp.capture.normalize import LOOK_UPS, function_name, observation
+from lightning_gpp.capture.normalize import function_name, observation
+from lightning_gpp.capture.structure import LOOK_UPS
 from lightning_gpp.capture.trace import Names, Trace
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
 
@@ -34,9 +35,7 @@ def model_graph(
     ]
     buffers = {name: tensors - parameters.keys() for name, tensors in owned.items()}
     groups = group_nodes(nodes, modes, buffers)
-    operators = tuple(
-        _operator(group, owned, list(parameters), batch_dims) for group in groups
-    )
+    operators = tuple(_operator(group, owned, list(parameters), batch_dims) for group in groups)
     read = {name for operator in operators for name in operator.parameters}
     graph = ModelGraph(
         inputs=tuple(
@@ -91,9 +90,7 @@ def _operator(
         target=function_name(principal),
         scope=principal.meta["scope"],
         inputs=tuple(dict.fromkeys(inputs)),
-        outputs=tuple(
-            _value(node, batch_dims) for node in group if set(node.users) - members
-        ),
+        outputs=tuple(_value(node, batch_dims) for node in group if set(node.users) - members),
         parameters=tuple(name for name in parameters if name in read),
         state=tuple(
             sorted(frozenset().union(*(observation(node).changed_buffers for node in group)))

@@ -61,10 +61,10 @@ class _Probe:
         self.stage: StageModule = captured.stage([operator.name], operator.inputs, self.outputs)
         self.training = captured.module.training
         self.device = device
-        self.own_storages = {
-            _storage(parameter)
-            for parameter in map(captured.module.get_parameter, self.stage.parameter_names)
-        }
+        self.parameters = [
+            captured.module.get_parameter(name) for name in self.stage.parameter_names
+        ]
+        self.own_storages = {_storage(parameter) for parameter in self.parameters}
         self.results: dict[str, Any] = {}
 
     def measure(self, values: Mapping[str, Any], repeats: int) -> OpProfile:
@@ -92,17 +92,17 @@ class _Probe:
             outputs = self.stage(inputs, training=self.training)
             forward_s = self._now_s() - start_s
         self.results = dict(zip(self.outputs, outputs, strict=True))
-        return OpProfile(forward_s, self._backward_s(outputs, inputs), sum(saved.values()))
+        return OpProfile(forward_s, self._backward_s(outputs), sum(saved.values()))
 
-    def _backward_s(self, outputs: tuple[Any, ...], inputs: list[Any]) -> float:
+    def _backward_s(self, outputs: tuple[Any, ...]) -> float:
         roots = [leaf for leaf in flatten(outputs)[0] if _needs_grad(leaf)]
-        parameters = map(self.stage._module.get_parameter, self.stage.parameter_names)
-        sources = [leaf for leaf in [*flatten(inputs)[0], *parameters] if _needs_grad(leaf)]
-        if not roots or not sources:
+        if not roots:
             return 0.0
+        for parameter in self.parameters:
+            parameter.grad = None  # rollback puts it back
         seeds = [torch.ones_like(root) for root in roots]
         start_s = self._now_s()
-        torch.autograd.grad(roots, sources, seeds, allow_unused=True)
+        torch.autograd.backward(roots, seeds)
         return self._now_s() - start_s
 
     def _now_s(self) -> float:

@@ -55,7 +55,7 @@ def seeded(seed: int | None) -> Iterator[None]:
     """Restores the states of all random generators on exit; seeds them first, if asked."""
     numpy = sys.modules.get("numpy")
     torch_state, python_state = torch.random.get_rng_state(), random.getstate()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     numpy_state = numpy.random.get_state() if numpy else None
     try:
         if seed is not None:
@@ -140,7 +140,9 @@ def _put_back(tensor: Tensor, value: Tensor) -> bool:
     if tensor.shape == value.shape and torch.equal(tensor, value):
         return False
     with torch.no_grad():
-        tensor.set_(value) if tensor.shape != value.shape else tensor.copy_(value)
+        if tensor.shape != value.shape:
+            tensor.resize_(value.shape)
+        tensor.copy_(value)
     return True
 
 

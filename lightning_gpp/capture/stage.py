@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class StageModule:
     def __init__(
         self,
         module: nn.Module,
-        nodes: dict[bool, Sequence[fx.Node]],
+        nodes: Mapping[bool, Sequence[fx.Node]],
         *,
         inputs: Sequence[str],
         outputs: Sequence[str],
@@ -115,7 +115,10 @@ class _Source:
         """The compiled function, with constants on ``device``."""
         filename = f"<stage {next(_numbers)}>"
         linecache.cache[filename] = (
-            len(self.text), None, self.text.splitlines(keepends=True), filename
+            len(self.text),
+            None,
+            self.text.splitlines(keepends=True),
+            filename,
         )
         names = {name: self._moved(value, device) for name, value in self.objects.items()}
         exec(compile(self.text, filename, "exec"), names)
@@ -168,8 +171,10 @@ class _Source:
     def _attribute(self, node: fx.Node) -> str:
         path, _, attribute = str(node.target).rpartition(".")
         owner = self._object("m", self.module.get_submodule(path))
-        return f"{owner}.{attribute}" if attribute.isidentifier() else (
-            f"getattr({owner}, {attribute!r})"
+        return (
+            f"{owner}.{attribute}"
+            if attribute.isidentifier()
+            else (f"getattr({owner}, {attribute!r})")
         )
 
     def _object(self, kind: str, value: Any) -> str:

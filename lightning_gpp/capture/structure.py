@@ -31,7 +31,7 @@ class Step:
     @property
     def look_up(self) -> Callable[[Any, Any], Any]:
         """The function of (container, key) that returns the child."""
-        return {"item": operator.getitem, "attribute": getattr, "child": child}[self.kind]
+        return _LOOK_UPS[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,15 @@ def child(container: Any, position: int) -> Any:
     return level[1][position]
 
 
+_LOOK_UPS: dict[str, Callable[[Any, Any], Any]] = {
+    "item": operator.getitem,
+    "attribute": getattr,
+    "child": child,
+}
+LOOK_UPS = frozenset(_LOOK_UPS.values())
+"""Functions that only look something up in a container."""
+
+
 def _one_level(value: Any) -> tuple[list[Step], list[Any], Any] | None:
     if type(value) in _pytree.SUPPORTED_NODES or _pytree.is_namedtuple_instance(value):
         children, spec = _pytree.tree_flatten(value, is_leaf=lambda item: item is not value)
@@ -132,9 +141,7 @@ def _one_level(value: Any) -> tuple[list[Step], list[Any], Any] | None:
     if isinstance(value, list | tuple):
         return _steps(value, len(value)), list(value), None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [
-            field.name for field in dataclasses.fields(value) if hasattr(value, field.name)
-        ]
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
         children = [getattr(value, name) for name in names]
         return [Step("attribute", name) for name in names], children, None
     return None

@@ -1,8 +1,30 @@
-"""Plans: which operators form which stage on which device."""
+"""Plans: which operators form which stage on which device, and the planners that find them."""
 
+from lightning_gpp.planner.base import Planner, PlanRequest
+from lightning_gpp.planner.describe import describe_plan
 from lightning_gpp.planner.make_plan import PLANNERS, make_plan
-from lightning_gpp.planner.manual import resolve_plan
+from lightning_gpp.planner.manual import PlanLike, resolve_plan
+from lightning_gpp.planner.picture import draw_stage_graph
 from lightning_gpp.planner.plan import Plan, Stage
+from lightning_gpp.planner.plan_json import load_plan, plan_from_json, plan_to_json, save_plan
+from lightning_gpp.planner.predict import predict
 from lightning_gpp.planner.validate import validate_plan
 
-__all__ = ["PLANNERS", "Plan", "Stage", "make_plan", "resolve_plan", "validate_plan"]
+__all__ = [
+    "PLANNERS",
+    "Plan",
+    "PlanLike",
+    "PlanRequest",
+    "Planner",
+    "Stage",
+    "describe_plan",
+    "draw_stage_graph",
+    "load_plan",
+    "make_plan",
+    "plan_from_json",
+    "plan_to_json",
+    "predict",
+    "resolve_plan",
+    "save_plan",
+    "validate_plan",
+]

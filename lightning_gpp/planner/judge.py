@@ -17,7 +17,7 @@ DRY_RUN_ACTIONS = 40_000
 FEWEST_DRY_RUNS = 8
 """Dry runs of a search that are played however large the programs are."""
 
-PROMISING = 12
+PROMISING = 24
 """Candidates that are played per step of the search."""
 
 
@@ -46,7 +46,7 @@ class Judge:
 
     def most_promising(self, candidates: Iterable[StageUnits]) -> list[StageUnits]:
         """The few candidates that a formula finds best."""
-        ranked = sorted(dict.fromkeys(candidates), key=self._quick_s)
+        ranked = sorted(dict.fromkeys(candidates), key=self._quick_score)
         return ranked[: min(PROMISING, self._max_dry_runs - len(self._scores))]
 
     def plan(self, stage_units: StageUnits, planner: str) -> Plan:
@@ -71,15 +71,17 @@ class Judge:
             self._scores[candidate] = run.step_s, sum(run.in_flight.values())
         return self._scores[candidate]
 
-    def _quick_s(self, candidate: StageUnits) -> float:
-        """Step time by formula: one micro-batch all the way, the others at the bottleneck's pace."""
+    def _quick_score(self, candidate: StageUnits) -> tuple[float, int]:
+        """Step time by formula (one micro-batch all the way, then the bottleneck), and bytes."""
         compute_s = [sum(self._units.compute_s[unit] for unit in units) for units in candidate]
         way_s = list(compute_s)
-        for (source, target), size_bytes in sorted(self._edge_bytes(candidate).items()):
+        edge_bytes = self._edge_bytes(candidate)
+        for (source, target), size_bytes in sorted(edge_bytes.items()):
             # Sorted by source, so the way to the source is complete.
             transfer_s = self._request.cluster.uniform_link.transfer_s(size_bytes)
             way_s[target] = max(way_s[target], way_s[source] + transfer_s + compute_s[target])
-        return max(way_s) + (self._request.num_microbatches - 1) * max(compute_s)
+        step_s = max(way_s) + (self._request.num_microbatches - 1) * max(compute_s)
+        return step_s, sum(edge_bytes.values())
 
     def _edge_bytes(self, candidate: StageUnits) -> dict[tuple[int, int], int]:
         stage_of = {unit: stage for stage, units in enumerate(candidate) for unit in units}

@@ -75,11 +75,13 @@ def _no_match(graph: ModelGraph, name: str) -> str:
     for operator in graph:
         if is_module(operator) and name.startswith(f"{operator.target}."):
             return (
-                f"plan: {name!r} is inside {operator.target!r}, which was captured as one operator; "
-                f"name {operator.target!r} instead"
+                f"plan: {name!r} is inside {operator.target!r}, which was captured as one "
+                f"operator; name {operator.target!r} instead"
             )
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    remedy = f"did you mean {' or '.join(map(repr, close))}?" if close else (
-        f"expected a module or an operator of the model, such as {', '.join(map(repr, known[:3]))}"
-    )
+    if close:
+        remedy = f"did you mean {' or '.join(map(repr, close))}?"
+    else:
+        some = ", ".join(map(repr, known[:3]))
+        remedy = f"expected a module or an operator of the model, such as {some}"
     return f"plan: {name!r} matches nothing in the model; {remedy}"

@@ -1,21 +1,21 @@
 """A picture of a stage graph in text: boxes in layers by depth, edges with their sizes.
 
-    ┌────────────────────────────┐
-    │            stem            │
-    └─────┬───────────────┬──────┘
-          │ 4.0 kB        │ 4.0 kB
-    ┌─────▼──────┐ ┌──────▼──────┐
-    │  encoder a │ │  encoder b  │
-    └─────┬──────┘ └──────┬──────┘
-          │ 1.0 kB        │ 1.0 kB
-    ┌─────▼───────────────▼──────┐
-    │           fusion           │
-    └────────────────────────────┘
+┌────────────────────────────┐
+│            stem            │
+└─────┬───────────────┬──────┘
+      │ 4.0 kB        │ 4.0 kB
+┌─────▼──────┐ ┌──────▼──────┐
+│  encoder a │ │  encoder b  │
+└─────┬──────┘ └──────┬──────┘
+      │ 1.0 kB        │ 1.0 kB
+┌─────▼───────────────▼──────┐
+│           fusion           │
+└────────────────────────────┘
 """
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections.abc import Mapping, Sequence
 
 from lightning_gpp.graph import FEED, StageGraph
@@ -25,6 +25,7 @@ from lightning_gpp.planner.units_of_measure import bytes_text
 TEXT_WIDTHS = (40, 32, 26, 22, 18, 15, 12, 10)
 """Widths to which the text in the boxes is wrapped, until the picture is narrow enough."""
 
+_GLUE = re.compile(r"(?<=\d) (?=[kMGT]?B\b|[mu]?s\b|%)|(?<=stage|evice) (?=\d)| (?=\(\d+\))")
 _UP, _DOWN, _LEFT, _RIGHT = 1, 2, 4, 8
 _LINES = {
     _UP | _DOWN: "│",
@@ -42,6 +43,7 @@ _LINES = {
 _ASCII = str.maketrans(
     {**dict.fromkeys("┌┐└┘├┤┬┴┼", "+"), "│": "|", "─": "-", "▼": "v", "┊": ":", "…": ".", "·": "|"}
 )
+
 
 def draw_stage_graph(
     stages: StageGraph, labels: Sequence[str], *, max_width: int = 100, ascii_only: bool = False
@@ -65,8 +67,11 @@ def _picture(stages: StageGraph, labels: Sequence[str], max_width: int) -> str |
     feeds = {e.target: f"feed {bytes_text(e.size_bytes)}" for e in stages.edges if e.source == FEED}
     sizes = {(e.source, e.target): bytes_text(e.size_bytes) for e in stages.edges}
     full = [f"{label}\n{feeds.get(i, '')}".strip() for i, label in enumerate(labels)]
+    depths = list(stages.depths.values())
     for text_width in TEXT_WIDTHS:
-        boxes = [_wrapped(label, text_width) for label in full]
+        # A stage that is alone in its layer has room.
+        widths = [TEXT_WIDTHS[0] if depths.count(d) == 1 else text_width for d in depths]
+        boxes = [_wrapped(label, width) for label, width in zip(full, widths)]
         if text := _drawn(stages, boxes, sizes, max_width):
             return text
     ids = [[str(stage)] for stage in range(stages.num_stages)]
@@ -102,12 +107,38 @@ def _list(stages: StageGraph, labels: Sequence[str]) -> str:
             for edge in stages.edges
             if edge.target == stage
         )
-        lines.append(f"{stage}: {' | '.join(label.splitlines())}{' <- ' if sources else ''}{sources}")
+        lines.append(
+            f"{stage}: {' | '.join(label.splitlines())}{' <- ' if sources else ''}{sources}"
+        )
     return "\n".join(lines)
 
 
 def _wrapped(label: str, width: int) -> list[str]:
-    return [piece for line in label.splitlines() for piece in textwrap.wrap(line, width)] or [""]
+    """The lines of a label, none longer than ``width``; numbers stay with their units."""
+    lines: list[str] = []
+    for line in label.splitlines() or [""]:
+        glued = _GLUE.sub("\N{NO-BREAK SPACE}", line.strip())
+        words = [piece for word in glued.split(" ") for piece in _pieces(word, width)]
+        current = ""
+        for word in words:
+            if current and len(current) + 1 + len(word) > width:
+                lines.append(current)
+                current = word
+            else:
+                current = f"{current} {word}".lstrip(" ")
+        lines.append(current)
+    return [line.replace("\N{NO-BREAK SPACE}", " ").strip(" ·") for line in lines]
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """A word cut where it is too long, after a dot or an underscore if there is one."""
+    pieces = []
+    while len(word) > width:
+        end = 1 + max(word.rfind(mark, 1, width - 1) for mark in "._")
+        end = end if end > 1 else width
+        pieces.append(word[:end])
+        word = word[end:]
+    return [*pieces, word]
 
 
 class _Canvas:
@@ -142,7 +173,9 @@ class _Canvas:
         cells = {place: _LINES.get(mask, " ") for place, mask in self._lines.items()}
         cells |= self._characters
         width = 1 + max(column for _, column in cells)
-        rows = ("".join(cells.get((r, c), " ") for c in range(width)) for r in range(self._num_rows))
+        rows = (
+            "".join(cells.get((r, c), " ") for c in range(width)) for r in range(self._num_rows)
+        )
         return "\n".join(row.rstrip() for row in rows)
 
     def _box(self, item: Item, row: int, height: int, lines: Sequence[str]) -> None:
@@ -155,9 +188,7 @@ class _Canvas:
         for offset, line in enumerate(lines):
             self._write(first + offset, left + 1 + (right - left - 1 - len(line)) // 2, line)
 
-    def _gap(
-        self, gap: Sequence[Segment], row: int, sizes: Mapping[tuple[int, int], str]
-    ) -> int:
+    def _gap(self, gap: Sequence[Segment], row: int, sizes: Mapping[tuple[int, int], str]) -> int:
         """Draws the segments below a layer; returns the first row after them."""
         layout = self._layout
         bent = _tracks([s for s in gap if layout.top[s] != layout.bottom[s]], layout)

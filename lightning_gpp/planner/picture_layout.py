@@ -19,7 +19,7 @@ BOX_GAP = 1
 """Empty columns between neighbours in a layer."""
 
 PORT_MARGIN = 2
-"""Columns from the left border of a box to its first edge, and from the last to the right border."""
+"""Columns between a border of a box and the edge next to it."""
 
 SWEEPS = 8
 """How often the order in the layers is improved, down and up."""

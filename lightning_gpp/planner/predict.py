@@ -71,8 +71,12 @@ def _durations(
         source, target = program.device(edge.source), program.device(edge.target)
         if source != target:
             size_bytes = edge.size_bytes * program.message_units(edge)
-            message_s[edge.source, edge.target] = cluster.link(source, target).transfer_s(size_bytes)
-            message_s[edge.target, edge.source] = cluster.link(target, source).transfer_s(size_bytes)
+            message_s[edge.source, edge.target] = cluster.link(source, target).transfer_s(
+                size_bytes
+            )
+            message_s[edge.target, edge.source] = cluster.link(target, source).transfer_s(
+                size_bytes
+            )
 
     def action_s(action: Action) -> float:
         if action.peer is not None:

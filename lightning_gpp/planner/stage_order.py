@@ -55,12 +55,15 @@ def ordered_stages(
 def _reach(graph: ModelGraph, stage_of: Mapping[str, int]) -> Reach:
     reach: Reach = {}
     for operator in graph:
-        reach[operator.name] = reached = {}
+        reached: dict[int, str] = {}
+        reach[operator.name] = reached
         for value in operator.inputs:
             producer = graph.producer.get(value)
+            if producer is None:
+                continue
             if producer in stage_of:
                 reached.setdefault(stage_of[producer], value)
-            elif producer is not None:
+            else:
                 for stage, first in reach[producer].items():
                     reached.setdefault(stage, first)
     return reach

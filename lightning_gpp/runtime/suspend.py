@@ -67,10 +67,12 @@ class SuspendedCall:
 
     Args:
         function: called without arguments by :meth:`start`.
+        threads: where it runs.
     """
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any], threads: StepThreads) -> None:
         self._function = function
+        self._threads = threads
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Paused | Returned | _Raised] = queue.SimpleQueue()
         self._is_paused = False
@@ -79,7 +81,7 @@ class SuspendedCall:
         """Runs up to the first question or to the end; errors of the function are raised here."""
         context = contextvars.copy_context()
         state = _ThreadState.current()
-        _run_in_worker(lambda: context.run(self._main, state))
+        self._tasks = self._threads.run(lambda: context.run(self._main, state))
         return self._wait()
 
     def resume(self, answer: Any) -> Paused | Returned:
@@ -93,10 +95,14 @@ class SuspendedCall:
         if self._is_paused:
             self._is_paused = False
             self._answers.put(Abandoned())
-            self._events.get()
+            while isinstance(self._events.get(), Paused):
+                self._answers.put(Abandoned())
+            self._threads.release(self._tasks)
 
     def _wait(self) -> Paused | Returned:
         event = self._events.get()
+        if not isinstance(event, Paused):
+            self._threads.release(self._tasks)
         if isinstance(event, _Raised):
             raise event.error
         self._is_paused = isinstance(event, Paused)
@@ -158,20 +164,43 @@ class _ThreadState:
         torch.clear_autocast_cache()
 
 
-_idle: queue.SimpleQueue[queue.SimpleQueue[Callable[[], None]]] = queue.SimpleQueue()
+_Tasks = queue.SimpleQueue[Callable[[], None] | None]
 
 
-def _run_in_worker(task: Callable[[], None]) -> None:
-    """Runs a task in an idle thread of the pool, or in a new one."""
-    try:
-        tasks = _idle.get_nowait()
-    except queue.Empty:
-        tasks = queue.SimpleQueue()
-        threading.Thread(target=_work, args=(tasks,), name="step", daemon=True).start()
-    tasks.put(task)
+class StepThreads:
+    """Threads that run suspended calls, kept for the next ones until :meth:`close`."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Tasks] = []
+        self._threads: list[threading.Thread] = []
+
+    def run(self, task: Callable[[], None]) -> _Tasks:
+        """Runs a task in an idle thread, or in a new one; returns the thread for release."""
+        if self._idle:
+            tasks = self._idle.pop()
+        else:
+            tasks = queue.SimpleQueue()
+            thread = threading.Thread(target=self._work, args=(tasks,), name="step", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        tasks.put(task)
+        return tasks
+
+    def release(self, tasks: _Tasks) -> None:
+        """Takes a thread back whose task is at its end."""
+        self._idle.append(tasks)
+
+    def close(self) -> None:
+        """Ends the threads; no call may be running."""
+        for tasks in self._idle:
+            tasks.put(None)
+        for thread in self._threads:
+            thread.join(_CLOSE_TIMEOUT_S)
+        self._idle, self._threads = [], []
+
+    def _work(self, tasks: _Tasks) -> None:
+        while (task := tasks.get()) is not None:
+            task()
 
 
-def _work(tasks: queue.SimpleQueue[Callable[[], None]]) -> None:
-    while True:
-        tasks.get()()
-        _idle.put(tasks)
+_CLOSE_TIMEOUT_S = 5.0

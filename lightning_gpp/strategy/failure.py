@@ -76,16 +76,25 @@ class FailureWatch:
         """Reports errors of its body; errors that only echo another rank's become that one."""
         try:
             yield
-        except (TransportError, dist.DistError) as error:
+        except BaseException as error:
+            first = self.origin(error)
+            if first is None:
+                raise
+            raise first from error
+
+    def origin(self, error: BaseException) -> PeerError | None:
+        """Another rank's error if this one only echoes it; else reports this one.
+
+        A rank whose peer dies sees a lost connection. The dying rank has written its error before,
+        or writes it within moments.
+        """
+        if _is_echo(error):
             first = self._await_first()
             if first is not None and first.rank != self._rank:
                 self._has_reported = True
-                raise first.error() from error
-            self.report(error)
-            raise
-        except BaseException as error:
-            self.report(error)
-            raise
+                return first.error()
+        self.report(error)
+        return None
 
     def close(self) -> None:
         """Ends the watch in good order; a barrier before it keeps the store alive for all."""
@@ -116,6 +125,16 @@ class FailureWatch:
                 if report.rank != self._rank:
                     self._on_peer_failure(report.error())
                 return
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether an error is what a rank sees when another one is gone."""
+    if isinstance(error, PeerError):
+        return False
+    text = str(error)
+    return isinstance(error, TransportError | dist.DistError) or (
+        isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
+    )
 
 
 def _connect(host: str) -> list[dist.Store]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from lightning_gpp.planner import PLANNERS, Plan
 from lightning_gpp.runtime.executor import ActionRecord
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.process_transport import ProcessGroupTransport, TransportGroups
+from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.failure import FailureWatch
@@ -133,6 +135,7 @@ class GraphPipeStrategy(ParallelStrategy):
         self._partial_optimizers: list[PartialOptimizer] = []
         self._stash: GradientStash | None = None
         self._hooks: HookRelay | None = None
+        self._threads = StepThreads()
         self._train_modes: dict[str, bool] = {}
         self._trainer: pl.Trainer | None = None
 
@@ -244,7 +247,8 @@ class GraphPipeStrategy(ParallelStrategy):
             if not isinstance(self._launcher, MultiProcessingLauncher):
                 # The user's script goes on on every rank.
                 values = self._known_control().share(
-                    partition.values(), "waiting for the trained weights"
+                    partition.values() if self.is_global_zero else {},
+                    "waiting for the trained weights",
                 )
                 partition.make_whole(values)
             if self.is_global_zero:
@@ -256,6 +260,7 @@ class GraphPipeStrategy(ParallelStrategy):
         self._transport.close()
 
     def _forget_pipeline(self) -> None:
+        self._threads.close()
         self._pipeline = None
         self._partial_optimizers = []
         self._stash = None
@@ -264,9 +269,13 @@ class GraphPipeStrategy(ParallelStrategy):
         self._failures = None
 
     def on_exception(self, exception: BaseException) -> None:
-        """Ends the other ranks too."""
-        if self._failures is not None:
-            self._failures.report(exception)
+        """Ends the other ranks too; an error that only echoes another rank's becomes that one."""
+        failures = self._failures
+        if failures is not None:
+            first = failures.origin(exception)
+            if first is not None:
+                self.teardown()
+                raise first from exception
 
     # Steps -----------------------------------------------------------------------------------
 
@@ -316,6 +325,7 @@ class GraphPipeStrategy(ParallelStrategy):
                 microbatches=cut_batch(batch, sizes),
                 sizes=sizes,
                 is_training=name == "training_step",
+                threads=self._threads,
             )
 
         if self._pipeline is None:
@@ -475,14 +485,16 @@ class GraphPipeStrategy(ParallelStrategy):
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Waits for all ranks."""
         if distributed_is_initialized():
-            dist.barrier()
+            with self._guarded():
+                dist.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """One rank's object on all ranks."""
         if not distributed_is_initialized():
             return obj
         objects = [obj]
-        dist.broadcast_object_list(objects, src)
+        with self._guarded():
+            dist.broadcast_object_list(objects, src)
         return objects[0]
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -498,7 +510,8 @@ class GraphPipeStrategy(ParallelStrategy):
         if not distributed_is_initialized():
             return decision
         votes = torch.tensor(int(decision))
-        dist.all_reduce(votes)
+        with self._guarded():
+            dist.all_reduce(votes)
         return int(votes) == dist.get_world_size() if all else bool(votes)
 
     # ---------------------------------------------------------------------------------------------
@@ -506,6 +519,9 @@ class GraphPipeStrategy(ParallelStrategy):
     def _module(self) -> pl.LightningModule:
         assert self.lightning_module is not None
         return self.lightning_module
+
+    def _guarded(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._failures is None else self._failures.guard()
 
     def _known_control(self) -> Control:
         assert self._control is not None, "the strategy's environment is not set up"

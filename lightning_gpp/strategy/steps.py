@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.rollback import rollback
-from lightning_gpp.runtime.suspend import Paused, Returned, SuspendedCall, ask, in_suspended_call
+from lightning_gpp.runtime.suspend import (
+    Paused,
+    Returned,
+    StepThreads,
+    SuspendedCall,
+    ask,
+    in_suspended_call,
+)
 from lightning_gpp.strategy.logs import LogCall, LogRecorder, instance_attribute, recording
 
 
@@ -36,6 +43,7 @@ class StepBoundary:
         microbatches: the batches to call it with.
         sizes: samples of each.
         is_training: whether the step returns a loss to train on.
+        threads: where the steps run.
     """
 
     def __init__(
@@ -48,6 +56,7 @@ class StepBoundary:
         microbatches: Sequence[Any],
         sizes: Sequence[int],
         is_training: bool,
+        threads: StepThreads,
     ) -> None:
         self.captured: CapturedModel | None = None
         self._module = module
@@ -56,7 +65,9 @@ class StepBoundary:
         self._sizes = sizes
         self._is_training = is_training
         self._recorder = LogRecorder()
-        self._steps = [SuspendedCall(lambda batch=batch: step(batch)) for batch in microbatches]
+        self._steps = [
+            SuspendedCall(lambda batch=batch: step(batch), threads) for batch in microbatches
+        ]
         self._calls: dict[int, ForwardCall] = {}
         self._results: dict[int, Any] = {}
 

@@ -76,11 +76,10 @@ def run_module(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     output = module(*args, **kwargs)
     pairs = [(leaf, weight) for leaf, weight in _loss_weights(output) if leaf.requires_grad]
     sources = {name: item for name, item in module.named_parameters() if item.requires_grad}
-    wanted = [*sources.values(), *inputs]
-    gradients = torch.autograd.grad(
-        [leaf for leaf, _ in pairs], wanted, [weight for _, weight in pairs], allow_unused=True
-    )
-    by_name = dict(zip(sources, gradients[: len(sources)], strict=True))
+    torch.autograd.backward([leaf for leaf, _ in pairs], [weight for _, weight in pairs])
+    by_name = {name: item.grad for name, item in sources.items()}
+    for item in [*sources.values(), *inputs]:
+        item.grad = None
     return Result(_detached(output), by_name)
 
 

@@ -1,0 +1,231 @@
+"""What cannot be captured says where and what to do; what was frozen is checked at run time."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_gpp.capture import Block, BlockGraph, CapturedModel, CaptureError, capture
+
+
+def line_of(function: Any, text: str) -> str:
+    """``file:line`` of the line of a function that contains ``text``."""
+    lines, start = inspect.getsourcelines(function)
+    offset = next(i for i, line in enumerate(lines) if text in line)
+    return f"{inspect.getsourcefile(function)}:{start + offset}"
+
+
+def run(captured: CapturedModel, *tensors: Tensor) -> Any:
+    names = [item.value.name for item in captured.graph.inputs]
+    operators = [operator.name for operator in captured.graph]
+    stage = captured.stage(operators, names, captured.graph.outputs)
+    values = stage(tensors, training=captured.module.training)
+    return captured.output(dict(zip(captured.graph.outputs, values, strict=True)))
+
+
+class ReadsNumber(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if h.abs().sum().item() > 1e9:  # reads
+            h = h * 2
+        return h
+
+
+def test_a_number_read_out_of_data_is_refused_with_its_line() -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(ReadsNumber(), (torch.randn(4, 3),), {})
+    message = str(caught.value)
+    assert "torch.fx: TraceError" in message
+    assert f"concrete: {line_of(ReadsNumber.forward, '# reads')} reads a number" in message
+    assert "leaf_modules=[...]" in message
+    assert "blocks=BlockGraph(...)" in message
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = ReadsNumber(), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x))
+
+
+@pytest.mark.parametrize("leaf", [ReadsNumber, "inner"])
+def test_the_remedy_works(leaf: type | str) -> None:
+    captured = capture(Outer(), (torch.randn(4, 3),), {}, leaf_modules=[leaf])
+    assert [operator.name for operator in captured.graph] == ["inner", "head"]
+    assert captured.graph.operators[0].parameters == ("inner.a.weight", "inner.a.bias")
+
+
+def test_unknown_leaf_name() -> None:
+    with pytest.raises(ValueError, match=r"names \['innner'\].*sub-modules are .*'inner'"):
+        capture(Outer(), (torch.randn(4, 3),), {}, leaf_modules=["innner"])
+
+
+class DecidesOnData(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x[0, 0] > 0:  # decides
+            return self.a(x)
+        return -self.a(x)
+
+
+def test_a_decision_on_data_is_guarded() -> None:
+    x = torch.ones(4, 3)
+    captured = capture(DecidesOnData(), (x,), {})
+    assert torch.equal(run(captured, 2 * x), captured.module(2 * x))
+    line = line_of(DecidesOnData.forward, "# decides")
+    with pytest.raises(CaptureError, match=f"{line} depends on the data: it saw True .* False now"):
+        run(captured, -x)
+
+
+def test_a_decision_that_changes_with_the_second_input_is_refused() -> None:
+    x = torch.ones(4, 3)
+    x[3] = -1  # comes first in the permuted input; and the module refuses other sizes
+
+    class Picky(DecidesOnData):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.view(4, 3))
+
+    with pytest.raises(CaptureError, match=line_of(DecidesOnData.forward, "# decides")):
+        capture(Picky(), (x,), {})
+
+
+class DecidesOnSize(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        for step in range(x.shape[1]):  # steps
+            h = h + x[:, step : step + 1]
+        return h.mean(0) if x.shape[0] > 2 else h.sum(0)  # size
+
+
+def test_a_decision_on_sizes_is_guarded(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(3, 4, 3)
+    with caplog.at_level(logging.WARNING):
+        captured = capture(DecidesOnSize(), (x,), {})
+    line = line_of(DecidesOnSize.forward, "# size")
+    assert "micro-batches of 3 samples only" in caplog.text
+    assert line in caplog.text
+    assert torch.allclose(run(captured, torch.cat([x, x])), captured.module(torch.cat([x, x])))
+    with pytest.raises(CaptureError, match=f"{line} depends on the size"):
+        run(captured, x[:2])
+    steps = line_of(DecidesOnSize.forward, "# steps")
+    with pytest.raises(CaptureError, match=f"{steps} depends on the size .* saw 4 .* sees 2 now"):
+        run(captured, x[:, :2])
+
+
+class DrawsOnce(nn.Module):
+    """Draws numbers without looking at the input: fx runs that once, while tracing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) + torch.randn(3)
+
+
+def test_numbers_drawn_while_tracing_are_not_frozen() -> None:
+    captured = capture(DrawsOnce(), (torch.randn(4, 3),), {})
+    assert captured.method == "concrete"
+    x = torch.randn(4, 3)
+    torch.manual_seed(7)
+    expected = captured.module(x)
+    torch.manual_seed(7)
+    assert torch.equal(run(captured, x), expected)
+
+
+class BranchesOnMode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) if self.training else self.b(x).relu()  # mode
+
+
+def test_the_root_may_not_branch_on_the_mode() -> None:
+    line = line_of(BranchesOnMode.forward, "# mode")
+    with pytest.raises(CaptureError, match=f"different operators in train and in eval.*{line}"):
+        capture(BranchesOnMode(), (torch.randn(4, 3),), {})
+
+
+def test_objects_that_hide_tensors_are_refused() -> None:
+    class Graph:
+        def __init__(self) -> None:
+            self.x = torch.randn(4, 3)
+
+    class Reads(nn.Module):
+        def forward(self, graph: Graph, y: Tensor) -> Tensor:
+            return graph.x + y
+
+    with pytest.raises(CaptureError, match="'graph' is a Graph, an object with tensors inside"):
+        capture(Reads(), (Graph(), torch.randn(3)), {})
+
+
+def test_no_tensor_argument() -> None:
+    class Constant(nn.Module):
+        def forward(self, n: int) -> Tensor:
+            return torch.ones(n)
+
+    with pytest.raises(CaptureError, match="without a tensor argument"):
+        capture(Constant(), (3,), {})
+
+
+def test_lazy_parameters() -> None:
+    with pytest.raises(CaptureError, match="lazy parameters"):
+        capture(nn.Sequential(nn.LazyLinear(3)), (torch.randn(4, 3),), {})
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ((Block("a", "nothing", ("x",)),), "'a' names an unknown module 'nothing'"),
+        ((Block("h", "head", ("y",)),), "reads 'y', which is neither an argument"),
+        ((Block("x", "head", ("x",)),), "'x': the name is taken"),
+        ((Block("h", "head", ("x",)),), "train mode, 4 samples: output"),
+    ],
+)
+def test_wrong_blocks(blocks: tuple[Block, ...], message: str) -> None:
+    graph = BlockGraph(blocks, outputs=blocks[0].name)
+    with pytest.raises(CaptureError, match=message):
+        capture(Outer(), (torch.randn(4, 3),), {}, blocks=graph)
+
+
+def test_stage_that_misses_a_value() -> None:
+    captured = capture(Outer(), (torch.randn(4, 3),), {}, leaf_modules=["inner"])
+    with pytest.raises(ValueError, match="the stage reads 'inner'"):
+        captured.stage(["head"], ["x"], ["head"])
+    with pytest.raises(ValueError, match=r"should return \['head'\]"):
+        captured.stage(["inner"], ["x"], ["head"])
+    with pytest.raises(ValueError, match=r"unknown operators \['foot'\]"):
+        captured.stage(["foot"], ["x"], ["head"])
+
+
+def test_another_structure_at_a_later_call() -> None:
+    class Takes(nn.Module):
+        def forward(self, xs: list[Tensor]) -> Tensor:
+            return sum(xs[1:], xs[0]) * 2
+
+    x = torch.randn(4, 3)
+    captured = capture(Takes(), ([x, x],), {})
+    with pytest.raises(ValueError, match="call forward with the same containers"):
+        captured.inputs(([x, x, x],), {})
+    with pytest.raises(ValueError, match="was a tensor when the model was captured"):
+        captured.inputs(([x, None],), {})

@@ -1,0 +1,142 @@
+"""Stages run the user's own modules, wherever those go after capture."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_gpp.capture import CapturedModel, capture, profile
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).relu()) * self.scale
+
+
+@pytest.fixture
+def captured() -> CapturedModel:
+    return capture(Small(), (torch.randn(4, 3),), {})
+
+
+def test_parameters_of_other_stages_may_be_swapped_for_meta(captured: CapturedModel) -> None:
+    module, x = captured.module, torch.randn(4, 3)
+    expected = module.a(x).relu()
+    for owner, name in [(module.b, "weight"), (module.b, "bias"), (module, "scale")]:
+        tensor = owner._parameters[name]
+        assert tensor is not None
+        owner._parameters[name] = nn.Parameter(tensor.to("meta"))
+    stage = captured.stage(["a", "relu"], ["x"], ["relu"])
+    assert torch.equal(stage([x], training=True)[0], expected)
+    assert stage.parameter_names == ("a.bias", "a.weight")
+
+
+def test_a_stage_reads_the_current_parameter(captured: CapturedModel) -> None:
+    stage = captured.stage(["mul"], ["b"], ["mul"])
+    b = torch.ones(2, 4)
+    assert stage([b], training=True)[0].eq(1).all()
+    captured.module._parameters["scale"] = nn.Parameter(torch.full((4,), 3.0))
+    assert stage([b], training=True)[0].eq(3).all()
+    assert stage.parameter_names == ("scale",)
+
+
+def test_values_pass_through(captured: CapturedModel) -> None:
+    x, a = torch.randn(2, 3), torch.randn(2, 4)
+    stage = captured.stage(["relu"], ["x", "a"], ["a", "relu", "x"])
+    assert stage([x, a], training=True)[0] is a
+    assert stage([x, a], training=True)[2] is x
+
+
+def test_the_source_is_readable(captured: CapturedModel) -> None:
+    source = captured.stage(["a", "relu"], ["x"], ["relu"]).source(training=True)
+    assert [line.split("  #")[0].strip() for line in source.splitlines()] == [
+        "def stage(v_x):",
+        "v_a = m_1(v_x)",
+        "v_x = None",
+        "v_relu = v_a.relu()",
+        "v_a = None",
+        "return (v_relu, )",
+    ]
+    assert f"{Path(__file__).name}:" in source
+
+
+def test_a_captured_device_is_replaced_by_that_of_the_stage() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.arange(3.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.arange(x.shape[1], device=x.device) + self.table
+
+    captured = capture(Positions(), (torch.randn(4, 3),), {})
+    operators = [operator.name for operator in captured.graph]
+    stage = captured.stage(operators, ["x"], captured.graph.outputs)
+    (result,) = stage([torch.empty(4, 3, device="meta")], training=True)
+    assert result.device.type == "meta"
+
+
+def test_profile_measures_every_operator(captured: CapturedModel) -> None:
+    measured = profile(captured, (torch.randn(4, 3),), {}, repeats=2)
+    assert measured.microbatch_size == 4
+    assert measured.device == "cpu"
+    assert list(measured.operators) == [operator.name for operator in captured.graph]
+    assert all(item.forward_s > 0 and item.backward_s > 0 for item in measured.operators.values())
+    saved = {name: item.activation_bytes for name, item in measured.operators.items()}
+    assert saved["a"] == 4 * 3 * 4  # its input
+    assert saved["relu"] == 4 * 4 * 4  # its result
+    assert saved["mul"] == 4 * 4 * 4  # its input; the parameter is not counted
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from lightning_gpp.capture import capture
+torch.manual_seed({seed})
+module = nn.Sequential(nn.Linear(3, {width}), nn.Dropout({p}), nn.Linear({width}, 2))
+print(capture(module, (torch.randn(4, 3),), {{}}).fingerprint)
+"""
+
+
+def test_fingerprint_is_equal_across_processes_and_weights() -> None:
+    namespace: dict[str, object] = {}
+    results: list[str] = []
+
+    def here(**options: object) -> str:
+        exec(SCRIPT.format(**options).replace("print(", "result = ("), namespace)
+        return str(namespace["result"])
+
+    results = [here(seed=0, width=4, p=0.5), here(seed=1, width=4, p=0.5)]
+    script = SCRIPT.format(seed=0, width=4, p=0.5)
+    other = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert {*results, other.stdout.strip()} == {results[0]}
+    assert here(seed=0, width=5, p=0.5) != results[0]
+
+
+def test_constants_and_frozen_arguments_count_in_the_fingerprint() -> None:
+    class Shifts(nn.Module):
+        def __init__(self, shift: float) -> None:
+            super().__init__()
+            self.shift = torch.tensor(shift)
+
+        def forward(self, x: Tensor, times: int) -> Tensor:
+            return x * times + self.shift
+
+    x = torch.randn(4, 3, requires_grad=True)
+    prints = [
+        capture(Shifts(shift), (x, times), {}).fingerprint
+        for shift, times in [(1.0, 1), (2.0, 1), (1.0, 2), (1.0, 1)]
+    ]
+    assert len(set(prints)) == 3
+    assert prints[0] == prints[3]
