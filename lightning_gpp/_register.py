@@ -77,7 +77,7 @@ _ACTIONS: dict[str, Callable[[ModuleType], None]] = {
 class LazyStrategy:
     """Makes a GraphPipeStrategy when a Trainer asks for one by name."""
 
-    def __new__(cls, **kwargs: Any) -> Any:  # type: ignore[misc]
+    def __new__(cls, **kwargs: Any) -> Any:
         """Imports the strategy and builds it."""
         from lightning_gpp.strategy import GraphPipeStrategy
 
@@ -87,7 +87,7 @@ class LazyStrategy:
 class OtherRoot:
     """Refuses Trainers of the other copy of Lightning."""
 
-    def __new__(cls, **kwargs: Any) -> Any:  # type: ignore[misc]
+    def __new__(cls, **kwargs: Any) -> Any:
         """Says what to import instead."""
         raise TypeError(
             "strategy='graphpipe' works with `lightning.pytorch`; this Trainer is from "

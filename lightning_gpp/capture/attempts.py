@@ -20,7 +20,7 @@ from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, descr
 from lightning_gpp.capture.fx_tracer import trace_symbolically
 from lightning_gpp.capture.leaves import LeafPolicy, has_stacks
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.modes import ModeDifference, check_same_graph, mode_flags
+from lightning_gpp.capture.modes import ModeDifferenceError, check_same_graph, mode_flags
 from lightning_gpp.capture.normalize import normalize, observation, protect_inputs
 from lightning_gpp.capture.observe import observe
 from lightning_gpp.capture.rollback import rollback, seeded, training_flags
@@ -154,7 +154,7 @@ class _Session:
             try:
                 check_same_graph(traces[True], traces[False])
                 return traces
-            except ModeDifference as difference:
+            except ModeDifferenceError as difference:
                 kind = type(self.module.get_submodule(difference.scope))
                 if not difference.scope or kind in policy.types or kind is type(self.module):
                     raise

@@ -1,4 +1,4 @@
-"""Does the captured graph compute what the module computes? Outputs and gradients, in both modes."""
+"""Does the captured graph compute what the module computes? Outputs and gradients, both modes."""
 
 from __future__ import annotations
 

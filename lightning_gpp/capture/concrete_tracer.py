@@ -26,57 +26,16 @@ from lightning_gpp.capture.structure import Step, Structure, flatten
 from lightning_gpp.capture.trace import Names, Recorder, Trace, apply_function, guard, rebuild
 
 _SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
-_METADATA = frozenset(
-    [
-        "dim",
-        "ndim",
-        "ndimension",
-        "dtype",
-        "device",
-        "layout",
-        "itemsize",
-        "element_size",
-        "get_device",
-        "is_leaf",
-        "grad_fn",
-        "names",
-        "requires_grad",
-        "is_floating_point",
-        "is_complex",
-        "is_signed",
-        "is_contiguous",
-        "stride",
-        "storage_offset",
-        "is_cuda",
-        "is_cpu",
-        "is_meta",
-        "is_sparse",
-        "is_quantized",
-        "is_nested",
-        "is_mps",
-        "is_xpu",
-        "is_mkldnn",
-        "is_inference",
-        "is_conj",
-        "is_neg",
-        "_version",
-        "data_ptr",
-        "output_nr",
-        "__hash__",
-        "__repr__",
-        "__format__",
-        "__str__",
-        "is_same_size",
-        "is_tensor",
-        "result_type",
-        "can_cast",
-        "is_nonzero_size",
-        "type_",
-        "__dir__",
-        "_backward_hooks",
-        "untyped_storage",
-    ]
-)
+# fmt: off
+_METADATA = frozenset({
+    "dim", "ndim", "ndimension", "dtype", "device", "layout", "itemsize", "element_size",
+    "get_device", "is_leaf", "grad_fn", "names", "requires_grad", "is_floating_point",
+    "is_complex", "is_signed", "is_contiguous", "stride", "storage_offset", "is_cuda", "is_cpu",
+    "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mps", "is_xpu", "is_mkldnn",
+    "is_inference", "is_conj", "is_neg", "_version", "data_ptr", "output_nr", "untyped_storage",
+    "is_same_size", "result_type", "__hash__", "__repr__", "__format__", "__str__", "__dir__",
+})
+# fmt: on
 _DECISIONS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
 _REFUSED = frozenset({"backward", "grad", "__set__"})
 
@@ -221,7 +180,8 @@ class _Tracer(TorchFunctionMode):
         namespaces = {
             id(space): space
             for module in self.module.modules()
-            if (space := getattr(module.forward, "__globals__", None)) is not None
+            if (space := getattr(module.forward, "__globals__", {"__name__": "torch."}))
+            and not space.get("__name__", "").startswith("torch.")
             and "len" not in space
         }
         for space in namespaces.values():

@@ -11,7 +11,7 @@ from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.trace import Trace
 
 
-class ModeDifference(CaptureError):
+class ModeDifferenceError(CaptureError):
     """The two modes run different operators.
 
     Attributes:
@@ -46,7 +46,7 @@ def check_same_graph(train: Trace, evaluation: Trace) -> None:
     """Checks that two normalized traces differ in constants at most.
 
     Raises:
-        ModeDifference: they do not; names the first place where they part.
+        ModeDifferenceError: they do not; names the first place where they part.
     """
     nodes, others = list(train.graph.nodes), list(evaluation.graph.nodes)
     for node, other in zip(nodes, others, strict=False):
@@ -67,12 +67,12 @@ def _node_name(argument: Any) -> Any:
     return ("node", argument.name) if isinstance(argument, fx.Node) else None
 
 
-def _difference(node: fx.Node, other: fx.Node) -> ModeDifference:
+def _difference(node: fx.Node, other: fx.Node) -> ModeDifferenceError:
     places = [item.meta for item in (node, other) if "scope" in item.meta]
     inner = max(places, key=lambda meta: meta["scope"].count(".") + bool(meta["scope"]), default={})
     scope = inner.get("scope", "")
     lines = " and ".join(dict.fromkeys(meta["location"] for meta in places))
-    return ModeDifference(
+    return ModeDifferenceError(
         f"forward runs different operators in train and in eval mode, first at {lines or 'the end'}"
         f" (in module {scope!r}): keep the difference inside of one sub-module and make it a leaf "
         "(leaf_modules=[...])",

@@ -243,17 +243,13 @@ class _Step:
         for tensor, (name, dim) in zip(
             payload.tensors, self.dims(edge, len(payload.tensors)), strict=True
         ):
-            columns.append(
-                [None] * len(sizes) if tensor is None else cut(tensor, sizes, dim, name)
-            )
+            columns.append([None] * len(sizes) if tensor is None else cut(tensor, sizes, dim, name))
         return [
             Payload([column[i] for column in columns], payload.requires_grad, payload.structure)
             for i in range(len(sizes))
         ]
 
-    def joined(
-        self, edge: StageEdge, payloads: Sequence[Payload], sizes: Sequence[int]
-    ) -> Payload:
+    def joined(self, edge: StageEdge, payloads: Sequence[Payload], sizes: Sequence[int]) -> Payload:
         """Several payloads as one; what is not a tensor must be equal in all."""
         first = payloads[0]
         if any(payload.structure != first.structure for payload in payloads):
@@ -297,6 +293,3 @@ def _add(total: Payload, other: Payload) -> None:
         own = total.tensors[index]
         if gradient is not None:
             total.tensors[index] = gradient if own is None else own + gradient
-
-
-

@@ -45,7 +45,7 @@ class GradientStash:
 
     def loss(self, value: Tensor) -> Tensor:
         """A loss with this value whose backward hands the stashed gradients out."""
-        loss: Tensor = _HandOut.apply(self._anchor, value, self)
+        loss: Tensor = _HandOut.apply(self._anchor, value, self)  # type: ignore[no-untyped-call]
         return loss
 
     def hand_out(self, factor: Tensor) -> None:

@@ -43,7 +43,7 @@ def cut(
             f"{list(sizes)} samples; give the stages on both sides the same microbatch_multiple"
         )
     per_sample = tensor.shape[batch_dim] // samples
-    return tensor.split([size * per_sample for size in sizes], dim=batch_dim)
+    return torch.split(tensor, [size * per_sample for size in sizes], dim=batch_dim)
 
 
 def join(

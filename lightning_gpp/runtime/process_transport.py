@@ -212,9 +212,7 @@ class ProcessGroupTransport:
             tensors.append(tensor.to(self._device))
         return Payload(tensors, [head.requires_grad for head in header.tensors], structure)
 
-    def _receive_into(
-        self, tensor: Tensor, peer: int, group: dist.ProcessGroup, tag: int
-    ) -> None:
+    def _receive_into(self, tensor: Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> None:
         work = dist.irecv(tensor, peer, group=group, tag=tag)
         assert work is not None
         work.wait()

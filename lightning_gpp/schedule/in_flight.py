@@ -49,7 +49,8 @@ def in_flight_microbatches(
         multiples: micro-batch size of every stage in units of the smallest; all 1 by default.
 
     >>> from lightning_gpp.graph import StageEdge, StageGraph
-    >>> fork_join = StageGraph(4, tuple(StageEdge(*e, ("x",)) for e in [(0, 1), (0, 2), (1, 3), (2, 3)]))
+    >>> pairs = [(0, 1), (0, 2), (1, 3), (2, 3)]
+    >>> fork_join = StageGraph(4, tuple(StageEdge(*pair, ("x",)) for pair in pairs))
     >>> in_flight_microbatches(fork_join, num_microbatches=8)
     {0: 3, 1: 2, 2: 2, 3: 1}
     """

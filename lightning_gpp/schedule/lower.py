@@ -39,8 +39,9 @@ def build_program(
         ValueError: an argument does not fit the stage graph.
         ScheduleError: the program would not run to its end.
 
-    >>> from lightning_gpp.graph import StageEdge, StageGraph
-    >>> chain = StageGraph(2, (StageEdge(-1, 0, ("x",), has_backward=False), StageEdge(0, 1, ("h",))))
+    >>> from lightning_gpp.graph import FEED, StageEdge, StageGraph
+    >>> feed = StageEdge(FEED, 0, ("x",), has_backward=False)
+    >>> chain = StageGraph(2, (feed, StageEdge(0, 1, ("h",))))
     >>> print(build_program(chain, devices=[0, 1], num_microbatches=1))
     device 0: 0RF0<-1 0F0 0SF0>1 0RB0<1 0B0
     device 1: -1F0 -1SF0>0 1RF0<0 1F0 1B0 1SB0>0
@@ -153,9 +154,7 @@ def _reduce_groups(stages: StageGraph, devices: Sequence[int]) -> tuple[ReduceGr
         holders = tuple(sorted({devices[stage] for stage in readers}))
         if len(holders) > 1:
             groups.setdefault(holders, []).append(name)
-    return tuple(
-        ReduceGroup(tuple(names), holders) for holders, names in sorted(groups.items())
-    )
+    return tuple(ReduceGroup(tuple(names), holders) for holders, names in sorted(groups.items()))
 
 
 def _reduces(program: Program, device: int) -> list[Action]:

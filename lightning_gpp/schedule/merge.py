@@ -15,9 +15,7 @@ from lightning_gpp.schedule.action import Action, Kind, unit_time_s
 from lightning_gpp.schedule.program import Program
 
 
-def merge_stages(
-    program: Program, orders: Mapping[int, Sequence[Action]]
-) -> list[list[Action]]:
+def merge_stages(program: Program, orders: Mapping[int, Sequence[Action]]) -> list[list[Action]]:
     """One order of compute actions for every device.
 
     Args:

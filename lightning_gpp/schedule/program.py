@@ -135,7 +135,9 @@ class Program:
         data: dict[str, Any] = json.loads(text)
         form = (data.pop("format", None), data.pop("version", None))
         if form != (FORMAT, VERSION):
-            raise ValueError(f"expected {FORMAT} version {VERSION}, got {form[0]} version {form[1]}")
+            raise ValueError(
+                f"expected {FORMAT} version {VERSION}, got {form[0]} version {form[1]}"
+            )
         return cls(
             schedule=data["schedule"],
             num_microbatches=data["num_microbatches"],

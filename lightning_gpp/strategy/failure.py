@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 from lightning_gpp.runtime.transport import TransportError
 
@@ -110,7 +111,7 @@ class FailureWatch:
             time.sleep(_POLL_S / 4)
         return None
 
-    def _read(self, store: dist.Store) -> _Report | None:
+    def _read(self, store: Store) -> _Report | None:
         with contextlib.suppress(RuntimeError):
             if store.check([_KEY]):
                 report = pickle.loads(bytes.fromhex(store.get(_KEY).decode()))
@@ -137,17 +138,18 @@ def _is_echo(error: BaseException) -> bool:
     )
 
 
-def _connect(host: str) -> list[dist.Store]:
+def _connect(host: str) -> list[Store]:
     """Two connections, one for each thread, to a store of rank 0's on a free port."""
     timeout = timedelta(seconds=60)
     is_master = dist.get_rank() == 0
     port: list[int | None] = [None]
-    stores: list[dist.Store] = []
+    stores: list[Store] = []
     if is_master:
-        stores.append(dist.TCPStore(host, 0, None, True, timeout, wait_for_workers=False))
-        port = [stores[0].port]  # type: ignore[attr-defined]
+        server = TCPStore(host, 0, None, True, timeout, wait_for_workers=False)
+        stores.append(server)
+        port = [server.port]
     dist.broadcast_object_list(port, src=0)
     assert port[0] is not None
     while len(stores) < 2:
-        stores.append(dist.TCPStore(host, port[0], None, False, timeout, wait_for_workers=False))
+        stores.append(TCPStore(host, port[0], None, False, timeout, wait_for_workers=False))
     return stores

@@ -178,7 +178,7 @@ class GraphPipeStrategy(ParallelStrategy):
                 self.node_rank * self.num_processes + self.local_rank
             )
             self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
-        rank_zero_only.rank = self.global_rank
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
 
     def setup_environment(self) -> None:
         """Joins the processes."""
@@ -191,9 +191,7 @@ class GraphPipeStrategy(ParallelStrategy):
         groups = TransportGroups.create("gloo" if self.root_device.type == "cpu" else "nccl")
         self._transport = ProcessGroupTransport(groups, self.root_device)
         self._control = Control(self._transport, self.settings.timeout_s)
-        self._failures = FailureWatch(
-            self.cluster_environment.main_address, self._transport.abort
-        )
+        self._failures = FailureWatch(self.cluster_environment.main_address, self._transport.abort)
 
     # Setting up and tearing down -------------------------------------------------------------
 
@@ -564,6 +562,3 @@ def _plain(optimizer: Optimizer) -> Optimizer:
 def _check_name(what: str, name: str, known: Mapping[str, Any]) -> None:
     if name not in known:
         raise ValueError(f"unknown {what} {name!r}; known {what}s: {', '.join(known)}")
-
-
-

@@ -9,7 +9,9 @@ from lightning.fabric.utilities.distributed import (
 )
 from lightning.fabric.utilities.distributed import _init_dist_connection as init_dist_connection
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as MultiProcessingLauncher
+from lightning.pytorch.strategies.launchers import (
+    _MultiProcessingLauncher as MultiProcessingLauncher,
+)
 from lightning.pytorch.strategies.launchers import (
     _SubprocessScriptLauncher as SubprocessScriptLauncher,
 )

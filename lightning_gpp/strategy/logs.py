@@ -43,6 +43,7 @@ class LogRecorder:
         self.microbatch_size = 1
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Records a call of ``self.log``."""
         if args:
             kwargs |= dict(zip(_POSITIONAL, args, strict=False))
         entry = self._entries.setdefault(name, _Entry(kwargs))
@@ -76,8 +77,8 @@ def _as_tensor(name: str, value: Any) -> Tensor:
     if isinstance(value, bool | int | float):
         return torch.tensor(value, dtype=torch.get_default_dtype())
     raise TypeError(
-        f"self.log({name!r}, ...) got a {type(value).__name__}; with the graphpipe strategy it takes "
-        "numbers and tensors. Log `metric.compute()` or the metric's value instead of the object."
+        f"self.log({name!r}, ...) got a {type(value).__name__}; with the graphpipe strategy it "
+        "takes numbers and tensors. Log `metric.compute()` or the metric's value instead of the object."
     )
 
 

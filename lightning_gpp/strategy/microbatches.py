@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,21 +59,18 @@ def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     """
     if len(sizes) == 1:
         return [batch]
-    total = sum(sizes)
-    microbatches = []
-    start = 0
-    for size in sizes:
-        stop = start + size
-        microbatches.append(
-            _walk(
-                batch,
-                "batch",
-                lambda tensor, _, a=start, b=stop: tensor[a:b] if tensor.dim() else tensor,
-                lambda items, _, a=start, b=stop: items[a:b] if len(items) == total else items,
-            )
-        )
-        start = stop
-    return microbatches
+    starts = [0, *itertools.accumulate(sizes)]
+    return [_part(batch, slice(a, b), starts[-1]) for a, b in itertools.pairwise(starts)]
+
+
+def _part(batch: Any, part: slice, total: int) -> Any:
+    def cut_list(items: Sequence[Any], place: str) -> Any:
+        return items[part] if len(items) == total else items
+
+    def cut_tensor(tensor: Tensor, place: str) -> Tensor:
+        return tensor[part] if tensor.dim() else tensor
+
+    return _walk(batch, "batch", cut_tensor, cut_list)
 
 
 def _walk(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from torch import nn
 
 from lightning_gpp.capture import BlockGraph, CapturedModel, capture, profile
@@ -285,6 +284,3 @@ def _codes(
         if home == rank:
             codes[stage.id] = StageCode(function, inputs, outputs)
     return codes, readers
-
-
-

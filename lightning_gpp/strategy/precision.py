@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 _SUPPORTED = (Precision, DoublePrecision, HalfPrecision)
 
 
-def pipeline_precision(
-    plugin: Precision | None, strategy: GraphPipeStrategy
-) -> Precision | None:
+def pipeline_precision(plugin: Precision | None, strategy: GraphPipeStrategy) -> Precision | None:
     """The plug-in with norm clipping over all ranks; None stays None.
 
     Raises:

@@ -1,10 +1,11 @@
-"""The user's step at the pipeline's boundary: one call per micro-batch, suspended at its forward."""
+"""The user's step at the pipeline's boundary: a call per micro-batch, suspended at its forward."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -65,9 +66,7 @@ class StepBoundary:
         self._sizes = sizes
         self._is_training = is_training
         self._recorder = LogRecorder()
-        self._steps = [
-            SuspendedCall(lambda batch=batch: step(batch), threads) for batch in microbatches
-        ]
+        self._steps = [SuspendedCall(partial(step, batch), threads) for batch in microbatches]
         self._calls: dict[int, ForwardCall] = {}
         self._results: dict[int, Any] = {}
 

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from .data import FloatArray, IntArray, MultiViewArrays, MultiViewData
 
@@ -106,6 +105,8 @@ class Digits(MultiViewData):
 
     def read(self) -> MultiViewArrays:
         """Computes the views from the images that scikit-learn ships."""
+        from sklearn.datasets import load_digits  # here: its import takes a second
+
         digits = load_digits()
         images = digits.images.astype(np.float32) / 16.0
         return MultiViewArrays(digit_views(images), digits.target.astype(np.int64))

@@ -130,7 +130,7 @@ def test_program_survives_json():
 
 @pytest.mark.parametrize("text", ["2X0", "F0", "2F", "2F0>3x", "2SF0<3", "2RF0>3", ""])
 def test_what_is_not_an_action(text):
-    with pytest.raises(ValueError, match="not an action|peer"):
+    with pytest.raises(ValueError, match=r"not an action|peer"):
         Action.parse(text)
 
 

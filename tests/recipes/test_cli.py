@@ -1,0 +1,137 @@
+"""The console command, in this process where that is possible."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from lightning_gpp import cli
+
+FAST = [
+    "trainer.max_epochs=1",
+    "+trainer.limit_train_batches=3",
+    "+trainer.limit_val_batches=2",
+    "trainer.enable_progress_bar=false",
+    "data=digits",
+]
+
+
+def graphpipe(*overrides: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the command line in this process; the run goes to ``run`` in the working directory."""
+    monkeypatch.setattr(sys, "argv", ["graphpipe", "hydra.run.dir=run", *overrides])
+    cli.main()
+
+
+@pytest.mark.usefixtures("restored_logging")
+class TestInThisProcess:
+    def test_leaves_metrics_and_configuration(
+        self, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        graphpipe("strategy=single_device", *FAST, monkeypatch=monkeypatch)
+        run = run_folder / "run"
+        metrics = json.loads((run / "metrics.json").read_text())
+        assert set(metrics) == {"train_loss", "val_loss", "val_acc"}
+        config = OmegaConf.load(run / "config.yaml")
+        assert config.output_dir == str(run)
+        assert config.trainer.max_epochs == 1
+        assert not (run / "plan.json").exists()
+        printed = capsys.readouterr().out
+        assert f"val_acc     {metrics['val_acc']:.4g}" in printed
+        assert f"written to {run}" in printed
+
+    def test_configuration_runs_again(
+        self, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        graphpipe("strategy=single_device", *FAST, monkeypatch=monkeypatch)
+        first = json.loads((run_folder / "run" / "metrics.json").read_text())
+        config = OmegaConf.load(run_folder / "run" / "config.yaml")
+        config.trainer.logger = False
+        config.trainer.enable_checkpointing = False
+        assert cli.train(config) == first  # type: ignore[arg-type]
+
+    def test_missing_data_is_one_message(
+        self, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+        with pytest.raises(SystemExit) as caught:
+            graphpipe("strategy=single_device", "data.root=nowhere", monkeypatch=monkeypatch)
+        assert caught.value.code == 1
+        message = capsys.readouterr().err
+        assert "FileNotFoundError: nowhere/mfeat/mfeat-fou.csv is not there" in message
+        assert "Traceback" not in message
+
+    def test_full_error_keeps_the_cause(
+        self, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        with pytest.raises(cli.RunError) as caught:
+            graphpipe("strategy=single_device", "data.root=nowhere", monkeypatch=monkeypatch)
+        assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+@pytest.mark.timeout(180)
+def test_main_job_runs_as_a_graph_of_stages(run_folder: Path) -> None:
+    """The real command: processes started by spawn, two stages."""
+    command = [sys.executable, "-W", "error", "-m", "lightning_gpp.cli", "hydra.run.dir=run"]
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"
+    }
+    done = subprocess.run(
+        [*command, "trainer.devices=2", *FAST],
+        cwd=run_folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    run = run_folder / "run"
+    plan = json.loads((run / "plan.json").read_text())
+    assert len(plan["stages"]) == 2
+    assert set(json.loads((run / "metrics.json").read_text())) == {
+        "train_loss",
+        "val_loss",
+        "val_acc",
+    }
+    assert "stage" in done.stderr + done.stdout
+    assert "Warning" not in done.stderr
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys, lightning_gpp.cli; assert not {'torch', 'lightning'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_installation_declares_the_entry_points() -> None:
+    (command,) = entry_points(group="console_scripts", name="graphpipe")
+    assert command.load() is cli.main
+    (hook,) = entry_points(group="torch.backends", name="lightning_gpp")
+    assert callable(hook.load())
+
+
+class TestFirstError:
+    def test_error_of_a_process(self) -> None:
+        text = (
+            "\n\n-- Process 2 terminated with the following error:\n"
+            "Traceback (most recent call last):\n"
+            '  File "spawn.py", line 95, in _wrap\n'
+            "    fn(i, *args)\n"
+            '  File "plan.py", line 9, in make\n'
+            "    raise ValueError(\n"
+            "lightning_gpp.capture.errors.CaptureError: line 3 of forward\n"
+            "  remedy: name it a leaf\n"
+        )
+        assert cli.first_error(RuntimeError(text)) == (
+            "lightning_gpp.capture.errors.CaptureError: line 3 of forward\n  remedy: name it a leaf"
+        )
+
+    def test_error_without_text(self) -> None:
+        assert cli.first_error(KeyError("x")) == "KeyError: 'x'"

@@ -1,0 +1,87 @@
+"""Every configuration composes, and what it names exists."""
+
+from __future__ import annotations
+
+import importlib.resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from lightning_gpp.recipes.multimodal import Digits, MultimodalClassifier, MultipleFeatures
+
+CONFIGS = importlib.resources.files("lightning_gpp.configs")
+CHOICES = sorted(
+    f"{group.name}={choice.name.removesuffix('.yaml')}"
+    for group in CONFIGS.iterdir()
+    if group.is_dir() and not group.name.startswith("_")
+    for choice in group.iterdir()
+    if choice.name.endswith(".yaml")
+)
+
+
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_module("lightning_gpp.configs", version_base="1.3"):
+        return compose("config", overrides=["output_dir=run", *overrides])
+
+
+def resolved(config: DictConfig) -> dict[str, Any]:
+    result: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    return result
+
+
+def test_there_are_choices() -> None:
+    assert "recipe=multimodal" in CHOICES
+    assert "strategy=graphpipe" in CHOICES
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_choice_composes_and_instantiates(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNING_GPP_DATA", "data")
+    config = composed(choice)
+    assert resolved(config)
+    data = instantiate(config.data)
+    module = instantiate(config.recipe.module, data)
+    assert isinstance(module, MultimodalClassifier)
+    assert list(module.encoders) == list(data.view_sizes)
+
+
+def test_the_root_selects_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIGHTNING_GPP_DATA", raising=False)
+    assert isinstance(instantiate(composed().data), Digits)
+    assert isinstance(instantiate(composed("data.root=data").data), MultipleFeatures)
+    monkeypatch.setenv("LIGHTNING_GPP_DATA", "elsewhere")
+    assert instantiate(composed().data).root == Path("elsewhere")
+
+
+def test_command_of_the_readme() -> None:
+    config = composed(
+        "recipe=multimodal", "strategy.num_microbatches=8", "trainer.devices=4", "data.root=data"
+    )
+    assert config.strategy.num_microbatches == 8
+    assert config.trainer.devices == 4
+
+
+def test_unknown_recipe_lists_the_known() -> None:
+    with pytest.raises(MissingConfigException, match="Could not find 'recipe/foo'") as caught:
+        composed("recipe=foo")
+    assert "multimodal" in str(caught.value)
+
+
+def test_mistyped_option_is_refused() -> None:
+    with pytest.raises(ConfigCompositionException, match="strategy.num_microbatch"):
+        composed("strategy.num_microbatch=8")
+
+
+def test_configs_say_what_the_classes_say() -> None:
+    """Options written out in the groups are the defaults of the classes."""
+    config = composed("data=digits")
+    module = instantiate(config.recipe.module, Digits())
+    assert dict(module.hparams) == dict(MultimodalClassifier.for_data(Digits()).hparams)
+    data = instantiate(config.data)
+    options = ("batch_size", "validation_fraction", "split_seed", "num_workers")
+    assert all(getattr(data, name) == getattr(Digits(), name) for name in options)
