@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,13 +65,19 @@ def capture(
     with rollback(module), torch.inference_mode(False), torch.enable_grad():
         session = _Session(module, args, kwargs or {}, train_modes)
         captured = session.first_success(leaf_modules, blocks)
-    if changed := session.expected[True].changed:
+    if changed := _outside_of_leaves(captured, session.expected[True].changed):
         _logger.warning(
             "forward changes %s, which are neither parameters nor buffers: a pipelined forward "
             "does not make these changes",
             ", ".join(changed),
         )
     return captured
+
+
+def _outside_of_leaves(captured: CapturedModel, attributes: Sequence[str]) -> list[str]:
+    """The changed attributes that no leaf module changes by itself when a stage runs it."""
+    leaves = tuple(f"{target}." for target in captured.leaf_modules)
+    return [name for name in attributes if not name.startswith(leaves)]
 
 
 class _Session:
@@ -89,9 +96,8 @@ class _Session:
         self.flags = mode_flags(module, train_modes)
         self.expected = {mode: self._reference(self.sample, mode) for mode in (True, False)}
         self.others = [
-            (other, results)
+            functools.cache(functools.partial(self._other_reference, other))
             for other in other_samples(self.sample)
-            if (results := self._other_reference(other)) is not None
         ]
 
     def first_success(
@@ -181,25 +187,29 @@ class _Session:
     def _reference(self, sample: Sample, mode: bool) -> Result:
         return reference(self.module, self.arguments, sample, self.flags[mode])
 
-    def _other_reference(self, sample: Sample) -> dict[bool, Result] | None:
+    def _other_reference(self, sample: Sample) -> tuple[Sample, dict[bool, Result]] | None:
         try:
-            return {mode: self._reference(sample, mode) for mode in (True, False)}
+            return sample, {mode: self._reference(sample, mode) for mode in (True, False)}
         except Exception as error:  # the model itself may not take this size
             _logger.info("the model does not run on %d samples: %s", sample.num_samples, error)
             return None
 
     def _runnable_on(self, trace: Trace) -> tuple[Sample, dict[bool, Result]] | None:
         """A second input whose size the frozen decisions of the trace allow."""
-        for sample, results in self.others:
+        for reference_of_other in self.others:
+            second = reference_of_other()
+            if second is None:
+                continue
             try:
-                self._observe(trace, sample, mode=True)
-                return sample, results
+                self._observe(trace, second[0], mode=True)
+                return second
             except GuardError as error:
                 if error.on_data:
                     raise
                 _logger.warning(
-                    "the captured model works for micro-batches of %d samples only: %s",
+                    "captured with micro-batches of %d samples; with %d it would raise: %s",
                     self.sample.num_samples,
+                    second[0].num_samples,
                     error,
                 )
         return None

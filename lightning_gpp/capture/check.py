@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,11 +28,13 @@ class Result:
     Attributes:
         output: of forward.
         gradients: by parameter or input name; None where there is none.
+        buffers: by name, after the forward.
         changed: qualified names of the plain attributes that forward changed.
     """
 
     output: Any
     gradients: Mapping[str, Tensor | None]
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
 
 
@@ -79,6 +81,8 @@ def compare(expected: Result, got: Result, what: str) -> None:
         _compare_leaf(leaf, got_leaf, f"{what}: output {[step.key for step in path] or ''}")
     for name, gradient in expected.gradients.items():
         _compare_leaf(gradient, got.gradients[name], f"{what}: the gradient of {name!r}")
+    for name, buffer in expected.buffers.items():
+        _compare_leaf(buffer, got.buffers[name], f"{what}: the buffer {name!r} after forward")
 
 
 def _run(
@@ -89,7 +93,8 @@ def _run(
 ) -> Result:
     with rollback(module) as changes:
         output, gradients = _forward_and_backward(forward, module, sample, flags)
-    return Result(output, gradients, tuple(changes.attributes))
+        buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
+    return Result(output, gradients, buffers, tuple(changes.attributes))
 
 
 def _forward_and_backward(

@@ -23,7 +23,15 @@ from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
 from lightning_gpp.capture.leaves import LeafPolicy
 from lightning_gpp.capture.sizes import TracedFloat, TracedInt, is_traced
 from lightning_gpp.capture.structure import Step, Structure, flatten
-from lightning_gpp.capture.trace import Names, Recorder, Trace, apply_function, guard, rebuild
+from lightning_gpp.capture.trace import (
+    Names,
+    Recorder,
+    Trace,
+    apply_function,
+    assign_buffer,
+    guard,
+    rebuild,
+)
 
 _SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
 # fmt: off
@@ -81,6 +89,7 @@ class _Tracer(TorchFunctionMode):
         args, kwargs = arguments.rebuild(inputs)
         with self._patches(), self:
             result = self.module.forward(*args, **kwargs)
+            self._record_assigned_buffers()
         leaves, structure = flatten(result)
         self.graph.output(tuple(self._argument(leaf) for leaf in leaves))
         return Trace(self.graph, structure)
@@ -216,6 +225,9 @@ class _Tracer(TorchFunctionMode):
             if random_state is not None:
                 is_constant = torch.equal(random_state, torch.random.get_rng_state())
         node.meta["is_constant"] = is_constant
+        if not node.all_input_nodes and not _has_tensors(result) and op != "call_module":
+            self.graph.erase_node(node)  # a setting (torch.no_grad), or a constant
+            return result
         return self._traced(result, node, name)
 
     def _node(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
@@ -257,6 +269,14 @@ class _Tracer(TorchFunctionMode):
             f"{user_location()} reads a number out of a tensor ({name}), which would be frozen "
             f"into the graph: {REMEDY}"
         )
+
+    def _record_assigned_buffers(self) -> None:
+        """``self.buffer = value`` happens outside of torch; seen only by its result."""
+        for module in self.module.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and id(buffer) not in self.names.tensors:
+                    args = (module, name, self._argument(buffer))
+                    self._node("call_function", assign_buffer, args, {})
 
     # Where tensors come from
 
@@ -350,6 +370,10 @@ def _plain(value: Any) -> Any:
         return value
     plain = [_plain(leaf) for leaf in leaves]
     return structure.unflatten(plain) if any(map(_is_changed, leaves, plain)) else value
+
+
+def _has_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in flatten(value)[0])
 
 
 def _is_changed(before: Any, after: Any) -> bool:

@@ -44,6 +44,12 @@ class CapturedModel:
         self.graph: ModelGraph
         self.graph, self._nodes_of = model_graph(module, traces, batch_dims)
 
+    @property
+    def leaf_modules(self) -> tuple[str, ...]:
+        """Qualified names of the modules that the stages call as a whole."""
+        nodes = self._traces[True].graph.nodes
+        return tuple(dict.fromkeys(str(n.target) for n in nodes if n.op == "call_module"))
+
     @cached_property
     def fingerprint(self) -> str:
         """Equal on two ranks exactly if they captured the same graph; weights do not count."""

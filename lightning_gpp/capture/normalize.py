@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from lightning_gpp.capture.observe import Observation
 from lightning_gpp.capture.structure import LOOK_UPS
-from lightning_gpp.capture.trace import Trace, guard, identity
+from lightning_gpp.capture.trace import Trace, assign_buffer, guard, identity
 
 
 def protect_inputs(trace: Trace, observations: Mapping[fx.Node, Observation]) -> bool:
@@ -45,15 +45,18 @@ def normalize(trace: Trace, observations: Mapping[fx.Node, Observation]) -> Trac
     }
     live = _live_nodes(trace, observations, frozen)
     graph, copied = fx.Graph(), dict[fx.Node, Any](frozen)
+    numbers = _KnownNumbers(observations)
     for node in trace.graph.nodes:
         if node in live and node not in frozen:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), copied.__getitem__)
+            if (known := numbers.find(node, args, kwargs)) is not None:
+                copied[node] = known
+                continue
             name = _base_name(node, copied)
             copy = graph.create_node(node.op, node.target, args, kwargs, name=name)
-            for key in ("scope", "location", "no_grad"):
-                copy.meta[key] = node.meta[key]
-            copy.meta["observation"] = observations[node]
+            copy.meta.update(node.meta, observation=observations[node])
             copied[node] = copy
+            numbers.add(node, args, kwargs, copy)
     outputs = fx.node.map_arg(trace.outputs, copied.__getitem__)
     graph.output(tuple(_own_name(graph, leaf) for leaf in outputs))
     return Trace(graph, trace.output)
@@ -63,6 +66,41 @@ def observation(node: fx.Node) -> Observation:
     """What a normalized node did when it ran."""
     found: Observation = node.meta["observation"]
     return found
+
+
+class _KnownNumbers:
+    """Finds sizes, and arithmetic on them, that were computed before.
+
+    Forwards ask for the same size again and again; each would travel between stages by itself.
+    """
+
+    def __init__(self, observations: Mapping[fx.Node, Observation]) -> None:
+        self.observations = observations
+        self.changed = frozenset().union(*(item.changed for item in observations.values()))
+        self.known: dict[Any, fx.Node] = {}
+
+    def find(self, node: fx.Node, args: Any, kwargs: Any) -> fx.Node | None:
+        """The copy of an equal earlier node."""
+        return self.known.get(self._key(node, args, kwargs))
+
+    def add(self, node: fx.Node, args: Any, kwargs: Any, copy: fx.Node) -> None:
+        """Remembers the copy of a node."""
+        key = self._key(node, args, kwargs)
+        if key is not None:
+            self.known[key] = copy
+
+    def _key(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if self.observations[node].has_tensors or node.target is guard or kwargs:
+            return None
+        is_size = node.target == "size" or (node.target is getattr and node.args[1] == "shape")
+        is_arithmetic = node.op == "call_function" and not any(
+            self.observations[arg].has_tensors for arg in node.all_input_nodes
+        )
+        is_stable = not self.observations[node].touched & self.changed
+        if not (is_size and is_stable) and not is_arithmetic:
+            return None
+        key = (node.target, *args)
+        return key if all(isinstance(arg, fx.Node | int | float | str) for arg in args) else None
 
 
 def _live_nodes(
@@ -85,7 +123,7 @@ def _live_nodes(
 
 def _has_effect(node: fx.Node, seen: Observation, read_later: set[int]) -> bool:
     """Whether a node without readers must run: it decides, or changes what is read."""
-    if node.target in (guard, torch._assert, "register_hook"):
+    if node.target in (guard, assign_buffer, torch._assert, "register_hook"):
         return True
     return bool(seen.changed_buffers) or bool(seen.changed & read_later)
 

@@ -6,8 +6,7 @@ tell which tensors it changed and which share memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.structure import leaves_of
+from lightning_gpp.capture.trace import Names, assign_buffer, context_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def observe(
         module: the captured module; its buffers change as its forward changes them.
         tensors: value per placeholder.
     """
-    storages = _Storages()
+    storages, names = _Storages(), Names.of(module)
     values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
     observations = {}
     for node in graph.nodes:
@@ -77,7 +77,7 @@ def observe(
             requires_grad=any(item.requires_grad for item in results),
             touched=frozenset(map(storages.id, [*operands, *results])),
             changed=frozenset(map(storages.id, watched.changed())),
-            changed_buffers=frozenset(watched.changed_names()),
+            changed_buffers=frozenset(watched.changed_names()) | assigned_buffers(node, names),
         )
     return observations
 
@@ -90,7 +90,7 @@ def run_node(
     tensors: Mapping[str, Tensor],
 ) -> Any:
     """The result of one node."""
-    with grad_mode(node):
+    with context_of(node):
         if node.op == "placeholder":
             return tensors[str(node.target)]
         if node.op == "get_attr":
@@ -107,13 +107,6 @@ def get_attribute(module: nn.Module, name: str) -> Any:
     """A parameter or buffer by qualified name."""
     path, _, attribute = name.rpartition(".")
     return getattr(module.get_submodule(path), attribute)
-
-
-@contextmanager
-def grad_mode(node: fx.Node) -> Iterator[None]:
-    """Without gradients where the user's code was."""
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not node.meta["no_grad"]):
-        yield
 
 
 class _Watch:
@@ -147,6 +140,14 @@ class _Storages:
         else:
             key = ("object", id(tensor))
         return self.ids.setdefault(key, len(self.ids))
+
+
+def assigned_buffers(node: fx.Node, names: Names) -> frozenset[str]:
+    """Qualified names of the buffers that a node replaces."""
+    if node.target is not assign_buffer:
+        return frozenset()
+    owner = names.modules[id(node.args[0])]
+    return frozenset({f"{owner}.{node.args[1]}".lstrip(".")})
 
 
 def _owned_tensors(node: fx.Node, module: nn.Module) -> dict[str, Tensor]:

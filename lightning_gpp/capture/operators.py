@@ -8,6 +8,7 @@ from torch import fx, nn
 
 from lightning_gpp.capture.grouping import group_nodes
 from lightning_gpp.capture.normalize import function_name, observation
+from lightning_gpp.capture.observe import assigned_buffers
 from lightning_gpp.capture.structure import LOOK_UPS
 from lightning_gpp.capture.trace import Names, Trace
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
@@ -59,14 +60,15 @@ def model_graph(
 
 def _owned(module: nn.Module, nodes: Sequence[fx.Node]) -> dict[str, frozenset[str]]:
     """Node name -> canonical names of the parameters and buffers that it reads."""
-    canonical = Names.of(module).canonical(module)
+    names = Names.of(module)
+    canonical = names.canonical(module)
     owned = {}
     for node in nodes:
         found = {str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr"}
         if node.op == "call_module":
             prefix = f"{node.target}."
             found |= {name for full, name in canonical.items() if full.startswith(prefix)}
-        owned[node.name] = frozenset(found)
+        owned[node.name] = frozenset(found) | assigned_buffers(node, names)
     return owned
 
 

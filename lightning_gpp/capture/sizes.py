@@ -24,7 +24,7 @@ class NumberTracer(Protocol):
     """What the numbers need of their tracer."""
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Records a call and returns its (traced) result."""
+        """Records a call and returns its (traced) result; a decision is guarded."""
 
     def guard(self, node: fx.Node, value: Any, *, on_data: bool) -> None:
         """Records that ``node`` must be ``value`` at run time too."""
@@ -51,7 +51,7 @@ class _TracedNumber:
         return float(self._frozen())
 
     def __bool__(self) -> bool:
-        return self._decide(operator.ne, 0)
+        return bool(self.tracer.call(operator.ne, self, 0))
 
     def __hash__(self) -> int:
         return hash(self._frozen())
@@ -76,13 +76,6 @@ class _TracedNumber:
 
     def __trunc__(self) -> Any:
         return self.tracer.call(math.trunc, self)
-
-    def _decide(self, comparison: Callable[[Any, Any], bool], other: Any) -> bool:
-        plain = other.value if isinstance(other, _TracedNumber) else other
-        result = comparison(self.value, plain)
-        node = self.tracer.call(comparison, self, other)
-        self.tracer.guard(node, result, on_data=False)
-        return result
 
 
 def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -112,11 +105,9 @@ def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _comparison(function: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
     def method(self: _TracedNumber, other: Any) -> Any:
-        if isinstance(other, Tensor):
-            return self.tracer.call(function, self, other)
-        if not isinstance(other, int | float | _TracedNumber):
+        if not isinstance(other, int | float | Tensor | _TracedNumber):
             return NotImplemented
-        return self._decide(function, other)
+        return self.tracer.call(function, self, other)
 
     return method
 

@@ -100,7 +100,7 @@ class _Source:
         captured_on: torch.device,
     ) -> None:
         self.module, self.captured_on = module, captured_on
-        self.objects: dict[str, Any] = {"no_grad": torch.no_grad}
+        self.objects: dict[str, Any] = {"no_grad": torch.no_grad, "autocast": torch.autocast}
         self._names: dict[int, str] = {}
         lines = [f"def stage({', '.join(map(_variable, inputs))}):"]
         last_reader = _last_readers(nodes, keep=set(outputs))
@@ -144,9 +144,16 @@ class _Source:
         else:
             call = f"{self._object('f', node.target)}({', '.join(args)})"
         lines = [f"{_variable(node.name)} = {call}  # {node.meta['location']}"]
-        if node.meta["no_grad"]:
-            lines = ["with no_grad():", f"    {lines[0]}"]
+        if contexts := self._contexts(node):
+            lines = [f"with {', '.join(contexts)}:", f"    {lines[0]}"]
         return [f"    {line}" for line in lines]
+
+    def _contexts(self, node: fx.Node) -> list[str]:
+        """As :func:`lightning_gpp.capture.trace.context_of`."""
+        contexts = ["no_grad()"] if node.meta["no_grad"] else []
+        for state in node.meta["autocast"]:
+            contexts.append(f"autocast({', '.join(map(self._expression, state))})")
+        return contexts
 
     def _expression(self, value: Any) -> str:
         if isinstance(value, fx.Node):
@@ -179,7 +186,7 @@ class _Source:
 
     def _object(self, kind: str, value: Any) -> str:
         if id(value) not in self._names:
-            self._names[id(value)] = f"{kind}_{len(self.objects)}"
+            self._names[id(value)] = f"{kind}_{len(self._names)}"
             self.objects[self._names[id(value)]] = value
         return self._names[id(value)]
 

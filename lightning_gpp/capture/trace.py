@@ -9,9 +9,9 @@ holds the flat leaves of what forward returned.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -68,10 +68,11 @@ class Recorder:
     """Creates nodes that know where they come from.
 
     Every node's ``meta`` gets ``scope`` (the module whose forward made the call), ``location``
-    (the user's line) and ``no_grad``.
+    (the user's line), ``no_grad``, and ``autocast`` where the forward itself switches it.
     """
 
     scopes: list[str] = field(default_factory=lambda: [""])
+    autocast: tuple[Autocast, ...] = field(default_factory=lambda: autocast_state())
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
@@ -88,7 +89,38 @@ class Recorder:
         node.meta["scope"] = str(node.target) if is_module else self.scopes[-1]
         node.meta["location"] = user_location()
         node.meta["no_grad"] = not torch.is_grad_enabled()
+        node.meta["autocast"] = tuple(
+            state for state in autocast_state() if state not in self.autocast
+        )
         return node
+
+
+class Autocast(NamedTuple):
+    """The state of autocast on one type of device."""
+
+    device_type: str
+    dtype: torch.dtype
+    enabled: bool
+
+
+def autocast_state() -> tuple[Autocast, ...]:
+    """The state of autocast now."""
+    types = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return tuple(
+        Autocast(name, torch.get_autocast_dtype(name), torch.is_autocast_enabled(name))
+        for name in types
+    )
+
+
+@contextmanager
+def context_of(node: fx.Node) -> Iterator[None]:
+    """The gradient mode and autocast in which the user's code makes the call."""
+    with ExitStack() as stack:
+        if node.meta["no_grad"]:
+            stack.enter_context(torch.no_grad())
+        for state in node.meta["autocast"]:
+            stack.enter_context(torch.autocast(*state))
+        yield
 
 
 def guard(observed: Any, expected: Any, on_data: bool, location: str) -> None:
@@ -106,6 +138,11 @@ def guard(observed: Any, expected: Any, on_data: bool, location: str) -> None:
             f"sees {observed!r} now, so the captured graph does not fit",
             on_data=on_data,
         )
+
+
+def assign_buffer(module: nn.Module, name: str, value: Tensor) -> None:
+    """Node function: what ``self.name = value`` does to a buffer."""
+    setattr(module, name, value)
 
 
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:

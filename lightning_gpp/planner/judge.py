@@ -74,24 +74,25 @@ class Judge:
     def _quick_score(self, candidate: StageUnits) -> tuple[float, int]:
         """Step time by formula (one micro-batch all the way, then the bottleneck), and bytes."""
         compute_s = [sum(self._units.compute_s[unit] for unit in units) for units in candidate]
-        way_s = list(compute_s)
+        way_s = dict(enumerate(compute_s)) | {FEED: 0.0}
         edge_bytes = self._edge_bytes(candidate)
         for (source, target), size_bytes in sorted(edge_bytes.items()):
             # Sorted by source, so the way to the source is complete.
             transfer_s = self._request.cluster.uniform_link.transfer_s(size_bytes)
             way_s[target] = max(way_s[target], way_s[source] + transfer_s + compute_s[target])
-        step_s = max(way_s) + (self._request.num_microbatches - 1) * max(compute_s)
+        step_s = max(way_s.values()) + (self._request.num_microbatches - 1) * max(compute_s)
         return step_s, sum(edge_bytes.values())
 
     def _edge_bytes(self, candidate: StageUnits) -> dict[tuple[int, int], int]:
+        """Bytes on the edges between devices; the feed is on the last one."""
         stage_of = {unit: stage for stage, units in enumerate(candidate) for unit in units}
+        last = len(candidate) - 1
         sizes: dict[tuple[int, int], int] = {}
         for flow in self._units.flows:
-            if flow.source == FEED:
-                continue
-            source = stage_of[flow.source]
+            is_feed = flow.source == FEED
+            source = FEED if is_feed else stage_of[flow.source]
             targets = {stage_of[target] for target in flow.targets}
-            targets |= {len(candidate) - 1} if flow.is_output else set()
-            for target in targets - {source}:
+            targets |= {last} if flow.is_output else set()
+            for target in targets - {last if is_feed else source}:
                 sizes[source, target] = sizes.get((source, target), 0) + flow.step_bytes
         return sizes

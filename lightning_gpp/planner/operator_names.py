@@ -6,6 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 from lightning_gpp.graph import ModelGraph, OpNode
 
+MAX_FUNCTIONS = 3
+"""How many functions of a stage are named."""
+
 
 def summarize_operators(graph: ModelGraph, operators: Collection[str]) -> str:
     """Names what a stage holds by the outermost modules that are in it completely.
@@ -74,5 +77,4 @@ def _ranges(modules: Iterable[tuple[str, int]]) -> list[str]:
 
 def _functions_text(functions: Sequence[OpNode]) -> list[str]:
     names = list(dict.fromkeys(operator.target.rpartition(".")[2] for operator in functions))
-    shown = names[:3]
-    return [*shown, f"{len(names) - 3} more functions"] if len(names) > 3 else shown
+    return [*names[:MAX_FUNCTIONS], "…"] if len(names) > MAX_FUNCTIONS else names

@@ -10,7 +10,9 @@ in the order of the sender's headers. (The NCCL path has not been run yet.)
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -33,6 +35,7 @@ from lightning_gpp.runtime.transport import Mailbox, Tag, TransportError
 _HEADER_TAG, _DATA_TAG = 1, 2
 _LISTEN_TIMEOUT = timedelta(days=30)
 _CLOSE_TIMEOUT_S = 30.0
+_HANG_UP_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,21 @@ class ProcessGroupTransport:
                 )
         self.flush()
         self._groups.destroy()
+
+    def hang_up(self) -> None:
+        """Ends the transport after a failure: says goodbye to who is left, waits a little.
+
+        A rank that has gone closes its connections; one that is left hangs up too. Listeners that
+        outlive this would end the process with an abort.
+        """
+        self._closing = True
+        deadline = time.monotonic() + _HANG_UP_TIMEOUT_S
+        for peer, listener in self._listeners.items():
+            if listener.is_alive():
+                with contextlib.suppress(RuntimeError):
+                    self._post(goodbye_header(), peer, self._groups.headers, _HEADER_TAG)
+        for listener in self._listeners.values():
+            listener.join(max(0.0, deadline - time.monotonic()))
 
     def _payload_group(self, peer: int, *, receiving: bool = False) -> dist.ProcessGroup:
         upward = (peer > self._rank) != receiving

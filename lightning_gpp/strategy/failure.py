@@ -22,7 +22,7 @@ from lightning_gpp.runtime.transport import TransportError
 
 _KEY = "first_error"
 _POLL_S = 0.2
-_GRACE_S = 3.0
+_GRACE_S = 1.0
 
 
 class PeerError(RuntimeError):

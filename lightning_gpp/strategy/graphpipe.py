@@ -224,9 +224,13 @@ class GraphPipeStrategy(ParallelStrategy):
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
-        if self._transport is not None and not self._known_failures().has_failed:
-            with self._known_failures().guard():
-                self._finish()
+        if self._transport is not None:
+            if self._known_failures().has_failed:
+                self._known_failures().close()
+                self._transport.hang_up()
+            else:
+                with self._known_failures().guard():
+                    self._finish()
         self._forget_pipeline()
         self.precision_plugin.teardown()
         assert self.accelerator is not None and self.cluster_environment is not None

@@ -78,7 +78,7 @@ def _as_tensor(name: str, value: Any) -> Tensor:
         return torch.tensor(value, dtype=torch.get_default_dtype())
     raise TypeError(
         f"self.log({name!r}, ...) got a {type(value).__name__}; with the graphpipe strategy it "
-        "takes numbers and tensors. Log `metric.compute()` or the metric's value instead of the object."
+        "takes numbers and tensors; log the metric's value (`metric.compute()`) instead."
     )
 
 

@@ -146,8 +146,8 @@ class Partition:
                 if tensor.shape != value.shape or tensor.dtype != value.dtype:
                     raise ValueError(
                         f"{name!r} is {tuple(tensor.shape)} {tensor.dtype} on rank {self._rank} "
-                        f"but {tuple(value.shape)} {value.dtype} on rank 0; all ranks must build the "
-                        "same model"
+                        f"but {tuple(value.shape)} {value.dtype} on rank 0; all ranks must build "
+                        "the same model"
                     )
                 tensor.copy_(value)
 

@@ -182,7 +182,7 @@ def stratified_split(
         ValueError: a class would have no sample on one of the two sides.
 
     >>> [part.tolist() for part in stratified_split(np.array([0, 1, 0, 1]), 0.5, seed=0)]
-    [[0, 3], [1, 2]]
+    [[2, 3], [0, 1]]
     """
     generator = np.random.default_rng(seed)
     validation_rows: list[int] = []

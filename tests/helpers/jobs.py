@@ -6,6 +6,8 @@ import tempfile
 from typing import Any
 
 import torch
+from lightning_gpp.graph import StageEdge
+from lightning_gpp.planner.plan import Plan
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -82,11 +84,12 @@ def save_after_fit(path: str, strategy: Strategy, num_ranks: int = 1) -> dict[st
     return train(training, strategy, num_ranks).weights
 
 
-def plan_of_fit(strategy: dict[str, Any], num_ranks: int) -> tuple[Any, Any]:
-    """The plan and the stage graph that the strategy shows after a fit."""
+def plan_of_fit(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, tuple[StageEdge, ...]]:
+    """The plan and the edges of the stage graph that the strategy shows after a fit."""
     training = Training(ExportableModel, DataSpec(num_inputs=2))
     with quiet(), tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(strategy, num_ranks, max_steps=2, default_root_dir=folder)
         trainer.fit(training.module(), training.data.loader())
     chosen: Any = trainer.strategy
-    return chosen.plan, chosen.stage_graph
+    assert chosen.stage_graph.num_stages == chosen.plan.num_stages
+    return chosen.plan, chosen.stage_graph.edges

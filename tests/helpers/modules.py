@@ -93,9 +93,9 @@ class MetricsModel(ExportableModel):
         _, target = batch
         self.log("train_loss", loss, on_step=True, on_epoch=True)
         self.log("train_epoch_only", loss, on_step=False, on_epoch=True)
-        worst = (outputs[0] - target).abs().max()
-        self.log("train_worst", worst, on_step=True, on_epoch=True, reduce_fx="max")
-        self.log("train_best", worst, on_step=False, on_epoch=True, reduce_fx=torch.min)
+        misses = (outputs[0] - target).abs()
+        self.log("train_worst", misses.max(), on_step=True, on_epoch=True, reduce_fx="max")
+        self.log("train_best", misses.min(), on_step=False, on_epoch=True, reduce_fx=torch.min)
         self.log("train_count", float(len(target)), reduce_fx="sum", on_step=False, on_epoch=True)
         return {"loss": loss}
 
@@ -168,8 +168,41 @@ class Decisions(lp.Callback):
         }
 
 
+class ChainModel(SupervisedModule):
+    """A line of layers, the only shape that torch's own pipelines know.
+
+    Attributes:
+        outputs: of every ``training_step``, in the order of the calls.
+        losses: likewise.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.layers = nn.Sequential(
+            nn.Linear(INPUT_WIDTHS[0], WIDTH),
+            nn.Tanh(),
+            nn.Linear(WIDTH, 2 * WIDTH),
+            nn.LayerNorm(2 * WIDTH),
+            nn.GELU(),
+            nn.Linear(2 * WIDTH, NUM_TARGETS),
+        )
+        self.outputs: list[Tensor] = []
+        self.losses: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss, (output,) = self.step_loss(batch)
+        self.outputs.append(output.detach())
+        self.losses.append(loss.detach())
+        self.log("train_loss", loss)
+        return loss
+
+
 class StepRecord(lp.Callback):
-    """Keeps the gradients before the first optimizer step and the outputs of the first batch."""
+    """Keeps the gradients before the first optimizer step, and a :class:`ChainModel`'s lists."""
 
     def __init__(self) -> None:
         self.record: dict[str, Any] = {}
@@ -183,3 +216,12 @@ class StepRecord(lp.Callback):
             if parameter.grad is not None
         }
         self.record.setdefault("gradients", gradients)
+
+    def on_train_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
+        assert isinstance(pl_module, ChainModel)
+        self.record |= {"outputs": pl_module.outputs, "losses": pl_module.losses}
+
+
+def step_record() -> list[lp.Callback]:
+    """The callbacks of a training whose first step is looked at."""
+    return [StepRecord()]

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-THREAD_GRACE_S = 3.0
+THREAD_GRACE_S = 1.5
 
 
 def main() -> None:

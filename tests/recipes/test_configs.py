@@ -73,7 +73,7 @@ def test_unknown_recipe_lists_the_known() -> None:
 
 
 def test_mistyped_option_is_refused() -> None:
-    with pytest.raises(ConfigCompositionException, match="strategy.num_microbatch"):
+    with pytest.raises(ConfigCompositionException, match=r"strategy\.num_microbatch"):
         composed("strategy.num_microbatch=8")
 
 

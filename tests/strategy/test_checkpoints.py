@@ -100,14 +100,13 @@ def test_load_from_checkpoint_on_one_device(pool: WorkerPool, tmp_path: Path) ->
 
 
 def test_saving_when_the_fit_is_over(pool: WorkerPool, tmp_path: Path) -> None:
-    path = tmp_path / "after.ckpt"
+    path, one = tmp_path / "after.ckpt", tmp_path / "one.ckpt"
+    save_after_fit(str(one), None)
     strategy = {"num_microbatches": 2, "timeout": 30.0}
     weights = pool.run(save_after_fit, str(path), strategy, 3, num_ranks=3)[0]
     torch.set_default_dtype(torch.float64)
     module = ExportableModel.load_from_checkpoint(path, map_location="cpu")
     assert not weight_differences(dict(module.state_dict()), weights, TOLERANCE)
-    one = tmp_path / "one.ckpt"
-    save_after_fit(str(one), None)
     assert not weight_differences(
         _tensors(torch.load(path, weights_only=True)),
         _tensors(torch.load(one, weights_only=True)),

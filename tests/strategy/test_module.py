@@ -65,14 +65,14 @@ def test_parameters_and_buffers_that_the_forward_does_not_use(pool: WorkerPool) 
 def test_plan_and_stage_graph_are_shown_on_every_rank(pool: WorkerPool) -> None:
     strategy = {"num_microbatches": 2, "timeout": 30.0}
     shown = pool.run(plan_of_fit, strategy, 3, num_ranks=3)
-    plan, stages = shown[0]
-    assert plan.num_stages == stages.num_stages >= 3
-    assert shown == [(plan, stages)] * 3
+    plan, edges = shown[0]
+    assert plan.num_stages >= 3
+    assert shown == [(plan, edges)] * 3
 
 
 def test_a_plan_by_module_names(pool: WorkerPool) -> None:
     rows = [["left"], ["right"], ["fuse", "norm", "head"]]
     strategy = {"num_microbatches": 2, "timeout": 30.0, "plan": rows}
-    plan, stages = pool.run(plan_of_fit, strategy, 3, num_ranks=3)[0]
+    plan, edges = pool.run(plan_of_fit, strategy, 3, num_ranks=3)[0]
     assert plan.num_stages == 3
-    assert stages.predecessors[2] == (0, 1)
+    assert {(edge.source, edge.target) for edge in edges if edge.source >= 0} == {(0, 2), (1, 2)}

@@ -76,7 +76,7 @@ def test_a_rank_keeps_only_its_own_parameters_and_their_state(pool: WorkerPool) 
 def test_a_shared_parameter_is_held_by_all_ranks_that_use_it(pool: WorkerPool) -> None:
     training = branchy("shared_weights", OptimizerSpec())
     results = assert_equal_training(
-        pool, training, num_ranks=2, num_microbatches=2, plan=[["entries.0", "node_2"], REST]
+        pool, training, num_ranks=2, num_microbatches=2, plan=PLAN_WITH_SHARED_WEIGHT
     )
     for result in results:
         assert "node_2.weight" in result.own_parameters
@@ -84,7 +84,8 @@ def test_a_shared_parameter_is_held_by_all_ranks_that_use_it(pool: WorkerPool) -
     assert "heads.0.weight" not in results[1].own_parameters
 
 
-REST = ["entries.1", "node_6", "heads.0", "heads.1"]
+PLAN_WITH_SHARED_WEIGHT = [["entries", "node_2"], ["node_6", "heads"]]
+"""``node_6`` uses the weight of ``node_2``."""
 
 
 def test_the_loss_falls(pool: WorkerPool) -> None:

@@ -495,3 +495,119 @@ def _assert_same_on(captured: Any, x: Tensor) -> None:
     stage = captured.stage([o.name for o in captured.graph], ["x"], captured.graph.outputs)
     values = dict(zip(captured.graph.outputs, stage([x], training=module.training), strict=True))
     assert torch.allclose(captured.output(values), module(x))
+
+
+class MovingAverage(nn.Module):
+    """Replaces its buffer in every training forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.register_buffer("average", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        self.average = 0.9 * self.average + 0.1 * h.detach().mean(0)
+        return h - self.average
+
+
+def test_replaced_buffers_are_replaced_by_stages() -> None:
+    captured = assert_partitions_exact(MovingAverage(), data(4, 4))
+    states = [operator.state for operator in captured.graph if operator.state]
+    assert states == [("average",)]
+
+
+class Autocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            h = self.a(x) @ self.b.weight
+        return self.b(h.float())
+
+
+@pytest.mark.parametrize("method", ["torch.fx", "concrete"])
+def test_autocast_inside_of_forward(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _only(method, monkeypatch)
+    captured = assert_partitions_exact(Autocast(), data(4, 4))
+    assert captured.graph.values["a"].tensors[0].dtype == "bfloat16"
+
+
+class Gpt(nn.Module):
+    """Attention written by hand, sizes everywhere, tied embeddings, an optional loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(9, 4), nn.Embedding(8, 4)
+        self.qkv, self.head = nn.Linear(4, 12), nn.Linear(4, 9, bias=False)
+        self.head.weight = self.tokens.weight
+        self.register_buffer("mask", torch.tril(torch.ones(8, 8)))
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        batch, time = ids.size()
+        assert time <= 8, f"too long: {time}"
+        x = self.tokens(ids) + self.places(torch.arange(time, device=ids.device))
+        batch, time, width = x.size()
+        q, k, v = (
+            part.view(batch, time, 2, width // 2).transpose(1, 2)
+            for part in self.qkv(x).split(width, dim=2)
+        )
+        scores = q @ k.transpose(-2, -1) * (1.0 / k.size(-1) ** 0.5)
+        scores = scores.masked_fill(self.mask[:time, :time] == 0, float("-inf"))
+        x = x + (F.softmax(scores, -1) @ v).transpose(1, 2).contiguous().view(batch, time, width)
+        logits = self.head(x)
+        if targets is None:
+            return logits[:, [-1], :], None
+        return logits, F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
+
+
+@pytest.mark.parametrize("with_loss", [False, True])
+def test_a_language_model_with_sizes_everywhere(with_loss: bool) -> None:
+    ids = torch.randint(0, 9, (4, 6))
+    targets = torch.randint(0, 9, (4, 6)) if with_loss else None
+    captured = assert_partitions_exact(Gpt(), ids, targets)
+    assert all(operator.inputs for operator in captured.graph)
+    if not with_loss:
+        _assert_same_on_ids(captured, torch.randint(0, 9, (3, 5)))
+
+
+def _assert_same_on_ids(captured: Any, ids: Tensor) -> None:
+    module = captured.module
+    stage = captured.stage([o.name for o in captured.graph], ["ids"], captured.graph.outputs)
+    values = dict(zip(captured.graph.outputs, stage([ids], training=module.training), strict=True))
+    assert torch.allclose(captured.output(values)[0], module(ids)[0])
+
+
+class PaddedSequences(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+        h, _ = self.lstm(packed)
+        return nn.utils.rnn.pad_packed_sequence(h, batch_first=True)[0].sum(1)
+
+
+def test_packed_sequences() -> None:
+    assert_partitions_exact(PaddedSequences(), data(4, 5, 3), torch.tensor([5, 3, 2, 1]))
+
+
+def test_message_passing_layers_are_leaves() -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+
+    class Gnn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = pyg.GCNConv(3, 4), pyg.GCN2Conv(4, 0.1, 0.5, 2)
+
+        def forward(self, x: Tensor, edges: Tensor, weights: Tensor | None = None) -> Tensor:
+            h = F.dropout(self.a(x, edges, weights).relu(), 0.5, self.training)
+            return self.b(h, h, edges)
+
+    captured = assert_partitions_exact(
+        Gnn(), data(6, 3), torch.randint(0, 6, (2, 12)), in_order=True
+    )
+    assert [operator.name for operator in captured.graph] == ["a", "relu", "dropout", "b"]

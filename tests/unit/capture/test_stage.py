@@ -60,7 +60,7 @@ def test_the_source_is_readable(captured: CapturedModel) -> None:
     source = captured.stage(["a", "relu"], ["x"], ["relu"]).source(training=True)
     assert [line.split("  #")[0].strip() for line in source.splitlines()] == [
         "def stage(v_x):",
-        "v_a = m_1(v_x)",
+        "v_a = m_0(v_x)",
         "v_x = None",
         "v_relu = v_a.relu()",
         "v_a = None",

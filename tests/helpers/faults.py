@@ -1,0 +1,228 @@
+"""Jobs that must fail: on every rank, soon, and with the first error."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning.pytorch as lp
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from helpers.models import INPUT_WIDTHS, NUM_TARGETS, WIDTH, DataSpec, ExportableModel
+from helpers.training import make_trainer, quiet
+
+FAULTY_BATCH = 2
+"""Batch in which faults in the middle of training happen."""
+
+
+class TooSmallModel(ExportableModel):
+    """One operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(INPUT_WIDTHS[0], NUM_TARGETS)
+        del self.left, self.right, self.fuse, self.norm, self.head, self.offset
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.only(left)
+
+
+class DataDependentModel(ExportableModel):
+    """Decides by a tensor's values what to compute."""
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        if left.sum() > right.sum():
+            return super().forward(left, right)
+        return super().forward(left + 1, right)
+
+
+class FragileLayer(nn.Linear):
+    """Refuses inputs that are not numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x.isnan().any()):
+            raise ArithmeticError("the fragile layer got a nan")
+        return super().forward(x)
+
+
+class FragileModel(ExportableModel):
+    """A fragile layer in its first stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = FragileLayer(INPUT_WIDTHS[0], WIDTH)
+
+
+class FailingStepModel(ExportableModel):
+    """Fails in the user's own code."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == FAULTY_BATCH:
+            raise ArithmeticError("training_step is out of order")
+        return super().training_step(batch, batch_idx)
+
+
+class FailingValidationModel(ExportableModel):
+    """Fails in the user's own validation."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        raise ArithmeticError("validation_step is out of order")
+
+
+class FailingOptimizer(torch.optim.SGD):
+    """Fails at the third step, on ranks other than 0."""
+
+    num_steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        self.num_steps += 1
+        if self.num_steps == 3 and os.environ["RANK"] != "0":
+            raise ArithmeticError("the optimizer is out of order")
+        return loss
+
+
+class FailingOptimizerModel(ExportableModel):
+    """Trains with a failing optimizer."""
+
+    def configure_optimizers(self) -> Any:
+        return FailingOptimizer(self.parameters(), lr=0.01)
+
+
+class FailingData(Dataset[Any]):
+    """Fails, or gives a nan, in the middle of an epoch."""
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+        self._samples: Any = DataSpec(num_samples=40, num_inputs=2).loader().dataset
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        (left, right), target = self._samples[index]
+        if index == 8 * FAULTY_BATCH + 3:
+            if self._fault == "raise":
+                raise ArithmeticError("the data set is out of order")
+            left = left * torch.nan
+        return (left, right), target
+
+
+class FailOnRank(lp.Callback):
+    """A callback that fails on one rank in the middle of training."""
+
+    def __init__(self, rank: int, how: str) -> None:
+        self._rank = rank
+        self._how = how
+
+    def on_train_batch_start(self, trainer: lp.Trainer, *args: Any) -> None:
+        if trainer.global_rank == self._rank and trainer.global_step == FAULTY_BATCH:
+            if self._how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self._how == "exit":
+                os._exit(3)
+            raise ArithmeticError("the callback is out of order")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A job that must fail.
+
+    Attributes:
+        pattern: what the error says on every rank that lives, a regular expression.
+        build: makes the module.
+        strategy: arguments of the strategy beside ``num_microbatches=4``.
+        data: what is wrong with the data.
+        batch_size: of the loader.
+        callbacks: makes callbacks that fail.
+        validate: whether validation runs first.
+        killed_rank: the rank that does not live to tell.
+    """
+
+    pattern: str
+    build: Callable[[], Any] = ExportableModel
+    strategy: dict[str, Any] = field(default_factory=dict)
+    data: str = ""
+    batch_size: int = 8
+    callbacks: Callable[[], list[lp.Callback]] = list
+    validate: bool = False
+    killed_rank: int | None = None
+
+
+def _foreign_model() -> Any:
+    import pytorch_lightning
+
+    class ForeignModel(pytorch_lightning.LightningModule):
+        """A module of Lightning's other package."""
+
+    return ForeignModel()
+
+
+FAULTS = {
+    "more stages than operators": Fault("(?s)3 devices.*1 operator", TooSmallModel),
+    "plan does not cover the model": Fault(
+        r"(?s)cover.*head", strategy={"plan": [["left"], ["right"], ["fuse", "norm"]]}
+    ),
+    "plan names an unknown module": Fault(
+        "tower", strategy={"plan": [["tower"], ["right"], ["left", "fuse", "norm", "head"]]}
+    ),
+    "plan with a cycle": Fault(
+        r"(?i)circle|cycle|each other",
+        strategy={"plan": [["left", "norm"], ["right"], ["fuse", "head"]]},
+    ),
+    "plan for more devices": Fault(
+        "device 3.*3 devices",
+        strategy={"plan": [["left"], ["right"], ["fuse"], ["norm", "head"]]},
+    ),
+    "fewer samples than micro-batches": Fault(r"(?s)3 samples.*num_microbatches", batch_size=3),
+    "module that cannot be captured": Fault(
+        r"(?s)faults\.py.*(control flow|leaf|blocks|module)", DataDependentModel
+    ),
+    "unknown planner": Fault(r"(?s)'magic'.*balanced", strategy={"planner": "magic"}),
+    "unknown schedule": Fault(r"(?s)'magic'.*gpipe.*1f1b|'magic'.*1f1b.*gpipe",
+                              strategy={"schedule": "magic"}),
+    "unknown sub-module": Fault(r"(?s)'tower'.*left", strategy={"module": "tower"}),
+    "module of the other root": Fault("pytorch_lightning", _foreign_model),
+    "forward of an early stage": Fault(
+        "the fragile layer got a nan",
+        FragileModel,
+        {"plan": [["left"], ["right"], ["fuse", "norm", "head"]], "leaf_modules": (FragileLayer,)},
+        data="nan",
+    ),
+    "training_step": Fault("training_step is out of order", FailingStepModel),
+    "validation_step": Fault("validation_step is out of order", FailingValidationModel,
+                             validate=True),
+    "optimizer": Fault("the optimizer is out of order", FailingOptimizerModel),
+    "data set": Fault("the data set is out of order", data="raise"),
+    "callback of one rank": Fault(
+        "the callback is out of order", callbacks=lambda: [FailOnRank(2, "raise")]
+    ),
+    "callback of rank 0": Fault(
+        "the callback is out of order", callbacks=lambda: [FailOnRank(0, "raise")]
+    ),
+    "killed rank": Fault("(?i)rank 1", callbacks=lambda: [FailOnRank(1, "kill")], killed_rank=1),
+    "killed rank 0": Fault("(?i)rank 0", callbacks=lambda: [FailOnRank(0, "kill")], killed_rank=0),
+    "rank that exits": Fault("(?i)rank 2", callbacks=lambda: [FailOnRank(2, "exit")],
+                             killed_rank=2),
+}
+"""Faults by name. Names travel to the ranks, since not all of this can be pickled."""
+
+
+def run_fault(name: str, num_ranks: int = 3) -> None:
+    """Runs a job that must raise."""
+    fault = FAULTS[name]
+    data = DataSpec(num_samples=40, num_inputs=2)
+    samples: Any = FailingData(fault.data) if fault.data else data.loader().dataset
+    loaders = [DataLoader(samples, fault.batch_size)]
+    if fault.validate:
+        loaders.append(data.loader())
+    module = fault.build()
+    with quiet():
+        strategy = {"num_microbatches": 4, "timeout": 20.0} | fault.strategy
+        trainer = make_trainer(strategy, num_ranks, max_steps=20, callbacks=fault.callbacks())
+        trainer.fit(module if fault.pattern == "pytorch_lightning" else module.double(), *loaders)

@@ -1,0 +1,67 @@
+"""A user's script: trains with a strategy given by name and lets Lightning start the ranks.
+
+Arguments: name of the strategy, folder for the results, and a fault (``none``, ``raise``,
+``kill``) that strikes rank 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import lightning.pytorch as lp
+import torch
+
+import lightning_gpp  # noqa: F401  (registers the strategies)
+from helpers.faults import FailOnRank
+from helpers.models import DataSpec, ExportableModel
+from helpers.training import quiet
+
+NUM_RANKS = 2
+NUM_STEPS = 6
+
+
+class WritePid(lp.Callback):
+    """Leaves the process ids of all ranks in the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_fit_start(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
+        (self.folder / f"rank_{trainer.global_rank}.pid").write_text(str(os.getpid()))
+
+
+def main(strategy: str, folder: Path, fault: str) -> None:
+    """Trains a few steps; rank 0 saves the trained weights and the logged loss."""
+    torch.set_num_threads(1)
+    callbacks: list[lp.Callback] = [WritePid(folder)]
+    if fault != "none":
+        callbacks.append(FailOnRank(1, fault))
+    with quiet():
+        trainer = lp.Trainer(
+            accelerator="cpu",
+            devices=1 if strategy == "auto" else NUM_RANKS,
+            strategy=strategy,
+            max_steps=NUM_STEPS,
+            callbacks=callbacks,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        module = ExportableModel().double()
+        data = DataSpec(num_inputs=2)
+        trainer.fit(module, data.loader(), data.loader())
+    if trainer.global_rank == 0:
+        torch.save(
+            {
+                "weights": {name: value.clone() for name, value in module.state_dict().items()},
+                "val_loss": torch.as_tensor(trainer.callback_metrics["val_loss"]),
+            },
+            folder / f"{strategy}.pt",
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

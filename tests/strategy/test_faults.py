@@ -1,0 +1,43 @@
+"""Bad input and failing ranks end in one clear error on all ranks, within seconds."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from helpers.faults import FAULTS, run_fault
+from helpers.jobs import fit_repeatedly
+from helpers.workers import WorkerPool
+
+pytestmark = pytest.mark.timeout(120)
+
+NUM_RANKS = 3
+LIMIT_S = 40.0
+SOON_S = 15.0
+"""Below every time limit in play (the strategy's is 20 s): a rank that only waits is not soon."""
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_all_ranks_end_with_the_error(pool: WorkerPool, name: str) -> None:
+    fault = FAULTS[name]
+    outcomes = pool.outcomes(run_fault, name, NUM_RANKS, num_ranks=NUM_RANKS, limit_s=LIMIT_S)
+    report = "\n".join(outcome.describe() for outcome in outcomes)
+    for outcome in outcomes:
+        assert not outcome.hung, report
+        assert outcome.elapsed_s < SOON_S, report
+        if outcome.rank == fault.killed_rank:
+            assert outcome.exit_code not in (None, 0), report
+            continue
+        assert outcome.error_type is not None, f"rank {outcome.rank} did not fail\n{report}"
+        assert re.search(fault.pattern, outcome.error), (
+            f"rank {outcome.rank}: {outcome.error!r} lacks {fault.pattern!r}\n{report}"
+        )
+        # A listener waits in gloo until its peer's process ends; it is a daemon thread.
+        leaked = [name for name in outcome.leaked if not name.startswith("listen-")]
+        assert not leaked, f"rank {outcome.rank} leaves threads: {leaked}"
+
+
+def test_processes_that_saw_an_error_can_train_again(pool: WorkerPool) -> None:
+    pool.outcomes(run_fault, "training_step", NUM_RANKS, num_ranks=NUM_RANKS, limit_s=LIMIT_S)
+    strategy = {"num_microbatches": 4, "timeout": 20.0}
+    pool.run(fit_repeatedly, strategy, NUM_RANKS, num_ranks=NUM_RANKS)
