@@ -14,7 +14,7 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import ESTIMATED, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.plan import Plan
-from lightning_gpp.schedule import SCHEDULES
+from lightning_gpp.schedule.orders import check_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,7 @@ class PlanRequest:
     def __post_init__(self) -> None:
         if self.num_microbatches < 1:
             raise ValueError(f"num_microbatches must be at least 1, got {self.num_microbatches}")
-        if self.schedule not in SCHEDULES:
-            raise ValueError(
-                f"unknown schedule {self.schedule!r}; known schedules: {', '.join(SCHEDULES)}"
-            )
+        check_schedule(self.schedule)
         if missing := [o.name for o in self.graph if o.name not in self.profile.operators]:
             raise ValueError(
                 f"the profile has no costs of {', '.join(missing[:5])}"

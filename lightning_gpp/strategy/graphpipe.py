@@ -41,6 +41,7 @@ from lightning_gpp.strategy.lightning_private import (
 )
 from lightning_gpp.strategy.loaders import RemoteBatch, follow_leader
 from lightning_gpp.strategy.logs import replay
+from lightning_gpp.strategy.metrics import keep_local
 from lightning_gpp.strategy.microbatches import batch_size, cut_batch, microbatch_sizes
 from lightning_gpp.strategy.optimizers import PartialOptimizer
 from lightning_gpp.strategy.pipeline import (
@@ -213,6 +214,7 @@ class GraphPipeStrategy(ParallelStrategy):
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         _ignore_sync_dist_advice()
+        keep_local(module)
         self._hooks = HookRelay(module, self._known_control(), self._known_failures())
         self._hooks.install()
 

@@ -65,7 +65,7 @@ class HookRelay:
         def relayed(*args: Any, **kwargs: Any) -> Any:
             with self._failures.guard():
                 if self._control.is_leader:
-                    recorder = LogRecorder()
+                    recorder = LogRecorder(self._module)
                     with recording(self._module, recorder):
                         answer = hook(*args, **kwargs)
                     calls = recorder.combined(None)

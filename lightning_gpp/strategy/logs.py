@@ -16,6 +16,9 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_gpp.strategy.metrics import MetricState, load_state, state_of
 
 
 @dataclass(slots=True)
@@ -23,7 +26,7 @@ class LogCall:
     """One combined call of ``self.log``."""
 
     name: str
-    value: Tensor
+    value: Tensor | MetricState
     kwargs: dict[str, Any]
 
 
@@ -31,14 +34,20 @@ class LogCall:
 class _Entry:
     kwargs: dict[str, Any]
     values: list[Tensor] = field(default_factory=list)
+    metric: Metric | None = None
     sizes: list[int] = field(default_factory=list)
     batch_sizes: list[int | None] = field(default_factory=list)
 
 
 class LogRecorder:
-    """Stands in for ``LightningModule.log`` while the user's steps run."""
+    """Stands in for ``LightningModule.log`` while the user's steps run.
 
-    def __init__(self) -> None:
+    Args:
+        module: whose steps; it names the metrics that are logged.
+    """
+
+    def __init__(self, module: pl.LightningModule) -> None:
+        self._module = module
         self._entries: dict[str, _Entry] = {}
         self.microbatch_size = 1
 
@@ -47,7 +56,10 @@ class LogRecorder:
         if args:
             kwargs |= dict(zip(_POSITIONAL, args, strict=False))
         entry = self._entries.setdefault(name, _Entry(kwargs))
-        entry.values.append(_as_tensor(name, value))
+        if isinstance(value, Metric):
+            entry.metric = value
+        else:
+            entry.values.append(_as_tensor(name, value))
         entry.sizes.append(self.microbatch_size)
         entry.batch_sizes.append(kwargs.get("batch_size"))
 
@@ -63,7 +75,11 @@ class LogRecorder:
             kwargs = dict(entry.kwargs)
             given = [size for size in entry.batch_sizes if size is not None]
             kwargs["batch_size"] = sum(given) if given else num_samples
-            value = _combine(entry.values, entry.sizes, kwargs.get("reduce_fx", "mean"))
+            value: Tensor | MetricState
+            if entry.metric is not None:
+                value = state_of(self._module, entry.metric)
+            else:
+                value = _combine(entry.values, entry.sizes, kwargs.get("reduce_fx", "mean"))
             calls.append(LogCall(name, value, kwargs))
         return calls
 
@@ -78,7 +94,7 @@ def _as_tensor(name: str, value: Any) -> Tensor:
         return torch.tensor(value, dtype=torch.get_default_dtype())
     raise TypeError(
         f"self.log({name!r}, ...) got a {type(value).__name__}; with the graphpipe strategy it "
-        "takes numbers and tensors; log the metric's value (`metric.compute()`) instead."
+        "takes numbers, tensors and torchmetrics objects."
     )
 
 
@@ -106,7 +122,12 @@ def recording(module: pl.LightningModule, recorder: LogRecorder) -> Iterator[Non
 def replay(module: pl.LightningModule, calls: Sequence[LogCall]) -> None:
     """Makes recorded calls for real."""
     for call in calls:
-        module.log(call.name, call.value, **call.kwargs)
+        value = call.value
+        if isinstance(value, MetricState):
+            metric = load_state(module, value)
+            module.log(call.name, metric, **call.kwargs)
+        else:
+            module.log(call.name, value, **call.kwargs)
 
 
 @contextlib.contextmanager

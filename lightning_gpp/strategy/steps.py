@@ -65,7 +65,7 @@ class StepBoundary:
         self._name = name
         self._sizes = sizes
         self._is_training = is_training
-        self._recorder = LogRecorder()
+        self._recorder = LogRecorder(module)
         self._steps = [SuspendedCall(partial(step, batch), threads) for batch in microbatches]
         self._calls: dict[int, ForwardCall] = {}
         self._results: dict[int, Any] = {}

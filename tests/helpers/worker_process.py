@@ -45,6 +45,7 @@ def main() -> None:
 def _answer(call: bytes) -> bytes:
     """The pickled fields of the :class:`~helpers.workers.Outcome` of a call."""
     before = set(threading.enumerate())
+    start = time.monotonic()
     try:
         function, args, kwargs = pickle.loads(call)
         fields: dict[str, Any] = {"value": function(*args, **kwargs)}
@@ -56,6 +57,7 @@ def _answer(call: bytes) -> bytes:
             "traceback": traceback.format_exc(),
         }
         del error
+    fields["elapsed_s"] = time.monotonic() - start
     _destroy_process_group()
     fields["leaked"] = _leaked_threads(before)
     sys.stdout.flush()

@@ -43,7 +43,7 @@ class Outcome:
         traceback: the rank's traceback, or the stacks of a rank that hung.
         exit_code: of a process that ended during the call (negative: killed by that signal).
         hung: whether the time limit ended it.
-        elapsed_s: seconds from the start of the call to this rank's end.
+        elapsed_s: seconds that the function ran on this rank.
         output: what the rank wrote to stdout and stderr during the call.
         leaked: what the call left behind in the process (threads).
     """
@@ -233,7 +233,7 @@ class WorkerPool:
         try:
             if worker.connection.poll():
                 answer = pickle.loads(worker.connection.recv_bytes())
-                return Outcome(rank, elapsed_s=elapsed_s, output=worker.output(), **answer)
+                return Outcome(rank, output=worker.output(), **answer)
         except (EOFError, ConnectionResetError):
             pass
         worker.is_ready = False

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mfeat_files import write_mfeat, write_view
 
 from lightning_gpp.recipes.multimodal import Digits, MultipleFeatures, multimodal_data
 from lightning_gpp.recipes.multimodal.data import Scale, stratified_split
 from lightning_gpp.recipes.multimodal.datasets import digit_views
-from mfeat_files import write_mfeat, write_view
 
 DATA_ROOT = os.environ.get("LIGHTNING_GPP_DATA")
 LABELS = np.arange(40) % 10

@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from helpers.graphs import literal_graph
 
+from helpers.graphs import literal_graph
 from lightning_gpp.planner import Plan, Stage, plan_to_json, resolve_plan, save_plan
 
 #           ┌─> encoders.a.0 ─> encoders.a.1 ─┐
@@ -123,7 +123,7 @@ def test_names_that_match_nothing_get_help(name, match):
 
 
 def test_a_cycle_names_stages_and_values():
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="depend on each other in a circle") as error:
         resolve_plan([["encoders", "head"], ["fusion"]], GRAPH)
     text = str(error.value)
     assert "[encoders, head] hands 'encoders.a.1' to [fusion]" in text

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from helpers.graphs import literal_graph, profile_of
 
+from helpers.graphs import literal_graph, profile_of
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.planner import Plan, Stage, predict
 
@@ -51,4 +51,4 @@ def test_a_multiple_takes_longer_and_comes_less_often():
     plan = Plan((Stage(0, ("a",), (0,), 2), Stage(1, ("b",), (1,), 2)))
     run = predict(plan, CHAIN, profile=profile_of(CHAIN, 1.0), num_microbatches=4)
     assert run.busy_s == (12.0, 12.0)
-    assert len(run.start_s) >= 8
+    assert sum(action.stage >= 0 for action in run.start_s) == 2 * 2 * 2  # F and B of 2 halves

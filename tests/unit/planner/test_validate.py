@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from helpers.graphs import literal_graph
 
+from helpers.graphs import literal_graph
 from lightning_gpp.planner import Plan, Stage, validate_plan
 
-#  x ─> a ─> b ─> c, where a and c have the running statistics "norm" in common
+#  x ─> a ─> b ─> c
 CHAIN = literal_graph({"a": "x", "b": "a", "c": "b"})
 
 
