@@ -25,12 +25,7 @@ from lightning_gpp.capture import BlockGraph
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import PLANNERS, Plan
 from lightning_gpp.runtime.executor import ActionRecord
-from lightning_gpp.runtime.gradients import GradientStash
-from lightning_gpp.runtime.process_transport import ProcessGroupTransport, TransportGroups
-from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.schedule import SCHEDULES
-from lightning_gpp.strategy.control import Control
-from lightning_gpp.strategy.failure import FailureWatch
 from lightning_gpp.strategy.hooks import HookRelay
 from lightning_gpp.strategy.lightning_private import (
     LightningOptimizer,
@@ -40,21 +35,15 @@ from lightning_gpp.strategy.lightning_private import (
     init_dist_connection,
 )
 from lightning_gpp.strategy.loaders import RemoteBatch, follow_leader
-from lightning_gpp.strategy.logs import replay
 from lightning_gpp.strategy.metrics import keep_local
-from lightning_gpp.strategy.microbatches import batch_size, cut_batch, microbatch_sizes
-from lightning_gpp.strategy.optimizers import PartialOptimizer
 from lightning_gpp.strategy.pipeline import (
     Pipeline,
     PlanLike,
     Settings,
-    build_pipeline,
-    pipelined_module,
-    share_parameters,
 )
 from lightning_gpp.strategy.precision import pipeline_precision
 from lightning_gpp.strategy.report import describe_pipeline
-from lightning_gpp.strategy.steps import ForwardCall, StepBoundary, first_call
+from lightning_gpp.strategy.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -129,16 +118,8 @@ class GraphPipeStrategy(ParallelStrategy):
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.num_nodes = 1
         self._start_method = start_method
-        self._transport: ProcessGroupTransport | None = None
-        self._control: Control | None = None
-        self._failures: FailureWatch | None = None
-        self._pipeline: Pipeline | None = None
-        self._partial_optimizers: list[PartialOptimizer] = []
-        self._stash: GradientStash | None = None
+        self._session: Session | None = None
         self._hooks: HookRelay | None = None
-        self._threads = StepThreads()
-        self._train_modes: dict[str, bool] = {}
-        self._trainer: pl.Trainer | None = None
 
     # Places and processes --------------------------------------------------------------------
 
@@ -189,10 +170,9 @@ class GraphPipeStrategy(ParallelStrategy):
         backend = "gloo" if self.root_device.type == "cpu" else "cpu:gloo,cuda:nccl"
         timeout = timedelta(seconds=self.settings.timeout_s)
         init_dist_connection(self.cluster_environment, backend, timeout=timeout)
-        groups = TransportGroups.create("gloo" if self.root_device.type == "cpu" else "nccl")
-        self._transport = ProcessGroupTransport(groups, self.root_device)
-        self._control = Control(self._transport, self.settings.timeout_s)
-        self._failures = FailureWatch(self.cluster_environment.main_address, self._transport.abort)
+        host = self.cluster_environment.main_address
+        self._session = Session(self.settings, self.root_device, host)
+        self._session.on_built = self._show
 
     # Setting up and tearing down -------------------------------------------------------------
 
@@ -200,11 +180,8 @@ class GraphPipeStrategy(ParallelStrategy):
         """Prepares what does not need data; the pipeline is built at the first batch."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
-        self._trainer = trainer
-        module = self._module()
-        pipelined_module(module, self.settings.module)
+        module, session = self._module(), self._open_session()
         self.model = self.precision_plugin.convert_module(self.model)
-        self._train_modes = {name: part.training for name, part in module.named_modules()}
         if trainer.state.fn == TrainerFn.FITTING:
             if not module.automatic_optimization:
                 raise NotImplementedError(
@@ -215,7 +192,8 @@ class GraphPipeStrategy(ParallelStrategy):
         self.setup_precision_plugin()
         _ignore_sync_dist_advice()
         keep_local(module)
-        self._hooks = HookRelay(module, self._known_control(), self._known_failures())
+        session.attach(module, [_plain(optimizer) for optimizer in self.optimizers])
+        self._hooks = HookRelay(module, session.control, session.failures)
         self._hooks.install()
 
     def model_to_device(self) -> None:
@@ -226,57 +204,19 @@ class GraphPipeStrategy(ParallelStrategy):
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
-        if self._transport is not None:
-            if self._known_failures().has_failed:
-                self._known_failures().close()
-                self._transport.hang_up()
-            else:
-                with self._known_failures().guard():
-                    self._finish()
-        self._forget_pipeline()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close(on_all_ranks=not isinstance(self._launcher, MultiProcessingLauncher))
         self.precision_plugin.teardown()
         assert self.accelerator is not None and self.cluster_environment is not None
         self.accelerator.teardown()
         self.checkpoint_io.teardown()
         self.cluster_environment.teardown()
 
-    def _finish(self) -> None:
-        """All ranks, in good order: whole weights and optimizers, then goodbye."""
-        assert self._transport is not None
-        if self._pipeline is not None:
-            values = self._pipeline.partition.whole_values()
-            states = [p.whole_state_dict(self._known_control()) for p in self._partial_optimizers]
-            partition = self._pipeline.partition
-            partition.make_whole(values)
-            if not isinstance(self._launcher, MultiProcessingLauncher):
-                # The user's script goes on on every rank.
-                values = self._known_control().share(
-                    partition.values() if self.is_global_zero else {},
-                    "waiting for the trained weights",
-                )
-                partition.make_whole(values)
-            if self.is_global_zero:
-                self._module().cpu()
-                for optimizer, state in zip(self._partial_optimizers, states, strict=True):
-                    optimizer.make_whole(self._module(), state)
-        self.barrier("teardown")
-        self._known_failures().close()
-        self._transport.close()
-
-    def _forget_pipeline(self) -> None:
-        self._threads.close()
-        self._pipeline = None
-        self._partial_optimizers = []
-        self._stash = None
-        self._transport = None
-        self._control = None
-        self._failures = None
-
     def on_exception(self, exception: BaseException) -> None:
         """Ends the other ranks too; an error that only echoes another rank's becomes that one."""
-        failures = self._failures
-        if failures is not None:
-            first = failures.origin(exception)
+        if self._session is not None:
+            first = self._session.failures.origin(exception)
             if first is not None:
                 self.teardown()
                 raise first from exception
@@ -304,118 +244,12 @@ class GraphPipeStrategy(ParallelStrategy):
             return self._step("predict_step", *args, **kwargs)
 
     def _step(self, name: str, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        control = self._known_control()
-        with self._known_failures().guard():
-            if control.is_leader:
-                result, calls = self._lead(name, batch, args, kwargs)
-            else:
-                result, calls = self._follow(name)
-            replay(self._module(), calls)
-        return result
+        session = self._open_session()
+        session.on_record = self.on_record
+        return session.step(name, batch, args, kwargs)
 
-    def _lead(
-        self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, Any]:
-        module, control = self._module(), self._known_control()
-        num_samples = batch_size(batch)
-        step = getattr(module, name)
-
-        def boundary_of(sizes: Sequence[int]) -> StepBoundary:
-            return StepBoundary(
-                module,
-                pipelined_module(module, self.settings.module),
-                lambda microbatch: step(microbatch, *args, **kwargs),
-                name=name,
-                microbatches=cut_batch(batch, sizes),
-                sizes=sizes,
-                is_training=name == "training_step",
-                threads=self._threads,
-            )
-
-        if self._pipeline is None:
-            units = self._unit_sizes(num_samples)
-            self._build(first_call(module, boundary_of(units)), len(units))
-        assert self._pipeline is not None
-        units = self._unit_sizes(num_samples)
-        control.tell(units)
-        boundary = boundary_of(self._pipeline.step_sizes(units))
-        boundary.captured = self._pipeline.captured
-        with boundary.active():
-            stash = self._run(units, name, boundary)
-        result, calls = boundary.result(), boundary.log_calls()
-        if stash is None:
-            control.tell((None, calls))
-            return result, calls
-        value = result["loss"] if isinstance(result, Mapping) else result
-        control.tell((value, calls))
-        loss = stash.loss(value)
-        return ({**result, "loss": loss} if isinstance(result, Mapping) else loss), calls
-
-    def _follow(self, name: str) -> tuple[Any, Any]:
-        control = self._known_control()
-        if self._pipeline is None:
-            self._build(None, 0)
-        units = control.hear(f"waiting for rank 0 to begin {name}")
-        stash = self._run(units, name, None)
-        value, calls = control.hear(f"waiting for the result of {name}")
-        return (None if stash is None else stash.loss(value.to(self.root_device))), calls
-
-    def _run(
-        self, units: Sequence[int], name: str, boundary: StepBoundary | None
-    ) -> GradientStash | None:
-        assert self._pipeline is not None
-        self._pipeline.record(self.on_record)
-        training = self._module().training
-        if name != "training_step":
-            self._pipeline.run(units, has_backward=False, training=training, boundary=boundary)
-            return None
-        assert self._stash is not None
-        with self._stash, torch.enable_grad():
-            self._pipeline.run(units, has_backward=True, training=training, boundary=boundary)
-        return self._stash
-
-    def _unit_sizes(self, num_samples: int) -> list[int]:
-        """Samples of each of the smallest micro-batches of a mini-batch."""
-        asked = self.settings.num_microbatches
-        if asked is not None and num_samples < asked and self._pipeline is None:
-            raise ValueError(
-                f"a mini-batch of {num_samples} samples cannot be cut into "
-                f"num_microbatches={asked}; use a larger batch or fewer micro-batches"
-            )
-        count = min(asked or 2 * self.world_size, num_samples)
-        at_a_time = 1 if self._pipeline is None else self._pipeline.largest_multiple
-        if count < at_a_time:
-            raise ValueError(
-                f"a mini-batch of {num_samples} samples is smaller than the {at_a_time} "
-                "micro-batches that a stage of the plan takes at a time; drop small last batches "
-                "(drop_last=True)"
-            )
-        return microbatch_sizes(num_samples, count - count % at_a_time)
-
-    def _build(self, call: ForwardCall | None, num_microbatches: int) -> None:
-        """All ranks: captures, plans, partitions. Rank 0 gives the example and the number."""
-        module = self._module()
-        if module.training:
-            self._train_modes = {name: part.training for name, part in module.named_modules()}
-        assert self._transport is not None
-        pipeline = build_pipeline(
-            self.settings,
-            module,
-            call,
-            num_microbatches=num_microbatches,
-            train_modes=self._train_modes,
-            transport=self._transport,
-            control=self._known_control(),
-            device=self.root_device,
-        )
-        held = pipeline.partition.held_parameters()
-        self._partial_optimizers = [
-            PartialOptimizer.keep(_plain(optimizer), module, held) for optimizer in self.optimizers
-        ]
-        pipeline.partition.spread()
-        share_parameters(pipeline, pipelined_module(module, self.settings.module))
-        self._stash = GradientStash(held)
-        self._pipeline = pipeline
+    def _show(self, pipeline: Pipeline, num_microbatches: int) -> None:
+        """Keeps the plan and prints it once, where a person looks."""
         self.plan, self.stage_graph = pipeline.plan, pipeline.stages
         if self.is_global_zero:
             rank_zero_info(describe_pipeline(pipeline, num_microbatches))
@@ -424,8 +258,9 @@ class GraphPipeStrategy(ParallelStrategy):
 
     def process_dataloader(self, dataloader: object) -> object:
         """Rank 0 reads the user's loader, the others follow."""
-        with self._known_failures().guard():
-            return follow_leader(dataloader, self._known_control(), self._known_failures())
+        session = self._open_session()
+        with session.failures.guard():
+            return follow_leader(dataloader, session.control, session.failures)
 
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
@@ -448,28 +283,22 @@ class GraphPipeStrategy(ParallelStrategy):
 
     def counted_parameters(self) -> list[nn.Parameter] | None:
         """Parameters that count on this rank, each on one; None before the pipeline is built."""
-        return None if self._pipeline is None else self._pipeline.partition.counted_parameters()
+        if self._session is None or self._session.pipeline is None:
+            return None
+        return self._session.pipeline.partition.counted_parameters()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """All ranks: on rank 0 the state dict of the whole module."""
-        module = self._module()
-        if self._pipeline is None:
-            return module.state_dict()
-        with self._known_failures().guard():
-            partition = self._pipeline.partition
-            partition.make_whole(partition.whole_values())
-            state = module.state_dict()
-            partition.make_partial()
-        return state
+        if self._session is None:
+            return self._module().state_dict()
+        return self._session.module_state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks: on rank 0 the state that one device would write."""
         optimizer = _plain(optimizer)
-        for partial_optimizer in self._partial_optimizers:
-            if partial_optimizer.optimizer is optimizer:
-                with self._known_failures().guard():
-                    return partial_optimizer.whole_state_dict(self._known_control())
-        return optimizer.state_dict()
+        if self._session is None:
+            return optimizer.state_dict()
+        return self._session.optimizer_state(optimizer)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
@@ -525,15 +354,11 @@ class GraphPipeStrategy(ParallelStrategy):
         return self.lightning_module
 
     def _guarded(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._failures is None else self._failures.guard()
+        return contextlib.nullcontext() if self._session is None else self._session.failures.guard()
 
-    def _known_control(self) -> Control:
-        assert self._control is not None, "the strategy's environment is not set up"
-        return self._control
-
-    def _known_failures(self) -> FailureWatch:
-        assert self._failures is not None, "the strategy's environment is not set up"
-        return self._failures
+    def _open_session(self) -> Session:
+        assert self._session is not None, "the strategy's environment is not set up"
+        return self._session
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:

@@ -49,8 +49,8 @@ def state_of(module: nn.Module, metric: Metric) -> MetricState:
             values = {key: getattr(metric, key) for key in metric._defaults}
             return MetricState(name, values, metric._update_count, metric._forward_cache)
     raise ValueError(
-        f"a {type(metric).__name__} was logged that is not an attribute of {type(module).__name__}; "
-        "assign it to the module in __init__ so that every rank has it"
+        f"a {type(metric).__name__} was logged that is not an attribute of "
+        f"{type(module).__name__}; assign it to the module in __init__ so that every rank has it"
     )
 
 

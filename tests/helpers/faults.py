@@ -184,8 +184,9 @@ FAULTS = {
         r"(?s)faults\.py.*(control flow|leaf|blocks|module)", DataDependentModel
     ),
     "unknown planner": Fault(r"(?s)'magic'.*balanced", strategy={"planner": "magic"}),
-    "unknown schedule": Fault(r"(?s)'magic'.*gpipe.*1f1b|'magic'.*1f1b.*gpipe",
-                              strategy={"schedule": "magic"}),
+    "unknown schedule": Fault(
+        r"(?s)'magic'.*gpipe.*1f1b|'magic'.*1f1b.*gpipe", strategy={"schedule": "magic"}
+    ),
     "unknown sub-module": Fault(r"(?s)'tower'.*left", strategy={"module": "tower"}),
     "module of the other root": Fault("pytorch_lightning", _foreign_model),
     "forward of an early stage": Fault(
@@ -195,8 +196,9 @@ FAULTS = {
         data="nan",
     ),
     "training_step": Fault("training_step is out of order", FailingStepModel),
-    "validation_step": Fault("validation_step is out of order", FailingValidationModel,
-                             validate=True),
+    "validation_step": Fault(
+        "validation_step is out of order", FailingValidationModel, validate=True
+    ),
     "optimizer": Fault("the optimizer is out of order", FailingOptimizerModel),
     "data set": Fault("the data set is out of order", data="raise"),
     "callback of one rank": Fault(
@@ -207,8 +209,9 @@ FAULTS = {
     ),
     "killed rank": Fault("(?i)rank 1", callbacks=lambda: [FailOnRank(1, "kill")], killed_rank=1),
     "killed rank 0": Fault("(?i)rank 0", callbacks=lambda: [FailOnRank(0, "kill")], killed_rank=0),
-    "rank that exits": Fault("(?i)rank 2", callbacks=lambda: [FailOnRank(2, "exit")],
-                             killed_rank=2),
+    "rank that exits": Fault(
+        "(?i)rank 2", callbacks=lambda: [FailOnRank(2, "exit")], killed_rank=2
+    ),
 }
 """Faults by name. Names travel to the ranks, since not all of this can be pickled."""
 

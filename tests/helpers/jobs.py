@@ -6,8 +6,6 @@ import tempfile
 from typing import Any
 
 import torch
-from lightning_gpp.graph import StageEdge
-from lightning_gpp.planner.plan import Plan
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -22,6 +20,8 @@ from helpers.training import (
     real_tensors,
     train,
 )
+from lightning_gpp.graph import StageEdge
+from lightning_gpp.planner.plan import Plan
 
 Strategy = dict[str, Any] | None
 

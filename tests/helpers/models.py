@@ -111,9 +111,7 @@ class OptimizerSpec:
         if self.scheduler is None:
             return optimizer
         if self.scheduler == "plateau":
-            plateau = schedulers.ReduceLROnPlateau(
-                optimizer, factor=0.5, patience=0, threshold=0.1
-            )
+            plateau = schedulers.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.1)
             return {
                 "optimizer": optimizer,
                 "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"},
@@ -501,9 +499,7 @@ class DataSpec:
     def loader(self) -> torch.utils.data.DataLoader[Any]:
         """Batches ``(inputs, target)`` in a fixed order."""
         inputs, target = self.tensors()
-        samples = [
-            (tuple(x[i] for x in inputs), target[i]) for i in range(self.num_samples)
-        ]
+        samples = [(tuple(x[i] for x in inputs), target[i]) for i in range(self.num_samples)]
         return torch.utils.data.DataLoader(samples, batch_size=self.batch_size)  # type: ignore[arg-type]
 
 

@@ -145,9 +145,7 @@ def decision_callbacks(folder: str) -> list[lp.Callback]:
 
 def epoch_checkpoints(folder: str) -> list[lp.Callback]:
     """Keeps a checkpoint of every epoch."""
-    return [
-        ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1, every_n_epochs=1)
-    ]
+    return [ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1, every_n_epochs=1)]
 
 
 class Decisions(lp.Callback):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from helpers.training import Training
 from lightning_gpp.capture import capture
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.plan import Plan, Stage
-
-from helpers.training import Training
 
 MAX_EXTRA_STAGES = 3
 

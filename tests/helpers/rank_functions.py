@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -22,7 +23,7 @@ def sum_of_ranks(offset: int) -> tuple[int, int]:
 def raise_on(rank: int) -> str:
     """Raises on one rank."""
     if int(os.environ["RANK"]) == rank:
-        print("about to raise")
+        sys.stdout.write("about to raise\n")
         raise ValueError(f"rank {rank} is out of order") from KeyError("the cause")
     return "fine"
 

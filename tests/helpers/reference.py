@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,7 +83,7 @@ def weight_differences(
                 f"weight {name}: got {got.dtype} {tuple(got.shape)}, "
                 f"expected {want.dtype} {tuple(want.shape)}"
             )
-        elif (error := relative_error(got, want)) > tolerance or not error == error:
+        elif (error := relative_error(got, want)) > tolerance or math.isnan(error):
             lines.append(f"weight {name}: relative error {error:.2e} exceeds {tolerance:.0e}")
     return lines
 

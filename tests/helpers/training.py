@@ -35,7 +35,7 @@ class Training:
     """
 
     build: Callable[[], SupervisedModule]
-    data: DataSpec = DataSpec()
+    data: DataSpec = field(default_factory=DataSpec)
     num_steps: int = 20
     validate: bool = True
     trainer: Mapping[str, Any] = field(default_factory=dict)

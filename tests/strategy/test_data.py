@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 from helpers import modules
-from helpers.models import DataSpec, ExportableModel
 from helpers.jobs import fit_mixed
+from helpers.models import DataSpec, ExportableModel
 from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool

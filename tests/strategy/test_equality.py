@@ -113,6 +113,8 @@ def test_the_references_do_differ(pool: WorkerPool) -> None:
     from helpers.reference import assert_same_training, train_one_device
 
     training = branchy(FIXED_MODELS["chain"], OptimizerSpec())
-    other = replace(training, build=partial(BranchyModel, FIXED_MODELS["chain"], OptimizerSpec(lr=0.02001)))
+    other = replace(
+        training, build=partial(BranchyModel, FIXED_MODELS["chain"], OptimizerSpec(lr=0.02001))
+    )
     with pytest.raises(AssertionError, match="relative error"):
         assert_same_training([train_one_device(other)], train_one_device(training), "float64")

@@ -19,7 +19,9 @@ LIMIT_S = 90.0
 ORPHAN_LIMIT_S = 10.0
 
 
-def run_script(strategy: str, folder: Path, fault: str = "none") -> subprocess.CompletedProcess[str]:
+def run_script(
+    strategy: str, folder: Path, fault: str = "none"
+) -> subprocess.CompletedProcess[str]:
     """Runs the user's script in a process of its own."""
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), *filter(None, sys.path)])
@@ -48,7 +50,6 @@ def test_training_from_a_script(strategy: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("strategy", "fault", "text"),
     [
-        ("graphpipe", "raise", "the callback is out of order"),
         ("graphpipe_spawn", "raise", "the callback is out of order"),
         ("graphpipe", "kill", "rank 1"),
     ],

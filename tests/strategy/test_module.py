@@ -50,9 +50,7 @@ def test_one_module_in_several_fits_and_validations(pool: WorkerPool) -> None:
 
 def test_a_named_submodule_is_pipelined(pool: WorkerPool) -> None:
     training = Training(WrappedModel, DataSpec())
-    results = assert_equal_training(
-        pool, training, num_ranks=2, num_microbatches=4, module="net"
-    )
+    results = assert_equal_training(pool, training, num_ranks=2, num_microbatches=4, module="net")
     assert all(result.own_parameters < set(results[0].weights) for result in results)
 
 

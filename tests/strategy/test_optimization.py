@@ -63,7 +63,7 @@ def test_a_rank_keeps_only_its_own_parameters_and_their_state(pool: WorkerPool) 
         pool, branchy("six_branches", optimizer), num_ranks=4, num_microbatches=4
     )
     owners = Counter(name for result in results for name in result.own_parameters)
-    everything = {name for name in results[0].weights}
+    everything = set(results[0].weights)
     assert set(owners) == everything
     assert set(owners.values()) == {1}, f"no parameter here is shared, but: {owners}"
     for rank, result in enumerate(results):

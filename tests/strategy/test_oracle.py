@@ -23,9 +23,7 @@ def test_outputs_losses_and_gradients(
     num_ranks = len(cuts) - 1
     data = DataSpec(num_samples=8, batch_size=8, dtype=dtype)
     oracle = pool.run(run_schedule_1f1b, cuts, num_microbatches, data, num_ranks=num_ranks)
-    training = Training(
-        ChainModel, data, num_steps=1, validate=False, callbacks=step_record
-    )
+    training = Training(ChainModel, data, num_steps=1, validate=False, callbacks=step_record)
     ours = train_pipeline(
         pool,
         training,

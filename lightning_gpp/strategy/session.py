@@ -1,0 +1,262 @@
+"""What a rank keeps from the Trainer's setup to its teardown: connections, pipeline, optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from lightning_gpp.runtime.executor import ActionRecord
+from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.runtime.process_transport import ProcessGroupTransport, TransportGroups
+from lightning_gpp.runtime.suspend import StepThreads
+from lightning_gpp.strategy.control import Control
+from lightning_gpp.strategy.failure import FailureWatch
+from lightning_gpp.strategy.logs import LogCall, replay
+from lightning_gpp.strategy.microbatches import batch_size, cut_batch, microbatch_sizes
+from lightning_gpp.strategy.optimizers import PartialOptimizer
+from lightning_gpp.strategy.pipeline import (
+    Pipeline,
+    Settings,
+    build_pipeline,
+    pipelined_module,
+    share_parameters,
+)
+from lightning_gpp.strategy.steps import ForwardCall, StepBoundary, first_call
+
+
+class Session:
+    """One run of ``fit``, ``validate``, ``test`` or ``predict`` on this rank.
+
+    All ranks call the same methods in the same order. The pipeline is built at the first batch,
+    because capture needs an example.
+
+    Args:
+        settings: what the user asked for.
+        device: where this rank's stages run.
+        host: address of rank 0.
+    """
+
+    def __init__(self, settings: Settings, device: torch.device, host: str) -> None:
+        self.settings = settings
+        self.device = device
+        groups = TransportGroups.create("gloo" if device.type == "cpu" else "nccl")
+        self.transport = ProcessGroupTransport(groups, device)
+        self.control = Control(self.transport, settings.timeout_s)
+        self.failures = FailureWatch(host, self.transport.abort)
+        self.pipeline: Pipeline | None = None
+        self.on_built: Callable[[Pipeline, int], None] | None = None
+        self.on_record: Callable[[ActionRecord], None] | None = None
+        self._threads = StepThreads()
+        self._module: pl.LightningModule | None = None
+        self._optimizers: Sequence[Optimizer] = ()
+        self._partial_optimizers: list[PartialOptimizer] = []
+        self._stash: GradientStash | None = None
+        self._train_modes: dict[str, bool] = {}
+        self._has_trained = False
+
+    def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
+        """Takes the whole module and the optimizers of all its parameters."""
+        pipelined_module(module, self.settings.module)
+        self._module = module
+        self._optimizers = optimizers
+        self._train_modes = _modes(module)
+
+    @property
+    def module(self) -> pl.LightningModule:
+        """The LightningModule."""
+        assert self._module is not None, "no module is attached"
+        return self._module
+
+    # Steps -----------------------------------------------------------------------------------
+
+    def step(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs the user's step of a mini-batch through the pipeline and logs what it logs.
+
+        Args:
+            name: of the step (``"training_step"``).
+            batch: the mini-batch, on rank 0.
+            args: what the step takes after the batch.
+            kwargs: likewise, by name.
+
+        Returns:
+            What the step returns; on other ranks than 0 the loss, or None.
+        """
+        with self.failures.guard():
+            if self.control.is_leader:
+                result, calls = self._lead(name, batch, args, kwargs)
+            else:
+                result, calls = self._follow(name)
+            replay(self.module, calls)
+        return result
+
+    def _lead(
+        self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, list[LogCall]]:
+        num_samples = batch_size(batch)
+        step = getattr(self.module, name)
+
+        def boundary_of(sizes: Sequence[int]) -> StepBoundary:
+            return StepBoundary(
+                self.module,
+                pipelined_module(self.module, self.settings.module),
+                lambda microbatch: step(microbatch, *args, **kwargs),
+                name=name,
+                microbatches=cut_batch(batch, sizes),
+                sizes=sizes,
+                is_training=name == "training_step",
+                threads=self._threads,
+            )
+
+        self._check_first(name, num_samples)
+        if self.pipeline is None:
+            units = self._unit_sizes(num_samples)
+            self._build(first_call(self.module, boundary_of(units)), len(units))
+        assert self.pipeline is not None
+        units = self._unit_sizes(num_samples)
+        self.control.tell(units)
+        boundary = boundary_of(self.pipeline.step_sizes(units))
+        boundary.captured = self.pipeline.captured
+        with boundary.active():
+            stash = self._run(units, name, boundary)
+        result, calls = boundary.result(), boundary.log_calls()
+        if stash is None:
+            self.control.tell((None, calls))
+            return result, calls
+        value = result["loss"] if isinstance(result, Mapping) else result
+        self.control.tell((value, calls))
+        loss = stash.loss(value)
+        return ({**result, "loss": loss} if isinstance(result, Mapping) else loss), calls
+
+    def _follow(self, name: str) -> tuple[Any, list[LogCall]]:
+        if self.pipeline is None:
+            self._build(None, 0)
+        units = self.control.hear(f"waiting for rank 0 to begin {name}")
+        stash = self._run(units, name, None)
+        value, calls = self.control.hear(f"waiting for the result of {name}")
+        return (None if stash is None else stash.loss(value.to(self.device))), calls
+
+    def _run(
+        self, units: Sequence[int], name: str, boundary: StepBoundary | None
+    ) -> GradientStash | None:
+        assert self.pipeline is not None and self._stash is not None
+        self.pipeline.record(self.on_record)
+        training = self.module.training
+        if name != "training_step":
+            self.pipeline.run(units, has_backward=False, training=training, boundary=boundary)
+            return None
+        with self._stash, torch.enable_grad():
+            self.pipeline.run(units, has_backward=True, training=training, boundary=boundary)
+        return self._stash
+
+    def _check_first(self, name: str, num_samples: int) -> None:
+        """A full mini-batch must fill all micro-batches; small ones later get fewer."""
+        asked = self.settings.num_microbatches
+        if name != "training_step" or self._has_trained:
+            return
+        self._has_trained = True
+        if asked is not None and num_samples < asked:
+            raise ValueError(
+                f"a mini-batch of {num_samples} samples cannot be cut into "
+                f"num_microbatches={asked}; use a larger batch or fewer micro-batches"
+            )
+
+    def _unit_sizes(self, num_samples: int) -> list[int]:
+        """Samples of each of the smallest micro-batches of a mini-batch."""
+        count = min(self.settings.num_microbatches or 2 * dist.get_world_size(), num_samples)
+        at_a_time = 1 if self.pipeline is None else self.pipeline.largest_multiple
+        if count < at_a_time:
+            raise ValueError(
+                f"a mini-batch of {num_samples} samples is smaller than the {at_a_time} "
+                "micro-batches that a stage of the plan takes at a time; drop small last batches "
+                "(drop_last=True)"
+            )
+        return microbatch_sizes(num_samples, count - count % at_a_time)
+
+    def _build(self, call: ForwardCall | None, num_microbatches: int) -> None:
+        """Captures, plans, partitions. Rank 0 gives the example and the number."""
+        if self.module.training:
+            self._train_modes = _modes(self.module)
+        pipeline = build_pipeline(
+            self.settings,
+            self.module,
+            call,
+            num_microbatches=num_microbatches,
+            train_modes=self._train_modes,
+            transport=self.transport,
+            control=self.control,
+            device=self.device,
+        )
+        held = pipeline.partition.held_parameters()
+        self._partial_optimizers = [
+            PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
+        ]
+        pipeline.partition.spread()
+        share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
+        self._stash = GradientStash(held)
+        self.pipeline = pipeline
+        if self.on_built is not None:
+            self.on_built(pipeline, num_microbatches)
+
+    # State -----------------------------------------------------------------------------------
+
+    def module_state_dict(self) -> dict[str, Any]:
+        """On rank 0 the state dict of the whole module; elsewhere with ``meta`` tensors."""
+        if self.pipeline is None:
+            return self.module.state_dict()
+        with self.failures.guard():
+            partition = self.pipeline.partition
+            partition.make_whole(partition.whole_values())
+            state = self.module.state_dict()
+            partition.make_partial()
+        return state
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """On rank 0 the state that one device would write; elsewhere this rank's own."""
+        for partial in self._partial_optimizers:
+            if partial.optimizer is optimizer:
+                with self.failures.guard():
+                    return partial.whole_state_dict(self.control)
+        return optimizer.state_dict()
+
+    # End -------------------------------------------------------------------------------------
+
+    def close(self, *, on_all_ranks: bool) -> None:
+        """Makes the module whole and closes the connections.
+
+        Args:
+            on_all_ranks: whether ranks other than 0 go on with the module, as they do when every
+                rank runs the user's script.
+        """
+        if self.failures.has_failed:
+            self.failures.close()
+            self.transport.hang_up()
+        else:
+            with self.failures.guard():
+                if self.pipeline is not None:
+                    self._make_whole(self.pipeline, on_all_ranks)
+                dist.barrier()
+            self.failures.close()
+            self.transport.close()
+        self._threads.close()
+
+    def _make_whole(self, pipeline: Pipeline, on_all_ranks: bool) -> None:
+        partition = pipeline.partition
+        values = partition.whole_values()
+        states = [partial.whole_state_dict(self.control) for partial in self._partial_optimizers]
+        partition.make_whole(values)
+        if on_all_ranks:
+            mine = partition.values() if self.control.is_leader else {}
+            partition.make_whole(self.control.share(mine, "waiting for the trained weights"))
+        if self.control.is_leader:
+            self.module.cpu()
+            for partial, state in zip(self._partial_optimizers, states, strict=True):
+                partial.make_whole(self.module, state)
+
+
+def _modes(module: pl.LightningModule) -> dict[str, bool]:
+    return {name: part.training for name, part in module.named_modules()}
