@@ -102,18 +102,25 @@ def _from_names(named: Sequence[NamedStage], graph: ModelGraph) -> Plan:
 
 
 def _with_others(graph: ModelGraph, stage_of: Mapping[str, int]) -> dict[str, int]:
-    """Adds the operators in no stage: to the latest producer, else to the earliest consumer.
+    """Adds the operators in no stage.
 
-    An operator with neither reads inputs only and makes an output: it goes to the last stage.
+    What works on the result of one stage stays there. What joins several stages (a ``cat`` of two
+    towers) goes to its earliest consumer, so that the towers stay independent; without a consumer
+    to its latest producer. An operator with neither makes an output of inputs: it goes last.
     """
     placed = dict(stage_of)
     for operator in graph:
-        before = [placed[name] for name in graph.predecessors[operator.name] if name in placed]
-        if operator.name not in placed and before:
-            placed[operator.name] = max(before)
-    last = max(stage_of.values())
+        before = {placed.get(name) for name in graph.predecessors[operator.name]}
+        if operator.name not in placed and len(before) == 1:
+            (stage,) = before
+            if stage is not None:
+                placed[operator.name] = stage
     for operator in reversed(graph.operators):
-        if operator.name not in placed:
-            after = [placed[name] for name in graph.successors[operator.name]]
-            placed[operator.name] = min(after, default=last)
+        after = [placed[name] for name in graph.successors[operator.name] if name in placed]
+        if operator.name not in placed and after:
+            placed[operator.name] = min(after)
+    last = max(stage_of.values())
+    for operator in graph:
+        producers = [placed[name] for name in graph.predecessors[operator.name]]
+        placed.setdefault(operator.name, max(producers, default=last))
     return placed

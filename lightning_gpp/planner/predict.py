@@ -52,6 +52,7 @@ def predict(
         num_microbatches=num_microbatches,
         schedule=schedule,
         multiples=[stage.microbatch_multiple for stage in plan.stages],
+        check=False,
     )
     return dry_run(
         program, _durations(program, plan, profile, cluster or uniform_cluster(plan.num_devices))

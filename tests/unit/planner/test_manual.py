@@ -5,6 +5,7 @@ import json
 import pytest
 
 from helpers.graphs import literal_graph
+from lightning_gpp.graph import stage_graph
 from lightning_gpp.planner import Plan, Stage, plan_to_json, resolve_plan, save_plan
 
 #           ┌─> encoders.a.0 ─> encoders.a.1 ─┐
@@ -34,10 +35,25 @@ def test_modules_stand_for_everything_in_them():
     assert stages_of(plan)[0] == (("view", "encoders_a_0", "encoders_a_1"), 0)
 
 
-def test_unnamed_functions_go_with_what_they_read_last():
+def test_unnamed_functions_stay_with_the_stage_they_read():
+    plan = resolve_plan([["encoders.a", "encoders.b", "fusion"], ["head"]], GRAPH)
+    assert plan.stages[0].operators[-2:] == ("fusion_0", "relu")
+
+
+def test_unnamed_joins_go_to_their_consumer_so_that_branches_stay_independent():
     plan = resolve_plan([["encoders.a"], ["encoders.b"], ["fusion", "head"]], GRAPH)
-    assert plan.stages[1].operators == ("encoders_b_0", "cat")
-    assert plan.stages[2].operators == ("fusion_0", "relu", "head")
+    assert plan.stages[1].operators == ("encoders_b_0",)
+    assert plan.stages[2].operators == ("cat", "fusion_0", "relu", "head")
+    stages = stage_graph(GRAPH, plan.stage_operators)
+    assert stages.successors[0] == stages.successors[1] == (2,)
+
+
+def test_what_follows_a_join_without_consumers_goes_to_its_latest_producer():
+    #  x ─┬─> a ─┬─> cat ─> relu ─> (output)
+    #     └─> b ─┘
+    graph = literal_graph({"a": "x", "b": "x", "cat()": "a b", "relu()": "cat()"})
+    plan = resolve_plan([["a"], ["b"]], graph)
+    assert [stage.operators for stage in plan.stages] == [("a",), ("b", "cat", "relu")]
 
 
 def test_unnamed_functions_on_inputs_go_to_their_first_reader():
@@ -62,8 +78,8 @@ def test_stages_are_renumbered_and_keep_their_devices():
     plan = resolve_plan([["fusion", "head"], ["encoders.a"], ["encoders.b"]], GRAPH)
     assert stages_of(plan) == [
         (("view", "encoders_a_0", "encoders_a_1"), 1),
-        (("encoders_b_0", "cat"), 2),
-        (("fusion_0", "relu", "head"), 0),
+        (("encoders_b_0",), 2),
+        (("cat", "fusion_0", "relu", "head"), 0),
     ]
 
 
