@@ -135,7 +135,8 @@ def guard(observed: Any, expected: Any, on_data: bool, location: str) -> None:
         what = "the data" if on_data else "the size of an input"
         raise GuardError(
             f"{location} depends on {what}: it saw {expected!r} when the model was captured and "
-            f"sees {observed!r} now, so the captured graph does not fit",
+            f"sees {observed!r} now, so the captured graph does not fit. Keep the module with this "
+            "control flow whole: name its type or path in leaf_modules=[...], or give blocks=...",
             on_data=on_data,
         )
 

@@ -8,10 +8,9 @@ operator can export several values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 
 from lightning_gpp.graph.tensor_spec import TensorSpec
 
@@ -137,51 +136,49 @@ class ModelGraph:
         return len(self.operators)
 
     @cached_property
-    def values(self) -> MappingProxyType[str, Value]:
+    def values(self) -> Mapping[str, Value]:
         """Every value by name, inputs included."""
         values = {graph_input.value.name: graph_input.value for graph_input in self.inputs}
         values |= {value.name: value for operator in self.operators for value in operator.outputs}
-        return MappingProxyType(values)
+        return values
 
     @cached_property
-    def producer(self) -> MappingProxyType[str, str]:
+    def producer(self) -> Mapping[str, str]:
         """Value name -> name of the operator that produces it (inputs are absent)."""
-        return MappingProxyType(
-            {value.name: operator.name for operator in self.operators for value in operator.outputs}
-        )
+        return {
+            value.name: operator.name for operator in self.operators for value in operator.outputs
+        }
 
     @cached_property
-    def operator(self) -> MappingProxyType[str, OpNode]:
+    def operator(self) -> Mapping[str, OpNode]:
         """Operator by name."""
-        return MappingProxyType({operator.name: operator for operator in self.operators})
+        return {operator.name: operator for operator in self.operators}
 
     @cached_property
-    def parameter(self) -> MappingProxyType[str, Parameter]:
+    def parameter(self) -> Mapping[str, Parameter]:
         """Parameter by canonical name."""
-        return MappingProxyType({parameter.name: parameter for parameter in self.parameters})
+        return {parameter.name: parameter for parameter in self.parameters}
 
     @cached_property
-    def predecessors(self) -> MappingProxyType[str, tuple[str, ...]]:
+    def predecessors(self) -> Mapping[str, tuple[str, ...]]:
         """Operator name -> operators whose values it reads, in topological order."""
-        return MappingProxyType(
-            {
-                operator.name: tuple(
-                    dict.fromkeys(
-                        self.producer[name] for name in operator.inputs if name in self.producer
-                    )
+        return {
+            operator.name: tuple(
+                dict.fromkeys(
+                    self.producer[name] for name in operator.inputs if name in self.producer
                 )
-                for operator in self.operators
-            }
-        )
+            )
+            for operator in self.operators
+        }
 
     @cached_property
-    def successors(self) -> MappingProxyType[str, tuple[str, ...]]:
+    def successors(self) -> Mapping[str, tuple[str, ...]]:
         """Operator name -> operators that read its values, in topological order."""
         successors: dict[str, list[str]] = {operator.name: [] for operator in self.operators}
         for operator in self.operators:
             for predecessor in self.predecessors[operator.name]:
                 successors[predecessor].append(operator.name)
-        return MappingProxyType({name: tuple(targets) for name, targets in successors.items()})
+        return {name: tuple(targets) for name, targets in successors.items()}
 
 
 def _add_name(names: set[str], name: str) -> None:

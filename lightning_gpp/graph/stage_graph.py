@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 
 from lightning_gpp.graph.model_graph import ModelGraph, Value
 
@@ -71,32 +70,32 @@ class StageGraph:
             seen.add((edge.source, edge.target))
 
     @cached_property
-    def successors(self) -> MappingProxyType[int, tuple[int, ...]]:
+    def successors(self) -> Mapping[int, tuple[int, ...]]:
         """Stage -> stages that consume its output (the feed is not a key)."""
         found: dict[int, list[int]] = {stage: [] for stage in range(self.num_stages)}
         for edge in self.edges:
             if edge.source != FEED:
                 found[edge.source].append(edge.target)
-        return MappingProxyType({stage: tuple(sorted(ids)) for stage, ids in found.items()})
+        return {stage: tuple(sorted(ids)) for stage, ids in found.items()}
 
     @cached_property
-    def predecessors(self) -> MappingProxyType[int, tuple[int, ...]]:
+    def predecessors(self) -> Mapping[int, tuple[int, ...]]:
         """Stage -> stages whose output it consumes, without the feed."""
         found: dict[int, list[int]] = {stage: [] for stage in range(self.num_stages)}
         for edge in self.edges:
             if edge.source != FEED:
                 found[edge.target].append(edge.source)
-        return MappingProxyType({stage: tuple(sorted(ids)) for stage, ids in found.items()})
+        return {stage: tuple(sorted(ids)) for stage, ids in found.items()}
 
     @cached_property
-    def edge(self) -> MappingProxyType[tuple[int, int], StageEdge]:
+    def edge(self) -> Mapping[tuple[int, int], StageEdge]:
         """Edge by (source, target)."""
-        return MappingProxyType({(edge.source, edge.target): edge for edge in self.edges})
+        return {(edge.source, edge.target): edge for edge in self.edges}
 
     @cached_property
-    def depths(self) -> MappingProxyType[int, int]:
+    def depths(self) -> Mapping[int, int]:
         """Stage -> number of stages on the longest path to a sink, itself included."""
-        return MappingProxyType(stage_depths(self.successors))
+        return stage_depths(self.successors)
 
 
 def stage_depths(successors: Mapping[int, Sequence[int]]) -> dict[int, int]:

@@ -36,6 +36,7 @@ _HEADER_TAG, _DATA_TAG = 1, 2
 _LISTEN_TIMEOUT = timedelta(days=30)
 _CLOSE_TIMEOUT_S = 30.0
 _HANG_UP_TIMEOUT_S = 5.0
+_GOODBYE_TIMEOUT = timedelta(seconds=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +177,14 @@ class ProcessGroupTransport:
         """
         self._closing = True
         deadline = time.monotonic() + _HANG_UP_TIMEOUT_S
-        for peer, listener in self._listeners.items():
-            if listener.is_alive():
-                with contextlib.suppress(RuntimeError):
-                    self._post(goodbye_header(), peer, self._groups.headers, _HEADER_TAG)
+        goodbyes = []
+        for peer in self._listeners:
+            with contextlib.suppress(RuntimeError):  # a peer that has gone
+                self._post(goodbye_header(), peer, self._groups.headers, _HEADER_TAG)
+                goodbyes.append(self._posted[-1])
+        for goodbye in goodbyes:  # a send whose handle is dropped is lost
+            with contextlib.suppress(RuntimeError):
+                goodbye.work.wait(_GOODBYE_TIMEOUT)
         for listener in self._listeners.values():
             listener.join(max(0.0, deadline - time.monotonic()))
 

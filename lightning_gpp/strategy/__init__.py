@@ -1,5 +1,8 @@
 """The Lightning glue: the strategy and its registration."""
 
+from lightning_gpp.strategy import other_root
 from lightning_gpp.strategy.graphpipe import START_METHODS, GraphPipeStrategy
+
+other_root.install()
 
 __all__ = ["START_METHODS", "GraphPipeStrategy"]

@@ -7,6 +7,7 @@ makes every wait of the pipeline raise it, within a fraction of a second and wit
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import threading
 import time
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from lightning_gpp.runtime.transport import TransportError
+
+log = logging.getLogger(__name__)
 
 _KEY = "first_error"
 _POLL_S = 0.2
@@ -90,6 +93,8 @@ class FailureWatch:
         or writes it within moments.
         """
         if _is_echo(error):
+            if not self._has_reported:
+                log.error("rank %d: %s", self._rank, error)  # a launcher may kill us any moment
             first = self._await_first()
             if first is not None and first.rank != self._rank:
                 self._has_reported = True

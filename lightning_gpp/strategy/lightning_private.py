@@ -15,12 +15,16 @@ from lightning.pytorch.strategies.launchers import (
 from lightning.pytorch.strategies.launchers import (
     _SubprocessScriptLauncher as SubprocessScriptLauncher,
 )
+from lightning.pytorch.utilities import compile as compile_utilities
+from lightning.pytorch.utilities.compile import _check_mixed_imports as check_mixed_imports
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 __all__ = [
     "LightningOptimizer",
     "MultiProcessingLauncher",
     "SubprocessScriptLauncher",
+    "check_mixed_imports",
+    "compile_utilities",
     "distributed_is_initialized",
     "init_dist_connection",
     "is_overridden",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from helpers.graphs import literal_graph, model_graphs, profile_of, profiles, stage_dags
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from helpers.graphs import literal_graph, model_graphs, profile_of, profiles, stage_dags
 from lightning_gpp.cost import profile_from_json, profile_to_json
 from lightning_gpp.graph import ModelGraph, graph_from_json, graph_to_json
 from lightning_gpp.planner import (

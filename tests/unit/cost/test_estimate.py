@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-
 from helpers.graphs import MICROBATCH_SIZE, literal_graph
+
 from lightning_gpp.cost import ESTIMATED, OpProfile, estimate_profile
 
 GRAPH = literal_graph({"a": "x", "add()": "a x"})

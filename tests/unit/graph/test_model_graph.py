@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-
 from helpers.graphs import literal_graph, value
+
 from lightning_gpp.graph import ModelGraph, OpNode, TensorSpec
 
 #  x ─┬─> a ──> b ─┬─> cat ──> head

@@ -3,8 +3,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-
 from helpers.graphs import literal_graph, stage_edges
+
 from lightning_gpp.graph import FEED, GraphInput, StageEdge, StageGraph, stage_depths, stage_graph
 
 #            ┌─> a ──┐

@@ -4,8 +4,8 @@ import dataclasses
 import json
 
 import pytest
-
 from helpers.graphs import literal_graph, profile_of, value
+
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import ModelGraph

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-
 from helpers.graphs import literal_graph, profile_of
+
 from lightning_gpp.planner import describe_plan, resolve_plan
 from lightning_gpp.planner.describe import report_stage
 from lightning_gpp.planner.units_of_measure import bytes_text, seconds_text

@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from helpers.graphs import literal_graph
+
 from lightning_gpp.graph import stage_graph
 from lightning_gpp.planner import Plan, Stage, plan_to_json, resolve_plan, save_plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from helpers.graphs import stage_edges
+
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.planner import draw_stage_graph
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-
 from helpers.graphs import literal_graph, profile_of
+
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.planner import Plan, Stage, predict
 

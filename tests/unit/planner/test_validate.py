@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-
 from helpers.graphs import literal_graph
+
 from lightning_gpp.planner import Plan, Stage, validate_plan
 
 #  x ─> a ─> b ─> c
