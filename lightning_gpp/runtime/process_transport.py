@@ -2,10 +2,11 @@
 
 One thread per peer listens all the time and puts what comes into the mailbox, so a posted send
 always finds its receiver: no order of sends and receives can deadlock, and transfers overlap with
-compute. A small header on a gloo group says what follows. Tensors follow on the payload group of
-their direction; with gloo those of a GPU are staged through host memory. With NCCL, which matches
-messages by order alone, each direction has a group of its own and one thread issues its receives
-in the order of the sender's headers. (The NCCL path has not been run yet.)
+compute. The first part of a message, on a gloo group, says what it is and holds small data; large
+tensors follow on the payload group of their direction. With gloo those of a GPU are staged through
+host memory. With NCCL, which matches messages by order alone, each direction has a group of its
+own and one thread issues its receives in the order in which the sender announces them. (The NCCL
+path has not been run yet.)
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gpp.runtime.header import (
-    HEADER_LENGTH,
+    FIRST_BYTES,
     Header,
-    decode_header,
-    encode_header,
-    goodbye_header,
-    rest_length,
+    decode_data,
+    decode_first,
+    encode_first,
+    goodbye,
+    shapes_that_follow,
 )
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.transport import Mailbox, Tag, TransportError
 
-_HEADER_TAG, _DATA_TAG = 1, 2
+_FIRST_TAG, _DATA_TAG = 1, 2
 _LISTEN_TIMEOUT = timedelta(days=30)
 _CLOSE_TIMEOUT_S = 30.0
 _HANG_UP_TIMEOUT_S = 5.0
@@ -128,10 +130,12 @@ class ProcessGroupTransport:
         """Posts the message and returns."""
         if target == self._rank:
             raise ValueError(f"rank {target} sends message {tag} to itself; hand it over locally")
-        header, rest = encode_header(payload, tag)
-        self._post(header, target, self._groups.headers, _HEADER_TAG)
-        if rest is not None:
-            self._post(rest, target, self._groups.headers, _DATA_TAG)
+        first = encode_first(payload, tag)
+        self._post(first.part, target, self._groups.headers, _FIRST_TAG)
+        if first.holds_data:
+            return
+        if first.shapes is not None:
+            self._post(first.shapes, target, self._groups.headers, _DATA_TAG)
         if payload.structure is not None:
             data = torch.frombuffer(bytearray(payload.structure), dtype=torch.uint8)
             self._post(data, target, self._groups.headers, _DATA_TAG)
@@ -159,7 +163,7 @@ class ProcessGroupTransport:
         """Says goodbye to all peers and waits for theirs."""
         self._closing = True
         for peer in self._listeners:
-            self._post(goodbye_header(), peer, self._groups.headers, _HEADER_TAG)
+            self._post(goodbye(), peer, self._groups.headers, _FIRST_TAG)
         for peer, listener in self._listeners.items():
             listener.join(_CLOSE_TIMEOUT_S)
             if listener.is_alive():
@@ -180,11 +184,11 @@ class ProcessGroupTransport:
         goodbyes = []
         for peer in self._listeners:
             with contextlib.suppress(RuntimeError):  # a peer that has gone
-                self._post(goodbye_header(), peer, self._groups.headers, _HEADER_TAG)
+                self._post(goodbye(), peer, self._groups.headers, _FIRST_TAG)
                 goodbyes.append(self._posted[-1])
-        for goodbye in goodbyes:  # a send whose handle is dropped is lost
+        for posted in goodbyes:  # a send whose handle is dropped is lost
             with contextlib.suppress(RuntimeError):
-                goodbye.work.wait(_GOODBYE_TIMEOUT)
+                posted.work.wait(_GOODBYE_TIMEOUT)
         for listener in self._listeners.values():
             listener.join(max(0.0, deadline - time.monotonic()))
 
@@ -199,22 +203,29 @@ class ProcessGroupTransport:
 
     def _listen(self, peer: int) -> None:
         try:
-            while not (header := self._receive_header(peer)).is_goodbye:
-                payload = self._receive_payload(peer, header)
+            while True:
+                first = torch.empty(FIRST_BYTES, dtype=torch.uint8)
+                self._receive_into(first, peer, self._groups.headers, _FIRST_TAG)
+                shapes = None
+                if count := shapes_that_follow(first):
+                    shapes = torch.empty(count, dtype=torch.int64)
+                    self._receive_into(shapes, peer, self._groups.headers, _DATA_TAG)
+                header = decode_first(first, shapes)
+                if header.is_goodbye:
+                    break
+                if header.data_offset:
+                    payload = self._to_device(decode_data(first, header))
+                else:
+                    payload = self._receive_payload(peer, header)
                 self._mailbox.put(peer, header.tag, payload)
             self._mailbox.lose(peer, "it closed its transport")
         except RuntimeError as error:
             if not self._closing:
                 self._mailbox.lose(peer, str(error).strip().splitlines()[0])
 
-    def _receive_header(self, peer: int) -> Header:
-        first = torch.zeros(HEADER_LENGTH, dtype=torch.int64)
-        self._receive_into(first, peer, self._groups.headers, _HEADER_TAG)
-        rest = None
-        if length := rest_length(first):
-            rest = torch.empty(length, dtype=torch.int64)
-            self._receive_into(rest, peer, self._groups.headers, _DATA_TAG)
-        return decode_header(first, rest)
+    def _to_device(self, payload: Payload) -> Payload:
+        payload.tensors = [t if t is None else t.to(self._device) for t in payload.tensors]
+        return payload
 
     def _receive_payload(self, peer: int, header: Header) -> Payload:
         structure = None
@@ -232,8 +243,9 @@ class ProcessGroupTransport:
             tensor = torch.empty(head.shape, dtype=head.dtype, device=wire)
             if tensor.numel():
                 self._receive_into(tensor, peer, group, _DATA_TAG)
-            tensors.append(tensor.to(self._device))
-        return Payload(tensors, [head.requires_grad for head in header.tensors], structure)
+            tensors.append(tensor)
+        flags = [head.requires_grad for head in header.tensors]
+        return self._to_device(Payload(tensors, flags, structure))
 
     def _receive_into(self, tensor: Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> None:
         work = dist.irecv(tensor, peer, group=group, tag=tag)

@@ -68,6 +68,8 @@ def shapes_types_and_structures_vary(transport: Transport) -> None:
         [{"a": torch.ones(2), "n": 7}, (torch.zeros(1), None), "text"],
         [torch.tensor([1 + 2j])],
         [torch.randn([1] * 9) for _ in range(12)],
+        [torch.randn([1] * 9) for _ in range(2000)],
+        [torch.ones(4096), torch.ones(1), "a large message"],
     ]
     torch.manual_seed(0)
     if transport.rank == 0:
@@ -87,6 +89,9 @@ def shapes_types_and_structures_vary(transport: Transport) -> None:
     assert unpack(receive(transport, tag))[0].item() == 1 + 2j
     many = unpack(receive(transport, tag))
     assert [tensor.shape for tensor in many] == [torch.Size([1] * 9)] * 12
+    assert len(unpack(receive(transport, tag))) == 2000
+    large = unpack(receive(transport, tag))
+    assert large[0].sum() == 4096 and large[1:] == [torch.ones(1), "a large message"]
 
 
 def gradient_flags_and_gaps_survive(transport: Transport) -> None:
