@@ -8,8 +8,10 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
+from lightning_gpp.capture.rollback import rollback
 from lightning_gpp.runtime.executor import ActionRecord
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.process_transport import ProcessGroupTransport, TransportGroups
@@ -17,6 +19,7 @@ from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.failure import FailureWatch
 from lightning_gpp.strategy.logs import LogCall, replay
+from lightning_gpp.strategy.loss_check import LossProbe, check_sizes, mismatch
 from lightning_gpp.strategy.microbatches import batch_size, cut_batch, microbatch_sizes
 from lightning_gpp.strategy.optimizers import PartialOptimizer
 from lightning_gpp.strategy.pipeline import (
@@ -98,29 +101,26 @@ class Session:
         self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, list[LogCall]]:
         num_samples = batch_size(batch)
-        step = getattr(self.module, name)
+        method = getattr(self.module, name)
 
-        def boundary_of(sizes: Sequence[int]) -> StepBoundary:
-            return StepBoundary(
-                self.module,
-                pipelined_module(self.module, self.settings.module),
-                lambda microbatch: step(microbatch, *args, **kwargs),
-                name=name,
-                microbatches=cut_batch(batch, sizes),
-                sizes=sizes,
-                is_training=name == "training_step",
-                threads=self._threads,
-            )
+        def step(microbatch: Any) -> Any:
+            return method(microbatch, *args, **kwargs)
 
-        self._check_first(name, num_samples)
+        is_first = name == "training_step" and not self._has_trained
+        if is_first:
+            self._check_fills_microbatches(num_samples)
         if self.pipeline is None:
             units = self._unit_sizes(num_samples)
-            self._build(first_call(self.module, boundary_of(units)), len(units))
+            boundary = self._boundary(name, step, cut_batch(batch, units), units)
+            self._build(first_call(self.module, boundary), len(units))
         assert self.pipeline is not None
+        if is_first:
+            self._has_trained = True
+            self._lead_loss_check(step, batch, num_samples)
         units = self._unit_sizes(num_samples)
         self.control.tell(units)
-        boundary = boundary_of(self.pipeline.step_sizes(units))
-        boundary.captured = self.pipeline.captured
+        sizes = self.pipeline.step_sizes(units)
+        boundary = self._boundary(name, step, cut_batch(batch, sizes), sizes)
         with boundary.active():
             stash = self._run(units, name, boundary)
         result, calls = boundary.result(), boundary.log_calls()
@@ -135,6 +135,9 @@ class Session:
     def _follow(self, name: str) -> tuple[Any, list[LogCall]]:
         if self.pipeline is None:
             self._build(None, 0)
+        if name == "training_step" and not self._has_trained:
+            self._has_trained = True
+            self._follow_loss_check()
         units = self.control.hear(f"waiting for rank 0 to begin {name}")
         stash = self._run(units, name, None)
         value, calls = self.control.hear(f"waiting for the result of {name}")
@@ -153,12 +156,57 @@ class Session:
             self.pipeline.run(units, has_backward=True, training=training, boundary=boundary)
         return self._stash
 
-    def _check_first(self, name: str, num_samples: int) -> None:
+    def _boundary(
+        self, name: str, step: Callable[[Any], Any], parts: Sequence[Any], sizes: Sequence[int]
+    ) -> StepBoundary:
+        boundary = StepBoundary(
+            self.module,
+            pipelined_module(self.module, self.settings.module),
+            step,
+            name=name,
+            microbatches=parts,
+            sizes=sizes,
+            is_training=name == "training_step",
+            threads=self._threads,
+        )
+        boundary.captured = None if self.pipeline is None else self.pipeline.captured
+        return boundary
+
+    def _lead_loss_check(self, step: Callable[[Any], Any], batch: Any, num_samples: int) -> None:
+        """Rank 0: compares the loss of a few samples in one piece and in halves."""
+        assert self.pipeline is not None
+        whole, halves = check_sizes(self.pipeline.largest_multiple)
+        total = sum(whole)
+        runs = [whole, whole, halves]
+        if num_samples < total or len(self._unit_sizes(num_samples)) == 1:
+            runs = []
+        self.control.tell(runs)
+        if not runs:
+            return
+        few = cut_batch(batch, [total, num_samples - total])[0] if num_samples > total else batch
+        probe = LossProbe(step)
+        means = []
+        with rollback(self.module), torch.no_grad():
+            self.module.eval()
+            for units in runs:
+                sizes = self.pipeline.step_sizes(units)
+                boundary = self._boundary("loss check", probe, cut_batch(few, sizes), sizes)
+                with boundary.active():
+                    self.pipeline.run(units, has_backward=False, training=False, boundary=boundary)
+                means.append(probe.mean())
+        if text := mismatch(means[0], means[1], means[2], probe.tolerance):
+            rank_zero_warn(text)
+
+    def _follow_loss_check(self) -> None:
+        assert self.pipeline is not None
+        with rollback(self.module), torch.no_grad():
+            self.module.eval()
+            for units in self.control.hear("waiting for rank 0 to check the loss"):
+                self.pipeline.run(units, has_backward=False, training=False, boundary=None)
+
+    def _check_fills_microbatches(self, num_samples: int) -> None:
         """A full mini-batch must fill all micro-batches; small ones later get fewer."""
         asked = self.settings.num_microbatches
-        if name != "training_step" or self._has_trained:
-            return
-        self._has_trained = True
         if asked is not None and num_samples < asked:
             raise ValueError(
                 f"a mini-batch of {num_samples} samples cannot be cut into "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from typing import Any
 
 import torch
@@ -93,3 +94,14 @@ def plan_of_fit(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, tuple[S
     chosen: Any = trainer.strategy
     assert chosen.stage_graph.num_stages == chosen.plan.num_stages
     return chosen.plan, chosen.stage_graph.edges
+
+
+def warnings_of_fit(training: Training, strategy: dict[str, Any], num_ranks: int) -> list[str]:
+    """Texts of this package's warnings during a fit."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        trainer = make_trainer(
+            {"timeout": 30.0} | strategy, num_ranks, max_steps=training.num_steps
+        )
+        trainer.fit(training.module(), training.data.loader())
+    return [str(w.message) for w in seen if "lightning_gpp" in w.filename]

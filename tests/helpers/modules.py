@@ -223,3 +223,18 @@ class StepRecord(lp.Callback):
 def step_record() -> list[lp.Callback]:
     """The callbacks of a training whose first step is looked at."""
     return [StepRecord()]
+
+
+class SumLossModel(ChainModel):
+    """Its loss grows with the batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * len(batch[-1])
+
+
+class InBatchLossModel(ChainModel):
+    """Its loss compares every sample with the others."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        _, (output,) = self.step_loss(batch)
+        return torch.logsumexp(output @ output.T, 0).mean()

@@ -1,0 +1,92 @@
+"""Whether the user's loss is a mean over samples, which cutting into micro-batches relies on.
+
+The losses of the micro-batches are weighted by their sizes and summed. That is the loss of the
+whole mini-batch if it is a mean over samples; it is not for a sum, or for a loss that compares
+samples with each other. A few samples tell, before training.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+_SAMPLES_PER_UNIT = 4
+_RELATIVE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+_COARSE_TOLERANCE = 5e-2
+
+
+def check_sizes(largest_multiple: int) -> tuple[list[int], list[int]]:
+    """Micro-batches to compare: the same few samples in larger and in smaller ones.
+
+    >>> check_sizes(1)
+    ([4], [2, 2])
+    """
+    whole = [_SAMPLES_PER_UNIT] * largest_multiple
+    return whole, [_SAMPLES_PER_UNIT // 2] * (2 * largest_multiple)
+
+
+@dataclass(slots=True)
+class LossProbe:
+    """Calls the user's step and keeps its losses; an error makes the check inconclusive.
+
+    Attributes:
+        step: the user's step, bound to everything but the batch.
+    """
+
+    step: Callable[[Any], Any]
+    losses: list[float] = field(default_factory=list)
+    tolerance: float = _COARSE_TOLERANCE
+
+    def __call__(self, batch: Any) -> Any:
+        """Runs the step; what it raises after the pipelined forward is only noted."""
+        try:
+            result = self.step(batch)
+            loss = result["loss"] if isinstance(result, Mapping) else result
+            if isinstance(loss, Tensor):
+                self.tolerance = _RELATIVE_TOLERANCE.get(loss.dtype, _COARSE_TOLERANCE)
+            self.losses.append(float(loss))
+        except Exception as error:  # the real step will raise it if it matters
+            log.info("the loss could not be checked on %d samples: %s", _SAMPLES_PER_UNIT, error)
+            self.losses.append(math.nan)
+        return None
+
+    def mean(self) -> float:
+        """Mean of the losses so far (equal sizes); starts anew."""
+        losses, self.losses = self.losses, []
+        return sum(losses) / len(losses)
+
+
+def mismatch(whole: float, again: float, halves: float, tolerance: float) -> str | None:
+    """What to tell the user, or None when all is well or nothing can be said.
+
+    Args:
+        whole: loss of some samples in one piece.
+        again: the same once more: differs if the step draws random numbers.
+        halves: mean of the losses of their halves.
+        tolerance: allowed difference, relative to ``whole``.
+
+    >>> mismatch(2.0, 2.0, 2.0, 1e-6)
+    >>> mismatch(2.0, 2.1, 7.0, 1e-6)  # random: cannot be told
+    >>> "sum over samples" in mismatch(2.0, 2.0, 1.0, 1e-6)
+    True
+    """
+
+    def same(a: float, b: float) -> bool:
+        return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance * 1e-3)
+
+    if not math.isfinite(whole + again + halves) or not same(whole, again) or same(whole, halves):
+        return None
+    what = "a sum over samples" if same(whole, 2 * halves) else "not a mean over samples"
+    return (
+        f"the loss of training_step is {what}: {_SAMPLES_PER_UNIT} samples give {whole:.6g}, their "
+        f"halves {halves:.6g} on average. Micro-batches then train on another loss than the whole "
+        "batch does. Use a mean over samples (reduction='mean'), or num_microbatches=1."
+    )
