@@ -137,7 +137,7 @@ def _shallow_copy(value: Any) -> Any:
 
 
 def _put_back(tensor: Tensor, value: Tensor) -> bool:
-    if tensor.shape == value.shape and torch.equal(tensor, value):
+    if tensor.is_meta or (tensor.shape == value.shape and torch.equal(tensor, value)):
         return False
     with torch.no_grad():
         if tensor.shape != value.shape:

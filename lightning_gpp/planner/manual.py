@@ -44,8 +44,10 @@ def resolve_plan(plan: PlanLike, graph: ModelGraph) -> Plan:
             sequence of stages, each a sequence of module names or a mapping such as ``{"modules":
             ["encoders.image"], "device": 1, "microbatch_multiple": 2}``. A name stands for the
             module with all modules in it; the longest name that matches an operator wins.
-            Operators that are no modules and that nobody names go with what they read. Stages may
-            be listed in any order; they are numbered topologically and keep their devices.
+            Operators that are no modules and that nobody names find their stage themselves: what
+            works on the result of one stage stays there; what joins several stages (a ``cat``) or
+            reads inputs of the model alone goes to its earliest consumer. Stages may be listed in
+            any order; they are numbered topologically and keep their devices.
         graph: the model.
 
     Raises:
@@ -106,7 +108,8 @@ def _with_others(graph: ModelGraph, stage_of: Mapping[str, int]) -> dict[str, in
 
     What works on the result of one stage stays there. What joins several stages (a ``cat`` of two
     towers) goes to its earliest consumer, so that the towers stay independent; without a consumer
-    to its latest producer. An operator with neither makes an output of inputs: it goes last.
+    to its latest producer. What reads inputs of the model alone goes to its earliest consumer too;
+    without one it makes an output of inputs and goes last.
     """
     placed = dict(stage_of)
     for operator in graph:

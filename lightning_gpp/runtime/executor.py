@@ -179,6 +179,13 @@ class _Step:
     def depart(self, edge: StageEdge, microbatch: int, flight: Flight) -> None:
         """Puts the values of one micro-batch of the producer into the outbox."""
         payload = pack([flight.outputs[name] for name in edge.values])
+        if self.program.has_backward and not edge.has_backward and any(payload.requires_grad):
+            raise RuntimeError(
+                f"{', '.join(edge.values)} for stage {edge.target} requires a gradient now, but "
+                "did not when the model was captured, so none would flow back. If it is made by "
+                "trainable layers before the pipelined forward, let the first step that runs "
+                "make it the same way (Trainer(num_sanity_val_steps=0), for example)."
+            )
         messages = self.program.message_range(edge, edge.source, microbatch)
         pieces = self.cut_up(edge, payload, self.sizes(edge, messages))
         for index, piece in zip(messages, pieces, strict=True):

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _PLAIN = (str, bytes, int, float, bool, complex, type(None))
@@ -36,6 +37,15 @@ def batch_size(batch: Any) -> int:
             "is not per sample out of the batch."
         )
     return next(iter(sizes))
+
+
+def copy_tensors(batch: Any) -> Any:
+    """A batch whose tensors are copies that autograd can work on.
+
+    Tensors made in inference mode, as Lightning's validation loops make them, cannot.
+    """
+    with torch.inference_mode(False):
+        return _walk(batch, "batch", lambda tensor, _: tensor.clone(), lambda items, _: items)
 
 
 def microbatch_sizes(num_samples: int, num_microbatches: int) -> list[int]:

@@ -20,7 +20,12 @@ from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.failure import FailureWatch
 from lightning_gpp.strategy.logs import LogCall, replay
 from lightning_gpp.strategy.loss_check import LossProbe, check_sizes, mismatch
-from lightning_gpp.strategy.microbatches import batch_size, cut_batch, microbatch_sizes
+from lightning_gpp.strategy.microbatches import (
+    batch_size,
+    copy_tensors,
+    cut_batch,
+    microbatch_sizes,
+)
 from lightning_gpp.strategy.optimizers import PartialOptimizer
 from lightning_gpp.strategy.pipeline import (
     Pipeline,
@@ -111,7 +116,7 @@ class Session:
             self._check_fills_microbatches(num_samples)
         if self.pipeline is None:
             units = self._unit_sizes(num_samples)
-            boundary = self._boundary(name, step, cut_batch(batch, units), units)
+            boundary = self._boundary(name, step, cut_batch(copy_tensors(batch), units), units)
             self._build(first_call(self.module, boundary), len(units))
         assert self.pipeline is not None
         if is_first:

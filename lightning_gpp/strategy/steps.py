@@ -142,9 +142,10 @@ def first_call(module: nn.Module, boundary: StepBoundary) -> ForwardCall:
     """How the user's step calls the pipelined forward, found out without a trace of the call.
 
     The step of the first micro-batch runs up to its forward and is given up there; random states,
-    buffers and plain attributes of the module are put back.
+    buffers and plain attributes of the module are put back. Gradients are on, also when the first
+    step is one of validation: capture has to see which arguments will need them.
     """
-    with rollback(module), boundary.active():
+    with rollback(module), torch.inference_mode(False), torch.enable_grad(), boundary.active():
         return boundary.call(0)
 
 

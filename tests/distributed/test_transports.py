@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+import transport_contract as contract
+from helpers.workers import WorkerPool
 
 from lightning_gpp.runtime.process_transport import ProcessGroupTransport, TransportGroups
 from lightning_gpp.runtime.thread_transport import ThreadHub
 from lightning_gpp.runtime.transport import Transport, TransportError
-from tests.distributed import transport_contract as contract
-from tests.helpers.workers import WorkerPool
 
 
 def on_threads(*bodies: Callable[[Transport], None]) -> None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from helpers.models import INPUT_WIDTHS, NUM_TARGETS, WIDTH, DataSpec, ExportableModel
+from helpers.models import DataSpec, ExportableModel
+from helpers.random_models import INPUT_WIDTHS, NUM_TARGETS, WIDTH
 from helpers.training import make_trainer, quiet
 
 FAULTY_BATCH = 2

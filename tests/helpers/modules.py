@@ -13,15 +13,8 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from helpers.models import (
-    INPUT_WIDTHS,
-    NUM_TARGETS,
-    WIDTH,
-    DataSpec,
-    ExportableModel,
-    SupervisedModule,
-    targets_of,
-)
+from helpers.models import DataSpec, ExportableModel, targets_of
+from helpers.random_models import INPUT_WIDTHS, NUM_TARGETS, WIDTH, SupervisedModule
 
 
 class EchoModel(SupervisedModule):
@@ -123,6 +116,19 @@ class WrappedModel(SupervisedModule):
 
     def call_forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
         return self.net(inputs[0] * 2) + 0.5
+
+
+class TrainedAroundModel(WrappedModel):
+    """Trainable layers before and after the pipelined sub-module, both at work on one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(INPUT_WIDTHS[0], INPUT_WIDTHS[0])
+        self.after = nn.Parameter(torch.ones(NUM_TARGETS))
+
+    def call_forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        prepared = self.before(inputs[0])
+        return self.net(prepared) * self.after + prepared.mean(1, keepdim=True)
 
 
 class UnusedParameterModel(ExportableModel):

@@ -16,7 +16,8 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from helpers.models import DataSpec, SupervisedModule, arguments
+from helpers.models import DataSpec
+from helpers.random_models import SupervisedModule, arguments
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,8 @@ class _Worker:
                 stderr=subprocess.STDOUT,
                 pass_fds=[child.fileno()],
                 env=_worker_environment(),
+                # Not in the checkout, which "-c" would put before the installed package.
+                cwd=folder,
                 start_new_session=True,
             )
         child.close()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from helpers.stage_dags import ToyStages, run_on_threads, stage_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gpp.schedule import SCHEDULES, Program, build_program, dry_run
-from tests.helpers.stage_dags import ToyStages, run_on_threads, stage_graphs
 
 
 @given(

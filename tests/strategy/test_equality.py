@@ -6,17 +6,15 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from helpers.models import (
-    FIXED_MODELS,
+from helpers.models import FIXED_MODELS, DataSpec, TiedEmbeddings
+from helpers.plans import captured_graph, random_plan
+from helpers.random_models import (
     BranchyModel,
-    DataSpec,
     ModelSpec,
     OptimizerSpec,
-    TiedEmbeddings,
     model_specs,
     optimizer_specs,
 )
-from helpers.plans import captured_graph, random_plan
 from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool

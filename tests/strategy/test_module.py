@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.jobs import fit_repeatedly, plan_of_fit
 from helpers.models import DataSpec
-from helpers.modules import UnusedParameterModel, WrappedModel
+from helpers.modules import TrainedAroundModel, UnusedParameterModel, WrappedModel
 from helpers.reference import assert_equal_training, relative_error, weight_differences
 from helpers.training import Training
 from helpers.workers import WorkerPool
@@ -52,6 +52,13 @@ def test_a_named_submodule_is_pipelined(pool: WorkerPool) -> None:
     training = Training(WrappedModel, DataSpec())
     results = assert_equal_training(pool, training, num_ranks=2, num_microbatches=4, module="net")
     assert all(result.own_parameters < set(results[0].weights) for result in results)
+
+
+def test_trainable_layers_around_the_pipelined_submodule(pool: WorkerPool) -> None:
+    """Gradients flow back out of the pipeline, also when validation is what is captured first."""
+    training = Training(TrainedAroundModel, DataSpec())
+    results = assert_equal_training(pool, training, num_ranks=3, num_microbatches=4, module="net")
+    assert {"before.weight", "after"} <= results[0].own_parameters
 
 
 def test_parameters_and_buffers_that_the_forward_does_not_use(pool: WorkerPool) -> None:

@@ -6,14 +6,8 @@ from collections import Counter
 from functools import partial
 
 import pytest
-from helpers.models import (
-    FIXED_MODELS,
-    BranchyModel,
-    DataSpec,
-    ExportableModel,
-    ModelSpec,
-    OptimizerSpec,
-)
+from helpers.models import FIXED_MODELS, DataSpec, ExportableModel
+from helpers.random_models import BranchyModel, ModelSpec, OptimizerSpec
 from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool
