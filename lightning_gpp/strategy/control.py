@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from lightning_gpp.runtime.payload import pack, unpack
@@ -22,6 +24,25 @@ class Control:
     def __init__(self, transport: Transport, timeout_s: float) -> None:
         self._transport = transport
         self._timeout_s = timeout_s
+        self._alone: str | None = None
+
+    @contextlib.contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """Rank 0: while user code runs here and nowhere else, nothing may wait for the others."""
+        self._alone = what
+        try:
+            yield
+        finally:
+            self._alone = None
+
+    def check_together(self) -> None:
+        """Raises RuntimeError when rank 0 is about to wait for ranks that are elsewhere."""
+        if self._alone is not None:
+            raise RuntimeError(
+                f"{self._alone} runs on rank 0 only, so it cannot save checkpoints, wait at "
+                "barriers or do anything else that all ranks do together. Do it in a callback or "
+                "in a hook that runs on every rank."
+            )
 
     @property
     def is_leader(self) -> bool:
@@ -43,6 +64,7 @@ class Control:
 
     def share(self, obj: Any, purpose: str) -> Any:
         """All ranks: rank 0's object."""
+        self.check_together()
         if self.is_leader:
             self.tell(obj)
             return obj
@@ -65,6 +87,7 @@ class Control:
 
     def gather(self, obj: Any, purpose: str) -> list[Any]:
         """All ranks: every rank's object on rank 0, an empty list on the others."""
+        self.check_together()
         if not self.is_leader:
             self.send_to(0, obj)
             self._transport.flush()

@@ -193,7 +193,7 @@ class GraphPipeStrategy(ParallelStrategy):
         _ignore_sync_dist_advice()
         keep_local(module)
         session.attach(module, [_plain(optimizer) for optimizer in self.optimizers])
-        self._hooks = HookRelay(module, session.control, session.failures)
+        self._hooks = HookRelay(module, session.control, session.failures, session.leader_state)
         self._hooks.install()
 
     def model_to_device(self) -> None:
@@ -354,7 +354,10 @@ class GraphPipeStrategy(ParallelStrategy):
         return self.lightning_module
 
     def _guarded(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._session is None else self._session.failures.guard()
+        if self._session is None:
+            return contextlib.nullcontext()
+        self._session.control.check_together()
+        return self._session.failures.guard()
 
     def _open_session(self) -> Session:
         assert self._session is not None, "the strategy's environment is not set up"

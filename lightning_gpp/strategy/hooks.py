@@ -14,6 +14,7 @@ import lightning.pytorch as pl
 
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.failure import FailureWatch
+from lightning_gpp.strategy.leader_state import LeaderState
 from lightning_gpp.strategy.lightning_private import is_overridden
 from lightning_gpp.strategy.loaders import RemoteBatch
 from lightning_gpp.strategy.logs import LogRecorder, recording, replay
@@ -32,14 +33,20 @@ class HookRelay:
         module: whose hooks.
         control: between rank 0 and the others.
         failures: reports what a hook raises.
+        leader_state: what a hook changes on rank 0.
     """
 
     def __init__(
-        self, module: pl.LightningModule, control: Control, failures: FailureWatch
+        self,
+        module: pl.LightningModule,
+        control: Control,
+        failures: FailureWatch,
+        leader_state: LeaderState,
     ) -> None:
         self._module = module
         self._control = control
         self._failures = failures
+        self._leader_state = leader_state
         self._installed: list[str] = []
 
     def install(self) -> None:
@@ -66,12 +73,17 @@ class HookRelay:
             with self._failures.guard():
                 if self._control.is_leader:
                     recorder = LogRecorder(self._module)
-                    with recording(self._module, recorder):
+                    with (
+                        self._control.alone(name),
+                        self._leader_state.watching(name),
+                        recording(self._module, recorder),
+                    ):
                         answer = hook(*args, **kwargs)
                     calls = recorder.combined(None)
-                    self._control.tell((answer, calls))
+                    self._control.tell((answer, calls, self._leader_state.take_changes()))
                 else:
-                    answer, calls = self._control.hear(f"waiting for rank 0's {name}")
+                    answer, calls, changes = self._control.hear(f"waiting for rank 0's {name}")
+                    self._leader_state.apply(changes)
                 replay(self._module, calls)
             return answer
 

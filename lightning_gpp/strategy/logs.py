@@ -9,6 +9,7 @@ early stopping see on every rank what they would see on one device.
 from __future__ import annotations
 
 import contextlib
+import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +80,8 @@ class LogRecorder:
             if entry.metric is not None:
                 value = state_of(self._module, entry.metric)
             else:
-                value = _combine(entry.values, entry.sizes, kwargs.get("reduce_fx", "mean"))
+                weights = given if len(given) == len(entry.sizes) else entry.sizes
+                value = _combine(entry.values, weights, kwargs.get("reduce_fx", "mean"))
             calls.append(LogCall(name, value, kwargs))
         return calls
 
@@ -89,8 +91,8 @@ _POSITIONAL = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx")
 
 def _as_tensor(name: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, bool | int | float):
+        return value.detach().clone().reshape(() if value.numel() == 1 else value.shape)
+    if isinstance(value, numbers.Number):
         return torch.tensor(value, dtype=torch.get_default_dtype())
     raise TypeError(
         f"self.log({name!r}, ...) got a {type(value).__name__}; with the graphpipe strategy it "

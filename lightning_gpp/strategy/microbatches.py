@@ -14,29 +14,28 @@ _PLAIN = (str, bytes, int, float, bool, complex, type(None))
 
 
 def batch_size(batch: Any) -> int:
-    """Number of samples: the first dimension of the tensors in the batch.
+    """Number of samples: the first dimension of the first tensor in the batch.
 
     Raises:
-        ValueError: there is no tensor, or tensors disagree; the text names the places.
+        ValueError: there is no tensor with samples, or others disagree; the text names the places.
+        TypeError: the batch holds something that cannot be cut.
     """
-    sizes: dict[int, str] = {}
+    size = _first_size(batch)
+    if size is None:
+        raise ValueError("the batch holds no tensor with samples, so it cannot be cut")
 
-    def see(tensor: Tensor, place: str) -> Tensor:
-        if tensor.dim() > 0:
-            sizes.setdefault(tensor.shape[0], place)
+    def check(tensor: Tensor, place: str) -> Tensor:
+        if tensor.dim() > 0 and tensor.shape[0] != size:
+            raise ValueError(
+                "the tensors of a batch must agree in their first dimension to be cut into "
+                f"micro-batches: {place} has {tensor.shape[0]}, the first tensor has {size}. Let "
+                "the collate function put samples first, and keep what is not per sample out of "
+                "the batch."
+            )
         return tensor
 
-    _walk(batch, "batch", see, lambda items, place: items)
-    if not sizes:
-        raise ValueError("the batch holds no tensor with samples, so it cannot be cut")
-    if len(sizes) > 1:
-        places = ", ".join(f"{place} has {size}" for size, place in sizes.items())
-        raise ValueError(
-            f"the tensors of a batch must agree in their first dimension to be cut into "
-            f"micro-batches: {places}. Let the collate function put samples first, and keep what "
-            "is not per sample out of the batch."
-        )
-    return next(iter(sizes))
+    _walk(batch, "batch", size, check, lambda items: items)
+    return size
 
 
 def copy_tensors(batch: Any) -> Any:
@@ -45,7 +44,7 @@ def copy_tensors(batch: Any) -> Any:
     Tensors made in inference mode, as Lightning's validation loops make them, cannot.
     """
     with torch.inference_mode(False):
-        return _walk(batch, "batch", lambda tensor, _: tensor.clone(), lambda items, _: items)
+        return _walk(batch, "batch", None, lambda tensor, _: tensor.clone(), lambda items: items)
 
 
 def microbatch_sizes(num_samples: int, num_microbatches: int) -> list[int]:
@@ -61,7 +60,8 @@ def microbatch_sizes(num_samples: int, num_microbatches: int) -> list[int]:
 def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     """Cuts a batch into consecutive micro-batches of the given sizes.
 
-    Tensors are cut along their first dimension, lists of plain items of that length too; tensors
+    Tensors are cut along their first dimension. Lists with one item per sample are cut too: lists
+    of that length, unless their items are themselves batched tensors (a list of fields). Tensors
     without dimensions and other plain data go into every micro-batch.
 
     Shapes:
@@ -74,46 +74,61 @@ def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _part(batch: Any, part: slice, total: int) -> Any:
-    def cut_list(items: Sequence[Any], place: str) -> Any:
-        return items[part] if len(items) == total else items
-
     def cut_tensor(tensor: Tensor, place: str) -> Tensor:
         return tensor[part] if tensor.dim() else tensor
 
-    return _walk(batch, "batch", cut_tensor, cut_list)
+    return _walk(batch, "batch", total, cut_tensor, lambda items: items[part])
 
 
 def _walk(
     item: Any,
     place: str,
+    num_samples: int | None,
     on_tensor: Callable[[Tensor, str], Any],
-    on_list: Callable[[Sequence[Any], str], Any],
+    on_samples: Callable[[Sequence[Any]], Any],
 ) -> Any:
-    """Rebuilds a nested batch with tensors and lists of plain items replaced."""
+    """Rebuilds a nested batch with its tensors and its lists of samples replaced."""
+
+    def walk(inner: Any, where: str) -> Any:
+        return _walk(inner, f"{place}{where}", num_samples, on_tensor, on_samples)
+
     if isinstance(item, Tensor):
         return on_tensor(item, place)
     if isinstance(item, _PLAIN):
         return item
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        parts = {
-            part.name: _walk(getattr(item, part.name), f"{place}.{part.name}", on_tensor, on_list)
-            for part in dataclasses.fields(item)
-            if part.init
-        }
-        return dataclasses.replace(item, **parts)
+        fields = [part.name for part in dataclasses.fields(item) if part.init]
+        return dataclasses.replace(item, **{n: walk(getattr(item, n), f".{n}") for n in fields})
     if isinstance(item, Mapping):
-        parts = {
-            key: _walk(part, f"{place}[{key!r}]", on_tensor, on_list) for key, part in item.items()
-        }
+        parts = {key: walk(part, f"[{key!r}]") for key, part in item.items()}
         return parts if type(item) is dict else type(item)(parts)  # type: ignore[call-arg]
     if isinstance(item, list | tuple):
-        if item and all(isinstance(part, _PLAIN) for part in item):
-            return on_list(item, place)
-        walked = [
-            _walk(part, f"{place}[{index}]", on_tensor, on_list) for index, part in enumerate(item)
-        ]
+        if num_samples is not None and _is_per_sample(item, num_samples):
+            return on_samples(item)
+        walked = [walk(part, f"[{index}]") for index, part in enumerate(item)]
         return type(item)(*walked) if hasattr(item, "_fields") else type(item)(walked)
     raise TypeError(
         f"{place} is a {type(item).__name__}, which cannot be cut into micro-batches; expected "
         "tensors in dicts, lists, tuples or dataclasses. Let the collate function return those."
     )
+
+
+def _is_per_sample(items: Sequence[Any], num_samples: int) -> bool:
+    """Whether a list holds one item per sample, and is no list of fields."""
+    if len(items) != num_samples or hasattr(items, "_fields"):
+        return False
+    return not any(_first_size(part) == num_samples for part in items)
+
+
+def _first_size(item: Any) -> int | None:
+    """First dimension of the first tensor in something; None where there is none."""
+    if isinstance(item, Tensor):
+        return item.shape[0] if item.dim() > 0 else None
+    parts: Sequence[Any] = ()
+    if isinstance(item, Mapping):
+        parts = list(item.values())
+    elif isinstance(item, list | tuple):
+        parts = item
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        parts = [getattr(item, part.name) for part in dataclasses.fields(item) if part.init]
+    return next((size for part in parts if (size := _first_size(part)) is not None), None)

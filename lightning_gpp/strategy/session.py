@@ -18,6 +18,7 @@ from lightning_gpp.runtime.process_transport import ProcessGroupTransport, Trans
 from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.failure import FailureWatch
+from lightning_gpp.strategy.leader_state import LeaderState
 from lightning_gpp.strategy.logs import LogCall, replay
 from lightning_gpp.strategy.loss_check import LossProbe, check_sizes, mismatch
 from lightning_gpp.strategy.microbatches import (
@@ -66,6 +67,7 @@ class Session:
         self._stash: GradientStash | None = None
         self._train_modes: dict[str, bool] = {}
         self._has_trained = False
+        self._leader_state: LeaderState | None = None
 
     def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         """Takes the whole module and the optimizers of all its parameters."""
@@ -73,6 +75,13 @@ class Session:
         self._module = module
         self._optimizers = optimizers
         self._train_modes = _modes(module)
+        self._leader_state = LeaderState(module, optimizers)
+
+    @property
+    def leader_state(self) -> LeaderState:
+        """What user code on rank 0 changes."""
+        assert self._leader_state is not None, "no module is attached"
+        return self._leader_state
 
     @property
     def module(self) -> pl.LightningModule:
@@ -126,14 +135,15 @@ class Session:
         self.control.tell(units)
         sizes = self.pipeline.step_sizes(units)
         boundary = self._boundary(name, step, cut_batch(batch, sizes), sizes)
-        with boundary.active():
+        with self.control.alone(name), self.leader_state.watching(name), boundary.active():
             stash = self._run(units, name, boundary)
         result, calls = boundary.result(), boundary.log_calls()
+        changes = self.leader_state.take_changes()
         if stash is None:
-            self.control.tell((None, calls))
+            self.control.tell((None, calls, changes))
             return result, calls
         value = result["loss"] if isinstance(result, Mapping) else result
-        self.control.tell((value, calls))
+        self.control.tell((value, calls, changes))
         loss = stash.loss(value)
         return ({**result, "loss": loss} if isinstance(result, Mapping) else loss), calls
 
@@ -145,7 +155,8 @@ class Session:
             self._follow_loss_check()
         units = self.control.hear(f"waiting for rank 0 to begin {name}")
         stash = self._run(units, name, None)
-        value, calls = self.control.hear(f"waiting for the result of {name}")
+        value, calls, changes = self.control.hear(f"waiting for the result of {name}")
+        self.leader_state.apply(changes)
         return (None if stash is None else stash.loss(value.to(self.device))), calls
 
     def _run(

@@ -23,6 +23,7 @@ from lightning_gpp.runtime.suspend import (
     in_suspended_call,
 )
 from lightning_gpp.strategy.logs import LogCall, LogRecorder, instance_attribute, recording
+from lightning_gpp.strategy.results import combine_results
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,36 +167,9 @@ def _loss_of(result: Any) -> Tensor:
         raise ValueError(
             f"the loss of a micro-batch has shape {tuple(loss.shape)}; expected one number"
         )
-    return loss
-
-
-def combine_results(results: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Joins what the steps of the micro-batches returned.
-
-    Tensors of one number are averaged by samples, others are concatenated along their first
-    dimension; dicts, lists and tuples are joined item by item; other data come from the first.
-
-    >>> combine_results([torch.tensor(1.0), torch.tensor(4.0)], [2, 1])
-    tensor(2.)
-    """
-    first = results[0]
-    if isinstance(first, Tensor):
-        tensors = [result.detach() for result in results]
-        if len(tensors) == 1:
-            return tensors[0]
-        if first.dim() > 0 and first.numel() != 1:
-            return torch.cat(tensors)
-        if first.dim() > 0 and all(t.shape[0] == n for t, n in zip(tensors, sizes, strict=True)):
-            return torch.cat(tensors)
-        stacked = torch.stack(tensors)
-        if not stacked.is_floating_point():
-            stacked = stacked.to(torch.get_default_dtype())
-        weights = torch.tensor(sizes, dtype=stacked.dtype, device=stacked.device)
-        weights = weights.reshape(-1, *[1] * first.dim())
-        return (stacked * weights).sum(0) / weights.sum()
-    if isinstance(first, Mapping):
-        return {key: combine_results([r[key] for r in results], sizes) for key in first}
-    if isinstance(first, list | tuple):
-        joined = [combine_results(list(items), sizes) for items in zip(*results, strict=True)]
-        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
-    return first
+    if not loss.requires_grad:
+        raise RuntimeError(
+            "the loss that training_step returned requires no gradient, so nothing would be "
+            "trained; was it made under torch.no_grad(), detached, or are all parameters frozen?"
+        )
+    return loss.reshape(())

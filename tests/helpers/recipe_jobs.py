@@ -38,7 +38,7 @@ def fit_recipe(
     strategy: dict[str, Any] | None,
     num_ranks: int = 1,
 ) -> RecipeRun:
-    """Trains the recipe on the shipped digits for 20 steps of batches of 80; the last of an epoch has 78.
+    """Trains the recipe on the shipped digits: 20 steps of batches of 80, the 18th of 78.
 
     Args:
         kind: class of the model.

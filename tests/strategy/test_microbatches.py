@@ -59,9 +59,9 @@ def test_cut_batch_keeps_the_structure() -> None:
 
 
 def test_batches_that_cannot_be_cut() -> None:
-    with pytest.raises(ValueError, match=r"batch\['a'\] has 2, batch\['b'\] has 3"):
+    with pytest.raises(ValueError, match=r"batch\['b'\] has 3, the first tensor has 2"):
         batch_size({"a": torch.ones(2), "b": torch.ones(3)})
     with pytest.raises(ValueError, match="no tensor"):
         batch_size({"n": 3})
-    with pytest.raises(TypeError, match=r"batch\[0\] is a set"):
-        batch_size([{1, 2}])
+    with pytest.raises(TypeError, match=r"batch\[1\] is a set"):
+        batch_size([torch.ones(2), {1, 2}])

@@ -1,0 +1,96 @@
+"""Joining what the user's step returned for the micro-batches of a mini-batch."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "result") -> Any:
+    """What the step would return for the whole mini-batch, gradients cut off.
+
+    What holds one entry per sample (tensors and arrays by their first dimension, lists by their
+    length) is concatenated; numbers and other tensors of floating point are averaged by samples;
+    dicts, tuples and other lists are joined item by item; everything else must be equal.
+
+    Args:
+        results: of each micro-batch.
+        sizes: samples of each.
+        place: for the error text.
+
+    Raises:
+        ValueError: the results cannot be joined; the text says where.
+
+    >>> combine_results([torch.tensor(1.0), torch.tensor(4.0)], [2, 1])
+    tensor(2.)
+    >>> combine_results([{"ids": ["a", "b"]}, {"ids": ["c"]}], [2, 1])
+    {'ids': ['a', 'b', 'c']}
+    """
+    first = results[0]
+    if isinstance(first, Tensor):
+        results = [result.detach() for result in results]
+    if len(results) == 1:
+        return results[0]
+    if isinstance(first, Mapping):
+        if any(result.keys() != first.keys() for result in results):
+            raise ValueError(f"{place}: the micro-batches returned different keys")
+        return {
+            key: combine_results([r[key] for r in results], sizes, f"{place}[{key!r}]")
+            for key in first
+        }
+    if isinstance(first, Tensor):
+        return _combine_tensors(results, sizes, place)
+    if hasattr(first, "__array__") and getattr(first, "ndim", 0) > 0:
+        return _combine_tensors([torch.as_tensor(r) for r in results], sizes, place).numpy()
+    if isinstance(first, list) and _are_per_sample(results, sizes):
+        return [item for result in results for item in result]
+    if isinstance(first, list | tuple):
+        if any(len(result) != len(first) for result in results):
+            raise ValueError(f"{place}: lists of different lengths that are not the samples'")
+        joined = [
+            combine_results(list(items), sizes, f"{place}[{index}]")
+            for index, items in enumerate(zip(*results, strict=True))
+        ]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    if all(result == first for result in results):
+        return first
+    if isinstance(first, numbers.Real):
+        return sum(r * n for r, n in zip(results, sizes, strict=True)) / sum(sizes)
+    raise ValueError(
+        f"{place}: {type(first).__name__} values differ between micro-batches and cannot be "
+        "joined; return tensors or lists with one entry per sample, or use num_microbatches=1"
+    )
+
+
+def _combine_tensors(tensors: Sequence[Tensor], sizes: Sequence[int], place: str) -> Tensor:
+    first = tensors[0]
+    if first.dim() > 0 and all(t.shape[:1] == (n,) for t, n in zip(tensors, sizes, strict=True)):
+        return torch.cat(list(tensors))
+    if any(tensor.shape != first.shape for tensor in tensors):
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        raise ValueError(
+            f"{place}: tensors of shapes {shapes} for micro-batches of {list(sizes)} samples "
+            "cannot be joined; return one row per sample, or use num_microbatches=1"
+        )
+    if all(torch.equal(tensor, first) for tensor in tensors):
+        return first
+    stacked = torch.stack(list(tensors))
+    if not stacked.is_floating_point():
+        stacked = stacked.to(torch.get_default_dtype())
+    weights = torch.tensor(sizes, dtype=stacked.dtype, device=stacked.device)
+    weights = weights.reshape(-1, *[1] * first.dim())
+    return (stacked * weights).sum(0) / weights.sum()
+
+
+def _are_per_sample(results: Sequence[list[Any]], sizes: Sequence[int]) -> bool:
+    if any(len(result) != size for result, size in zip(results, sizes, strict=True)):
+        return False
+    return not all(  # a list of fields that happens to have as many as there are samples
+        isinstance(item, Tensor) and item.dim() > 0 and item.shape[0] == size
+        for result, size in zip(results, sizes, strict=True)
+        for item in result
+    )
