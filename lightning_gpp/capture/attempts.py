@@ -24,6 +24,7 @@ from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.modes import ModeDifferenceError, check_same_graph, mode_flags
 from lightning_gpp.capture.normalize import normalize, observation, protect_inputs
 from lightning_gpp.capture.observe import observe
+from lightning_gpp.capture.reads import watched_reads
 from lightning_gpp.capture.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.samples import Sample, first_sample, other_samples
 from lightning_gpp.capture.trace import Trace
@@ -65,13 +66,32 @@ def capture(
     with rollback(module), torch.inference_mode(False), torch.enable_grad():
         session = _Session(module, args, kwargs or {}, train_modes)
         captured = session.first_success(leaf_modules, blocks)
-    if changed := _outside_of_leaves(captured, session.expected[True].changed):
+    changed = _outside_of_leaves(captured, session.expected[True].changed)
+    kept = _outside_of_leaves(captured, session.expected[True].kept)
+    if kept:
+        raise CaptureError(
+            f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
+            "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return it "
+            "from forward instead"
+        )
+    captured.reads = tuple(
+        read
+        for read in session.reads
+        if not _is_inside(captured, read.path)
+        and ".".join(filter(None, (read.path, read.name))) not in changed
+    )
+    if changed:
         _logger.warning(
             "forward changes %s, which are neither parameters nor buffers: a pipelined forward "
             "does not make these changes",
             ", ".join(changed),
         )
     return captured
+
+
+def _is_inside(captured: CapturedModel, path: str) -> bool:
+    """Whether a module is a leaf module or in one."""
+    return any(f"{path}.".startswith(f"{leaf}.") for leaf in captured.leaf_modules)
 
 
 def _outside_of_leaves(captured: CapturedModel, attributes: Sequence[str]) -> list[str]:
@@ -94,7 +114,10 @@ class _Session:
         self.arguments = Arguments.of(module, args, kwargs)
         self.sample = first_sample(self.arguments.tensors(args, kwargs))
         self.flags = mode_flags(module, train_modes)
-        self.expected = {mode: self._reference(self.sample, mode) for mode in (True, False)}
+        with watched_reads(module) as reads:
+            expected = self._reference(self.sample, True)
+        self.reads = reads
+        self.expected = {True: expected, False: self._reference(self.sample, False)}
         self.others = [
             functools.cache(functools.partial(self._other_reference, other))
             for other in other_samples(self.sample)

@@ -30,12 +30,14 @@ class Result:
         gradients: by parameter or input name; None where there is none.
         buffers: by name, after the forward.
         changed: qualified names of the plain attributes that forward changed.
+        kept: those of them that now hold a tensor which gradients flow through.
     """
 
     output: Any
     gradients: Mapping[str, Tensor | None]
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 def reference(
@@ -94,7 +96,7 @@ def _run(
     with rollback(module) as changes:
         output, gradients = _forward_and_backward(forward, module, sample, flags)
         buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
-    return Result(output, gradients, buffers, tuple(changes.attributes))
+    return Result(output, gradients, buffers, tuple(changes.attributes), tuple(changes.kept))
 
 
 def _forward_and_backward(

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from lightning_gpp.capture.arguments import Arguments
 from lightning_gpp.capture.fingerprint import fingerprint
 from lightning_gpp.capture.operators import model_graph
+from lightning_gpp.capture.reads import Read, check_reads
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.trace import Names, Trace
 from lightning_gpp.graph import ModelGraph
@@ -26,6 +27,7 @@ class CapturedModel:
         module: the user's module, untouched.
         graph: the model as data.
         method: how it was captured (``"blocks"``, ``"torch.fx"``, ``"concrete"``).
+        reads: plain attributes that forward read and that must not change.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class CapturedModel:
     ) -> None:
         self.module, self.method = module, method
         self._arguments, self._traces, self._device = arguments, traces, device
+        self.reads: Sequence[Read] = ()
         self._canonical = Names.of(module).canonical(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
         self.graph: ModelGraph
@@ -62,6 +65,14 @@ class CapturedModel:
         return fingerprint(
             [self._traces[True], self._traces[False]], [layout, groups, shapes, self.method]
         )
+
+    def check_reads(self) -> None:
+        """Checks that plain attributes which forward reads are as they were at capture.
+
+        Raises:
+            GuardError: one changed.
+        """
+        check_reads(self.module, self.reads)
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Value name -> tensor for one call of the module's forward.

@@ -24,9 +24,11 @@ class Changes:
 
     Attributes:
         attributes: qualified names of plain attributes (counters, lists, cached tensors).
+        kept: those that held a tensor which gradients flow through.
     """
 
     attributes: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
 
 
 @contextmanager
@@ -45,6 +47,7 @@ def rollback(module: nn.Module) -> Iterator[Changes]:
             yield changes
         finally:
             for item in saved:
+                changes.kept += item.kept()
                 changes.attributes += item.restore()
             for parameter, gradient in gradients:
                 parameter.grad = gradient
@@ -103,6 +106,16 @@ class _SavedModule:
             if key not in _OWN
         }
 
+    def kept(self) -> list[str]:
+        """Names of new or changed attributes that hold a tensor which requires a gradient."""
+        return [
+            f"{self.name}.{key}".lstrip(".")
+            for key, value in vars(self.module).items()
+            if isinstance(value, Tensor)
+            and value.requires_grad
+            and (key not in self.attributes or self.attributes[key][0] is not value)
+        ]
+
     def restore(self) -> list[str]:
         """Puts everything back; returns the names of the plain attributes that had changed."""
         self.module.training = self.training
@@ -133,7 +146,22 @@ class _SavedModule:
 def _shallow_copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return copy.copy(value) if type(value) in _CONTAINERS else value
+    return _Content.of(value, set()) if type(value) in _CONTAINERS else value
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a container held, and what the containers in it held."""
+
+    items: Any
+    inner: tuple[tuple[Any, _Content], ...]
+
+    @classmethod
+    def of(cls, container: Any, seen: set[int]) -> _Content:
+        seen.add(id(container))
+        values = container.values() if isinstance(container, dict) else container
+        nested = [v for v in values if type(v) in _CONTAINERS and id(v) not in seen]
+        return cls(copy.copy(container), tuple((v, cls.of(v, seen)) for v in nested))
 
 
 def _put_back(tensor: Tensor, value: Tensor) -> bool:
@@ -146,12 +174,12 @@ def _put_back(tensor: Tensor, value: Tensor) -> bool:
     return True
 
 
-def _put_back_container(container: Any, content: Any) -> bool:
-    ids, old_ids = _item_ids(container), _item_ids(content)
-    if ids == old_ids:
-        return False
+def _put_back_container(container: Any, content: _Content) -> bool:
+    changed = [_put_back_container(inner, inside) for inner, inside in content.inner]
+    if _item_ids(container) == _item_ids(content.items):
+        return any(changed)
     container.clear()
-    getattr(container, "extend" if hasattr(container, "extend") else "update")(content)
+    getattr(container, "extend" if hasattr(container, "extend") else "update")(content.items)
     return True
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_gpp.graph import FEED, StageEdge
-from lightning_gpp.runtime.payload import Payload, pack, pack_gradients, unpack
+from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
 from lightning_gpp.runtime.pieces import cut, join
 from lightning_gpp.runtime.stage_run import Flight, StageCode, run_forward
 from lightning_gpp.runtime.transport import Tag, Transport
@@ -163,6 +163,9 @@ class _Step:
         if stage == self.program.loss_stage and self.boundary is not None:
             known = flight.inputs | flight.outputs
             outputs = {name: known[name] for name in self.executor.output_names}
+            for name in self.executor.output_names:
+                if name in flight.inputs:  # the user may change it in place; a leaf may not change
+                    outputs[name] = copies(outputs[name])
             flight.loss = self.boundary.finish(microbatch, outputs)
         if self.program.has_backward:
             self.flights[stage, microbatch] = flight

@@ -40,6 +40,11 @@ def tensors_in(values: Sequence[Any]) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(list(values)) if isinstance(leaf, Tensor)]
 
 
+def copies(value: Any) -> Any:
+    """A value whose tensors are copies, joined to the originals by autograd."""
+    return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, value)
+
+
 def pack(values: Sequence[Any]) -> Payload:
     """The message that carries ``values``, cut off from the autograd graph."""
     tensors = tensors_in(values)

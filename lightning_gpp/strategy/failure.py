@@ -110,18 +110,20 @@ class FailureWatch:
     def _await_first(self) -> _Report | None:
         """The first report, for which a dying peer gets a moment."""
         deadline = time.monotonic() + _GRACE_S
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._stop.is_set():
             if (report := self._read(self._stores[0])) is not None:
                 return report
             time.sleep(_POLL_S / 4)
         return None
 
     def _read(self, store: Store) -> _Report | None:
-        with contextlib.suppress(RuntimeError):
+        try:
             if store.check([_KEY]):
                 report = pickle.loads(bytes.fromhex(store.get(_KEY).decode()))
                 assert isinstance(report, _Report)
                 return report
+        except RuntimeError:  # the host of the store has gone; every further try would say so
+            self._stop.set()
         return None
 
     def _watch(self) -> None:

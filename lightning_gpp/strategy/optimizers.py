@@ -58,7 +58,12 @@ class PartialOptimizer:
         held_ids = {id(parameter) for parameter in held}
         names, kept = [], []
         for group in optimizer.param_groups:
-            names.append([name_of.get(id(p), "") for p in group["params"]])
+            if any(id(parameter) not in name_of for parameter in group["params"]):
+                raise ValueError(
+                    "the optimizer holds a parameter that is no parameter of the LightningModule; "
+                    "make what it belongs to an attribute of the module"
+                )
+            names.append([name_of[id(p)] for p in group["params"]])
             kept.append([i for i, p in enumerate(group["params"]) if id(p) in held_ids])
             for parameter in group["params"]:
                 if id(parameter) not in held_ids:
@@ -69,6 +74,18 @@ class PartialOptimizer:
                 if isinstance(value, Tensor) and value.dim() > 0:
                     optimizer.state[parameter][key] = value.to(parameter.device)
         return cls(optimizer, names, kept)
+
+    def adopt_new_groups(self, module: nn.Module, held: Sequence[nn.Parameter]) -> None:
+        """Drops what this rank does not hold from groups that were added since."""
+        new = self.optimizer.param_groups[len(self.names) :]
+        if not new:
+            return
+        name_of = {id(parameter): name for name, parameter in module.named_parameters()}
+        held_ids = {id(parameter) for parameter in held}
+        for group in new:
+            self.names.append([name_of[id(p)] for p in group["params"]])
+            self.kept.append([i for i, p in enumerate(group["params"]) if id(p) in held_ids])
+            group["params"] = [p for p in group["params"] if id(p) in held_ids]
 
     def state_by_index(self) -> dict[int, dict[str, Any]]:
         """State of the parameters of this rank by their index on one device, on the CPU."""

@@ -268,6 +268,7 @@ def _codes(
     """Runnable stages of this rank, and which ranks read which parameter or buffer."""
     codes: dict[int, StageCode] = {}
     readers: dict[str, set[int]] = {}
+    changing = {name for operator in captured.graph for name in operator.state}
     for stage in plan.stages:
         home = ranks[stage.devices[0]]
         inputs = tuple(
@@ -279,8 +280,12 @@ def _codes(
             wanted += [name for name in captured.graph.outputs if name in made]
         outputs = tuple(dict.fromkeys(wanted))
         function = captured.stage(stage.operators, inputs, outputs)
-        for name in (*function.parameter_names, *function.buffer_names):
+        for name in function.parameter_names:
             readers.setdefault(prefix + name, set()).add(home)
+        for name in function.buffer_names:
+            # The user's step may read constant buffers too, so rank 0 keeps them.
+            holders = {home} if name in changing else {home, 0}
+            readers.setdefault(prefix + name, set()).update(holders)
         if home == rank:
             codes[stage.id] = StageCode(function, inputs, outputs)
     return codes, readers

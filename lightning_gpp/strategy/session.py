@@ -19,7 +19,7 @@ from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.failure import FailureWatch
 from lightning_gpp.strategy.leader_state import LeaderState
-from lightning_gpp.strategy.logs import LogCall, replay
+from lightning_gpp.strategy.logs import LogCall, LogRecorder, recording, replay
 from lightning_gpp.strategy.loss_check import LossProbe, check_sizes, mismatch
 from lightning_gpp.strategy.microbatches import (
     batch_size,
@@ -68,6 +68,7 @@ class Session:
         self._train_modes: dict[str, bool] = {}
         self._has_trained = False
         self._leader_state: LeaderState | None = None
+        self._full_batch = 0
 
     def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         """Takes the whole module and the optimizers of all its parameters."""
@@ -123,11 +124,13 @@ class Session:
         is_first = name == "training_step" and not self._has_trained
         if is_first:
             self._check_fills_microbatches(num_samples)
+            self._full_batch = num_samples
         if self.pipeline is None:
             units = self._unit_sizes(num_samples)
             boundary = self._boundary(name, step, cut_batch(copy_tensors(batch), units), units)
             self._build(first_call(self.module, boundary), len(units))
         assert self.pipeline is not None
+        self.pipeline.captured.check_reads()
         if is_first:
             self._has_trained = True
             self._lead_loss_check(step, batch, num_samples)
@@ -164,6 +167,8 @@ class Session:
     ) -> GradientStash | None:
         assert self.pipeline is not None and self._stash is not None
         self.pipeline.record(self.on_record)
+        for partial in self._partial_optimizers:
+            partial.adopt_new_groups(self.module, self.pipeline.partition.held_parameters())
         training = self.module.training
         if name != "training_step":
             self.pipeline.run(units, has_backward=False, training=training, boundary=boundary)
@@ -231,7 +236,10 @@ class Session:
 
     def _unit_sizes(self, num_samples: int) -> list[int]:
         """Samples of each of the smallest micro-batches of a mini-batch."""
-        count = min(self.settings.num_microbatches or 2 * dist.get_world_size(), num_samples)
+        asked = self.settings.num_microbatches or 2 * dist.get_world_size()
+        full = max(self._full_batch, num_samples)
+        # A smaller batch is cut into fewer micro-batches, not into smaller ones.
+        count = min(asked, num_samples, -(-num_samples // -(-full // asked)))
         at_a_time = 1 if self.pipeline is None else self.pipeline.largest_multiple
         if count < at_a_time:
             raise ValueError(
@@ -245,16 +253,23 @@ class Session:
         """Captures, plans, partitions. Rank 0 gives the example and the number."""
         if self.module.training:
             self._train_modes = _modes(self.module)
-        pipeline = build_pipeline(
-            self.settings,
-            self.module,
-            call,
-            num_microbatches=num_microbatches,
-            train_modes=self._train_modes,
-            transport=self.transport,
-            control=self.control,
-            device=self.device,
-        )
+        logged = LogRecorder(self.module)
+        with recording(self.module, logged):
+            pipeline = build_pipeline(
+                self.settings,
+                self.module,
+                call,
+                num_microbatches=num_microbatches,
+                train_modes=self._train_modes,
+                transport=self.transport,
+                control=self.control,
+                device=self.device,
+            )
+        if calls := logged.combined(None):
+            raise RuntimeError(
+                f"forward logs {calls[0].name!r}, which a pipelined forward cannot: it is captured "
+                "once and runs on several ranks. Return the value and log it in the step."
+            )
         held = pipeline.partition.held_parameters()
         self._partial_optimizers = [
             PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
