@@ -14,6 +14,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, Precision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -188,6 +189,7 @@ class GraphPipeStrategy(ParallelStrategy):
                     "manual optimization does not work with the graphpipe strategy yet; let "
                     "training_step return the loss (automatic_optimization = True)"
                 )
+            _refuse_averaging(trainer)
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         _ignore_sync_dist_advice()
@@ -382,6 +384,15 @@ START_METHODS: dict[str, StartMethod] = {
     "graphpipe_notebook": "fork",
 }
 """Registered strategy names and how each starts its processes."""
+
+
+def _refuse_averaging(trainer: pl.Trainer) -> None:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+            raise NotImplementedError(
+                f"{type(callback).__name__} averages all weights on every rank, but a rank holds "
+                "only those of its stages; the graphpipe strategy does not support it yet"
+            )
 
 
 def _ignore_sync_dist_advice() -> None:

@@ -9,6 +9,9 @@ from lightning.fabric.utilities.distributed import (
 )
 from lightning.fabric.utilities.distributed import _init_dist_connection as init_dist_connection
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.overrides.distributed import (
+    _IndexBatchSamplerWrapper as IndexBatchSampler,
+)
 from lightning.pytorch.strategies.launchers import (
     _MultiProcessingLauncher as MultiProcessingLauncher,
 )
@@ -20,6 +23,7 @@ from lightning.pytorch.utilities.compile import _check_mixed_imports as check_mi
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 __all__ = [
+    "IndexBatchSampler",
     "LightningOptimizer",
     "MultiProcessingLauncher",
     "SubprocessScriptLauncher",

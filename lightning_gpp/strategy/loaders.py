@@ -9,15 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.failure import FailureWatch
+from lightning_gpp.strategy.lightning_private import IndexBatchSampler
+from lightning_gpp.strategy.microbatches import batch_size
 
 
 class RemoteBatch:
     """Stands for a batch that rank 0 holds.
 
     Hooks and callbacks that look at the batch should do so where ``trainer.is_global_zero``.
+
+    Args:
+        num_samples: of the batch, where rank 0 could tell.
     """
+
+    def __init__(self, num_samples: int | None = None) -> None:
+        self._num_samples = num_samples
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """One tensor without elements, from which Lightning tells the size of the batch."""
+        if self._num_samples is None:
+            raise RuntimeError(_REMOTE.format("the content"))
+        yield torch.empty(self._num_samples, 0, device="meta")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -78,7 +95,7 @@ class LeadingLoader(_LoaderProxy):
         while True:
             with failures.guard():
                 batch = next(batches, end)
-                control.tell(batch is not end)
+                control.tell((batch is not end, None if batch is end else _size(batch)))
             if batch is end:
                 return
             yield batch
@@ -96,12 +113,22 @@ class FollowingLoader(_LoaderProxy):
 
     def __iter__(self) -> Iterator[Any]:
         control, failures = self.__dict__["_control"], self.__dict__["_failures"]
+        sampler = getattr(self.__dict__["_loader"], "batch_sampler", None)
+        if isinstance(sampler, IndexBatchSampler):
+            sampler.seen_batch_indices = []  # as it is before its first batch; nothing is read here
         while True:
             with failures.guard():
-                more = control.hear("waiting for rank 0 to read the next batch")
+                more, num_samples = control.hear("waiting for rank 0 to read the next batch")
             if not more:
                 return
-            yield RemoteBatch()
+            yield RemoteBatch(num_samples)
+
+
+def _size(batch: Any) -> int | None:
+    try:
+        return batch_size(batch)
+    except (TypeError, ValueError):  # the step says so, if it comes to a step
+        return None
 
 
 def follow_leader(loader: Any, control: Control, failures: FailureWatch) -> _LoaderProxy:

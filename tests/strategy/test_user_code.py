@@ -1,0 +1,200 @@
+"""User code beside the forward: what it changes, logs and returns is as on one device.
+
+Or it is refused, on all ranks and at once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import user_modules as users
+from helpers.models import DataSpec
+from helpers.reference import assert_equal_training, train_one_device, weight_differences
+from helpers.training import Training, train
+from helpers.workers import WorkerPool
+
+pytestmark = pytest.mark.timeout(120)
+
+DATA = DataSpec(num_samples=21, num_inputs=2)
+"""Three batches per epoch, the last smaller."""
+
+STRATEGY = {"num_microbatches": 4, "plan": users.PLAN}
+SOON_S = 10.0
+
+
+def equal(pool: WorkerPool, build: Any, num_steps: int = 8, **training: Any) -> list[Any]:
+    return assert_equal_training(
+        pool, Training(build, DATA, num_steps=num_steps, **training), num_ranks=3, **STRATEGY
+    )
+
+
+def errors(pool: WorkerPool, build: Any) -> list[str]:
+    """The error of each rank, which must come soon."""
+    training = Training(build, DATA, num_steps=4, validate=False)
+    strategy = STRATEGY | {"timeout": 20.0}
+    outcomes = pool.outcomes(train, training, strategy, 3, num_ranks=3, limit_s=40.0)
+    report = "\n".join(outcome.describe() for outcome in outcomes)
+    for outcome in outcomes:
+        assert not outcome.hung, report
+        assert outcome.error_type is not None, f"rank {outcome.rank} did not fail"
+        assert outcome.elapsed_s < SOON_S, report
+    return [outcome.error for outcome in outcomes]
+
+
+# What rank 0 changes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("validate", [True, False])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "on_train_batch_start",
+        "on_train_epoch_end",
+        "training_step",
+        "training_step after forward",
+    ],
+)
+def test_a_learning_rate_set_by_hand(pool: WorkerPool, where: str, validate: bool) -> None:
+    results = equal(pool, partial(users.HandMadeRateModel, where), validate=validate)
+    assert len({rates[0] for rates in results[2].learning_rates}) > 2
+
+
+def test_learning_rates_set_in_several_places(pool: WorkerPool) -> None:
+    places = ("on_train_batch_start", "training_step after forward", "on_train_epoch_end")
+    equal(pool, partial(users.HandMadeRateModel, *places))
+
+
+@pytest.mark.parametrize(
+    "frozen",
+    [
+        ((), ("left",), ("right", "head"), ()),
+        (("left",), ("right",)),
+        (("left", "right"), ()),
+        ((), ("left", "right")),
+        (("fuse", "norm", "head"), ()),
+    ],
+    ids=str,
+)
+def test_freezing_between_epochs(pool: WorkerPool, frozen: tuple[tuple[str, ...], ...]) -> None:
+    equal(pool, partial(users.FreezingModel, *frozen), num_steps=12)
+
+
+def test_plain_attributes_that_the_optimizer_step_reads(pool: WorkerPool) -> None:
+    training = Training(users.AttributeModel, DATA, num_steps=8)
+    results = assert_equal_training(pool, training, num_ranks=3, num_microbatches=4)
+    assert len({rates[0] for rates in results[2].learning_rates}) == 8
+
+
+@pytest.mark.parametrize("step", [0, 4])
+@pytest.mark.parametrize("validate", [True, False])
+@pytest.mark.parametrize("where", ["training_step", "on_train_batch_end"])
+def test_stopping_by_hand(pool: WorkerPool, where: str, validate: bool, step: int) -> None:
+    results = equal(pool, partial(users.StoppingModel, where, step), validate=validate)
+    assert [result.global_step for result in results] == [step + 1] * 3
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+@pytest.mark.parametrize("name", ["head.weight", "left.0.weight", "left.shift"])
+def test_changing_weights_on_rank_0_is_refused(
+    pool: WorkerPool, name: str, through_data: bool
+) -> None:
+    for text in errors(pool, partial(users.ClampingModel, name, through_data)):
+        assert f"on_train_batch_end changed the parameter '{name}'" in text or (
+            "shift" in name and f"'{name}'" in text
+        )
+
+
+@pytest.mark.parametrize("where", ["on_train_batch_start", "on_train_batch_end"])
+def test_saving_a_checkpoint_on_rank_0_is_refused(pool: WorkerPool, where: str) -> None:
+    for text in errors(pool, partial(users.SavingModel, where)):
+        assert f"{where} runs on rank 0 only, so it cannot save checkpoints" in text
+
+
+def test_a_loss_without_gradient_is_refused(pool: WorkerPool) -> None:
+    for text in errors(pool, users.DetachedLossModel):
+        assert "requires no gradient" in text
+
+
+# What steps are given, log and return ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_samples", [21, 19, 18])
+def test_lists_of_samples_in_the_batch(pool: WorkerPool, num_samples: int) -> None:
+    """The last batch has 5, 3 or 2 samples; the notes' tensors have two elements."""
+    data = users.NotedData(num_samples=num_samples)
+    training = Training(users.NotedModel, data, num_steps=6, validate=False)
+    assert_equal_training(pool, training, num_ranks=2, num_microbatches=4)
+
+
+def test_predictions_of_every_kind(pool: WorkerPool) -> None:
+    expected = users.predict(users.PredictingModel, None)
+    strategy = STRATEGY | {"timeout": 30.0}
+    got = pool.run(users.predict, users.PredictingModel, strategy, 3, num_ranks=3)[0]
+    assert len(got) == 3 and len(got[2]["classes"]) == 5
+    assert_alike(got, expected)
+
+
+def test_predictions_in_arrays_of_text(pool: WorkerPool) -> None:
+    expected = users.predict(users.NamePredictingModel, None)
+    strategy = STRATEGY | {"timeout": 30.0}
+    got = pool.run(users.predict, users.NamePredictingModel, strategy, 3, num_ranks=3)[0]
+    assert [array.tolist() for array in got] == [array.tolist() for array in expected]
+
+
+def assert_alike(got: Any, want: Any, place: str = "predictions") -> None:
+    """Same types, same structure, and the same numbers up to rounding."""
+    assert type(got) is type(want), place
+    if isinstance(want, dict):
+        assert got.keys() == want.keys(), place
+        for key in want:
+            assert_alike(got[key], want[key], f"{place}[{key!r}]")
+    elif isinstance(want, list | tuple):
+        assert len(got) == len(want), place
+        for index, (a, b) in enumerate(zip(got, want)):
+            assert_alike(a, b, f"{place}[{index}]")
+    elif isinstance(want, torch.Tensor | np.ndarray):
+        assert got.dtype == want.dtype and got.shape == want.shape, place
+        torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), msg=place)
+    elif isinstance(want, float):
+        assert got == pytest.approx(want), place
+    else:
+        assert got == want, place
+
+
+def test_logged_elements_numpy_numbers_and_means_over_tokens(pool: WorkerPool) -> None:
+    data = DataSpec(num_samples=21, num_inputs=2, dtype="float32")
+    training = Training(users.TokenLogModel, data, num_steps=7)
+    results = assert_equal_training(pool, training, num_ranks=3, **STRATEGY)
+    assert {"one_element_epoch", "numpy64_step", "numpy32", "per_token_epoch"} <= set(
+        results[1].final_metrics
+    )
+
+
+# Models ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_batch_norm_with_whole_batches(pool: WorkerPool, tmp_path: Path, num_ranks: int) -> None:
+    path = str(tmp_path / "norm.ckpt")
+    training = Training(users.BatchNormModel, DataSpec(num_samples=21), num_steps=8, save_as=path)
+    expected = train_one_device(training).weights
+    results = assert_equal_training(pool, training, num_ranks=num_ranks, num_microbatches=1)
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    for found in (results[0].weights, saved):
+        assert not weight_differences(found, expected, 1e-14)
+        for name in ("first.1", "third.0"):
+            assert int(found[f"{name}.num_batches_tracked"]) == 8
+            assert float(found[f"{name}.running_mean"].abs().max()) > 0
+
+
+def test_sequences_of_another_length_in_every_batch(pool: WorkerPool) -> None:
+    data = users.SequenceData(num_samples=61)
+    lengths = [inputs[0].shape[1] for inputs, _ in data.loader()]
+    assert len(set(lengths)) >= 4, lengths
+    training = Training(users.SequenceModel, data, num_steps=12)
+    assert_equal_training(pool, training, num_ranks=3, num_microbatches=4)
