@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,6 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, Precision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -43,6 +42,11 @@ from lightning_gpp.strategy.pipeline import (
     Settings,
 )
 from lightning_gpp.strategy.precision import pipeline_precision
+from lightning_gpp.strategy.refusals import (
+    check_name,
+    refuse_averaging,
+    refuse_manual_optimization,
+)
 from lightning_gpp.strategy.report import describe_pipeline
 from lightning_gpp.strategy.session import Session
 
@@ -98,8 +102,8 @@ class GraphPipeStrategy(ParallelStrategy):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
-        _check_name("schedule", schedule, SCHEDULES)
-        _check_name("planner", planner, PLANNERS)
+        check_name("schedule", schedule, SCHEDULES)
+        check_name("planner", planner, PLANNERS)
         if num_microbatches is not None and num_microbatches < 1:
             raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
         if timeout <= 0:
@@ -184,12 +188,8 @@ class GraphPipeStrategy(ParallelStrategy):
         module, session = self._module(), self._open_session()
         self.model = self.precision_plugin.convert_module(self.model)
         if trainer.state.fn == TrainerFn.FITTING:
-            if not module.automatic_optimization:
-                raise NotImplementedError(
-                    "manual optimization does not work with the graphpipe strategy yet; let "
-                    "training_step return the loss (automatic_optimization = True)"
-                )
-            _refuse_averaging(trainer)
+            refuse_manual_optimization(module)
+            refuse_averaging(trainer)
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         _ignore_sync_dist_advice()
@@ -386,15 +386,6 @@ START_METHODS: dict[str, StartMethod] = {
 """Registered strategy names and how each starts its processes."""
 
 
-def _refuse_averaging(trainer: pl.Trainer) -> None:
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
-            raise NotImplementedError(
-                f"{type(callback).__name__} averages all weights on every rank, but a rank holds "
-                "only those of its stages; the graphpipe strategy does not support it yet"
-            )
-
-
 def _ignore_sync_dist_advice() -> None:
     """Silences Lightning's advice to reduce logged values: they are equal on all ranks already."""
     warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
@@ -402,8 +393,3 @@ def _ignore_sync_dist_advice() -> None:
 
 def _plain(optimizer: Optimizer) -> Optimizer:
     return optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
-
-
-def _check_name(what: str, name: str, known: Mapping[str, Any]) -> None:
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}; known {what}s: {', '.join(known)}")
