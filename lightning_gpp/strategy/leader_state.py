@@ -29,12 +29,16 @@ class LeaderState:
     Args:
         module: the LightningModule.
         optimizers: its optimizers.
+
+    Attributes:
+        elsewhere: names of the buffers that other ranks hold; rank 0 must not change them.
     """
 
     def __init__(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         self._module = module
         self._optimizers = optimizers
         self._changes: State = {}
+        self.elsewhere: frozenset[str] = frozenset()
 
     @contextlib.contextmanager
     def watching(self, what: str) -> Iterator[None]:
@@ -48,12 +52,22 @@ class LeaderState:
         for name, version in self._versions().items():
             if versions.get(name, version) != version:
                 raise RuntimeError(
-                    f"{what} changed the parameter {name!r}, but runs on rank 0 only, which does "
-                    "not hold all of the model. Change weights in a hook that runs on every rank "
-                    "(on_before_zero_grad, optimizer_step) or in a callback."
+                    f"{what} changed the parameter or buffer {name!r}, but runs on rank 0 only, "
+                    "which does not hold all of the model. Change weights in a hook that runs "
+                    "on every rank (on_before_zero_grad, optimizer_step) or in a callback."
                 )
         after = self._state()
         self._changes = {key: value for key, value in after.items() if before.get(key) != value}
+
+    @contextlib.contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Rank 0: takes back what its body changes; for rehearsals of the user's step."""
+        before = self._state()
+        try:
+            yield
+        finally:
+            after = self._state()
+            self.apply({key: value for key, value in before.items() if after.get(key) != value})
 
     def take_changes(self) -> State:
         """Rank 0: what changed since the last call; to be sent."""
@@ -98,7 +112,12 @@ class LeaderState:
         return state
 
     def _versions(self) -> dict[str, int]:
-        return {name: p._version for name, p in self._module.named_parameters()}
+        versions = {name: p._version for name, p in self._module.named_parameters()}
+        return versions | {
+            name: buffer._version
+            for name, buffer in self._module.named_buffers()
+            if name in self.elsewhere
+        }
 
 
 _MAX_GROUPS = 1 << 20

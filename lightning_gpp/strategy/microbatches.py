@@ -114,10 +114,11 @@ def _walk(
 
 
 def _is_per_sample(items: Sequence[Any], num_samples: int) -> bool:
-    """Whether a list holds one item per sample, and is no list of fields."""
+    """Whether a list holds one item per sample, and is no list of batched fields."""
     if len(items) != num_samples or hasattr(items, "_fields"):
         return False
-    return not any(_first_size(part) == num_samples for part in items)
+    sizes = {_first_size(part) for part in items}
+    return not (num_samples in sizes and sizes <= {num_samples, None})
 
 
 def _first_size(item: Any) -> int | None:

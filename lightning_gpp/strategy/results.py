@@ -6,8 +6,10 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 
 def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "result") -> Any:
@@ -31,10 +33,8 @@ def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "
     {'ids': ['a', 'b', 'c']}
     """
     first = results[0]
-    if isinstance(first, Tensor):
-        results = [result.detach() for result in results]
     if len(results) == 1:
-        return results[0]
+        return pytree.tree_map_only(Tensor, Tensor.detach, first)
     if isinstance(first, Mapping):
         if any(result.keys() != first.keys() for result in results):
             raise ValueError(f"{place}: the micro-batches returned different keys")
@@ -43,8 +43,12 @@ def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "
             for key in first
         }
     if isinstance(first, Tensor):
-        return _combine_tensors(results, sizes, place)
-    if hasattr(first, "__array__") and getattr(first, "ndim", 0) > 0:
+        return _combine_tensors([result.detach() for result in results], sizes, place)
+    if isinstance(first, np.ndarray):
+        if first.ndim == 0:
+            return np.asarray(combine_results([r.item() for r in results], sizes, place))
+        if all(len(r) == size for r, size in zip(results, sizes, strict=True)):
+            return np.concatenate(results)
         return _combine_tensors([torch.as_tensor(r) for r in results], sizes, place).numpy()
     if isinstance(first, list) and _are_per_sample(results, sizes):
         return [item for result in results for item in result]

@@ -128,12 +128,15 @@ class Session:
         if self.pipeline is None:
             units = self._unit_sizes(num_samples)
             boundary = self._boundary(name, step, cut_batch(copy_tensors(batch), units), units)
-            self._build(first_call(self.module, boundary), len(units))
+            with self.leader_state.preserved():
+                call = first_call(self.module, boundary)
+            self._build(call, len(units))
         assert self.pipeline is not None
         self.pipeline.captured.check_reads()
         if is_first:
             self._has_trained = True
-            self._lead_loss_check(step, batch, num_samples)
+            with self.leader_state.preserved():
+                self._lead_loss_check(step, batch, num_samples)
         units = self._unit_sizes(num_samples)
         self.control.tell(units)
         sizes = self.pipeline.step_sizes(units)
@@ -241,6 +244,7 @@ class Session:
         # A smaller batch is cut into fewer micro-batches, not into smaller ones.
         count = min(asked, num_samples, -(-num_samples // -(-full // asked)))
         at_a_time = 1 if self.pipeline is None else self.pipeline.largest_multiple
+        count = max(count, min(at_a_time, num_samples))
         if count < at_a_time:
             raise ValueError(
                 f"a mini-batch of {num_samples} samples is smaller than the {at_a_time} "
@@ -277,6 +281,8 @@ class Session:
         pipeline.partition.spread()
         share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
         self._stash = GradientStash(held)
+        holders = pipeline.partition.owners.holders
+        self.leader_state.elsewhere = frozenset(n for n, ranks in holders.items() if ranks != (0,))
         self.pipeline = pipeline
         if self.on_built is not None:
             self.on_built(pipeline, num_microbatches)

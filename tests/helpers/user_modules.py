@@ -39,7 +39,8 @@ class HandMadeRateModel(ExportableModel):
             self.set_rate(0.05 / (1 + self.global_step))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        if "training_step" in self.where:
+        late = "training_step later" in self.where and self.global_step > 0
+        if "training_step" in self.where or late:
             self.set_rate(0.03 / (1 + self.global_step))
         loss = super().training_step(batch, batch_idx)
         if "training_step after forward" in self.where:
@@ -292,9 +293,7 @@ class TokenLogModel(ExportableModel):
         self.log("numpy32", np.float32(mean), on_step=False, on_epoch=True)
         tokens = 1 + (inputs[0][:, 0] > 0).long() * 3
         per_token = (output.detach().mean(1) * tokens).sum() / tokens.sum()
-        self.log(
-            "per_token", per_token, batch_size=int(tokens.sum()), on_step=True, on_epoch=True
-        )
+        self.log("per_token", per_token, batch_size=int(tokens.sum()), on_step=True, on_epoch=True)
         return loss
 
 
