@@ -20,6 +20,8 @@ SKIPPED_MESSAGES = (
     "💡 Tip: For seamless",
     # One line per process; "All distributed processes registered" follows.
     "Initializing distributed: GLOBAL_RANK",
+    # It would tear the progress bar, which shows the same.
+    "`Trainer.fit` stopped: `max_epochs=",
 )
 """Beginnings of Lightning's messages that are left out."""
 

@@ -221,6 +221,8 @@ def _notes(run: DryRun, profile: Profile, optimizer_values: int) -> str:
             "Parameters: bytes (tensors); one that several stages share counts in each of them.",
             f"Memory: parameters, gradients, optimizer state ({optimizer} per trained parameter),",
             "        activations of the micro-batches in flight.",
+            "In flight: micro-batches between forward and backward at the peak.",
+            "Feed: arguments of forward, sent by the rank that reads the data (the last stage's).",
         )
     )
 

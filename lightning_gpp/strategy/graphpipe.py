@@ -17,7 +17,7 @@ from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, Precision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -47,7 +47,7 @@ from lightning_gpp.strategy.refusals import (
     refuse_averaging,
     refuse_manual_optimization,
 )
-from lightning_gpp.strategy.report import describe_pipeline
+from lightning_gpp.strategy.report import describe_pipeline, show
 from lightning_gpp.strategy.session import Session
 
 log = logging.getLogger(__name__)
@@ -254,7 +254,7 @@ class GraphPipeStrategy(ParallelStrategy):
         """Keeps the plan and prints it once, where a person looks."""
         self.plan, self.stage_graph = pipeline.plan, pipeline.stages
         if self.is_global_zero:
-            rank_zero_info(describe_pipeline(pipeline, num_microbatches))
+            show(describe_pipeline(pipeline, num_microbatches))
 
     # Data ------------------------------------------------------------------------------------
 

@@ -57,6 +57,34 @@ def microbatch_sizes(num_samples: int, num_microbatches: int) -> list[int]:
     return [small + (index < extra) for index in range(num_microbatches)]
 
 
+def unit_sizes(num_samples: int, *, full: int, asked: int, at_a_time: int) -> list[int]:
+    """Samples of each of the smallest micro-batches of one mini-batch.
+
+    A full mini-batch is cut into as many as asked; a smaller one, such as the last of an epoch,
+    into fewer of about the same size.
+
+    Args:
+        num_samples: of this mini-batch.
+        full: of a full one; at least ``num_samples``.
+        asked: micro-batches of a full one.
+        at_a_time: the number must be a multiple of this, the most that a stage takes at a time.
+
+    Raises:
+        ValueError: there are fewer samples than that.
+
+    >>> unit_sizes(8, full=8, asked=4, at_a_time=1), unit_sizes(5, full=8, asked=4, at_a_time=1)
+    ([2, 2, 2, 2], [2, 2, 1])
+    """
+    count = min(asked, num_samples, -(-num_samples // max(1, full // asked)))
+    count = max(count, min(at_a_time, num_samples))
+    if count < at_a_time:
+        raise ValueError(
+            f"a mini-batch of {num_samples} samples is smaller than the {at_a_time} micro-batches "
+            "that a stage of the plan takes at a time; drop small last batches (drop_last=True)"
+        )
+    return microbatch_sizes(num_samples, count - count % at_a_time)
+
+
 def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     """Cuts a batch into consecutive micro-batches of the given sizes.
 

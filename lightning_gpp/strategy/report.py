@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from tqdm.auto import tqdm
+
 from lightning_gpp.planner import describe_plan
 from lightning_gpp.strategy.pipeline import Pipeline
 
@@ -15,3 +18,9 @@ def describe_pipeline(pipeline: Pipeline, num_microbatches: int) -> str:
         num_microbatches=num_microbatches,
         schedule=pipeline.settings.schedule,
     )
+
+
+def show(text: str) -> None:
+    """Prints on rank 0, between progress bars instead of into them."""
+    with tqdm.external_write_mode():
+        rank_zero_info(text)

@@ -25,7 +25,7 @@ from lightning_gpp.strategy.microbatches import (
     batch_size,
     copy_tensors,
     cut_batch,
-    microbatch_sizes,
+    unit_sizes,
 )
 from lightning_gpp.strategy.optimizers import PartialOptimizer
 from lightning_gpp.strategy.pipeline import (
@@ -239,19 +239,12 @@ class Session:
 
     def _unit_sizes(self, num_samples: int) -> list[int]:
         """Samples of each of the smallest micro-batches of a mini-batch."""
-        asked = self.settings.num_microbatches or 2 * dist.get_world_size()
-        full = max(self._full_batch, num_samples)
-        # A smaller batch is cut into fewer micro-batches, not into smaller ones.
-        count = min(asked, num_samples, -(-num_samples // -(-full // asked)))
-        at_a_time = 1 if self.pipeline is None else self.pipeline.largest_multiple
-        count = max(count, min(at_a_time, num_samples))
-        if count < at_a_time:
-            raise ValueError(
-                f"a mini-batch of {num_samples} samples is smaller than the {at_a_time} "
-                "micro-batches that a stage of the plan takes at a time; drop small last batches "
-                "(drop_last=True)"
-            )
-        return microbatch_sizes(num_samples, count - count % at_a_time)
+        return unit_sizes(
+            num_samples,
+            full=max(self._full_batch, num_samples),
+            asked=self.settings.num_microbatches or 2 * dist.get_world_size(),
+            at_a_time=1 if self.pipeline is None else self.pipeline.largest_multiple,
+        )
 
     def _build(self, call: ForwardCall | None, num_microbatches: int) -> None:
         """Captures, plans, partitions. Rank 0 gives the example and the number."""

@@ -11,7 +11,12 @@ from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool
 
-from lightning_gpp.strategy.microbatches import batch_size, cut_batch, microbatch_sizes
+from lightning_gpp.strategy.microbatches import (
+    batch_size,
+    cut_batch,
+    microbatch_sizes,
+    unit_sizes,
+)
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -65,3 +70,25 @@ def test_batches_that_cannot_be_cut() -> None:
         batch_size({"n": 3})
     with pytest.raises(TypeError, match=r"batch\[1\] is a set"):
         batch_size([torch.ones(2), {1, 2}])
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "sizes"),
+    [
+        (10, [2, 2, 1, 1, 1, 1, 1, 1]),  # the full batch: as many as asked
+        (9, [2, 1, 1, 1, 1, 1, 1, 1]),
+        (3, [1, 1, 1]),
+    ],
+)
+def test_a_full_batch_gets_as_many_microbatches_as_asked(
+    num_samples: int, sizes: list[int]
+) -> None:
+    assert unit_sizes(num_samples, full=10, asked=8, at_a_time=1) == sizes
+
+
+def test_a_smaller_batch_keeps_the_size_of_microbatches() -> None:
+    # BatchNorm needs more than one sample: 6 of 8 samples make three pairs, not four pieces.
+    assert unit_sizes(6, full=8, asked=4, at_a_time=1) == [2, 2, 2]
+    assert unit_sizes(5, full=8, asked=4, at_a_time=4) == [2, 1, 1, 1]
+    with pytest.raises(ValueError, match="smaller than the 4 micro-batches"):
+        unit_sizes(3, full=8, asked=4, at_a_time=4)
