@@ -54,9 +54,11 @@ _REMOTE = (
 class _LoaderProxy:
     """Forwards attributes to the user's loader, so that Lightning finds samplers and workers."""
 
-    def __init__(self, loader: Any, length: int | None) -> None:
-        self.__dict__["_loader"] = loader
-        self.__dict__["_length"] = length
+    def __init__(
+        self, loader: Any, length: int | None, control: Control, failures: FailureWatch
+    ) -> None:
+        own = {"_loader": loader, "_length": length, "_control": control, "_failures": failures}
+        self.__dict__.update(own)  # everything else is set on the user's loader
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -77,13 +79,6 @@ class _LoaderProxy:
 class LeadingLoader(_LoaderProxy):
     """Rank 0: reads the user's loader and tells the others whether there is another batch."""
 
-    def __init__(
-        self, loader: Any, length: int | None, control: Control, failures: FailureWatch
-    ) -> None:
-        super().__init__(loader, length)
-        self.__dict__["_control"] = control
-        self.__dict__["_failures"] = failures
-
     def __iter__(self) -> Iterator[Any]:
         with self.__dict__["_failures"].guard():
             batches = iter(self.__dict__["_loader"])
@@ -103,13 +98,6 @@ class LeadingLoader(_LoaderProxy):
 
 class FollowingLoader(_LoaderProxy):
     """Other ranks: a placeholder for every batch that rank 0 reads."""
-
-    def __init__(
-        self, loader: Any, length: int | None, control: Control, failures: FailureWatch
-    ) -> None:
-        super().__init__(loader, length)
-        self.__dict__["_control"] = control
-        self.__dict__["_failures"] = failures
 
     def __iter__(self) -> Iterator[Any]:
         control, failures = self.__dict__["_control"], self.__dict__["_failures"]

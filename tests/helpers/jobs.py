@@ -39,7 +39,9 @@ def fit_mixed(where: str, num_ranks: int = 3) -> list[float]:
         data: Any = DataSpec(num_inputs=2).loader().dataset
         loader: DataLoader[Any] = DataLoader(data, 8, collate_fn=modules.mixing_collate)
     else:
-        loader = DataLoader(modules.MixingData(), 8, num_workers=1 if where == "worker" else 0)
+        # Spawned: the pool's processes have run other jobs, and forking such a process is not safe.
+        options = {"num_workers": 1, "multiprocessing_context": "spawn"}
+        loader = DataLoader(modules.MixingData(), 8, **(options if where == "worker" else {}))
     result = Result()
     with quiet():
         trainer = make_trainer(
