@@ -1,0 +1,166 @@
+"""A case of the conformance table, and the bench it runs on."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning.pytorch as lp
+from conformance.modules import CaseData, CaseModule
+from helpers.training import MemoryLogger, make_trainer, quiet, real_tensors
+
+TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table. Everything in it is made anew by every rank.
+
+    Attributes:
+        name: unique in its table; part of the test's name.
+        trainer: arguments of the Trainer beside the silent defaults; two epochs unless said
+            otherwise.
+        module: makes the LightningModule (float64, so that rounding does not show).
+        data: makes the loaders by Trainer argument, or ``{"datamodule": ...}``. The bench picks
+            what each call takes.
+        callbacks: makes further callbacks.
+        script: what is done on the bench; by default one ``fit``.
+        strategy: arguments of the strategy beside ``num_microbatches=4``.
+        tolerance: of numbers, relative.
+    """
+
+    name: str
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    module: Callable[[], lp.LightningModule] = CaseModule
+    data: Callable[[], Mapping[str, Any]] = CaseData().arguments
+    callbacks: Callable[[], list[lp.Callback]] = list
+    script: Callable[[Bench], None] = lambda bench: bench.fit()
+    strategy: Mapping[str, Any] = field(default_factory=dict)
+    tolerance: float = 1e-9
+
+
+@dataclass
+class Noted:
+    """What a run of a case noted on one rank; see the package's docstring."""
+
+    everywhere: dict[str, Any] = field(default_factory=dict)
+    on_rank_0: dict[str, Any] = field(default_factory=dict)
+
+
+class Bench:
+    """Where a case runs: a module, a Trainer, and notes of every call on it.
+
+    Args:
+        case: which.
+        num_ranks: ranks of the pipeline; None for one plain device.
+        folder: of the Trainer; the same on all ranks.
+
+    Attributes:
+        module: the LightningModule.
+        trainer: the Trainer; :meth:`new_trainer` makes another.
+        data: the case's data.
+        everywhere: notes that must be the same on every rank.
+        on_rank_0: notes of rank 0.
+        folder: of the Trainer.
+    """
+
+    def __init__(self, case: Case, num_ranks: int | None, folder: str) -> None:
+        self.case, self.num_ranks, self.folder = case, num_ranks, folder
+        self.everywhere: dict[str, Any] = {}
+        self.on_rank_0: dict[str, Any] = {}
+        self.module = case.module().double()
+        self.data = dict(case.data())
+        self.trainer = self.new_trainer()
+
+    def new_trainer(self, **arguments: Any) -> lp.Trainer:
+        """Another Trainer with the case's arguments, changed by these."""
+        options: dict[str, Any] = {
+            "default_root_dir": self.folder,
+            "logger": MemoryLogger(),
+            "max_epochs": 2,
+            "callbacks": self.case.callbacks(),
+        }
+        strategy = None
+        if self.num_ranks is not None:
+            strategy = {"num_microbatches": 4, "timeout": TIMEOUT_S} | dict(self.case.strategy)
+        options |= dict(self.case.trainer) | arguments
+        self.trainer = make_trainer(strategy, self.num_ranks or 1, **options)
+        return self.trainer
+
+    def fit(self, **arguments: Any) -> None:
+        """Trains; notes weights, metrics and counters."""
+        loaders = self._pick("train_dataloaders", "val_dataloaders")
+        self.trainer.fit(self.module, **(loaders | arguments))
+        self._note("fit", weights=real_tensors(self.module))
+
+    def validate(self, **arguments: Any) -> None:
+        """Validates; notes what it returns, too."""
+        loaders = self._pick(dataloaders="val_dataloaders")
+        returned = self.trainer.validate(self.module, **({"verbose": False} | loaders | arguments))
+        self._note("validate", returned)
+
+    def test(self, **arguments: Any) -> None:
+        """Tests; notes what it returns, too."""
+        loaders = self._pick(dataloaders="test_dataloaders")
+        returned = self.trainer.test(self.module, **({"verbose": False} | loaders | arguments))
+        self._note("test", returned)
+
+    def predict(self, **arguments: Any) -> None:
+        """Predicts; notes the predictions of rank 0."""
+        loaders = self._pick(dataloaders="predict_dataloaders")
+        returned = self.trainer.predict(self.module, **(loaders | arguments))
+        self._note("predict", predictions=returned)
+
+    def _pick(self, *names: str, **renamed: str) -> dict[str, Any]:
+        if "datamodule" in self.data:
+            return {"datamodule": self.data["datamodule"]}
+        wanted = {name: name for name in names} | renamed
+        return {key: self.data[name] for key, name in wanted.items() if name in self.data}
+
+    def _note(self, call: str, returned: Any = None, **on_rank_0: Any) -> None:
+        name = f"{len(self.everywhere)} {call}"
+        trainer, fit = self.trainer, self.trainer.fit_loop
+        self.everywhere[name] = {
+            "returned": returned,
+            "metrics": {key: float(value) for key, value in trainer.callback_metrics.items()},
+            "global_step": trainer.global_step,
+            "epoch": trainer.current_epoch,
+            "batches": fit.epoch_loop.total_batch_idx if call == "fit" else None,
+            "should_stop": trainer.should_stop,
+        }
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "record"):
+                self.everywhere[name][type(callback).__name__] = dict(callback.record)
+        rows = getattr(trainer.logger, "rows", None)
+        self.on_rank_0[name] = on_rank_0 | {"logged": None if rows is None else list(rows)}
+
+
+def perform(case: Case, num_ranks: int | None, folder: str) -> Noted:
+    """Runs a case as this process's rank, or on one plain device."""
+    with quiet():
+        bench = Bench(case, num_ranks, folder)
+        case.script(bench)
+    return Noted(bench.everywhere, bench.on_rank_0)
+
+
+def cases_of(table: str) -> Sequence[Case]:
+    """The cases of a table, ``"cases_loops"`` for example."""
+    cases: Sequence[Case] = importlib.import_module(f"conformance.{table}").CASES
+    return cases
+
+
+def run_cases(
+    table: str, names: Sequence[str], num_ranks: int | None, folder: str
+) -> tuple[list[Noted], str | None]:
+    """Runs cases one after the other, up to the first that fails; returns its traceback, too."""
+    cases = {case.name: case for case in cases_of(table)}
+    found: list[Noted] = []
+    for index, name in enumerate(names):
+        try:
+            found.append(perform(cases[name], num_ranks, f"{folder}/{index}"))
+        except Exception:  # whatever it is, the test shows it
+            return found, traceback.format_exc()
+    return found, None

@@ -1,0 +1,79 @@
+"""Runs the selected cases of a table together, once per number of ranks."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # worker processes import ``conformance`` too
+
+from conformance.case import Case, Noted, run_cases  # noqa: E402
+from helpers.workers import WorkerError, WorkerPool  # noqa: E402
+
+SECONDS_PER_CASE = 15.0
+
+
+@dataclass
+class Table:
+    """What the selected cases of one table noted, by number of ranks."""
+
+    name: str
+    cases: list[Case] = field(default_factory=list)
+    notes: dict[int, dict[str, list[Noted]]] = field(default_factory=dict)
+    errors: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    def on_ranks(self, pool: WorkerPool, case: Case, num_ranks: int) -> list[Noted]:
+        """What every rank noted; the first question runs all cases."""
+        if num_ranks not in self.notes:
+            self._run(pool, num_ranks)
+        if case.name in self.errors[num_ranks]:
+            raise WorkerError(self.errors[num_ranks][case.name])
+        return self.notes[num_ranks][case.name]
+
+    def _run(self, pool: WorkerPool, num_ranks: int) -> None:
+        notes = self.notes[num_ranks] = {}
+        errors = self.errors[num_ranks] = {}
+        left = list(self.cases)
+        while left:
+            with tempfile.TemporaryDirectory() as folder:
+                limit_s = SECONDS_PER_CASE * (2 + len(left))
+                names = [case.name for case in left]
+                arguments = (self.name, names, num_ranks, folder)
+                ranks = pool.run(run_cases, *arguments, num_ranks=num_ranks, limit_s=limit_s)
+            done = min(len(found) for found, _ in ranks)
+            for index, case in enumerate(left[:done]):
+                notes[case.name] = [found[index] for found, _ in ranks]
+            texts = [text for _, text in ranks if text]
+            if texts:  # the processes are not as new after a failure
+                errors[left[done].name] = "\n".join(texts)
+                pool.close_workers()
+            left = left[done + bool(texts) :]
+
+
+@pytest.fixture(scope="session")
+def tables() -> dict[str, Table]:
+    """The tables of this run by module name."""
+    return {}
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest, tables: dict[str, Table]) -> Callable[[str], Table]:
+    """A table by name, with the cases that pytest selected."""
+
+    def find(name: str) -> Table:
+        if name not in tables:
+            items = [getattr(item, "callspec", None) for item in request.session.items]
+            chosen = {
+                spec.params["case"].name: spec.params["case"]
+                for spec in items
+                if spec is not None and spec.params.get("name") == name
+            }
+            tables[name] = Table(name, list(chosen.values()))
+        return tables[name]
+
+    return find

@@ -1,0 +1,49 @@
+"""Every case of the tables: one plain device, 2 and 4 ranks, the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conformance.case import Case, Noted, cases_of, perform
+from conformance.conftest import Table
+from helpers.alike import differences
+from helpers.workers import WorkerPool
+
+pytestmark = pytest.mark.timeout(400)
+
+TABLES = ("cases_loops",)
+ROWS = [
+    pytest.param(name, case, id=f"{name.removeprefix('cases_')}: {case.name}")
+    for name in TABLES
+    for case in cases_of(name)
+]
+_expected: dict[tuple[str, str], Noted] = {}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4], ids="{} ranks".format)
+@pytest.mark.parametrize(("name", "case"), ROWS)
+def test_as_on_one_device(
+    pool: WorkerPool,
+    table: Callable[[str], Table],
+    name: str,
+    case: Case,
+    num_ranks: int,
+    tmp_path: Path,
+) -> None:
+    found = table(name).on_ranks(pool, case, num_ranks)
+    if (name, case.name) not in _expected:
+        _expected[name, case.name] = perform(case, None, str(tmp_path))
+    expected = _expected[name, case.name]
+    assert expected.everywhere, "the case notes nothing"
+    lines = differences(found[0].on_rank_0, expected.on_rank_0, "rank 0", case.tolerance)
+    for rank, noted in enumerate(found):
+        lines += differences(noted.everywhere, expected.everywhere, f"rank {rank}", case.tolerance)
+    shown = "\n  ".join(lines[:25])
+    assert not lines, f"{len(lines)} differences from one device:\n  {shown}"
+
+
+def test_names_are_unique() -> None:
+    names = [row.id for row in ROWS]
+    assert len(set(names)) == len(names)
