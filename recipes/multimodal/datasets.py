@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from .data import FloatArray, IntArray, MultiViewArrays, MultiViewData
+from ..scale import FloatArray
+from ..split import IntArray
+from .data import MultiViewArrays, MultiViewData
 
 NUM_DIGITS = 10
 
@@ -29,7 +30,7 @@ class MultipleFeatures(MultiViewData):
 
     #: Fourier coefficients, profile correlations, Karhunen-Loève coefficients, morphology,
     #: pixel averages, Zernike moments.
-    VIEW_SIZES: Mapping[str, int] = MappingProxyType(
+    VIEW_SIZES = MappingProxyType(
         {
             "fou": 76,
             "fac": 216,
@@ -39,20 +40,11 @@ class MultipleFeatures(MultiViewData):
             "zer": 47,
         }
     )
+    NUM_CLASSES = NUM_DIGITS
 
     def __init__(self, root: str | Path, **options: Any) -> None:
         super().__init__(**options)
         self.root = Path(root)
-
-    @property
-    def view_sizes(self) -> Mapping[str, int]:
-        """Number of features of each view."""
-        return self.VIEW_SIZES
-
-    @property
-    def num_classes(self) -> int:
-        """Ten digits."""
-        return NUM_DIGITS
 
     def read(self) -> MultiViewArrays:
         """Reads the six files.
@@ -84,7 +76,7 @@ class Digits(MultiViewData):
     transform (which do not see where the digit stands), and statistics of the four quadrants.
     """
 
-    VIEW_SIZES: Mapping[str, int] = MappingProxyType(
+    VIEW_SIZES = MappingProxyType(
         {
             "pixels": 64,
             "profiles": 32,
@@ -92,16 +84,7 @@ class Digits(MultiViewData):
             "quadrants": 16,
         }
     )
-
-    @property
-    def view_sizes(self) -> Mapping[str, int]:
-        """Number of features of each view."""
-        return self.VIEW_SIZES
-
-    @property
-    def num_classes(self) -> int:
-        """Ten digits."""
-        return NUM_DIGITS
+    NUM_CLASSES = NUM_DIGITS
 
     def read(self) -> MultiViewArrays:
         """Computes the views from the images that scikit-learn ships."""

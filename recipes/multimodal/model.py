@@ -88,7 +88,7 @@ class MultimodalClassifier(LightningModule):
     @classmethod
     def for_data(cls, data: MultiViewData, **options: float) -> MultimodalClassifier:
         """The classifier for the views and classes of ``data``."""
-        return cls(data.view_sizes, data.num_classes, **options)  # type: ignore[arg-type]
+        return cls(data.VIEW_SIZES, data.NUM_CLASSES, **options)  # type: ignore[arg-type]
 
     def forward(self, views: Mapping[str, Tensor]) -> Tensor:
         """Logits of a batch of samples."""

@@ -47,7 +47,7 @@ def test_choice_composes_and_instantiates(choice: str, monkeypatch: pytest.Monke
     data = instantiate(config.data)
     module = instantiate(config.recipe.module, data)
     assert isinstance(module, MultimodalClassifier)
-    assert list(module.encoders) == list(data.view_sizes)
+    assert list(module.encoders) == list(data.VIEW_SIZES)
 
 
 def test_the_root_selects_the_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ import torch
 from mfeat_files import write_mfeat, write_view
 
 from lightning_gpp.recipes.multimodal import Digits, MultipleFeatures, multimodal_data
-from lightning_gpp.recipes.multimodal.data import Scale, stratified_split
 from lightning_gpp.recipes.multimodal.datasets import digit_views
+from lightning_gpp.recipes.scale import Scale
+from lightning_gpp.recipes.split import stratified_split
 
 DATA_ROOT = os.environ.get("LIGHTNING_GPP_DATA")
 LABELS = np.arange(40) % 10
@@ -147,9 +148,9 @@ def test_scale_comes_from_the_training_samples(root: Path) -> None:
     data.setup()
     assert data.train_set is not None
     assert data.validation_set is not None
-    for name in data.view_sizes:
+    for name in data.VIEW_SIZES:
         assert torch.allclose(data.train_set.views[name].mean(dim=0), torch.tensor(0.0), atol=1e-5)
-        assert data.validation_set.views[name].shape == (10, data.view_sizes[name])
+        assert data.validation_set.views[name].shape == (10, data.VIEW_SIZES[name])
 
 
 def test_digit_views_of_one_bright_pixel() -> None:
