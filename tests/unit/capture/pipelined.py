@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +17,37 @@ from lightning_gpp.capture.structure import flatten
 from lightning_gpp.graph import ModelGraph
 
 Stages = Sequence[Sequence[str]]
+
+
+def data(*shape: int, grad: bool = False) -> Tensor:
+    """Normal random numbers."""
+    return torch.randn(*shape, requires_grad=grad)
+
+
+def only(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switches the other tracer off."""
+    from lightning_gpp.capture import attempts
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("switched off for this test")
+
+    other = "trace_concretely" if method == "torch.fx" else "trace_symbolically"
+    monkeypatch.setattr(attempts, other, refuse)
+
+
+def run_whole(captured: CapturedModel, *args: Any, **kwargs: Any) -> Any:
+    """What the captured graph returns, run as one stage in the mode of its module."""
+    inputs, graph = captured.inputs(args, kwargs), captured.graph
+    stage = captured.stage([o.name for o in graph], list(inputs), graph.outputs)
+    values = stage(list(inputs.values()), training=captured.module.training)
+    return captured.output(dict(zip(graph.outputs, values, strict=True)))
+
+
+def assert_same_on(captured: CapturedModel, *args: Any, **kwargs: Any) -> None:
+    """Compares the captured graph with the module on other arguments than those of the capture."""
+    torch.testing.assert_close(
+        run_whole(captured, *args, **kwargs), captured.module(*args, **kwargs)
+    )
 
 
 def random_stages(graph: ModelGraph, rng: random.Random, *, in_order: bool = False) -> Stages:
@@ -51,7 +83,9 @@ def run_stages(
     found: dict[int, Tensor] = {}
     sources = dict(module.named_parameters())
     for sent, received, made in reversed(tape):
-        roots = [leaf for leaf in _tensors(made) if leaf.requires_grad and id(leaf) in gradients]
+        # two values may be one tensor; its gradient is in the table once
+        different = {id(leaf): leaf for leaf in _tensors(made) if leaf.requires_grad}
+        roots = [leaf for key, leaf in different.items() if key in gradients]
         wanted = [leaf for leaf in _tensors(received) if leaf.requires_grad]
         leaves = [item for item in [*wanted, *sources.values()] if item.requires_grad]
         if not roots or not leaves:

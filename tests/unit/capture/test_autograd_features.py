@@ -1,0 +1,74 @@
+"""Custom autograd functions, checkpointing and autocast inside of forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pipelined import assert_partitions_exact, data, only
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = Straight.apply(self.a(x))
+        with torch.no_grad():
+            target = self.b(h).softmax(1)
+        return (self.b(h) * target).sum(1)
+
+
+def test_custom_autograd_function_and_no_grad_regions() -> None:
+    captured = assert_partitions_exact(Custom(), data(4, 4))
+    assert captured.method == "concrete"
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant, self.a, self.b = reentrant, nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(
+            lambda h: self.b(self.a(h).relu()), x, use_reentrant=self.reentrant
+        )
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_parts_are_looked_into(reentrant: bool) -> None:
+    captured = assert_partitions_exact(Checkpointed(reentrant), data(4, 4, grad=True))
+    assert len(captured.graph) == 3
+
+
+class Autocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            h = self.a(x) @ self.b.weight
+        return self.b(h.float())
+
+
+@pytest.mark.parametrize("method", ["torch.fx", "concrete"])
+def test_autocast_inside_of_forward(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(method, monkeypatch)
+    captured = assert_partitions_exact(Autocast(), data(4, 4))
+    assert captured.graph.values["a"].tensors[0].dtype == "bfloat16"
