@@ -24,13 +24,14 @@ from torch import Tensor
 
 from lightning_gpp.runtime.header import (
     FIRST_BYTES,
-    Header,
-    decode_data,
+    data_in,
     decode_first,
     encode_first,
     goodbye,
+    is_goodbye,
     shapes_that_follow,
 )
+from lightning_gpp.runtime.message import Description
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.transport import Mailbox, Tag, TransportError
 
@@ -206,18 +207,15 @@ class ProcessGroupTransport:
             while True:
                 first = torch.empty(FIRST_BYTES, dtype=torch.uint8)
                 self._receive_into(first, peer, self._groups.headers, _FIRST_TAG)
+                if is_goodbye(first):
+                    break
                 shapes = None
                 if count := shapes_that_follow(first):
                     shapes = torch.empty(count, dtype=torch.int64)
                     self._receive_into(shapes, peer, self._groups.headers, _DATA_TAG)
-                header = decode_first(first, shapes)
-                if header.is_goodbye:
-                    break
-                if header.data_offset:
-                    payload = self._to_device(decode_data(first, header))
-                else:
-                    payload = self._receive_payload(peer, header)
-                self._mailbox.put(peer, header.tag, payload)
+                message = decode_first(first, shapes)
+                payload = data_in(first, message) or self._receive_payload(peer, message)
+                self._mailbox.put(peer, message.tag, self._to_device(payload))
             self._mailbox.lose(peer, "it closed its transport")
         except RuntimeError as error:
             if not self._closing:
@@ -227,16 +225,16 @@ class ProcessGroupTransport:
         payload.tensors = [t if t is None else t.to(self._device) for t in payload.tensors]
         return payload
 
-    def _receive_payload(self, peer: int, header: Header) -> Payload:
+    def _receive_payload(self, peer: int, message: Description) -> Payload:
         structure = None
-        if header.structure_bytes >= 0:
-            data = torch.empty(header.structure_bytes, dtype=torch.uint8)
+        if message.structure_bytes >= 0:
+            data = torch.empty(message.structure_bytes, dtype=torch.uint8)
             self._receive_into(data, peer, self._groups.headers, _DATA_TAG)
             structure = data.numpy().tobytes()
         group = self._payload_group(peer, receiving=True)
         wire = torch.device("cpu") if self._groups.stages_through_host else self._device
         tensors: list[Tensor | None] = []
-        for head in header.tensors:
+        for head in message.tensors:
             if head.dtype is None:
                 tensors.append(None)
                 continue
@@ -244,8 +242,8 @@ class ProcessGroupTransport:
             if tensor.numel():
                 self._receive_into(tensor, peer, group, _DATA_TAG)
             tensors.append(tensor)
-        flags = [head.requires_grad for head in header.tensors]
-        return self._to_device(Payload(tensors, flags, structure))
+        flags = [head.requires_grad for head in message.tensors]
+        return Payload(tensors, flags, structure)
 
     def _receive_into(self, tensor: Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> None:
         work = dist.irecv(tensor, peer, group=group, tag=tag)

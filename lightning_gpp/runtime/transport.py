@@ -17,6 +17,14 @@ class TransportError(RuntimeError):
     """A message could not be sent or did not come; the text names peer, message and reason."""
 
 
+def late(source: int, timeout_s: float, purpose: str) -> TransportError:
+    """The error of a wait that took too long."""
+    return TransportError(
+        f"{purpose}: nothing came from rank {source} within {timeout_s:g} s; "
+        "raise `timeout` if the work before it can take longer"
+    )
+
+
 class Transport(Protocol):
     """Moves messages between ranks; knows neither schedules nor models.
 
@@ -79,28 +87,32 @@ class Mailbox:
         Raises:
             TransportError: it did not come in time, or its sender has gone.
         """
-        key = (source, tag)
         deadline = time.monotonic() + timeout_s
         with self._arrived:
-            while True:
-                if self._error is not None:
-                    raise self._error
-                if queue := self._messages.get(key):
-                    payload = queue.popleft()
-                    if not queue:
-                        del self._messages[key]
-                    return payload
-                if source in self._lost:
-                    raise TransportError(
-                        f"{purpose}: rank {source} has gone ({self._lost[source]})"
-                    )
+            while (payload := self.take(source, tag, purpose)) is None:
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
-                    raise TransportError(
-                        f"{purpose}: nothing came from rank {source} within {timeout_s:g} s; "
-                        "raise `timeout` if the work before it can take longer"
-                    )
+                    raise late(source, timeout_s, purpose)
                 self._arrived.wait(remaining_s)
+            return payload
+
+    def take(self, source: int, tag: Tag, purpose: str) -> Payload | None:
+        """Takes a message out; None where it has not come yet.
+
+        Raises:
+            TransportError: its sender has gone.
+        """
+        with self._arrived:
+            if self._error is not None:
+                raise self._error
+            if queue := self._messages.get((source, tag)):
+                payload = queue.popleft()
+                if not queue:
+                    del self._messages[source, tag]
+                return payload
+            if source in self._lost:
+                raise TransportError(f"{purpose}: rank {source} has gone ({self._lost[source]})")
+            return None
 
     def lose(self, source: int, reason: str) -> None:
         """Notes that a peer will send nothing more."""

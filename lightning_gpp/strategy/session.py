@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from lightning_gpp.capture.rollback import rollback
 from lightning_gpp.runtime.executor import ActionRecord
 from lightning_gpp.runtime.gradients import GradientStash
-from lightning_gpp.runtime.process_transport import ProcessGroupTransport, TransportGroups
+from lightning_gpp.runtime.open_transport import open_transport
 from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.failure import FailureWatch
@@ -53,8 +53,7 @@ class Session:
     def __init__(self, settings: Settings, device: torch.device, host: str) -> None:
         self.settings = settings
         self.device = device
-        groups = TransportGroups.create("gloo" if device.type == "cpu" else "nccl")
-        self.transport = ProcessGroupTransport(groups, device)
+        self.transport = open_transport(device, settings.timeout_s)
         self.control = Control(self.transport, settings.timeout_s)
         self.failures = FailureWatch(host, self.transport.abort)
         self.pipeline: Pipeline | None = None

@@ -1,4 +1,4 @@
-"""Both transports keep one contract."""
+"""All transports keep one contract."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch.distributed as dist
 import transport_contract as contract
 from helpers.workers import WorkerPool
 
+from lightning_gpp.runtime.open_transport import open_transport
 from lightning_gpp.runtime.process_transport import ProcessGroupTransport, TransportGroups
+from lightning_gpp.runtime.shared_memory_transport import SharedMemoryTransport
 from lightning_gpp.runtime.thread_transport import ThreadHub
 from lightning_gpp.runtime.transport import Transport, TransportError
 
@@ -53,14 +55,19 @@ def test_thread_that_closes_is_missed():
     on_threads(leave, wait)
 
 
+def shared_memory(timeout_s: float = 10) -> SharedMemoryTransport:
+    transport = open_transport(torch.device("cpu"), timeout_s)
+    assert isinstance(transport, SharedMemoryTransport)
+    return transport
+
+
 def run_contract_on_processes() -> None:
     dist.init_process_group("gloo")
+    transport: Transport = shared_memory()
+    check_contract(transport)
+    transport.close()
     transport = ProcessGroupTransport(TransportGroups.create("gloo"), torch.device("cpu"))
-    with pytest.raises(ValueError, match="to itself"):
-        transport.send(contract.pack([]), target=dist.get_rank(), tag=(0, 0, 0, 0))
-    for check in contract.CHECKS:
-        check(transport)
-    dist.barrier()
+    check_contract(transport)
     transport.close()
     # A payload group of its own per direction, as NCCL needs.
     groups = TransportGroups(
@@ -70,10 +77,16 @@ def run_contract_on_processes() -> None:
         stages_through_host=False,
     )
     transport = ProcessGroupTransport(groups, torch.device("cpu"))
+    check_contract(transport)
+    transport.close()
+
+
+def check_contract(transport: Transport) -> None:
+    with pytest.raises(ValueError, match="to itself"):
+        transport.send(contract.pack([]), target=dist.get_rank(), tag=(0, 0, 0, 0))
     for check in contract.CHECKS:
         check(transport)
     dist.barrier()
-    transport.close()
 
 
 def test_processes(pool: WorkerPool):
@@ -82,10 +95,13 @@ def test_processes(pool: WorkerPool):
 
 def run_abort_on_processes() -> None:
     dist.init_process_group("gloo")
-    transport = ProcessGroupTransport(TransportGroups.create("gloo"), torch.device("cpu"))
-    contract.abort_wakes_the_waiting(transport)
-    dist.barrier()
-    transport.close()
+    for transport in (
+        shared_memory(),
+        ProcessGroupTransport(TransportGroups.create("gloo"), torch.device("cpu")),
+    ):
+        contract.abort_wakes_the_waiting(transport)
+        dist.barrier()
+        transport.close()
 
 
 def test_processes_abort(pool: WorkerPool):

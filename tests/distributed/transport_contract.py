@@ -1,6 +1,6 @@
 """What every transport must do, as functions that each rank of a pair runs.
 
-The thread transport runs them on threads, the process-group transport on processes.
+The thread transport runs them on threads, the others on processes.
 """
 
 from __future__ import annotations
@@ -109,6 +109,37 @@ def gradient_flags_and_gaps_survive(transport: Transport) -> None:
         assert unpack_object(receive(transport, (0, 1, 2, 0))) == {"any": "thing"}
 
 
+def sends_never_wait_for_the_receiver(transport: Transport) -> None:
+    """More messages than any buffer of the system holds, on their way before one is taken."""
+    if transport.rank == 0:
+        for index in range(3000):
+            transport.send(pack([torch.full((8,), index)]), target=1, tag=(0, 1, 0, 0))
+        transport.send(pack([torch.ones(1)]), target=1, tag=(0, 1, 1, 0))
+        transport.flush()
+    else:
+        assert unpack(receive(transport, (0, 1, 1, 0)))[0].item() == 1
+        for index in range(3000):
+            assert unpack(receive(transport, (0, 1, 0, 0)))[0][-1].item() == index
+
+
+def received_tensors_stay_as_they_came(transport: Transport) -> None:
+    """A tensor that is kept, cut and changed does not see later messages, nor they it."""
+    tag = (0, 1, 0, 0)
+    if transport.rank == 0:
+        sent = torch.zeros(1000)
+        for number in range(6):
+            transport.flush()
+            transport.send(pack([sent.fill_(number).clone()]), target=1, tag=tag)
+        transport.flush()
+    else:
+        kept = []
+        for number in range(6):
+            row = unpack(receive(transport, tag))[0].view(10, 100)[3]
+            assert row.unique().tolist() == [number]
+            kept.append(row.add_(10))
+        assert [row.unique().tolist() for row in kept] == [[10.0 + n] for n in range(6)]
+
+
 def receive_gives_up(transport: Transport) -> None:
     if transport.rank == 1:
         begin = time.monotonic()
@@ -130,5 +161,7 @@ CHECKS = (
     both_may_send_first,
     shapes_types_and_structures_vary,
     gradient_flags_and_gaps_survive,
+    sends_never_wait_for_the_receiver,
+    received_tensors_stay_as_they_came,
     receive_gives_up,
 )
