@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lightning.pytorch as lp
-from conformance.modules import CaseData, CaseModule
 from helpers.training import MemoryLogger, make_trainer, quiet, real_tensors
+
+from conformance.modules import CaseData, CaseModule
 
 TIMEOUT_S = 20.0
 

@@ -12,8 +12,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # worker processes import ``conformance`` too
 
-from conformance.case import Case, Noted, run_cases  # noqa: E402
-from helpers.workers import WorkerError, WorkerPool  # noqa: E402
+from helpers.workers import WorkerError, WorkerPool
+
+from conformance.case import Case, Noted, run_cases
 
 SECONDS_PER_CASE = 15.0
 

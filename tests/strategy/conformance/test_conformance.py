@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conformance.case import Case, Noted, cases_of, perform
-from conformance.conftest import Table
 from helpers.alike import differences
 from helpers.workers import WorkerPool
+
+from conformance.case import Case, Noted, cases_of, perform
+from conformance.conftest import Table
 
 pytestmark = pytest.mark.timeout(400)
 
