@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.failure import FailureWatch
 from lightning_gpp.strategy.lightning_private import IndexBatchSampler
-from lightning_gpp.strategy.microbatches import batch_size
+from lightning_gpp.strategy.microbatches import size_or_none
 
 
 class RemoteBatch:
@@ -90,7 +90,7 @@ class LeadingLoader(_LoaderProxy):
         while True:
             with failures.guard():
                 batch = next(batches, end)
-                control.tell((batch is not end, None if batch is end else _size(batch)))
+                control.tell((batch is not end, None if batch is end else size_or_none(batch)))
             if batch is end:
                 return
             yield batch
@@ -110,13 +110,6 @@ class FollowingLoader(_LoaderProxy):
             if not more:
                 return
             yield RemoteBatch(num_samples)
-
-
-def _size(batch: Any) -> int | None:
-    try:
-        return batch_size(batch)
-    except (TypeError, ValueError):  # the step says so, if it comes to a step
-        return None
 
 
 def follow_leader(loader: Any, control: Control, failures: FailureWatch) -> _LoaderProxy:

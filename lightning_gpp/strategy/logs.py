@@ -9,6 +9,7 @@ early stopping see on every rank what they would see on one device.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -86,6 +89,47 @@ class LogRecorder:
         return calls
 
 
+class EveryLogCall:
+    """Stands in for ``LightningModule.log`` where user code sees whole batches: nothing to combine.
+
+    Args:
+        module: whose steps; it names the metrics that are logged.
+    """
+
+    def __init__(self, module: pl.LightningModule) -> None:
+        self._module = module
+        self._calls: list[tuple[str, Tensor | Metric, Any, dict[str, Any]]] = []
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Records a call of ``self.log``."""
+        kwargs |= dict(zip(_POSITIONAL, args, strict=False))
+        is_metric = isinstance(value, Metric)
+        last = value._forward_cache if is_metric else None
+        self._calls.append((name, value if is_metric else _as_tensor(name, value), last, kwargs))
+
+    def calls(self, batch: Any) -> list[LogCall]:
+        """The calls in their order, with the size of the batch where Lightning would look it up."""
+        sizes: list[int | None] = []
+        made = []
+        for name, value, last, kwargs in self._calls:
+            if kwargs.get("batch_size") is None:
+                sizes = sizes or [_size_for_logs(batch)]
+                kwargs = kwargs | {"batch_size": sizes[0]}
+            if isinstance(value, Metric):
+                state = dataclasses.replace(state_of(self._module, value), last=last)
+                made.append(LogCall(name, state, kwargs))
+            else:
+                made.append(LogCall(name, value, kwargs))
+        return made
+
+
+def _size_for_logs(batch: Any) -> int | None:
+    try:
+        return extract_batch_size(batch)
+    except MisconfigurationException:  # raised again where the size is needed
+        return None
+
+
 _POSITIONAL = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx")
 
 
@@ -115,7 +159,7 @@ def _combine(values: Sequence[Tensor], sizes: Sequence[int], reduce_fx: Any) -> 
 
 
 @contextlib.contextmanager
-def recording(module: pl.LightningModule, recorder: LogRecorder) -> Iterator[None]:
+def recording(module: pl.LightningModule, recorder: LogRecorder | EveryLogCall) -> Iterator[None]:
     """Records the module's ``self.log`` calls instead of making them."""
     with instance_attribute(module, "log", recorder):
         yield

@@ -23,14 +23,11 @@ _RELATIVE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE_TOLERANCE = 5e-2
 
 
-def check_sizes(largest_multiple: int) -> tuple[list[int], list[int]]:
-    """Micro-batches to compare: the same few samples in larger and in smaller ones.
+CHECKED_WHOLE = [_SAMPLES_PER_UNIT]
+"""Micro-batches to compare: the same few samples in one piece ..."""
 
-    >>> check_sizes(1)
-    ([4], [2, 2])
-    """
-    whole = [_SAMPLES_PER_UNIT] * largest_multiple
-    return whole, [_SAMPLES_PER_UNIT // 2] * (2 * largest_multiple)
+CHECKED_HALVES = [_SAMPLES_PER_UNIT // 2] * 2
+"""... and in two."""
 
 
 @dataclass(slots=True)

@@ -38,6 +38,14 @@ def batch_size(batch: Any) -> int:
     return size
 
 
+def size_or_none(batch: Any) -> int | None:
+    """Number of samples of a batch that can be cut; None of another one."""
+    try:
+        return batch_size(batch)
+    except (TypeError, ValueError):
+        return None
+
+
 def copy_tensors(batch: Any) -> Any:
     """A batch whose tensors are copies that autograd can work on.
 

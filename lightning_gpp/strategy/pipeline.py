@@ -86,7 +86,10 @@ class Pipeline:
                 devices=[stage.devices[0] for stage in self.plan.stages],
                 num_microbatches=num_microbatches,
                 schedule=self.settings.schedule,
-                multiples=[stage.microbatch_multiple for stage in self.plan.stages],
+                # Without backward passes nothing is kept, so there is nothing to gain from more.
+                multiples=[
+                    stage.microbatch_multiple if has_backward else 1 for stage in self.plan.stages
+                ],
                 forward_only=not has_backward,
             )
         return self._programs[key]

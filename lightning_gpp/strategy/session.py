@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,19 +13,33 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from lightning_gpp.capture.rollback import rollback
-from lightning_gpp.runtime.executor import ActionRecord
+from lightning_gpp.runtime.executor import ActionRecord, Boundary
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.open_transport import open_transport
 from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.control import Control
+from lightning_gpp.strategy.evaluation import EvaluatedForward, StepEnd
 from lightning_gpp.strategy.failure import FailureWatch
 from lightning_gpp.strategy.leader_state import LeaderState
-from lightning_gpp.strategy.logs import LogCall, LogRecorder, recording, replay
-from lightning_gpp.strategy.loss_check import LossProbe, check_sizes, mismatch
+from lightning_gpp.strategy.logs import (
+    EveryLogCall,
+    LogCall,
+    LogRecorder,
+    instance_attribute,
+    recording,
+    replay,
+)
+from lightning_gpp.strategy.loss_check import (
+    CHECKED_HALVES,
+    CHECKED_WHOLE,
+    LossProbe,
+    mismatch,
+)
 from lightning_gpp.strategy.microbatches import (
     batch_size,
     copy_tensors,
     cut_batch,
+    size_or_none,
     unit_sizes,
 )
 from lightning_gpp.strategy.optimizers import PartialOptimizer
@@ -68,6 +83,7 @@ class Session:
         self._has_trained = False
         self._leader_state: LeaderState | None = None
         self._full_batch = 0
+        self._is_separable: dict[tuple[str, int], bool] = {}
 
     def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         """Takes the whole module and the optimizers of all its parameters."""
@@ -104,12 +120,89 @@ class Session:
             What the step returns; on other ranks than 0 the loss, or None.
         """
         with self.failures.guard():
-            if self.control.is_leader:
+            if name != "training_step":
+                result, calls = self._evaluate(name, batch, args, kwargs)
+            elif self.control.is_leader:
                 result, calls = self._lead(name, batch, args, kwargs)
             else:
                 result, calls = self._follow(name)
             replay(self.module, calls)
         return result
+
+    # Evaluation ------------------------------------------------------------------------------
+
+    def _evaluate(
+        self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, list[LogCall]]:
+        if not self.control.is_leader:
+            return None, self._follow_evaluation(name)
+        method = getattr(self.module, name)
+
+        def step(batch: Any) -> Any:
+            return method(batch, *args, **kwargs)
+
+        num_samples = size_or_none(batch)
+        if self.pipeline is None:
+            self._build_for_evaluation(name, step, batch, num_samples)
+        logged = EveryLogCall(self.module)
+        with (
+            self.control.alone(name),
+            self.leader_state.watching(name),
+            self._evaluated_forward(name, num_samples),
+            recording(self.module, logged),
+        ):
+            result = step(batch)
+        calls = logged.calls(batch)
+        self.control.tell(StepEnd(calls, self.leader_state.take_changes()))
+        return result, calls
+
+    def _follow_evaluation(self, name: str) -> list[LogCall]:
+        while True:
+            message = self.control.hear(f"waiting for rank 0's {name}")
+            if isinstance(message, StepEnd):
+                self.leader_state.apply(message.changes)
+                return message.calls
+            if message is None:
+                self._build(None, 0)
+            else:
+                self._run(message, None)
+
+    def _build_for_evaluation(
+        self, name: str, step: Callable[[Any], Any], batch: Any, num_samples: int | None
+    ) -> None:
+        """Rank 0: builds the pipeline if the step calls the forward; tells the others by None."""
+        units = [1] if num_samples is None else self._unit_sizes(num_samples)
+        parts = [batch] if num_samples is None else cut_batch(copy_tensors(batch), units)
+        boundary = self._boundary(name, step, parts, units)
+        with self.leader_state.preserved():
+            call = first_call(self.module, boundary)
+        if call is not None:
+            self.control.tell(None)
+            self._build(call, len(units))
+
+    def _evaluated_forward(
+        self, name: str, num_samples: int | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Rank 0: puts the pipeline in the place of the forward while an evaluation step runs."""
+        if self.pipeline is None:  # the step calls no forward
+            return contextlib.nullcontext()
+
+        def run(sizes: Sequence[int], boundary: Boundary) -> None:
+            self.control.tell(list(sizes))
+            self._run(sizes, boundary)
+
+        forward = EvaluatedForward(
+            self.pipeline.captured,
+            run,
+            self._evaluation_sizes,
+            num_samples=num_samples,
+            step=name,
+            is_separable=self._is_separable,
+        )
+        target = pipelined_module(self.module, self.settings.module)
+        return instance_attribute(target, "forward", forward)
+
+    # Training --------------------------------------------------------------------------------
 
     def _lead(
         self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -120,7 +213,7 @@ class Session:
         def step(microbatch: Any) -> Any:
             return method(microbatch, *args, **kwargs)
 
-        is_first = name == "training_step" and not self._has_trained
+        is_first = not self._has_trained
         if is_first:
             self._check_fills_microbatches(num_samples)
             self._full_batch = num_samples
@@ -129,6 +222,8 @@ class Session:
             boundary = self._boundary(name, step, cut_batch(copy_tensors(batch), units), units)
             with self.leader_state.preserved():
                 call = first_call(self.module, boundary)
+            if call is None:
+                raise boundary.no_call()
             self._build(call, len(units))
         assert self.pipeline is not None
         self.pipeline.captured.check_reads()
@@ -141,12 +236,9 @@ class Session:
         sizes = self.pipeline.step_sizes(units)
         boundary = self._boundary(name, step, cut_batch(batch, sizes), sizes)
         with self.control.alone(name), self.leader_state.watching(name), boundary.active():
-            stash = self._run(units, name, boundary)
+            stash = self._train(units, boundary)
         result, calls = boundary.result(), boundary.log_calls()
         changes = self.leader_state.take_changes()
-        if stash is None:
-            self.control.tell((None, calls, changes))
-            return result, calls
         value = result["loss"] if isinstance(result, Mapping) else result
         self.control.tell((value, calls, changes))
         loss = stash.loss(value)
@@ -155,29 +247,31 @@ class Session:
     def _follow(self, name: str) -> tuple[Any, list[LogCall]]:
         if self.pipeline is None:
             self._build(None, 0)
-        if name == "training_step" and not self._has_trained:
+        if not self._has_trained:
             self._has_trained = True
             self._follow_loss_check()
         units = self.control.hear(f"waiting for rank 0 to begin {name}")
-        stash = self._run(units, name, None)
+        stash = self._train(units, None)
         value, calls, changes = self.control.hear(f"waiting for the result of {name}")
         self.leader_state.apply(changes)
-        return (None if stash is None else stash.loss(value.to(self.device))), calls
+        return stash.loss(value.to(self.device)), calls
 
-    def _run(
-        self, units: Sequence[int], name: str, boundary: StepBoundary | None
-    ) -> GradientStash | None:
+    def _train(self, units: Sequence[int], boundary: StepBoundary | None) -> GradientStash:
         assert self.pipeline is not None and self._stash is not None
-        self.pipeline.record(self.on_record)
         for partial in self._partial_optimizers:
             partial.adopt_new_groups(self.module, self.pipeline.partition.held_parameters())
-        training = self.module.training
-        if name != "training_step":
-            self.pipeline.run(units, has_backward=False, training=training, boundary=boundary)
-            return None
         with self._stash, torch.enable_grad():
-            self.pipeline.run(units, has_backward=True, training=training, boundary=boundary)
+            self._run(units, boundary, has_backward=True)
         return self._stash
+
+    def _run(
+        self, units: Sequence[int], boundary: Boundary | None, *, has_backward: bool = False
+    ) -> None:
+        assert self.pipeline is not None
+        self.pipeline.record(self.on_record)
+        self.pipeline.run(
+            units, has_backward=has_backward, training=self.module.training, boundary=boundary
+        )
 
     def _boundary(
         self, name: str, step: Callable[[Any], Any], parts: Sequence[Any], sizes: Sequence[int]
@@ -198,9 +292,8 @@ class Session:
     def _lead_loss_check(self, step: Callable[[Any], Any], batch: Any, num_samples: int) -> None:
         """Rank 0: compares the loss of a few samples in one piece and in halves."""
         assert self.pipeline is not None
-        whole, halves = check_sizes(self.pipeline.largest_multiple)
-        total = sum(whole)
-        runs = [whole, whole, halves]
+        total = sum(CHECKED_WHOLE)
+        runs = [CHECKED_WHOLE, CHECKED_WHOLE, CHECKED_HALVES]
         if num_samples < total or len(self._unit_sizes(num_samples)) == 1:
             runs = []
         self.control.tell(runs)
@@ -211,11 +304,10 @@ class Session:
         means = []
         with rollback(self.module), torch.no_grad():
             self.module.eval()
-            for units in runs:
-                sizes = self.pipeline.step_sizes(units)
+            for sizes in runs:
                 boundary = self._boundary("loss check", probe, cut_batch(few, sizes), sizes)
                 with boundary.active():
-                    self.pipeline.run(units, has_backward=False, training=False, boundary=boundary)
+                    self.pipeline.run(sizes, has_backward=False, training=False, boundary=boundary)
                 means.append(probe.mean())
         if text := mismatch(means[0], means[1], means[2], probe.tolerance):
             rank_zero_warn(text)
@@ -236,13 +328,19 @@ class Session:
                 f"num_microbatches={asked}; use a larger batch or fewer micro-batches"
             )
 
-    def _unit_sizes(self, num_samples: int) -> list[int]:
+    def _evaluation_sizes(self, num_samples: int) -> list[int]:
+        """Samples of each micro-batch of an evaluation batch."""
+        return self._unit_sizes(num_samples, at_a_time=1)
+
+    def _unit_sizes(self, num_samples: int, at_a_time: int | None = None) -> list[int]:
         """Samples of each of the smallest micro-batches of a mini-batch."""
+        if at_a_time is None:
+            at_a_time = 1 if self.pipeline is None else self.pipeline.largest_multiple
         return unit_sizes(
             num_samples,
             full=max(self._full_batch, num_samples),
             asked=self.settings.num_microbatches or 2 * dist.get_world_size(),
-            at_a_time=1 if self.pipeline is None else self.pipeline.largest_multiple,
+            at_a_time=at_a_time,
         )
 
     def _build(self, call: ForwardCall | None, num_microbatches: int) -> None:

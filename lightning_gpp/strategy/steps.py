@@ -97,15 +97,24 @@ class StepBoundary:
             self._recorder.microbatch_size = self._sizes[microbatch]
             event = self._steps[microbatch].start()
             if isinstance(event, Returned):
-                what = type(self._target).__name__
-                raise RuntimeError(
-                    f"{self._name} returned without calling the pipelined forward of {what}. Call "
-                    "it (self(...)), or name the sub-module that the step calls: "
-                    "GraphPipeStrategy(module='...')."
-                )
+                raise self.no_call()
             assert isinstance(event.question, ForwardCall)
             self._calls[microbatch] = event.question
         return self._calls[microbatch]
+
+    def first_call(self) -> ForwardCall | None:
+        """How the first micro-batch's step calls the pipelined forward; None if it does not."""
+        event = self._steps[0].start()
+        return None if isinstance(event, Returned) else event.question
+
+    def no_call(self) -> RuntimeError:
+        """The error of a step that has to call the pipelined forward and does not."""
+        what = type(self._target).__name__
+        return RuntimeError(
+            f"{self._name} returned without calling the pipelined forward of {what}. Call "
+            "it (self(...)), or name the sub-module that the step calls: "
+            "GraphPipeStrategy(module='...')."
+        )
 
     def start(self, microbatch: int) -> Mapping[str, Tensor]:
         """The arguments of the pipelined forward, by value name."""
@@ -139,15 +148,17 @@ class StepBoundary:
         return self._recorder.combined(sum(self._sizes))
 
 
-def first_call(module: nn.Module, boundary: StepBoundary) -> ForwardCall:
+def first_call(module: nn.Module, boundary: StepBoundary) -> ForwardCall | None:
     """How the user's step calls the pipelined forward, found out without a trace of the call.
+
+    None if it does not call it.
 
     The step of the first micro-batch runs up to its forward and is given up there; random states,
     buffers and plain attributes of the module are put back. Gradients are on, also when the first
     step is one of validation: capture has to see which arguments will need them.
     """
     with rollback(module), torch.inference_mode(False), torch.enable_grad(), boundary.active():
-        return boundary.call(0)
+        return boundary.first_call()
 
 
 def _loss_of(result: Any) -> Tensor:
