@@ -19,15 +19,16 @@ from lightning_gpp.capture.check import Result, compare, reference, replay
 from lightning_gpp.capture.concrete_tracer import trace_concretely
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
 from lightning_gpp.capture.fx_tracer import trace_symbolically
+from lightning_gpp.capture.keep_whole import DrawError, KeepWholeError, line_of_draw
 from lightning_gpp.capture.leaves import LeafPolicy, has_stacks
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.modes import ModeDifferenceError, check_same_graph, mode_flags
+from lightning_gpp.capture.modes import check_same_graph, mode_flags
 from lightning_gpp.capture.normalize import normalize, observation, protect_inputs
 from lightning_gpp.capture.observe import observe
 from lightning_gpp.capture.reads import watched_reads
 from lightning_gpp.capture.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.samples import Sample, first_sample, other_samples
-from lightning_gpp.capture.trace import Trace
+from lightning_gpp.capture.trace import Trace, guard
 
 _logger = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ class _Session:
             expected = self._reference(self.sample, True)
         self.reads = reads
         self.expected = {True: expected, False: self._reference(self.sample, False)}
+        self.without_gradients = self._reference_without_gradients()
         self.others = [
             functools.cache(functools.partial(self._other_reference, other))
             for other in other_samples(self.sample)
@@ -126,17 +128,28 @@ class _Session:
     def first_success(
         self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None
     ) -> CapturedModel:
-        """The first attempt that computes what the module computes."""
-        failures = []
+        """The first attempt that computes what the module computes.
+
+        Attempts that need a module to stay whole come after those that do not.
+        """
+        failures: list[tuple[str, Exception]] = []
+        undecided = []
         for method, policy, tracer in self._attempts(leaf_modules, blocks):
             try:
-                return self._attempt(method, policy, tracer)
+                return self._captured(method, policy, tracer)
+            except KeepWholeError as decision:
+                undecided.append((method, policy, tracer, decision))
             except Exception as error:  # user code under a tracer may raise anything
                 _logger.debug("capture by %s failed", method, exc_info=True)
                 failures.append((method, error))
-        reasons = "\n".join(f"  {method}: {describe(error)}" for method, error in failures)
+        for method, policy, tracer, reason in undecided:
+            try:
+                return self._keeping_whole(method, policy, tracer, reason)
+            except Exception as error:  # likewise
+                failures.append((method, error))
         raise CaptureError(
-            f"{type(self.module).__name__}.forward cannot be captured:\n{reasons}\n{REMEDY}"
+            f"{type(self.module).__name__}.forward cannot be captured:\n{_reasons(failures)}\n"
+            f"{REMEDY}"
         ) from failures[-1][1]
 
     def _attempts(
@@ -159,8 +172,44 @@ class _Session:
     def _concretely(self, policy: LeafPolicy) -> Trace:
         return trace_concretely(self.module, self.arguments, policy, self.sample.fresh())
 
-    def _attempt(self, method: str, policy: LeafPolicy, tracer: Tracer) -> CapturedModel:
-        traces = self._traces_of_one_graph(policy, tracer)
+    def _keeping_whole(
+        self, method: str, policy: LeafPolicy, tracer: Tracer, decision: KeepWholeError
+    ) -> CapturedModel:
+        """Modules whose own Python decides what they compute become leaves, one by one."""
+        while True:
+            policy = self._with_leaf(policy, decision)
+            try:
+                return self._captured(method, policy, tracer)
+            except KeepWholeError as another:
+                decision = another
+
+    def _with_leaf(self, policy: LeafPolicy, decision: KeepWholeError) -> LeafPolicy:
+        kind = type(self.module.get_submodule(decision.scope))
+        if not decision.scope or kind in policy.types or kind is type(self.module):
+            if isinstance(decision, DrawError):
+                raise self._draw_error(decision.scope) from None
+            raise decision
+        _logger.info("%s stays whole: %s", kind.__name__, decision)
+        return dataclasses.replace(policy, types=(*policy.types, kind))
+
+    def _draw_error(self, scope: str) -> CaptureError:
+        args, kwargs = self.arguments.rebuild(self.sample.fresh())
+        with self._in_mode(True):
+            line = line_of_draw(lambda: self.module.forward(*args, **kwargs))
+        return CaptureError(
+            f"{line} draws a random number outside of torch (random, numpy), which would be frozen "
+            f"into the graph: draw it with torch.rand(...) and compute with the tensor: {REMEDY}"
+        )
+
+    def _captured(self, method: str, policy: LeafPolicy, tracer: Tracer) -> CapturedModel:
+        traces = {mode: self._trace(policy, tracer, mode) for mode in (True, False)}
+        check_same_graph(traces[True], traces[False])
+        try:
+            return self._checked(method, traces)
+        except GuardError as error:
+            raise KeepWholeError(str(error), _scope_of(error, traces[True])) from error
+
+    def _checked(self, method: str, traces: dict[bool, Trace]) -> CapturedModel:
         second = self._runnable_on(traces[True])
         captured = CapturedModel(
             self.module,
@@ -174,21 +223,10 @@ class _Session:
             self._check(captured, self.sample, self.expected[mode], mode)
             if second:
                 self._check(captured, second[0], second[1][mode], mode)
+        if self.without_gradients is not None:
+            with torch.no_grad():
+                self._check(captured, self.sample, self.without_gradients, False)
         return captured
-
-    def _traces_of_one_graph(self, policy: LeafPolicy, tracer: Tracer) -> dict[bool, Trace]:
-        """Traces both modes; modules whose forward branches on the mode become leaves."""
-        while True:
-            traces = {mode: self._trace(policy, tracer, mode) for mode in (True, False)}
-            try:
-                check_same_graph(traces[True], traces[False])
-                return traces
-            except ModeDifferenceError as difference:
-                kind = type(self.module.get_submodule(difference.scope))
-                if not difference.scope or kind in policy.types or kind is type(self.module):
-                    raise
-                _logger.info("%s stays whole: it runs other operators in eval mode", kind.__name__)
-                policy = dataclasses.replace(policy, types=(*policy.types, kind))
 
     def _trace(self, policy: LeafPolicy, tracer: Tracer, mode: bool) -> Trace:
         with self._in_mode(mode):
@@ -209,6 +247,14 @@ class _Session:
 
     def _reference(self, sample: Sample, mode: bool) -> Result:
         return reference(self.module, self.arguments, sample, self.flags[mode])
+
+    def _reference_without_gradients(self) -> Result | None:
+        try:
+            with torch.no_grad():
+                return self._reference(self.sample, False)
+        except Exception as error:  # the model itself may need gradients
+            _logger.info("the model does not run without gradients: %s", error)
+            return None
 
     def _other_reference(self, sample: Sample) -> tuple[Sample, dict[bool, Result]] | None:
         try:
@@ -240,6 +286,8 @@ class _Session:
     def _check(self, captured: CapturedModel, sample: Sample, expected: Result, mode: bool) -> None:
         got = replay(captured, sample, self.flags[mode], training=mode)
         what = f"{'train' if mode else 'eval'} mode, {sample.num_samples} samples"
+        if not torch.is_grad_enabled():
+            what += ", without gradients"
         compare(expected, got, what)
 
     def _batch_dims(self, trace: Trace, second: Sample | None) -> dict[str, tuple[int | None, ...]]:
@@ -258,6 +306,24 @@ class _Session:
             )
             for node in nodes
         }
+
+
+def _reasons(failures: Sequence[tuple[str, Exception]]) -> str:
+    """A line per reason, with the methods that failed by it."""
+    methods: dict[str, list[str]] = {}
+    for method, error in failures:
+        methods.setdefault(describe(error).removesuffix(f": {REMEDY}"), []).append(method)
+    return "\n".join(
+        f"  {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in methods.items()
+    )
+
+
+def _scope_of(error: GuardError, trace: Trace) -> str:
+    """The module that took a decision."""
+    for node in trace.graph.nodes:
+        if node.target is guard and node.args[3] == error.location:
+            return str(node.meta["scope"])
+    return ""
 
 
 def _batch_dim(

@@ -15,6 +15,7 @@ from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.samples import Sample
 from lightning_gpp.capture.structure import flatten
+from lightning_gpp.capture.unchanged_parameters import unchanged_parameters
 
 _RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.complex128: 1e-9}
 _COARSE_TOLERANCE = 2e-2  # half precision
@@ -93,7 +94,7 @@ def _run(
     sample: Sample,
     flags: Mapping[str, bool],
 ) -> Result:
-    with rollback(module) as changes:
+    with rollback(module) as changes, unchanged_parameters(module):
         output, gradients = _forward_and_backward(forward, module, sample, flags)
         buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
     return Result(output, gradients, buffers, tuple(changes.attributes), tuple(changes.kept))
@@ -113,7 +114,7 @@ def _forward_and_backward(
         for parameter in module.parameters():
             parameter.grad = None  # rollback puts it back
         loss = _any_loss(output)
-        if loss is not None:
+        if loss is not None and torch.is_grad_enabled():
             loss.backward()  # type: ignore[no-untyped-call]
         sources = dict(module.named_parameters()) | inputs
         gradients = {name: item.grad for name, item in sources.items() if item.requires_grad}

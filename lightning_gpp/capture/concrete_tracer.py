@@ -8,9 +8,8 @@ and loops need no support; sizes are numbers that remember their node
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -20,7 +19,9 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_gpp.capture.arguments import Arguments
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
+from lightning_gpp.capture.keep_whole import KeepWholeError, no_seeding
 from lightning_gpp.capture.leaves import LeafPolicy
+from lightning_gpp.capture.nested_padding import clear_padding, clears_padding, without_fast_path
 from lightning_gpp.capture.sizes import TracedFloat, TracedInt, is_traced
 from lightning_gpp.capture.structure import Step, Structure, flatten
 from lightning_gpp.capture.trace import (
@@ -32,6 +33,7 @@ from lightning_gpp.capture.trace import (
     guard,
     rebuild,
 )
+from lightning_gpp.capture.traced_names import traced_names
 
 _SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
 # fmt: off
@@ -46,6 +48,23 @@ _METADATA = frozenset({
 # fmt: on
 _DECISIONS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
 _REFUSED = frozenset({"backward", "grad", "__set__"})
+_CUTTERS = frozenset(
+    {
+        "chunk",
+        "split",
+        "split_with_sizes",
+        "tensor_split",
+        "unbind",
+        "__iter__",
+        "tolist",
+        "unsafe_chunk",
+        "unsafe_split",
+        "hsplit",
+        "vsplit",
+        "dsplit",
+    }
+)
+"""Calls whose result Python may take apart into as many pieces as there happen to be."""
 
 
 def trace_concretely(
@@ -76,6 +95,8 @@ class _Tracer(TorchFunctionMode):
         self.known: dict[int, tuple[Tensor, _Origin]] = {}
         self.named: dict[str, fx.Node] = {}
         self.guarded: set[tuple[fx.Node, Any]] = set()
+        # id of a module -> what to do with its first argument before it is called
+        self.before: dict[int, Callable[[Tensor], Tensor]] = {}
 
     def trace(self, arguments: Arguments, tensors: Mapping[str, Tensor]) -> Trace:
         """Runs the forward and returns what was recorded."""
@@ -89,10 +110,11 @@ class _Tracer(TorchFunctionMode):
         args, kwargs = arguments.rebuild(inputs)
         with self._patches(), self:
             result = self.module.forward(*args, **kwargs)
+            self.recorder.draws.check("")
             self._record_assigned_buffers()
         leaves, structure = flatten(result)
         self.graph.output(tuple(self._argument(leaf) for leaf in leaves))
-        return Trace(self.graph, structure)
+        return Trace(self.graph, structure, self.recorder.all_calls)
 
     # What is intercepted
 
@@ -116,11 +138,19 @@ class _Tracer(TorchFunctionMode):
         """Records a call outside of torch (arithmetic on sizes)."""
         return self._record("call_function", function, args, {})
 
-    def guard(self, node: fx.Node, value: Any, *, on_data: bool) -> None:
-        """Records that ``node`` must be ``value`` at run time too."""
+    def guard(self, node: fx.Node, value: Any) -> None:
+        """Records that ``node`` must be ``value`` at run time too.
+
+        Raises:
+            KeepWholeError: it depends on nothing but random numbers.
+        """
         if (node, value) not in self.guarded:
             self.guarded.add((node, value))
-            location = user_location()
+            location, on_data = user_location(), not is_of_sizes(node)
+            if on_data and not _placeholders_of(node):
+                raise KeepWholeError(
+                    f"{location} decides by a random number: {REMEDY}", self.recorder.scope
+                )
             self._node("call_function", guard, (node, value, on_data, location), {})
 
     def _torch_call(
@@ -136,12 +166,42 @@ class _Tracer(TorchFunctionMode):
         self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
         name = self.names.modules.get(id(module))
-        if not self.policy.is_leaf(module, name or ""):
-            with self.recorder.inside(self.recorder.scopes[-1] if name is None else name):
+        if id(module) in self.before:
+            args = (self.before[id(module)](args[0]), *args[1:])
+        is_foreign = name is None and next(module.parameters(), None) is not None
+        if is_foreign and self.policy.is_leaf(module, ""):
+            raise CaptureError(
+                f"{user_location()} calls a {type(module).__name__} that is no registered "
+                "sub-module, so its parameters would not be trained: keep it in an nn.ModuleList, "
+                "an nn.ModuleDict or an attribute"
+            )
+        if name is not None and self.policy.is_leaf(module, name):
+            self.recorder.draws.check(self.recorder.scope)
+            with self.recorder.draws.allowed():
+                return self._record("call_module", name, args, kwargs, run=module)
+        padding = clears_padding(module, args, kwargs)
+        with self.recorder.inside(self.recorder.scope if name is None else name):
+            if padding is None:
                 return original(module, *args, **kwargs)
-        if name is None:
-            return self._record("call_function", module, args, kwargs)
-        return self._record("call_module", name, args, kwargs, run=module)
+            return self._encode(original, module, padding, args, kwargs)
+
+    def _encode(
+        self, original: Callable[..., Any], encoder: Any, padding: Tensor, args: Any, kwargs: Any
+    ) -> Any:
+        """Calls a transformer encoder; see :mod:`lightning_gpp.capture.nested_padding`."""
+        training = encoder.layers[0].training
+
+        def clear(output: Tensor) -> Tensor:
+            cleared: Tensor = self.call(clear_padding, output, padding, training)
+            return cleared
+
+        if encoder.norm is None:
+            return clear(original(encoder, *args, **kwargs))
+        self.before[id(encoder.norm)] = clear
+        try:
+            return original(encoder, *args, **kwargs)
+        finally:
+            del self.before[id(encoder.norm)]
 
     def _apply(self, original: Callable[..., Any], function: Any, args: tuple[Any, ...]) -> Any:
         if function is CheckpointFunction:
@@ -158,6 +218,7 @@ class _Tracer(TorchFunctionMode):
     def _patches(self) -> Iterator[None]:
         tracer = self
         call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
+        script_call = torch._C.ScriptFunction.__call__
 
         def module_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not _is_recording(tracer):
@@ -169,37 +230,24 @@ class _Tracer(TorchFunctionMode):
                 return apply.__func__(function, *args, **kwargs)
             return tracer._apply(apply.__func__, function, args)
 
+        def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if not _is_recording(tracer):
+                return script_call(function, *args, **kwargs)
+            return tracer._record("call_function", function, args, kwargs)
+
         nn.Module.__call__ = module_call  # type: ignore[method-assign]
+        torch._C.ScriptFunction.__call__ = scripted  # type: ignore
         torch.autograd.Function.apply = classmethod(function_apply)  # type: ignore
         try:
-            with self._patched_len():
+            with ExitStack() as stack:
+                stack.enter_context(traced_names(self.module, self, lambda: _is_recording(self)))
+                stack.enter_context(no_seeding(lambda: _is_recording(self)))
+                stack.enter_context(without_fast_path())
                 yield
         finally:
             nn.Module.__call__ = call  # type: ignore[method-assign]
+            torch._C.ScriptFunction.__call__ = script_call  # type: ignore[method-assign]
             torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-
-    @contextmanager
-    def _patched_len(self) -> Iterator[None]:
-        """Lets ``len(x)`` in forwards return a size: the built-in would make it a plain int."""
-
-        def traced_len(value: Any) -> Any:
-            is_tensor = isinstance(value, Tensor) and _is_recording(self)
-            return value.shape[0] if is_tensor and value.dim() else builtins.len(value)
-
-        namespaces = {
-            id(space): space
-            for module in self.module.modules()
-            if (space := getattr(module.forward, "__globals__", {"__name__": "torch."}))
-            and not space.get("__name__", "").startswith("torch.")
-            and "len" not in space
-        }
-        for space in namespaces.values():
-            space["len"] = traced_len
-        try:
-            yield
-        finally:
-            for space in namespaces.values():
-                del space["len"]
 
     # What is recorded
 
@@ -225,6 +273,15 @@ class _Tracer(TorchFunctionMode):
             if random_state is not None:
                 is_constant = torch.equal(random_state, torch.random.get_rng_state())
         node.meta["is_constant"] = is_constant
+        node.meta["of_sizes"] = (
+            name in _SIZES
+            or name in _CUTTERS - {"tolist"}
+            or (
+                name is None
+                and op == "call_function"
+                and all(map(is_of_sizes, node.all_input_nodes))
+            )
+        )
         if not node.all_input_nodes and not _has_tensors(result) and op != "call_module":
             self.graph.erase_node(node)  # a setting (torch.no_grad), or a constant
             return result
@@ -238,6 +295,8 @@ class _Tracer(TorchFunctionMode):
         if isinstance(result, torch.Size) and name in _SIZES:
             sizes: Any = [TracedInt(self, self._item(node, i), n) for i, n in enumerate(result)]
             return torch.Size(sizes)
+        if name in _CUTTERS and not node.meta["is_constant"]:
+            self.guard(self._item(node, None, _length), _length(result))
         leaves, structure = flatten(result)
         traced = [
             self._traced_leaf(leaf, _Origin(node, path), name)
@@ -253,10 +312,9 @@ class _Tracer(TorchFunctionMode):
             self._know(leaf, origin)
             return leaf
         if isinstance(leaf, bool) or not isinstance(leaf, int | float | complex | str):
-            if name in _DECISIONS and not origin.node.meta["is_constant"]:
-                self.guard(self._node_at(origin), leaf, on_data=True)
-            elif isinstance(leaf, bool) and name is None:
-                self.guard(self._node_at(origin), leaf, on_data=False)
+            is_decision = name in _DECISIONS and not origin.node.meta["is_constant"]
+            if is_decision or (isinstance(leaf, bool) and name is None):
+                self.guard(self._node_at(origin), leaf)
             return leaf
         if origin.node.meta["is_constant"]:
             return leaf
@@ -265,9 +323,10 @@ class _Tracer(TorchFunctionMode):
             return TracedInt(self, self._node_at(origin), leaf)
         if is_number and isinstance(leaf, float):
             return TracedFloat(self, self._node_at(origin), leaf)
-        raise CaptureError(
+        raise KeepWholeError(
             f"{user_location()} reads a number out of a tensor ({name}), which would be frozen "
-            f"into the graph: {REMEDY}"
+            f"into the graph: {REMEDY}",
+            self.recorder.scope,
         )
 
     def _record_assigned_buffers(self) -> None:
@@ -294,6 +353,12 @@ class _Tracer(TorchFunctionMode):
             return slice(*(self._argument(part) for part in parts))
         if isinstance(value, torch.Size):
             return tuple(self._argument(item) for item in value)
+        if isinstance(value, torch.Generator):
+            raise CaptureError(
+                f"{user_location()} draws from a torch.Generator of its own, whose state stages on "
+                "different devices cannot share: draw from the default generator (no generator "
+                f"argument), or {REMEDY}"
+            )
         leaves, structure = flatten(value)
         if structure.container is None:
             return value
@@ -333,6 +398,7 @@ class _Tracer(TorchFunctionMode):
         if key not in cache:
             item = self._node("call_function", look_up, (node, key), {})
             item.meta["is_constant"] = node.meta.get("is_constant", False)
+            item.meta["of_sizes"] = look_up is _length or is_of_sizes(node)
             cache[key] = item
         found: fx.Node = cache[key]
         return found
@@ -370,6 +436,26 @@ def _plain(value: Any) -> Any:
         return value
     plain = [_plain(leaf) for leaf in leaves]
     return structure.unflatten(plain) if any(map(_is_changed, leaves, plain)) else value
+
+
+def _length(pieces: Any, _: None = None) -> int:
+    """Node function: number of pieces of what was cut; -1 for a number."""
+    return len(pieces) if hasattr(pieces, "__len__") else -1
+
+
+def is_of_sizes(node: fx.Node) -> bool:
+    """Whether a number depends on sizes only, and not on the values in tensors."""
+    return bool(node.meta.get("of_sizes", False))
+
+
+def _placeholders_of(node: fx.Node) -> set[fx.Node]:
+    """The inputs of the graph that a node depends on."""
+    seen, stack = {node}, [node]
+    while stack:
+        fresh = set(stack.pop().all_input_nodes) - seen
+        seen |= fresh
+        stack += fresh
+    return {item for item in seen if item.op == "placeholder"}
 
 
 def _has_tensors(value: Any) -> bool:

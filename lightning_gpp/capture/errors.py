@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -10,6 +11,7 @@ from types import FrameType, TracebackType
 import torch
 
 _FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 REMEDY = (
     "make the module with this line a leaf (leaf_modules=[...], a type or a qualified name), or "
@@ -27,18 +29,26 @@ class GuardError(CaptureError):
 
     Attributes:
         on_data: whether values decide, and not only sizes.
+        location: ``file:line`` of the decision.
     """
 
-    def __init__(self, message: str, *, on_data: bool) -> None:
+    def __init__(self, message: str, *, on_data: bool, location: str = "") -> None:
         super().__init__(message)
-        self.on_data = on_data
+        self.on_data, self.location = on_data, location
+
+
+def is_foreign(filename: str) -> bool:
+    """Whether a file of Python code is torch's, Python's or ours, and not the user's."""
+    if filename.startswith(_FOREIGN):
+        return True
+    return filename.startswith(_STANDARD_LIBRARY) and "-packages" not in filename
 
 
 def user_location() -> str:
     """``file:line`` of the innermost running line that is the user's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_FOREIGN):
+        if not is_foreign(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown line"
@@ -49,7 +59,7 @@ def raised_location(error: BaseException) -> str:
     trace: TracebackType | None = error.__traceback__
     frames = traceback.extract_tb(trace)
     for frame in reversed(frames):
-        if not frame.filename.startswith(_FOREIGN):
+        if not is_foreign(frame.filename):
             return f"{frame.filename}:{frame.lineno}"
     return "unknown line"
 

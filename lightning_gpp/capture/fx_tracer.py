@@ -6,9 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.arguments import Arguments
+from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.leaves import LeafPolicy
 from lightning_gpp.capture.structure import Structure, flatten
 from lightning_gpp.capture.trace import Names, Recorder, Trace
@@ -21,9 +23,13 @@ def trace_symbolically(module: nn.Module, arguments: Arguments, policy: LeafPoli
         Exception: whatever the user's code raises when it meets symbols instead of tensors.
     """
     tracer = _Tracer(module, arguments, policy)
+    random_state = torch.random.get_rng_state()
     graph = tracer.trace(module)
+    tracer.recorder.draws.check("")
+    if not torch.equal(random_state, torch.random.get_rng_state()):
+        raise CaptureError("random numbers that depend on no input would be frozen into the graph")
     assert tracer.output is not None
-    return Trace(graph, tracer.output)
+    return Trace(graph, tracer.output, tracer.recorder.all_calls)
 
 
 class _Tracer(fx.Tracer):
@@ -41,7 +47,7 @@ class _Tracer(fx.Tracer):
 
     def path_of_module(self, mod: nn.Module) -> str:
         if id(mod) not in self.names.modules:
-            raise NameError(f"{type(mod).__name__} is called but no registered sub-module")
+            raise CaptureError(f"{type(mod).__name__} is called but no registered sub-module")
         return self.names.modules[id(mod)]
 
     def call_module(
@@ -51,6 +57,8 @@ class _Tracer(fx.Tracer):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        if id(m) not in self.names.modules and next(m.parameters(), None) is None:
+            return forward(*args, **kwargs)  # made on the spot, such as nn.ReLU()(x)
         with self.recorder.inside(self.path_of_module(m)):
             return super().call_module(m, forward, args, kwargs)
 

@@ -62,6 +62,8 @@ class LeafPolicy:
         """Whether ``module``, found under the qualified ``name``, stays whole."""
         if isinstance(module, self.types) or name in self.names:
             return True
+        if module._backward_hooks or module._backward_pre_hooks:  # they see the module as a whole
+            return True
         if isinstance(module, _CONTAINERS) or (self.open_stacks and isinstance(module, _STACKS)):
             return False
         return f"{type(module).__module__}.".startswith(_WHOLE_PACKAGES)

@@ -7,20 +7,12 @@ from typing import Any
 
 from torch import fx, nn
 
-from lightning_gpp.capture.errors import CaptureError
-from lightning_gpp.capture.trace import Trace
+from lightning_gpp.capture.keep_whole import KeepWholeError
+from lightning_gpp.capture.trace import Call, Trace
 
 
-class ModeDifferenceError(CaptureError):
-    """The two modes run different operators.
-
-    Attributes:
-        scope: qualified name of the module whose forward branches on the mode.
-    """
-
-    def __init__(self, message: str, scope: str) -> None:
-        super().__init__(message)
-        self.scope = scope
+class ModeDifferenceError(KeepWholeError):
+    """The two modes run different operators."""
 
 
 def mode_flags(
@@ -49,11 +41,12 @@ def check_same_graph(train: Trace, evaluation: Trace) -> None:
         ModeDifferenceError: they do not; names the first place where they part.
     """
     nodes, others = list(train.graph.nodes), list(evaluation.graph.nodes)
+    calls = train.calls & evaluation.calls
     for node, other in zip(nodes, others, strict=False):
         if _skeleton(node) != _skeleton(other):
-            raise _difference(node, other)
+            raise _difference(node, other, calls)
     if len(nodes) != len(others) or train.output != evaluation.output:
-        raise _difference(nodes[-1], others[-1])
+        raise _difference(nodes[-1], others[-1], calls)
 
 
 def _skeleton(node: fx.Node) -> Any:
@@ -71,14 +64,16 @@ def _node_name(argument: Any) -> Any:
     return ("node", argument.name) if isinstance(argument, fx.Node) else None
 
 
-def _difference(node: fx.Node, other: fx.Node) -> ModeDifferenceError:
+def _difference(node: fx.Node, other: fx.Node, calls: frozenset[Call]) -> ModeDifferenceError:
+    """What to say where two traces part; ``calls`` are those that both made."""
     places = [item.meta for item in (node, other) if "scope" in item.meta]
-    inner = max(places, key=lambda meta: meta["scope"].count(".") + bool(meta["scope"]), default={})
-    scope = inner.get("scope", "")
+    # A branch is taken by the innermost running module that both modes have entered.
+    stacks = [[call for call in meta["calls"] if call in calls] for meta in places]
+    scope = max(stacks, key=len)[-1].name if stacks else ""
     lines = " and ".join(dict.fromkeys(meta["location"] for meta in places))
     return ModeDifferenceError(
         f"forward runs different operators in train and in eval mode, first at {lines or 'the end'}"
-        f" (in module {scope!r}): keep the difference inside of one sub-module and make it a leaf "
-        "(leaf_modules=[...])",
+        f" (in module {scope!r}): keep the difference inside of one sub-module, which then is one "
+        "operator",
         scope,
     )

@@ -59,7 +59,7 @@ def normalize(trace: Trace, observations: Mapping[fx.Node, Observation]) -> Trac
             numbers.add(node, args, kwargs, copy)
     outputs = fx.node.map_arg(trace.outputs, copied.__getitem__)
     graph.output(tuple(_own_name(graph, leaf) for leaf in outputs))
-    return Trace(graph, trace.output)
+    return Trace(graph, trace.output, trace.calls)
 
 
 def observation(node: fx.Node) -> Observation:

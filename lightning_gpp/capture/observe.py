@@ -58,6 +58,7 @@ def observe(
         tensors: value per placeholder.
     """
     storages, names = _Storages(), Names.of(module)
+    buffer_of = {storages.id(buffer): name for name, buffer in module.named_buffers()}
     values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
     observations = {}
     for node in graph.nodes:
@@ -69,6 +70,8 @@ def observe(
         watched = _Watch(operands, owned)
         values[node] = run_node(node, module, args, kwargs, tensors)
         results = _tensors(values[node])
+        changed = frozenset(map(storages.id, watched.changed()))
+        in_buffers = frozenset(buffer_of[item] for item in changed & buffer_of.keys())
         observations[node] = Observation(
             value=None if results else values[node],
             shapes=tuple(tuple(item.shape) for item in results),
@@ -76,8 +79,10 @@ def observe(
             is_tensor=isinstance(values[node], Tensor),
             requires_grad=any(item.requires_grad for item in results),
             touched=frozenset(map(storages.id, [*operands, *results])),
-            changed=frozenset(map(storages.id, watched.changed())),
-            changed_buffers=frozenset(watched.changed_names()) | assigned_buffers(node, names),
+            changed=changed,
+            changed_buffers=in_buffers.union(
+                watched.changed_names(), assigned_buffers(node, names)
+            ),
         )
     return observations
 

@@ -94,7 +94,9 @@ class _SavedModule:
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name, self.module, self.training = name, module, module.training
-        self.tables = {key: dict(vars(module)[key]) for key in _OWN - {"training"}}
+        tables = {key: vars(module).get(key) for key in _OWN - {"training"}}
+        # scripted modules have tables of their own kind
+        self.tables = {key: dict(table) for key, table in tables.items() if type(table) is dict}
         self.buffers = {
             key: (buffer, buffer.detach().clone())
             for key, buffer in module._buffers.items()

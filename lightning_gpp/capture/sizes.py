@@ -26,7 +26,7 @@ class NumberTracer(Protocol):
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Records a call and returns its (traced) result; a decision is guarded."""
 
-    def guard(self, node: fx.Node, value: Any, *, on_data: bool) -> None:
+    def guard(self, node: fx.Node, value: Any) -> None:
         """Records that ``node`` must be ``value`` at run time too."""
 
 
@@ -38,7 +38,7 @@ class _TracedNumber:
     value: Any
 
     def _frozen(self) -> Any:
-        self.tracer.guard(self.fx_node, self.value, on_data=False)
+        self.tracer.guard(self.fx_node, self.value)
         return self.value
 
     def __index__(self) -> int:
@@ -77,6 +77,9 @@ class _TracedNumber:
     def __trunc__(self) -> Any:
         return self.tracer.call(math.trunc, self)
 
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        return self // other, self % other
+
 
 def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def method(self: _TracedNumber, other: Any) -> Any:
@@ -112,9 +115,15 @@ def _comparison(function: Callable[[Any, Any], bool]) -> Callable[[Any, Any], An
     return method
 
 
-for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
-    setattr(_TracedNumber, f"__{_name}__", _arithmetic(getattr(operator, _name)))
-    setattr(_TracedNumber, f"__r{_name}__", _reflected(getattr(operator, _name)))
+for _name in (
+    *("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"),
+    *("lshift", "rshift", "and_", "or_", "xor"),
+):
+    _function, _name = getattr(operator, _name), _name.rstrip("_")
+    setattr(_TracedNumber, f"__{_name}__", _arithmetic(_function))
+    setattr(_TracedNumber, f"__r{_name}__", _reflected(_function))
+for _name in ("sqrt", "log", "exp"):  # numpy's functions of these names look for such methods
+    setattr(_TracedNumber, _name, _unary(getattr(math, _name)))
 for _name in ("neg", "pos", "abs"):
     setattr(_TracedNumber, f"__{_name}__", _unary(getattr(operator, _name)))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):

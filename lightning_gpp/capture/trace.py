@@ -8,6 +8,7 @@ holds the flat leaves of what forward returned.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import GuardError, user_location
+from lightning_gpp.capture.keep_whole import HostDraws
 from lightning_gpp.capture.structure import Structure
 
 
@@ -27,10 +29,12 @@ class Trace:
     Attributes:
         graph: as the module describes.
         output: structure of what forward returns; its leaves are the output node's arguments.
+        calls: every call of a module whose forward was looked into.
     """
 
     graph: fx.Graph
     output: Structure
+    calls: frozenset[Call] = frozenset()
 
     @property
     def outputs(self) -> tuple[Any, ...]:
@@ -68,31 +72,61 @@ class Recorder:
     """Creates nodes that know where they come from.
 
     Every node's ``meta`` gets ``scope`` (the module whose forward made the call), ``location``
-    (the user's line), ``no_grad``, and ``autocast`` where the forward itself switches it.
+    (the user's line), ``calls`` (the calls of modules that were running, outermost first),
+    ``no_grad``, and ``autocast`` where the forward itself switches it.
     """
 
-    scopes: list[str] = field(default_factory=lambda: [""])
     autocast: tuple[Autocast, ...] = field(default_factory=lambda: autocast_state())
+    draws: HostDraws = field(default_factory=HostDraws)
+    calls: list[Call] = field(default_factory=lambda: [Call("", 0)])
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def scope(self) -> str:
+        """Qualified name of the module whose forward is running."""
+        return self.calls[-1].name
+
+    @property
+    def all_calls(self) -> frozenset[Call]:
+        """Every call so far."""
+        found = (Call(name, i) for name, count in self.counts.items() for i in range(count))
+        return frozenset({Call("", 0), *found})
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Nodes made meanwhile belong to the module ``name``."""
-        self.scopes.append(name)
+        """Nodes made meanwhile belong to the module ``name``.
+
+        Raises:
+            DrawError: a module drew random numbers outside of torch.
+        """
+        self.draws.check(self.scope)
+        self.calls.append(Call(name, self.counts[name]))
+        self.counts[name] += 1
         try:
             yield
+            self.draws.check(name)
         finally:
-            self.scopes.pop()
+            self.calls.pop()
 
     def mark(self, node: fx.Node) -> fx.Node:
         """Fills in the node's ``meta``."""
         is_module = node.op == "call_module"
-        node.meta["scope"] = str(node.target) if is_module else self.scopes[-1]
+        node.meta["scope"] = str(node.target) if is_module else self.scope
+        is_own_call = is_module and self.scope == node.target
+        node.meta["calls"] = tuple(self.calls[:-1] if is_own_call else self.calls)
         node.meta["location"] = user_location()
         node.meta["no_grad"] = not torch.is_grad_enabled()
         node.meta["autocast"] = tuple(
             state for state in autocast_state() if state not in self.autocast
         )
         return node
+
+
+class Call(NamedTuple):
+    """One call of a module: its qualified name, and how often it was called before."""
+
+    name: str
+    number: int
 
 
 class Autocast(NamedTuple):
@@ -138,6 +172,7 @@ def guard(observed: Any, expected: Any, on_data: bool, location: str) -> None:
             f"sees {observed!r} now, so the captured graph does not fit. Keep the module with this "
             "control flow whole: name its type or path in leaf_modules=[...], or give blocks=...",
             on_data=on_data,
+            location=location,
         )
 
 

@@ -14,12 +14,18 @@ from lightning_gpp.capture import capture, profile
 from lightning_gpp.capture.rollback import rollback
 
 
+class Draws(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        random.random(), np.random.rand()
+        return x
+
+
 class Stateful(nn.Module):
     """Changes everything that a forward can change."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.drop = nn.BatchNorm1d(3), nn.Dropout(0.5)
+        self.norm, self.drop, self.draws = nn.BatchNorm1d(3), nn.Dropout(0.5), Draws()
         self.register_buffer("seen", torch.zeros(2))
         self.total = torch.zeros(3)
         self.calls, self.history, self.cache = 0, [0], {"a": 1}
@@ -32,8 +38,7 @@ class Stateful(nn.Module):
         self.history.append(self.calls)
         self.cache["b"] = self.calls
         self.new = "attribute"
-        random.random(), np.random.rand()
-        return h * 2
+        return self.draws(h * 2)
 
 
 def snapshot(module: Stateful) -> list[object]:

@@ -1,0 +1,50 @@
+"""A forward may not change parameters: a stage would repeat that out of the optimizer's sight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from lightning_gpp.capture.errors import CaptureError
+
+
+class _State(NamedTuple):
+    parameter: int
+    version: int
+    address: int
+    total: float
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter) -> _State:
+        """What any change of the parameter changes, through ``.data`` too."""
+        with torch.no_grad():
+            total = math.nan if parameter.is_meta else float(parameter.abs().double().sum())
+        version = 0 if parameter.is_inference() else parameter._version
+        return cls(id(parameter), version, parameter.data_ptr(), total)
+
+
+@contextmanager
+def unchanged_parameters(module: nn.Module) -> Iterator[None]:
+    """Checks that the body leaves all parameters of a module as they are.
+
+    Raises:
+        CaptureError: the body changed or replaced one.
+    """
+    before = {name: _State.of(item) for name, item in module.named_parameters()}
+    yield
+    after = {name: _State.of(item) for name, item in module.named_parameters()}
+    changed = [
+        name
+        for name in after.keys() | before.keys()
+        if name not in after or name not in before or repr(after[name]) != repr(before[name])
+    ]
+    if changed:
+        raise CaptureError(
+            f"forward changes or replaces {', '.join(map(repr, sorted(changed)))}: a parameter is "
+            "the optimizer's to change. Make what forward updates a buffer (register_buffer)"
+        )
