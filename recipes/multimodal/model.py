@@ -87,7 +87,16 @@ class MultimodalClassifier(LightningModule):
 
     @classmethod
     def for_data(cls, data: MultiViewData, **options: float) -> MultimodalClassifier:
-        """The classifier for the views and classes of ``data``."""
+        """The classifier for the views and classes of ``data``.
+
+        Raises:
+            TypeError: these are no data of this recipe.
+        """
+        if not hasattr(data, "VIEW_SIZES"):
+            raise TypeError(
+                f"the recipe multimodal got data of type {type(data).__name__}; expected "
+                "data=mfeat or data=digits"
+            )
         return cls(data.VIEW_SIZES, data.NUM_CLASSES, **options)  # type: ignore[arg-type]
 
     def forward(self, views: Mapping[str, Tensor]) -> Tensor:

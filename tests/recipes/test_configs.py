@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click_files import write_small_tables
 from hydra import compose, initialize_config_module
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_gpp.recipes.dlrm import DLRM, Adult, Clicks
 from lightning_gpp.recipes.multimodal import Digits, MultimodalClassifier, MultipleFeatures
 
 CONFIGS = importlib.resources.files("lightning_gpp.configs")
@@ -22,6 +24,8 @@ CHOICES = sorted(
     for choice in group.iterdir()
     if choice.name.endswith(".yaml")
 )
+RECIPE_OF = {f"data={name}": ("recipe=dlrm",) for name in ("adult", "clicks", "criteo", "dlrm")}
+"""What else a choice takes: data belong to a recipe."""
 
 
 def composed(*overrides: str) -> DictConfig:
@@ -40,14 +44,16 @@ def test_there_are_choices() -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_choice_composes_and_instantiates(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LIGHTNING_GPP_DATA", "data")
-    config = composed(choice)
+def test_choice_composes_and_instantiates(
+    choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_small_tables(tmp_path)
+    monkeypatch.setenv("LIGHTNING_GPP_DATA", str(tmp_path))
+    config = composed(choice, *RECIPE_OF.get(choice, ()))
     assert resolved(config)
-    data = instantiate(config.data)
-    module = instantiate(config.recipe.module, data)
-    assert isinstance(module, MultimodalClassifier)
-    assert list(module.encoders) == list(data.VIEW_SIZES)
+    module = instantiate(config.recipe.module, instantiate(config.data))
+    expected = DLRM if "dlrm" in str([choice, *RECIPE_OF.get(choice, ())]) else MultimodalClassifier
+    assert isinstance(module, expected)
 
 
 def test_the_root_selects_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +62,9 @@ def test_the_root_selects_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(instantiate(composed("data.root=data").data), MultipleFeatures)
     monkeypatch.setenv("LIGHTNING_GPP_DATA", "elsewhere")
     assert instantiate(composed().data).root == Path("elsewhere")
+    assert isinstance(instantiate(composed("recipe=dlrm").data), Adult)
+    monkeypatch.delenv("LIGHTNING_GPP_DATA")
+    assert isinstance(instantiate(composed("recipe=dlrm").data), Clicks)
 
 
 def test_command_of_the_readme() -> None:
@@ -85,3 +94,12 @@ def test_configs_say_what_the_classes_say() -> None:
     data = instantiate(config.data)
     options = ("batch_size", "validation_fraction", "split_seed", "num_workers")
     assert all(getattr(data, name) == getattr(Digits(), name) for name in options)
+
+
+def test_dlrm_configs_say_what_the_classes_say() -> None:
+    config = composed("recipe=dlrm", "data=clicks")
+    data = instantiate(config.data)
+    module = instantiate(config.recipe.module, data)
+    assert dict(module.hparams) == dict(DLRM.for_data(Clicks()).hparams)
+    options = ("num_samples", "bag_length", "seed", "batch_size", "validation_fraction")
+    assert all(getattr(data, name) == getattr(Clicks(), name) for name in options)

@@ -1,0 +1,107 @@
+"""The generated click log: its samples, and the AUC that can be reached on it."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_gpp.recipes.dlrm import Clicks
+from lightning_gpp.recipes.dlrm.clicks import (
+    BAG_MODES,
+    VOCABULARIES,
+    bag_factors,
+    expected_auc,
+    generate_clicks,
+)
+
+
+def test_the_seed_decides() -> None:
+    first, again, other = (generate_clicks(200, 3, seed) for seed in (0, 0, 1))
+    assert np.array_equal(first.arrays.labels, again.arrays.labels)
+    assert np.array_equal(first.probabilities, again.probabilities)
+    for name in VOCABULARIES:
+        assert np.array_equal(first.arrays.categories[name], again.arrays.categories[name])
+        assert not np.array_equal(first.arrays.categories[name], other.arrays.categories[name])
+
+
+def test_categories_are_zipf_distributed() -> None:
+    log = generate_clicks(20_000, 4, seed=0)
+    for name, size in VOCABULARIES.items():
+        column = log.arrays.categories[name]
+        lowest = int(name in BAG_MODES)
+        counts = np.bincount(column[column >= lowest], minlength=size + lowest)[lowest:]
+        shares = np.arange(1, size + 1) ** -1.05
+        expected = counts.sum() * shares / shares.sum()
+        assert len(counts) == size
+        assert (np.abs(counts - expected) < 6 * np.sqrt(expected) + 3).all(), name
+
+
+def test_bags_are_filled_up_at_the_end() -> None:
+    bags = generate_clicks(2_000, 5, seed=0).arrays.categories["tags"]
+    lengths = (bags > 0).sum(axis=1)
+    assert np.bincount(lengths).min() > 200  # empty ones and full ones among them
+    assert all((bag[:length] > 0).all() for bag, length in zip(bags, lengths))
+
+
+def test_bag_factors_equal_a_loop() -> None:
+    generator = np.random.default_rng(0)
+    hidden = generator.normal(size=(6, 3))
+    hidden[0] = 0.0
+    bags = np.array([[1, 5, 0], [0, 0, 0], [2, 2, 3]])
+    for mode, reduce in (("sum", np.sum), ("mean", np.mean)):
+        got = bag_factors(hidden[bags], bags, mode)
+        for row, bag in zip(got, bags):
+            members = hidden[bag[bag > 0]]
+            assert row == pytest.approx(reduce(members, axis=0) if len(members) else np.zeros(3))
+
+
+def test_expected_auc_equals_the_sum_over_pairs() -> None:
+    scores = np.array([0.1, 0.7, 0.7, 0.35, 0.9, 0.2])
+    ordered = pairs = 0.0
+    for i, j in itertools.permutations(range(len(scores)), 2):
+        weight = scores[i] * (1 - scores[j])
+        pairs += weight
+        ordered += weight * (1.0 if scores[i] > scores[j] else 0.5 * (scores[i] == scores[j]))
+    assert expected_auc(scores) == pytest.approx(ordered / pairs)
+
+
+def test_labels_follow_the_probabilities() -> None:
+    """The AUC of the probabilities on the drawn labels is the expected one, up to chance."""
+    log = generate_clicks(20_000, 5, seed=2)
+    labels, order = log.arrays.labels, log.probabilities.argsort()
+    ranks = np.empty(len(order))
+    ranks[order] = np.arange(1, len(order) + 1)
+    positives = labels.sum()
+    auc = (ranks[labels == 1].sum() - positives * (positives + 1) / 2) / (
+        positives * (len(labels) - positives)
+    )
+    assert auc == pytest.approx(expected_auc(log.probabilities), abs=0.01)
+    assert 0.2 < labels.mean() < 0.5
+
+
+def test_features_fit_the_samples() -> None:
+    data = Clicks(num_samples=500, bag_length=4)
+    data.setup()
+    dense, categories, _ = data.train_set.__getitems__(range(len(data.train_set)))
+    assert dense.shape == (400, data.features.num_dense)
+    for name, size in data.features.table_sizes.items():
+        assert 0 <= int(categories[name].min()) <= int(categories[name].max()) < size
+        assert categories[name].dim() == 1 + (name in data.features.bag_modes)
+        assert categories[name].dtype == torch.int64
+    assert 0.5 < data.bayes_auc < 1.0
+
+
+def test_processes_can_be_started_with_data_that_were_read() -> None:
+    data = Clicks(num_samples=100)
+    data.setup()
+    assert pickle.loads(pickle.dumps(data)).bayes_auc == data.bayes_auc
+
+
+@pytest.mark.parametrize("options", [{"num_samples": 0}, {"bag_length": 0}])
+def test_option_out_of_range(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Clicks(**options)
