@@ -51,8 +51,10 @@ class Control:
 
     def tell(self, obj: Any) -> None:
         """Rank 0: sends an object (tensors welcome) to every other rank, without waiting."""
-        payload = pack([obj])
-        for rank in range(1, self._transport.num_ranks):
+        others = range(1, self._transport.num_ranks)
+        payload = pack([obj]) if others else None
+        for rank in others:
+            assert payload is not None
             self._transport.send(payload, target=rank, tag=_STEP)
 
     def hear(self, purpose: str) -> Any:

@@ -9,18 +9,75 @@ ranks hold most of them.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 _PLAIN = (bool, int, float, str, type(None))
 _LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "torch_geometric.")
 
+_MAX_GROUPS = 1 << 20
+_RANKS_OWN = frozenset({"_current_fx_name", "_jit_is_scripting"})
+"""Attributes that Lightning sets on each rank by itself."""
+
+_Place = tuple[Mapping[str, Tensor | None], str]
 Key = tuple[str, str | int, str]
 State = dict[Key, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """The parts of a module that are looked at.
+
+    Attributes:
+        parameters: all, by name: the table of the module that holds each, and its key there
+            (the tensor itself changes when a checkpoint makes the module whole for a moment).
+        buffers: those that must not change, likewise.
+        modules: the user's own, by path.
+    """
+
+    parameters: dict[str, _Place]
+    buffers: dict[str, _Place]
+    modules: dict[str, nn.Module]
+
+    @classmethod
+    def of(cls, module: pl.LightningModule, elsewhere: frozenset[str]) -> _Watched:
+        parts = dict(module.named_modules())
+        own = {
+            path: part
+            for path, part in parts.items()
+            if not type(part).__module__.startswith(_LIBRARIES)
+        }
+        parameters, buffers = {}, {}
+        for path, part in parts.items():
+            for key in part._parameters:
+                parameters[f"{path}.{key}" if path else key] = part._parameters, key
+            for key in part._buffers:
+                if (name := f"{path}.{key}" if path else key) in elsewhere:
+                    buffers[name] = part._buffers, key
+        return cls(parameters, buffers, own)
+
+    def tensors(self) -> list[Tensor | None]:
+        """Parameters, then buffers."""
+        places = itertools.chain(self.parameters.values(), self.buffers.values())
+        return [table[key] for table, key in places]
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What the watched parts were like at one moment."""
+
+    should_stop: bool
+    groups: State
+    requires_grad: list[bool]
+    versions: list[int]  # both of parameters, then buffers
+    attributes: list[dict[str, Any]]
 
 
 class LeaderState:
@@ -29,16 +86,21 @@ class LeaderState:
     Args:
         module: the LightningModule.
         optimizers: its optimizers.
-
-    Attributes:
-        elsewhere: names of the buffers that other ranks hold; rank 0 must not change them.
     """
 
     def __init__(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         self._module = module
         self._optimizers = optimizers
         self._changes: State = {}
-        self.elsewhere: frozenset[str] = frozenset()
+        self._settled: _Watched | None = None
+
+    def settle(self, elsewhere: frozenset[str]) -> None:
+        """The module has been captured: its parameters and sub-modules stay what they are.
+
+        Args:
+            elsewhere: names of the buffers that other ranks hold; rank 0 must not change them.
+        """
+        self._settled = _Watched.of(self._module, elsewhere)
 
     @contextlib.contextmanager
     def watching(self, what: str) -> Iterator[None]:
@@ -47,27 +109,29 @@ class LeaderState:
         Raises:
             RuntimeError: the body changed a parameter; ``what`` names it.
         """
-        before, versions = self._state(), self._versions()
+        watched = self._watched()
+        before = self._snapshot(watched)
         yield
-        for name, version in self._versions().items():
-            if versions.get(name, version) != version:
+        after = self._snapshot(watched)
+        names = itertools.chain(watched.parameters, watched.buffers)
+        for name, old, new in zip(names, before.versions, after.versions, strict=True):
+            if old != new:
                 raise RuntimeError(
                     f"{what} changed the parameter or buffer {name!r}, but runs on rank 0 only, "
                     "which does not hold all of the model. Change weights in a hook that runs "
                     "on every rank (on_before_zero_grad, optimizer_step) or in a callback."
                 )
-        after = self._state()
-        self._changes = {key: value for key, value in after.items() if before.get(key) != value}
+        self._changes = _differences(watched, before, after)
 
     @contextlib.contextmanager
     def preserved(self) -> Iterator[None]:
         """Rank 0: takes back what its body changes; for rehearsals of the user's step."""
-        before = self._state()
+        watched = self._watched()
+        before = self._snapshot(watched)
         try:
             yield
         finally:
-            after = self._state()
-            self.apply({key: value for key, value in before.items() if after.get(key) != value})
+            self.apply(_differences(watched, self._snapshot(watched), before))
 
     def take_changes(self) -> State:
         """Rank 0: what changed since the last call; to be sent."""
@@ -76,7 +140,7 @@ class LeaderState:
 
     def apply(self, changes: Mapping[Key, Any]) -> None:
         """Other ranks: makes rank 0's changes."""
-        parameters = dict(self._module.named_parameters())
+        parameters = dict(self._module.named_parameters(remove_duplicate=False))
         modules = dict(self._module.named_modules())
         for (kind, place, name), value in changes.items():
             if kind == "group":
@@ -93,33 +157,49 @@ class LeaderState:
             else:
                 setattr(modules[str(place)], name, value)
 
-    def _state(self) -> State:
-        state: State = {("should_stop", "", ""): bool(self._module.trainer.should_stop)}
+    def _watched(self) -> _Watched:
+        return self._settled or _Watched.of(self._module, frozenset())
+
+    def _snapshot(self, watched: _Watched) -> _Snapshot:
+        tensors = watched.tensors()
+        return _Snapshot(
+            should_stop=bool(self._module.trainer.should_stop),
+            groups=self._groups(),
+            requires_grad=[t is not None and t.requires_grad for t in tensors],
+            versions=[0 if t is None else t._version for t in tensors],
+            attributes=[dict(vars(part)) for part in watched.modules.values()],
+        )
+
+    def _groups(self) -> State:
+        groups: State = {}
         for index, optimizer in enumerate(self._optimizers):
             for number, group in enumerate(optimizer.param_groups):
                 for name, value in group.items():
                     if isinstance(value, (*_PLAIN, tuple)):
-                        state["group", index * _MAX_GROUPS + number, name] = value
+                        groups["group", index * _MAX_GROUPS + number, name] = value
                     elif isinstance(value, Tensor):  # a capturable learning rate
-                        state["group", index * _MAX_GROUPS + number, name] = value.item()
-        for name, parameter in self._module.named_parameters():
-            state["requires_grad", "", name] = parameter.requires_grad
-        for path, module in self._module.named_modules():
-            if not type(module).__module__.startswith(_LIBRARIES):
-                for name, value in vars(module).items():
-                    if isinstance(value, _PLAIN) and name not in _RANKS_OWN:
-                        state["attribute", path, name] = value
-        return state
-
-    def _versions(self) -> dict[str, int]:
-        versions = {name: p._version for name, p in self._module.named_parameters()}
-        return versions | {
-            name: buffer._version
-            for name, buffer in self._module.named_buffers()
-            if name in self.elsewhere
-        }
+                        groups["group", index * _MAX_GROUPS + number, name] = value.item()
+        return groups
 
 
-_MAX_GROUPS = 1 << 20
-_RANKS_OWN = frozenset({"_current_fx_name", "_jit_is_scripting"})
-"""Attributes that Lightning sets on each rank by itself."""
+def _differences(watched: _Watched, old: _Snapshot, new: _Snapshot) -> State:
+    """The new values of what is not as it was."""
+    changes: State = {k: v for k, v in new.groups.items() if old.groups.get(k) != v}
+    if new.should_stop != old.should_stop:
+        changes["should_stop", "", ""] = new.should_stop
+    for name, was, now in zip(watched.parameters, old.requires_grad, new.requires_grad):
+        if was != now:
+            changes["requires_grad", "", name] = now
+    for path, before, after in zip(watched.modules, old.attributes, new.attributes, strict=True):
+        if not _are_same(before, after):
+            for name, value in after.items():
+                if isinstance(value, _PLAIN) and name not in _RANKS_OWN:
+                    former = before.get(name, ...)
+                    if not isinstance(former, (*_PLAIN,)) or former != value:
+                        changes["attribute", path, name] = value
+    return changes
+
+
+def _are_same(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether two dictionaries hold the very same objects; all in C, as steps wait for it."""
+    return before.keys() == after.keys() and all(map(operator.is_, before.values(), after.values()))

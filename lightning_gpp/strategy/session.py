@@ -372,7 +372,7 @@ class Session:
         share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
         self._stash = GradientStash(held)
         holders = pipeline.partition.owners.holders
-        self.leader_state.elsewhere = frozenset(n for n, ranks in holders.items() if ranks != (0,))
+        self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
         self.pipeline = pipeline
         if self.on_built is not None:
             self.on_built(pipeline, num_microbatches)
