@@ -19,7 +19,7 @@ from lightning_gpp.strategy.lightning_private import is_overridden
 from lightning_gpp.strategy.loaders import RemoteBatch
 from lightning_gpp.strategy.logs import LogRecorder, recording, replay
 
-_LEADER_HOOKS = tuple(
+LEADER_HOOKS = tuple(
     f"on_{stage}_{when}"
     for stage in ("train", "validation", "test", "predict")
     for when in ("batch_start", "batch_end", "epoch_end")
@@ -27,7 +27,7 @@ _LEADER_HOOKS = tuple(
 
 
 class HookRelay:
-    """Puts relays in the place of a module's hooks, as instance attributes.
+    """Puts relays in the place of a module's (or data module's) hooks, as instance attributes.
 
     Args:
         module: whose hooks.
@@ -47,26 +47,31 @@ class HookRelay:
         self._control = control
         self._failures = failures
         self._leader_state = leader_state
-        self._installed: list[str] = []
+        self._installed: list[tuple[object, str]] = []
 
     def install(self) -> None:
         """Puts the relays in place."""
-        for name in _LEADER_HOOKS:
+        for name in LEADER_HOOKS:
             if is_overridden(name, self._module):
-                self._put(name, self._relay(name, getattr(self._module, name)))
+                self._put(self._module, name, self._relay(name, getattr(self._module, name)))
         if not self._control.is_leader:
-            before_transfer = self._module.on_before_batch_transfer
-            self._put("on_before_batch_transfer", _skip_remote(before_transfer))
+            before_transfer = "on_before_batch_transfer"
+            owners: list[Any] = [self._module]
+            data = getattr(self._module.trainer, "datamodule", None)
+            if data is not None and is_overridden(before_transfer, data):
+                owners.append(data)
+            for owner in owners:
+                self._put(owner, before_transfer, _skip_remote(getattr(owner, before_transfer)))
 
     def remove(self) -> None:
         """Takes the relays away; the module is as the user wrote it."""
-        for name in self._installed:
-            self._module.__dict__.pop(name, None)
+        for owner, name in self._installed:
+            owner.__dict__.pop(name, None)
         self._installed = []
 
-    def _put(self, name: str, function: Callable[..., Any]) -> None:
-        self._module.__dict__[name] = function
-        self._installed.append(name)
+    def _put(self, owner: object, name: str, function: Callable[..., Any]) -> None:
+        owner.__dict__[name] = function
+        self._installed.append((owner, name))
 
     def _relay(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         def relayed(*args: Any, **kwargs: Any) -> Any:

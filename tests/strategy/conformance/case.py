@@ -135,8 +135,8 @@ class Bench:
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "record"):
                 self.everywhere[name][type(callback).__name__] = dict(callback.record)
-        rows = getattr(trainer.logger, "rows", None)
-        self.on_rank_0[name] = on_rank_0 | {"logged": None if rows is None else list(rows)}
+        rows = list(trainer.logger.rows) if isinstance(trainer.logger, MemoryLogger) else None
+        self.on_rank_0[name] = on_rank_0 | {"logged": rows}
 
 
 def perform(case: Case, num_ranks: int | None, folder: str) -> Noted:

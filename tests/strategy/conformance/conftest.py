@@ -51,7 +51,7 @@ class Table:
                 notes[case.name] = [found[index] for found, _ in ranks]
             texts = [text for _, text in ranks if text]
             if texts:  # the processes are not as new after a failure
-                errors[left[done].name] = "\n".join(texts)
+                errors[left[done].name] = f"on {len(texts)} ranks, first:\n{texts[0]}"
                 pool.close_workers()
             left = left[done + bool(texts) :]
 

@@ -79,7 +79,7 @@ class CaseData:
     def loader(self, seed: int, num_samples: int | None = None, **options: Any) -> DataLoader[Any]:
         """Batches of such samples."""
         data = self.dataset(seed, num_samples)
-        return DataLoader(data, self.batch_size, collate_fn=self.collate, **options)
+        return DataLoader(data, batch_size=self.batch_size, collate_fn=self.collate, **options)
 
     def arguments(self) -> Mapping[str, Any]:
         """One loader for each purpose."""

@@ -1,0 +1,90 @@
+"""Hooks are called as often and in the order that Lightning calls them on one device.
+
+On ranks other than 0 the expectation is that sequence without what runs on rank 0 only: steps,
+transfers of batches, and the module's hooks around batches and at the end of epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from conformance import hooks
+from conformance.case import Bench, Case
+from conformance.modules import CaseData
+
+
+def recorded(*calls: str) -> Callable[[Bench], None]:
+    """Makes calls on the Trainer and notes the sequence of hooks."""
+
+    def script(bench: Bench) -> None:
+        sequence = bench.module.sequence
+        if "datamodule" in bench.data:
+            bench.data["datamodule"] = hooks.RecordedData(sequence)
+        callback = hooks.RecordedCallback()
+        callback.sequence = sequence
+        bench.trainer.callbacks.append(callback)
+        for call in calls:
+            getattr(bench, call)()
+        bench.on_rank_0["hooks"] = hooks.as_whole_batches(sequence)
+        bench.everywhere["hooks"] = hooks.on_other_ranks(sequence)
+
+    return script
+
+
+def several_loaders() -> dict[str, Any]:
+    data = CaseData()
+    return {
+        "train_dataloaders": data.loader(1, 20),
+        "val_dataloaders": [data.loader(2, 10), data.loader(3, 17)],
+        "predict_dataloaders": {"a": data.loader(4, 9), "b": data.loader(5, 3)},
+    }
+
+
+class ManyLoadersModule(hooks.HookModule):
+    """Its steps take the number of the loader."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> torch.Tensor:
+        return super().predict_step(batch, batch_idx)
+
+
+RecordedMany = hooks.recorded(ManyLoadersModule, "module", hooks.MODULE_HOOKS)
+
+CASES = [
+    Case("fit", module=hooks.RecordedModule, script=recorded("fit")),
+    Case(
+        "fit with checkpoints",
+        {"enable_checkpointing": True, "max_epochs": 1},
+        hooks.RecordedModule,
+        script=recorded("fit"),
+    ),
+    Case(
+        "validate, test, predict",
+        module=hooks.RecordedModule,
+        script=recorded("validate", "test", "predict"),
+    ),
+    Case(
+        "datamodule",
+        module=hooks.RecordedWithData,
+        data=lambda: {"datamodule": None},
+        script=recorded("fit", "validate", "test", "predict"),
+    ),
+    Case(
+        "accumulation, clipping and validation inside of the epoch",
+        {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "val_check_interval": 2},
+        hooks.RecordedModule,
+        script=recorded("fit"),
+    ),
+    Case("skipped batches", module=hooks.RecordedSkippingModule, script=recorded("fit")),
+    Case(
+        "several loaders",
+        module=RecordedMany,
+        data=several_loaders,
+        script=recorded("fit", "validate", "predict"),
+    ),
+]
