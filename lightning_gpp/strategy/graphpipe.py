@@ -60,7 +60,7 @@ class GraphPipeStrategy(ParallelStrategy):
 
     Args:
         num_microbatches: micro-batches that a mini-batch is cut into; by default twice the number
-            of devices, or fewer where the batch is smaller.
+            of devices (one on a single device), or fewer where the batch is smaller.
         schedule: ``"1f1b"`` or ``"gpipe"``.
         planner: name of the planner that makes the plan.
         plan: a plan made by hand instead: a :class:`~lightning_gpp.Plan`, its JSON file, or a list

@@ -65,6 +65,14 @@ def microbatch_sizes(num_samples: int, num_microbatches: int) -> list[int]:
     return [small + (index < extra) for index in range(num_microbatches)]
 
 
+def default_microbatches(num_devices: int) -> int:
+    """Micro-batches where the user gives no number: enough to fill the pipeline.
+
+    Twice the number of devices; one where there is no pipeline to fill, as every cut costs time.
+    """
+    return 2 * num_devices if num_devices > 1 else 1
+
+
 def unit_sizes(num_samples: int, *, full: int, asked: int, at_a_time: int) -> list[int]:
     """Samples of each of the smallest micro-batches of one mini-batch.
 

@@ -39,6 +39,7 @@ from lightning_gpp.strategy.microbatches import (
     batch_size,
     copy_tensors,
     cut_batch,
+    default_microbatches,
     size_or_none,
     unit_sizes,
 )
@@ -339,7 +340,7 @@ class Session:
         return unit_sizes(
             num_samples,
             full=max(self._full_batch, num_samples),
-            asked=self.settings.num_microbatches or 2 * dist.get_world_size(),
+            asked=self.settings.num_microbatches or default_microbatches(dist.get_world_size()),
             at_a_time=at_a_time,
         )
 
