@@ -284,22 +284,23 @@ class _Step:
         transport = self.executor.transport
         up: Tag = (_REDUCE, action.microbatch, 0, 0)
         down: Tag = (_REDUCE, action.microbatch, 1, 0)
+        gradients: list[Tensor | None] = [parameter.grad for parameter in parameters]
         if transport.rank != ranks[0]:
-            gradients = pack_gradients([parameter.grad for parameter in parameters])
-            transport.send(gradients, target=ranks[0], tag=up)
-            total = self.receive(ranks[0], down, action)
+            transport.send(pack(gradients), target=ranks[0], tag=up)
+            gradients = unpack(self.receive(ranks[0], down, action))
         else:
-            total = pack_gradients([parameter.grad for parameter in parameters])
             for rank in ranks[1:]:
-                _add(total, self.receive(rank, up, action))
+                gradients = _added(gradients, unpack(self.receive(rank, up, action)))
             for rank in ranks[1:]:
-                transport.send(total, target=rank, tag=down)
-        for parameter, gradient in zip(parameters, total.tensors, strict=True):
+                transport.send(pack(gradients), target=rank, tag=down)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
 
 
-def _add(total: Payload, other: Payload) -> None:
-    for index, gradient in enumerate(other.tensors):
-        own = total.tensors[index]
-        if gradient is not None:
-            total.tensors[index] = gradient if own is None else own + gradient
+def _added(
+    gradients: Sequence[Tensor | None], others: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    return [
+        other if own is None else own if other is None else own + other
+        for own, other in zip(gradients, others, strict=True)
+    ]

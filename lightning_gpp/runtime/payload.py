@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,15 @@ class _Slot:
     index: int
 
 
+class _SparseParts(NamedTuple):
+    """A sparse tensor taken apart into tensors that can travel."""
+
+    indices: Tensor
+    values: Tensor
+    shape: tuple[int, ...]
+    is_coalesced: bool
+
+
 def tensors_in(values: Sequence[Any]) -> list[Tensor]:
     """The tensors in some values, in the order in which a payload carries them."""
     return [leaf for leaf in pytree.tree_leaves(list(values)) if isinstance(leaf, Tensor)]
@@ -47,6 +56,7 @@ def copies(value: Any) -> Any:
 
 def pack(values: Sequence[Any]) -> Payload:
     """The message that carries ``values``, cut off from the autograd graph."""
+    values = pytree.tree_map(_taken_apart, list(values))
     tensors = tensors_in(values)
     structure = None
     if not all(isinstance(value, Tensor) for value in values):
@@ -86,7 +96,28 @@ def unpack(payload: Payload) -> list[Any]:
         lambda leaf: leaves[leaf.index] if isinstance(leaf, _Slot) else leaf,
         pickle.loads(payload.structure),
     )
-    return values
+    return pytree.tree_map(  # type: ignore[no-any-return]
+        _put_together, values, is_leaf=lambda part: isinstance(part, _SparseParts)
+    )
+
+
+def _taken_apart(leaf: Any) -> Any:
+    if not (isinstance(leaf, Tensor) and leaf.layout is torch.sparse_coo):
+        return leaf
+    leaf = leaf.detach()
+    return _SparseParts(leaf._indices(), leaf._values(), tuple(leaf.shape), leaf.is_coalesced())
+
+
+def _put_together(part: Any) -> Any:
+    if not isinstance(part, _SparseParts):
+        return part
+    return torch.sparse_coo_tensor(
+        part.indices,
+        part.values,
+        part.shape,
+        is_coalesced=part.is_coalesced,
+        check_invariants=False,
+    )
 
 
 def unpack_object(payload: Payload) -> Any:

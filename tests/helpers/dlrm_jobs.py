@@ -13,7 +13,16 @@ from lightning_gpp.recipes.dlrm import DLRM, Clicks
 NUM_STEPS = 10
 
 
+class TiedDLRM(DLRM):
+    """The recipe's model with one matrix for items, be they shown now or earlier."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tables["item"].weight = self.tables["history"].weight
+
+
 def fit_dlrm(
+    kind: type[DLRM],
     options: dict[str, Any],
     dtype: str,
     strategy: dict[str, Any] | None,
@@ -23,6 +32,7 @@ def fit_dlrm(
     """Trains DLRM on a small click log: 10 steps of batches of 48, the 7th of 32.
 
     Args:
+        kind: class of the model.
         options: of the model.
         dtype: of weights and data.
         strategy: arguments of ``GraphPipeStrategy``; None trains on one plain device.
@@ -33,7 +43,7 @@ def fit_dlrm(
     result = Result()
     with quiet():
         data = Clicks(num_samples=400, batch_size=48)
-        module = DLRM.for_data(data, bottom_widths=(12, 8), top_widths=(12,), **options)
+        module = kind.for_data(data, bottom_widths=(12, 8), top_widths=(12,), **options)
         trainer = make_trainer(
             strategy,
             num_ranks,

@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.dlrm_jobs import NUM_STEPS, fit_dlrm
+from helpers.dlrm_jobs import NUM_STEPS, TiedDLRM, fit_dlrm
 from helpers.reference import RELATIVE_TOLERANCE, weight_differences
 from helpers.workers import WorkerPool
+
+from lightning_gpp.recipes.dlrm import DLRM
 
 pytestmark = pytest.mark.timeout(180)
 
 ADAMW = {"name": "AdamW", "lr": 0.01, "weight_decay": 0.1}
 MOMENTUM = {"name": "SGD", "lr": 0.5, "momentum": 0.9}
+ADAGRAD = {"name": "Adagrad", "lr": 0.05}
 TABLES_APART = [
-    ["tables.user", "tables.tags"],
-    ["tables.item", "tables.history"],
+    ["tables.user", "tables.history"],
+    ["tables.item", "tables.tags"],
     ["tables.context", "bottom"],
     ["interaction", "top"],
 ]
@@ -27,16 +30,17 @@ def assert_equals_one_device(
     dtype: str,
     num_ranks: int,
     strategy: dict[str, Any],
+    kind: type[DLRM] = DLRM,
     **trainer_options: Any,
 ) -> None:
     tolerance = RELATIVE_TOLERANCE[dtype]
-    expected = fit_dlrm(options, dtype, None, **trainer_options)
+    expected = fit_dlrm(kind, options, dtype, None, **trainer_options)
     strategy = {"num_microbatches": 4, "timeout": 30.0} | strategy
     results = pool.run(
-        fit_dlrm, options, dtype, strategy, num_ranks, num_ranks=num_ranks, **trainer_options
+        fit_dlrm, kind, options, dtype, strategy, num_ranks, num_ranks=num_ranks, **trainer_options
     )
     assert not weight_differences(results[0].weights, expected.weights, tolerance)
-    assert len(expected.losses) == NUM_STEPS
+    assert len(expected.losses) >= NUM_STEPS
     assert set(expected.metrics) == {"train_loss", "val_loss", "val_auc", "val_acc"}
     for result in results:
         assert result.losses == pytest.approx(expected.losses, rel=10 * tolerance)
@@ -62,3 +66,20 @@ def test_equals_one_device(
 def test_tables_on_different_devices_by_hand(pool: WorkerPool, schedule: str) -> None:
     strategy = {"schedule": schedule, "plan": TABLES_APART}
     assert_equals_one_device(pool, {"optimizer": ADAMW}, "float64", 4, strategy)
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "trainer_options"),
+    [
+        (DLRM, ADAGRAD, {}),
+        (DLRM, MOMENTUM, {"accumulate_grad_batches": 2}),
+        (TiedDLRM, MOMENTUM, {}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch's Adagrad
+def test_sparse_gradients(
+    pool: WorkerPool, kind: type[DLRM], optimizer: dict[str, Any], trainer_options: dict[str, Any]
+) -> None:
+    options = {"sparse_gradients": True, "optimizer": optimizer}
+    strategy = {"plan": TABLES_APART}
+    assert_equals_one_device(pool, options, "float64", 4, strategy, kind, **trainer_options)
