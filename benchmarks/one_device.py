@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import statistics
 import time
 import warnings
 from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
 
 import torch
 from chain import SIZES, Chain, Size, example

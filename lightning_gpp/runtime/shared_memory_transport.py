@@ -48,14 +48,14 @@ class _Peer:
         connection: packets to it and from it.
         pool: slots that this rank writes for it.
         blocks: memory that it writes for this rank.
-        unsent: packets that the socket had no room for, with the file to hand over.
+        unsent: packets that the socket had no room for, with the block whose file goes along.
         is_here: whether it may still send something.
     """
 
     connection: socket.socket
     pool: SlotPool = field(default_factory=SlotPool)
     blocks: list[Block] = field(default_factory=list)
-    unsent: deque[tuple[bytes, int | None]] = field(default_factory=deque)
+    unsent: deque[tuple[bytes, Block | None]] = field(default_factory=deque)
     is_here: bool = True
 
 
@@ -112,7 +112,7 @@ class SharedMemoryTransport:
         if len(peer.pool.blocks) > num_blocks:
             block = peer.pool.blocks[-1]
             shape = block.shape
-            peer.unsent.append((_packet(_BLOCK, shape.slot_bytes, shape.num_slots), block.fd))
+            peer.unsent.append((_packet(_BLOCK, shape.slot_bytes, shape.num_slots), block))
         _write(payload, [*fixed, *shapes], head_bytes, slot)
         peer.unsent.append((_packet(_MESSAGE, slot.block, slot.index, head_bytes), None))
         self._push(target)
@@ -188,11 +188,13 @@ class SharedMemoryTransport:
         peer = self._peers[rank]
         try:
             while peer.unsent:
-                packet, fd = peer.unsent[0]
-                if fd is None:
+                packet, block = peer.unsent[0]
+                if block is None:
                     peer.connection.send(packet)
                 else:
-                    socket.send_fds(peer.connection, [packet], [fd])
+                    assert block.fd is not None, "a file is handed over once"
+                    socket.send_fds(peer.connection, [packet], [block.fd])
+                    block.forget_file()
                 peer.unsent.popleft()
         except BlockingIOError:
             return  # the rest goes with the next call

@@ -57,13 +57,15 @@ class Block:
     """
 
     def __init__(self, fd: int, shape: BlockShape) -> None:
-        self.fd = fd
+        self.fd: int | None = fd
         self.shape = shape
         self._memory = memoryview(mmap.mmap(fd, shape.total_bytes))
 
     def forget_file(self) -> None:
         """Closes the file; the memory stays until its last user is gone."""
-        os.close(self.fd)
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
 
     def is_free(self, index: int) -> bool:
         """Whether nobody uses a slot."""
@@ -117,7 +119,7 @@ class SlotPool:
         return Slot(numbers[-1], 0, self.blocks[-1].take(0))
 
     def close(self) -> None:
-        """Gives up the files; memory that readers still use stays theirs."""
+        """Gives up the blocks; memory that readers still use stays theirs."""
         for block in self.blocks:
             block.forget_file()
         self.blocks, self._of_size = [], {}

@@ -11,6 +11,7 @@ from lightning_gpp.runtime.shared_slots import Block, SlotPool, rounded_up
 def reader_of(pool: SlotPool, number: int) -> Block:
     """The other end of a block, as a process that was given its file sees it."""
     block = pool.blocks[number]
+    assert block.fd is not None
     reader = Block(os.dup(block.fd), block.shape)
     reader.forget_file()
     return reader
