@@ -67,6 +67,11 @@ class LogRecorder:
         entry.sizes.append(self.microbatch_size)
         entry.batch_sizes.append(kwargs.get("batch_size"))
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether anything was logged."""
+        return bool(self._entries)
+
     def combined(self, num_samples: int | None) -> list[LogCall]:
         """One call per name, in the order of the first calls.
 
@@ -113,7 +118,7 @@ class EveryLogCall:
         made = []
         for name, value, last, kwargs in self._calls:
             if kwargs.get("batch_size") is None:
-                sizes = sizes or [_size_for_logs(batch)]
+                sizes = sizes or [size_for_logs(batch)]
                 kwargs = kwargs | {"batch_size": sizes[0]}
             if isinstance(value, Metric):
                 state = dataclasses.replace(state_of(self._module, value), last=last)
@@ -123,7 +128,8 @@ class EveryLogCall:
         return made
 
 
-def _size_for_logs(batch: Any) -> int | None:
+def size_for_logs(batch: Any) -> int | None:
+    """The size by which Lightning weights what is logged for a batch; None where it finds none."""
     try:
         return extract_batch_size(batch)
     except MisconfigurationException:  # raised again where the size is needed

@@ -2,40 +2,70 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import enum
+import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
-_PLAIN = (str, bytes, int, float, bool, complex, type(None))
+_PLAIN = (str, bytes, int, float, bool, complex, type(None), np.generic, enum.Enum)
+_PER_SAMPLE = (Tensor, np.ndarray)
 
 
 def batch_size(batch: Any) -> int:
-    """Number of samples: the first dimension of the first tensor in the batch.
+    """Number of samples of a batch.
+
+    It is the first dimension of a tensor or array with which all others agree that are not in
+    lists of samples; without such a tensor, the length of such lists.
 
     Raises:
-        ValueError: there is no tensor with samples, or others disagree; the text names the places.
+        ValueError: there are no samples, or no number fits; the text names the places.
         TypeError: the batch holds something that cannot be cut.
     """
-    size = _first_size(batch)
-    if size is None:
+    tensors, lengths = _candidates(batch)
+    if not tensors and not lengths:
         raise ValueError("the batch holds no tensor with samples, so it cannot be cut")
+    errors = []
+    for size in dict.fromkeys([*tensors, *lengths]):
+        try:
+            _walk(batch, "batch", size, functools.partial(_check, size=size), lambda items: items)
+            return size
+        except ValueError as error:
+            errors.append(error)
+    raise errors[0]
 
-    def check(tensor: Tensor, place: str) -> Tensor:
-        if tensor.dim() > 0 and tensor.shape[0] != size:
-            raise ValueError(
-                "the tensors of a batch must agree in their first dimension to be cut into "
-                f"micro-batches: {place} has {tensor.shape[0]}, the first tensor has {size}. Let "
-                "the collate function put samples first, and keep what is not per sample out of "
-                "the batch."
-            )
-        return tensor
 
-    _walk(batch, "batch", size, check, lambda items: items)
-    return size
+def _check(item: Any, place: str, *, size: int) -> Any:
+    if item.ndim > 0 and len(item) != size:
+        raise ValueError(
+            "the tensors of a batch must agree in their first dimension to be cut into "
+            f"micro-batches: {place} has {len(item)}, the first tensor has {size}. Let "
+            "the collate function put samples first, and keep what is not per sample out of "
+            "the batch."
+        )
+    return item
+
+
+def _candidates(item: Any) -> tuple[list[int], list[int]]:
+    """First dimensions of all tensors and arrays; lengths of all lists inside of the batch."""
+    if isinstance(item, _PER_SAMPLE):
+        return ([len(item)] if item.ndim > 0 else []), []
+    tensors: list[int] = []
+    lengths: list[int] = []
+    for part in _parts(item):
+        is_list = isinstance(part, list | tuple) and not hasattr(part, "_fields")
+        lengths += [len(part)] if is_list and len(part) else []
+        inner = _candidates(part)
+        tensors += inner[0]
+        lengths += inner[1]
+    return tensors, lengths
 
 
 def size_or_none(batch: Any) -> int | None:
@@ -52,7 +82,11 @@ def copy_tensors(batch: Any) -> Any:
     Tensors made in inference mode, as Lightning's validation loops make them, cannot.
     """
     with torch.inference_mode(False):
-        return _walk(batch, "batch", None, lambda tensor, _: tensor.clone(), lambda items: items)
+        return _walk(batch, "batch", None, _copy, lambda items: items, lambda other, _: other)
+
+
+def _copy(item: Any, place: str) -> Any:
+    return item.clone() if isinstance(item, Tensor) else item
 
 
 def microbatch_sizes(num_samples: int, num_microbatches: int) -> list[int]:
@@ -104,9 +138,9 @@ def unit_sizes(num_samples: int, *, full: int, asked: int, at_a_time: int) -> li
 def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     """Cuts a batch into consecutive micro-batches of the given sizes.
 
-    Tensors are cut along their first dimension. Lists with one item per sample are cut too: lists
-    of that length, unless their items are themselves batched tensors (a list of fields). Tensors
-    without dimensions and other plain data go into every micro-batch.
+    Tensors and arrays are cut along their first dimension. Lists with one item per sample are cut
+    too: lists of that length, unless their items are themselves batched tensors (a list of
+    fields). Tensors without dimensions and other plain data go into every micro-batch.
 
     Shapes:
         - every tensor: ``(sum(sizes), ...)`` or ``()``
@@ -118,62 +152,115 @@ def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _part(batch: Any, part: slice, total: int) -> Any:
-    def cut_tensor(tensor: Tensor, place: str) -> Tensor:
-        return tensor[part] if tensor.dim() else tensor
+    def cut_tensor(tensor: Any, place: str) -> Any:
+        return tensor[part] if tensor.ndim else tensor
 
     return _walk(batch, "batch", total, cut_tensor, lambda items: items[part])
 
 
-def _walk(
-    item: Any,
-    place: str,
-    num_samples: int | None,
-    on_tensor: Callable[[Tensor, str], Any],
-    on_samples: Callable[[Sequence[Any]], Any],
-) -> Any:
-    """Rebuilds a nested batch with its tensors and its lists of samples replaced."""
-
-    def walk(inner: Any, where: str) -> Any:
-        return _walk(inner, f"{place}{where}", num_samples, on_tensor, on_samples)
-
-    if isinstance(item, Tensor):
-        return on_tensor(item, place)
-    if isinstance(item, _PLAIN):
-        return item
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        fields = [part.name for part in dataclasses.fields(item) if part.init]
-        return dataclasses.replace(item, **{n: walk(getattr(item, n), f".{n}") for n in fields})
-    if isinstance(item, Mapping):
-        parts = {key: walk(part, f"[{key!r}]") for key, part in item.items()}
-        return parts if type(item) is dict else type(item)(parts)  # type: ignore[call-arg]
-    if isinstance(item, list | tuple):
-        if num_samples is not None and _is_per_sample(item, num_samples):
-            return on_samples(item)
-        walked = [walk(part, f"[{index}]") for index, part in enumerate(item)]
-        return type(item)(*walked) if hasattr(item, "_fields") else type(item)(walked)
+def _refuse(item: Any, place: str) -> Any:
     raise TypeError(
         f"{place} is a {type(item).__name__}, which cannot be cut into micro-batches; expected "
         "tensors in dicts, lists, tuples or dataclasses. Let the collate function return those."
     )
 
 
-def _is_per_sample(items: Sequence[Any], num_samples: int) -> bool:
-    """Whether a list holds one item per sample, and is no list of batched fields."""
+def _walk(
+    item: Any,
+    place: str,
+    num_samples: int | None,
+    on_tensor: Callable[[Any, str], Any],
+    on_samples: Callable[[Sequence[Any]], Any],
+    on_other: Callable[[Any, str], Any] = _refuse,
+    siblings: Sequence[Any] = (),
+) -> Any:
+    """Rebuilds a nested batch with its tensors, arrays and lists of samples replaced.
+
+    ``siblings`` are the other parts of the container that holds the item.
+    """
+    parts = _parts(item)
+
+    def walk(inner: Any, where: str) -> Any:
+        there = f"{place}{where}"
+        return _walk(inner, there, num_samples, on_tensor, on_samples, on_other, parts)
+
+    if isinstance(item, _PER_SAMPLE):
+        return on_tensor(item, place)
+    if isinstance(item, _PLAIN):
+        return item
+    if isinstance(item, Mapping):
+        return _with_items(item, {key: walk(part, f"[{key!r}]") for key, part in item.items()})
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return _with_fields(item, {n: walk(p, f".{n}") for n, p in _fields(item).items()})
+    if isinstance(item, list | tuple) and not isinstance(item, PackedSequence):
+        if num_samples is not None and _is_per_sample(item, num_samples, siblings):
+            return on_samples(item)
+        walked = [walk(part, f"[{index}]") for index, part in enumerate(item)]
+        return type(item)(*walked) if hasattr(item, "_fields") else type(item)(walked)
+    return on_other(item, place)
+
+
+def _with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A mapping of the same type, with whatever else the object knows, and with other values."""
+    if type(mapping) is dict:
+        return items
+    if not isinstance(mapping, MutableMapping):
+        return type(mapping)(items)  # type: ignore[call-arg]
+    other = copy.copy(mapping)
+    for key, value in items.items():
+        other[key] = value
+    return other
+
+
+def _fields(item: Any) -> dict[str, Any]:
+    """The fields that a dataclass has; those outside of ``__init__`` may not exist yet."""
+    names = [field.name for field in dataclasses.fields(item)]
+    return {name: getattr(item, name) for name in names if hasattr(item, name)}
+
+
+def _with_fields(item: Any, values: dict[str, Any]) -> Any:
+    """A dataclass with other values; numbers that its ``__post_init__`` derives are derived."""
+    given = {field.name for field in dataclasses.fields(item) if field.init}
+    other = dataclasses.replace(item, **{n: v for n, v in values.items() if n in given})
+    for name, value in values.items():
+        derived = isinstance(value, _PLAIN) and hasattr(other, name)
+        if name not in given and not derived:
+            object.__setattr__(other, name, value)
+    return other
+
+
+def _parts(item: Any) -> Sequence[Any]:
+    """What a container of a batch holds; nothing for everything else."""
+    if isinstance(item, Mapping):
+        return list(item.values())
+    if isinstance(item, list | tuple):
+        return item
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return list(_fields(item).values())
+    return ()
+
+
+def _is_per_sample(items: Sequence[Any], num_samples: int, siblings: Sequence[Any] = ()) -> bool:
+    """Whether a list holds one item per sample, and is no list of batched fields.
+
+    Both may be: as many tensors as samples, each as long. Then it is the former beside another
+    list that holds samples of some other length.
+    """
     if len(items) != num_samples or hasattr(items, "_fields"):
         return False
     sizes = {_first_size(part) for part in items}
-    return not (num_samples in sizes and sizes <= {num_samples, None})
+    if not (num_samples in sizes and sizes <= {num_samples, None}):
+        return True
+    return any(
+        isinstance(other, list | tuple)
+        and len(other) == num_samples
+        and bool({_first_size(part) for part in other} - {num_samples, None})
+        for other in siblings
+    )
 
 
 def _first_size(item: Any) -> int | None:
-    """First dimension of the first tensor in something; None where there is none."""
-    if isinstance(item, Tensor):
-        return item.shape[0] if item.dim() > 0 else None
-    parts: Sequence[Any] = ()
-    if isinstance(item, Mapping):
-        parts = list(item.values())
-    elif isinstance(item, list | tuple):
-        parts = item
-    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-        parts = [getattr(item, part.name) for part in dataclasses.fields(item) if part.init]
-    return next((size for part in parts if (size := _first_size(part)) is not None), None)
+    """First dimension of the first tensor or array in something; None where there is none."""
+    if isinstance(item, _PER_SAMPLE):
+        return len(item) if item.ndim > 0 else None
+    return next((size for part in _parts(item) if (size := _first_size(part)) is not None), None)

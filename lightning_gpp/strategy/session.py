@@ -238,7 +238,7 @@ class Session:
         boundary = self._boundary(name, step, cut_batch(batch, sizes), sizes)
         with self.control.alone(name), self.leader_state.watching(name), boundary.active():
             stash = self._train(units, boundary)
-        result, calls = boundary.result(), boundary.log_calls()
+        result, calls = boundary.result(), boundary.log_calls(batch)
         changes = self.leader_state.take_changes()
         value = result["loss"] if isinstance(result, Mapping) else result
         self.control.tell((value, calls, changes))

@@ -22,7 +22,13 @@ from lightning_gpp.runtime.suspend import (
     ask,
     in_suspended_call,
 )
-from lightning_gpp.strategy.logs import LogCall, LogRecorder, instance_attribute, recording
+from lightning_gpp.strategy.logs import (
+    LogCall,
+    LogRecorder,
+    instance_attribute,
+    recording,
+    size_for_logs,
+)
 from lightning_gpp.strategy.results import combine_results
 
 
@@ -143,9 +149,11 @@ class StepBoundary:
         results = [self._results[index] for index in range(len(self._sizes))]
         return combine_results(results, self._sizes)
 
-    def log_calls(self) -> list[LogCall]:
-        """The step's ``self.log`` calls, combined over the micro-batches."""
-        return self._recorder.combined(sum(self._sizes))
+    def log_calls(self, batch: Any) -> list[LogCall]:
+        """The step's ``self.log`` calls, combined over the micro-batches of a mini-batch."""
+        if not self._recorder.has_calls:
+            return []
+        return self._recorder.combined(size_for_logs(batch) or sum(self._sizes))
 
 
 def first_call(module: nn.Module, boundary: StepBoundary) -> ForwardCall | None:

@@ -14,7 +14,7 @@ from conformance.conftest import Table
 
 pytestmark = pytest.mark.timeout(400)
 
-TABLES = ("cases_evaluation", "cases_hooks", "cases_loops")
+TABLES = ("cases_batches", "cases_evaluation", "cases_hooks", "cases_loops")
 ROWS = [
     pytest.param(name, case, id=f"{name.removeprefix('cases_')}: {case.name}")
     for name in TABLES
