@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lightning_gpp.graph import ModelGraph, StageGraph
     from lightning_gpp.planner import Plan, Stage, make_plan
     from lightning_gpp.schedule import Program, build_program
-    from lightning_gpp.strategy import GraphPipeStrategy
+    from lightning_gpp.strategy import GraphPipeStrategy, TimelineCallback
 
 __version__ = "0.1.0"
 
@@ -31,6 +31,7 @@ _HOMES = {
     "Program": "schedule",
     "Stage": "planner",
     "StageGraph": "graph",
+    "TimelineCallback": "strategy",
     "build_program": "schedule",
     "make_plan": "planner",
 }
@@ -45,6 +46,7 @@ __all__ = [
     "Program",
     "Stage",
     "StageGraph",
+    "TimelineCallback",
     "build_program",
     "make_plan",
 ]

@@ -1,7 +1,8 @@
 """The console command ``graphpipe``: a thin Hydra application.
 
 It puts a recipe's data and module, a strategy and a Trainer together, trains, and leaves in the
-Hydra run folder ``metrics.json``, ``plan.json`` and ``config.yaml`` (the resolved configuration).
+Hydra run folder ``metrics.json``, ``plan.json``, ``config.yaml`` (the resolved configuration), and
+``timeline.png`` and ``trace.json`` of one early step.
 
 Torch and Lightning are imported when the run starts, so that ``graphpipe --help`` and a mistyped
 override answer at once.
@@ -50,7 +51,7 @@ def train(config: DictConfig) -> dict[str, float]:
     """
     from lightning.pytorch import seed_everything
 
-    callbacks = [instantiate(callback) for callback in config.callbacks.values()]
+    callbacks = [instantiate(callback) for callback in config.callbacks.values() if callback]
     seed_everything(config.seed, workers=True, verbose=False)
     data = instantiate(config.data)
     module = instantiate(config.recipe.module, data)
@@ -89,7 +90,7 @@ def describe_run(metrics: Mapping[str, float], folder: Path) -> str:
     """
     width = max(map(len, metrics), default=0)
     rows = [f"  {name:<{width}}  {value:.4g}" for name, value in metrics.items()]
-    names = ("metrics.json", "plan.json", "config.yaml")
+    names = ("metrics.json", "plan.json", "timeline.png", "trace.json", "config.yaml")
     files = [name for name in names if name == "config.yaml" or (folder / name).exists()]
     return "\n".join(["", "final metrics", *rows, f"written to {folder}: {', '.join(files)}"])
 

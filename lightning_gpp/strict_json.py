@@ -3,7 +3,7 @@
 Plans, graphs, profiles and clusters are written by hand as well as by programs, so reading them
 checks everything: a key that is unknown, missing or of the wrong type is an error that names the
 place, what was expected and what was found. The form of a dataclass is an object with its field
-names; tuples are arrays; a document adds ``format`` and ``version``.
+names; tuples are arrays, enums their values; a document adds ``format`` and ``version``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -83,15 +84,15 @@ def to_data(value: Any) -> Any:
         return {key: to_data(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [to_data(item) for item in value]
-    return value
+    return value.value if isinstance(value, Enum) else value
 
 
 def from_data(kind: type[T], data: object, *, where: str) -> T:
     """Builds a dataclass from plain data.
 
     Args:
-        kind: the dataclass; its fields may be numbers, strings, truth values, tuples, mappings
-            from strings, other dataclasses, and any of these or None.
+        kind: the dataclass; its fields may be numbers, strings, truth values, enums of strings,
+            tuples, mappings from strings, other dataclasses, and any of these or None.
         data: the plain data.
         where: the place of the data in the document, for error messages.
 
@@ -137,6 +138,10 @@ def _read(kind: Any, data: object, where: str) -> Any:
         return {key: _read(arguments[1], item, f"{where}[{key!r}]") for key, item in found.items()}
     if is_dataclass(kind):
         return from_data(typing.cast("type[Any]", kind), data, where=where)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        if data not in [member.value for member in kind]:
+            raise _wrong(kind, data, where)
+        return kind(data)
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
@@ -160,6 +165,8 @@ def _describe(kind: Any) -> str:
         return f"an array ({_describe(arguments[0])} each)"
     if origin in (typing.Union, types.UnionType):
         return f"{_describe(arguments[0])} or null"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"one of: {', '.join(str(member.value) for member in kind)}"
     return _NAMES.get(kind, "an object")
 
 

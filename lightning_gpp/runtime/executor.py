@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -36,11 +37,25 @@ class Boundary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ActionRecord:
-    """When an action ran, on the machine's monotonic clock."""
+    """When an action ran, on the machine's monotonic clock (``time.monotonic_ns``).
+
+    Work on a GPU is waited for at the end of each recorded action, so that the times are those of
+    the work and not those of its launch.
+
+    Attributes:
+        action: what ran.
+        start_ns: when it began.
+        end_ns: when it was done.
+        size_bytes: tensors in the message that was sent or received; None for other actions.
+        loss_start_ns: when the user's step went on with the model's outputs, in forwards of the
+            loss stage; from there to ``end_ns`` it is the user's own code.
+    """
 
     action: Action
     start_ns: int
     end_ns: int
+    size_bytes: int | None = None
+    loss_start_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -95,9 +110,7 @@ class Executor:
             if self.on_record is None:
                 step.perform(action)
             else:
-                start_ns = time.monotonic_ns()
-                step.perform(action)
-                self.on_record(ActionRecord(action, start_ns, time.monotonic_ns()))
+                self.on_record(step.perform_timed(action))
         self.transport.flush()
 
 
@@ -113,6 +126,20 @@ class _Step:
     flights: dict[tuple[int, int], Flight] = field(default_factory=dict)
     outbox: dict[Tag, Payload] = field(default_factory=dict)
     inbox: dict[Tag, Payload] = field(default_factory=dict)
+    loss_start_ns: int | None = None
+
+    def perform_timed(self, action: Action) -> ActionRecord:
+        """Runs one action and says when."""
+        size_bytes = self.outbox[action.message].num_bytes if action.kind.is_send else None
+        self.loss_start_ns = None
+        start_ns = time.monotonic_ns()
+        self.perform(action)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        end_ns = time.monotonic_ns()
+        if action.kind.is_receive:
+            size_bytes = self.inbox[action.message].num_bytes
+        return ActionRecord(action, start_ns, end_ns, size_bytes, self.loss_start_ns)
 
     def perform(self, action: Action) -> None:
         """Runs one action."""
@@ -166,6 +193,7 @@ class _Step:
             for name in self.executor.output_names:
                 if name in flight.inputs:  # the user may change it in place; a leaf may not change
                     outputs[name] = copies(outputs[name])
+            self.loss_start_ns = time.monotonic_ns()
             flight.loss = self.boundary.finish(microbatch, outputs)
         if self.program.has_backward:
             self.flights[stage, microbatch] = flight

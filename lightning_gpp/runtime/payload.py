@@ -27,6 +27,11 @@ class Payload:
     requires_grad: list[bool]
     structure: bytes | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors if tensor is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class _Slot:

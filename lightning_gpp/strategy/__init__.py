@@ -2,7 +2,8 @@
 
 from lightning_gpp.strategy import other_root
 from lightning_gpp.strategy.graphpipe import START_METHODS, GraphPipeStrategy
+from lightning_gpp.strategy.timeline_callback import TimelineCallback
 
 other_root.install()
 
-__all__ = ["START_METHODS", "GraphPipeStrategy"]
+__all__ = ["START_METHODS", "GraphPipeStrategy", "TimelineCallback"]

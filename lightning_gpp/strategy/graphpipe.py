@@ -262,7 +262,9 @@ class GraphPipeStrategy(ParallelStrategy):
         """Rank 0 reads the user's loader, the others follow."""
         session = self._open_session()
         with session.failures.guard():
-            return follow_leader(dataloader, session.control, session.failures)
+            return follow_leader(
+                dataloader, session.control, session.failures, session.recorder.data_read
+            )
 
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
@@ -360,6 +362,11 @@ class GraphPipeStrategy(ParallelStrategy):
             return contextlib.nullcontext()
         self._session.control.check_together()
         return self._session.failures.guard()
+
+    @property
+    def session(self) -> Session:
+        """What this rank keeps from setup to teardown; for callbacks of this package."""
+        return self._open_session()
 
     def _open_session(self) -> Session:
         assert self._session is not None, "the strategy's environment is not set up"

@@ -6,7 +6,8 @@ by rank. So inputs and labels of a sample come from the same draw only if one ra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -55,9 +56,15 @@ class _LoaderProxy:
     """Forwards attributes to the user's loader, so that Lightning finds samplers and workers."""
 
     def __init__(
-        self, loader: Any, length: int | None, control: Control, failures: FailureWatch
+        self,
+        loader: Any,
+        length: int | None,
+        control: Control,
+        failures: FailureWatch,
+        on_read: Callable[[int, int], None],
     ) -> None:
         own = {"_loader": loader, "_length": length, "_control": control, "_failures": failures}
+        own["_on_read"] = on_read
         self.__dict__.update(own)  # everything else is set on the user's loader
 
     def __getattr__(self, name: str) -> Any:
@@ -89,7 +96,9 @@ class LeadingLoader(_LoaderProxy):
         end = object()
         while True:
             with failures.guard():
+                start_ns = time.monotonic_ns()
                 batch = next(batches, end)
+                self.__dict__["_on_read"](start_ns, time.monotonic_ns())
                 control.tell((batch is not end, None if batch is end else size_or_none(batch)))
             if batch is end:
                 return
@@ -112,8 +121,17 @@ class FollowingLoader(_LoaderProxy):
             yield RemoteBatch(num_samples)
 
 
-def follow_leader(loader: Any, control: Control, failures: FailureWatch) -> _LoaderProxy:
-    """The loader that takes a user's loader's place on this rank."""
+def follow_leader(
+    loader: Any, control: Control, failures: FailureWatch, on_read: Callable[[int, int], None]
+) -> _LoaderProxy:
+    """The loader that takes a user's loader's place on this rank.
+
+    Args:
+        loader: the user's.
+        control: between rank 0 and the others.
+        failures: reports what the loader raises.
+        on_read: told when rank 0 began and ended reading a batch, in nanoseconds.
+    """
     length: int | None = None
     if control.is_leader:
         try:
@@ -122,4 +140,4 @@ def follow_leader(loader: Any, control: Control, failures: FailureWatch) -> _Loa
             length = None
     length = control.share(length, "waiting for the length of rank 0's data loader")
     proxy = LeadingLoader if control.is_leader else FollowingLoader
-    return proxy(loader, length, control, failures)
+    return proxy(loader, length, control, failures, on_read)

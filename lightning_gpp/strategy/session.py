@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
@@ -51,6 +52,7 @@ from lightning_gpp.strategy.pipeline import (
     pipelined_module,
     share_parameters,
 )
+from lightning_gpp.strategy.recorder import StepRecorder
 from lightning_gpp.strategy.steps import ForwardCall, StepBoundary, first_call
 
 
@@ -75,6 +77,7 @@ class Session:
         self.pipeline: Pipeline | None = None
         self.on_built: Callable[[Pipeline, int], None] | None = None
         self.on_record: Callable[[ActionRecord], None] | None = None
+        self.recorder = StepRecorder()
         self._threads = StepThreads()
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
@@ -270,9 +273,11 @@ class Session:
     ) -> None:
         assert self.pipeline is not None
         self.pipeline.record(self.on_record)
-        self.pipeline.run(
-            units, has_backward=has_backward, training=self.module.training, boundary=boundary
-        )
+        recorder = self.recorder.run(self.pipeline.executor) if has_backward else nullcontext()
+        with recorder:
+            self.pipeline.run(
+                units, has_backward=has_backward, training=self.module.training, boundary=boundary
+            )
 
     def _boundary(
         self, name: str, step: Callable[[Any], Any], parts: Sequence[Any], sizes: Sequence[int]

@@ -81,7 +81,7 @@ def test_main_job_runs_as_a_graph_of_stages(run_folder: Path) -> None:
     """The real command: processes started by spawn, two stages."""
     command = [sys.executable, "-m", "lightning_gpp.cli", "hydra.run.dir=run"]
     done = subprocess.run(
-        [*command, "trainer.devices=2", *FAST],
+        [*command, "trainer.devices=2", *FAST, "callbacks.timeline.steps=[2]"],
         cwd=run_folder,
         capture_output=True,
         text=True,
@@ -98,6 +98,9 @@ def test_main_job_runs_as_a_graph_of_stages(run_folder: Path) -> None:
         "val_acc",
     }
     assert "stage" in done.stderr + done.stdout
+    assert (run / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((run / "trace.json").read_text())["traceEvents"]
+    assert "plan.json, timeline.png, trace.json, config.yaml" in done.stdout
     assert "Warning" not in done.stderr
 
 

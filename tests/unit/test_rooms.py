@@ -17,14 +17,17 @@ ALLOWED = {
     "cost": {"graph", "cluster"},
     "schedule": {"graph", "cluster", "cost"},
     "planner": {"graph", "cluster", "cost", "schedule"},
+    "simulate": {"graph", "cluster", "cost", "schedule", "planner"},
     "capture": {"graph", "cost"},
     "runtime": {"graph", "schedule"},
-    "strategy": {"graph", "cluster", "cost", "schedule", "planner", "capture", "runtime"},
+    "strategy": {
+        *("graph", "cluster", "cost", "schedule", "planner", "simulate", "capture", "runtime"),
+    },
     "recipes": set(),
 }
 """Room -> rooms that it may import, itself left out."""
 
-WITHOUT_TORCH = ("graph", "cluster", "cost", "schedule", "planner")
+WITHOUT_TORCH = ("graph", "cluster", "cost", "schedule", "planner", "simulate")
 WITHOUT_LIGHTNING = (*WITHOUT_TORCH, "capture", "runtime")
 
 
@@ -75,8 +78,8 @@ def test_only_the_command_line_knows_hydra() -> None:
 def test_planning_needs_neither_torch_nor_lightning() -> None:
     code = (
         "import sys, lightning_gpp\n"
-        "from lightning_gpp import make_plan, Plan, ModelGraph, build_program\n"
-        "print([n for n in ('torch', 'lightning', 'numpy') if n in sys.modules])\n"
+        "from lightning_gpp import make_plan, Plan, ModelGraph, build_program, simulate\n"
+        "print([n for n in ('torch', 'lightning', 'numpy', 'matplotlib') if n in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -1,0 +1,137 @@
+"""One clock for all ranks: how far each rank's clock is from that of rank 0.
+
+The clock is ``time.monotonic_ns``. Processes of one host share it. Between hosts the distance is
+estimated as Cristian's algorithm does (Distributed Computing 3, 1989), with the four times of NTP
+(RFC 5905, section 8): a rank asks rank 0 for the time several times and trusts the exchange that
+was back soonest, since its distance is uncertain by half of what it was under way.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_gpp.runtime.payload import pack_object, unpack_object
+from lightning_gpp.runtime.transport import Tag, Transport
+
+NUM_EXCHANGES = 16
+_CLOCK: Tag = (-5, 0, 0, 0)
+_PURPOSE = "comparing the clocks"
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A clock that can be read.
+
+    Attributes:
+        now_ns: reads it, in nanoseconds since any fixed moment.
+        identity: equal on ranks that share the clock; None where that is unknown.
+    """
+
+    now_ns: Callable[[], int]
+    identity: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """How a rank's clock relates to that of rank 0.
+
+    Attributes:
+        offset_ns: to be added to the rank's times to get those of rank 0.
+        error_ns: by how much that may be off, either way.
+    """
+
+    offset_ns: int
+    error_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One question for the time and its answer.
+
+    Attributes:
+        asked_ns: when it was asked, on the asking rank's clock.
+        heard_ns: when it was heard, on rank 0's clock.
+        answered_ns: when it was answered, on rank 0's clock.
+        back_ns: when the answer was back, on the asking rank's clock.
+    """
+
+    asked_ns: int
+    heard_ns: int
+    answered_ns: int
+    back_ns: int
+
+    @property
+    def under_way_ns(self) -> int:
+        """How long question and answer travelled, both together."""
+        return (self.back_ns - self.asked_ns) - (self.answered_ns - self.heard_ns)
+
+
+def host_clock() -> Clock:
+    """The monotonic clock of this host; Linux names the boot, and with it the clock."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        identity: str | None = f"{boot} {os.readlink('/proc/self/ns/time')}"
+    except OSError:
+        identity = None
+    return Clock(time.monotonic_ns, identity)
+
+
+def estimate_offset(exchanges: Sequence[Exchange]) -> ClockOffset:
+    """The offset that the quickest of some exchanges shows.
+
+    >>> estimate_offset([Exchange(100, 1150, 1150, 200), Exchange(300, 1310, 1312, 322)])
+    ClockOffset(offset_ns=1000, error_ns=10)
+    """
+    best = min(exchanges, key=lambda exchange: exchange.under_way_ns)
+    twice = (best.heard_ns - best.asked_ns) + (best.answered_ns - best.back_ns)
+    return ClockOffset(twice // 2, -(-best.under_way_ns // 2))
+
+
+def measure_offset(
+    transport: Transport, *, timeout_s: float, clock: Clock | None = None
+) -> ClockOffset:
+    """All ranks, together: this rank's offset to rank 0.
+
+    Ranks that share rank 0's clock have none, provided that the measurement agrees.
+
+    Args:
+        transport: between the ranks.
+        timeout_s: limit of every wait.
+        clock: this rank's; the host's by default.
+
+    Raises:
+        TransportError: a rank has gone or did not answer in time.
+    """
+    clock = clock or host_clock()
+    if transport.rank != 0:
+        return _ask(transport, clock, timeout_s)
+    for rank in range(1, transport.num_ranks):
+        for _ in range(NUM_EXCHANGES):
+            transport.receive(source=rank, tag=_CLOCK, timeout_s=timeout_s, purpose=_PURPOSE)
+            heard_ns = clock.now_ns()
+            answer = pack_object((clock.identity, heard_ns, clock.now_ns()))
+            transport.send(answer, target=rank, tag=_CLOCK)
+    transport.flush()
+    return ClockOffset(0, 0)
+
+
+def _ask(transport: Transport, clock: Clock, timeout_s: float) -> ClockOffset:
+    exchanges = []
+    identity = None
+    for _ in range(NUM_EXCHANGES):
+        asked_ns = clock.now_ns()
+        transport.send(pack_object(None), target=0, tag=_CLOCK)
+        answer = transport.receive(source=0, tag=_CLOCK, timeout_s=timeout_s, purpose=_PURPOSE)
+        back_ns = clock.now_ns()
+        identity, heard_ns, answered_ns = unpack_object(answer)
+        exchanges.append(Exchange(asked_ns, heard_ns, answered_ns, back_ns))
+    transport.flush()
+    estimate = estimate_offset(exchanges)
+    is_shared = identity is not None and identity == clock.identity
+    if is_shared and abs(estimate.offset_ns) <= estimate.error_ns:
+        return ClockOffset(0, 0)
+    return estimate

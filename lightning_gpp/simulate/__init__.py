@@ -1,0 +1,27 @@
+"""What a step looks like in time: timelines, and how they are shown.
+
+A :class:`Timeline` says what every rank did when, for one optimizer step. It is the same type
+whether the step was measured by the runtime or predicted from a program, so that the two can be
+put side by side. :func:`shares` reads off where the time went; :func:`write_trace` and
+:func:`write_picture` show it.
+"""
+
+from lightning_gpp.simulate.picture import timeline_figure, write_picture
+from lightning_gpp.simulate.shares import RankShares, Shares, shares
+from lightning_gpp.simulate.timeline import Category, Span, SpanKind, Timeline, TimelineStage
+from lightning_gpp.simulate.trace import trace_events, write_trace
+
+__all__ = [
+    "Category",
+    "RankShares",
+    "Shares",
+    "Span",
+    "SpanKind",
+    "Timeline",
+    "TimelineStage",
+    "shares",
+    "timeline_figure",
+    "trace_events",
+    "write_picture",
+    "write_trace",
+]

@@ -1,0 +1,127 @@
+"""Timelines as a trace for Perfetto (https://ui.perfetto.dev) or ``chrome://tracing``.
+
+The format is the JSON object format of "Trace Event Format" (Google, 2016): complete events
+(``"X"``) for spans, metadata events (``"M"``) for names and order, flow events (``"s"``, ``"f"``)
+for messages. Each timeline is a process, each rank a thread of it. Times are microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_gpp.graph import FEED
+from lightning_gpp.schedule import Action
+from lightning_gpp.simulate.shares import shares
+from lightning_gpp.simulate.timeline import Span, SpanKind, Timeline
+
+_US_PER_S = 1e6
+
+_COLOURS = {
+    "forward": "thread_state_running",
+    "backward": "thread_state_iowait",
+    "communication": "rail_animation",
+    "wait": "grey",
+    "other": "rail_idle",
+}
+"""Categories in the reserved colours of chrome://tracing; Perfetto has colours of its own."""
+
+
+def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
+    """Writes one trace of some timelines; each is a process that is called by its source."""
+    path.write_text(json.dumps(trace(timelines), allow_nan=False) + "\n", encoding="utf-8")
+
+
+def trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
+    """The trace as plain data."""
+    events = [
+        event for pid, timeline in enumerate(timelines) for event in trace_events(timeline, pid)
+    ]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            timeline.source: {
+                "step": timeline.step,
+                "step_s": timeline.step_s,
+                "schedule": timeline.schedule,
+                "bubble_share": shares(timeline).bubble_share,
+                "clock_error_s": list(timeline.clock_error_s),
+            }
+            for timeline in timelines
+        },
+    }
+
+
+def trace_events(timeline: Timeline, pid: int = 0) -> Iterator[dict[str, Any]]:
+    """The events of one timeline.
+
+    Args:
+        timeline: what is shown.
+        pid: number of its process in the trace; processes are shown in this order.
+    """
+    yield _metadata(pid, 0, "process_name", name=timeline.source)
+    yield _metadata(pid, 0, "process_sort_index", sort_index=pid)
+    for rank in range(timeline.num_ranks):
+        stages = ", ".join(str(stage.id) for stage in timeline.stages_of(rank))
+        what = f" · stage {stages}" if stages else ""
+        yield _metadata(pid, rank, "thread_name", name=f"rank {rank}{what}")
+        yield _metadata(pid, rank, "thread_sort_index", sort_index=rank)
+    for span in timeline.spans:
+        yield _complete(timeline, span, pid)
+    for number, (sent, received) in enumerate(timeline.messages()):
+        flow = {"name": "message", "cat": "message", "id": f"{pid}.{number}", "pid": pid}
+        start_s = (sent.start_s + sent.end_s) / 2  # within its span, to which it is tied
+        end_s = max(start_s, (received.start_s + received.end_s) / 2)
+        yield flow | {"ph": "s", "tid": sent.rank, "ts": start_s * _US_PER_S}
+        yield flow | {"ph": "f", "bp": "e", "tid": received.rank, "ts": end_s * _US_PER_S}
+
+
+def _metadata(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": args}
+
+
+def _complete(timeline: Timeline, span: Span, pid: int) -> dict[str, Any]:
+    category = span.kind.category.value
+    return {
+        "ph": "X",
+        "pid": pid,
+        "tid": span.rank,
+        "ts": span.start_s * _US_PER_S,
+        "dur": span.duration_s * _US_PER_S,
+        "name": event_name(span),
+        "cat": category,
+        "cname": _COLOURS[category],
+        "args": _arguments(timeline, span),
+    }
+
+
+def event_name(span: Span) -> str:
+    """What a span is called: its action, with what part of it this is.
+
+    >>> event_name(Span(0, SpanKind.FORWARD, 0.0, 1.0, "2F0"))
+    '2F0'
+    >>> event_name(Span(0, SpanKind.WAIT, 0.0, 1.0, "3RF0<2"))
+    'wait 3RF0<2'
+    """
+    if span.kind in (SpanKind.WAIT, SpanKind.LOSS, SpanKind.FEED) and span.action is not None:
+        return f"{span.kind.value} {span.action}"
+    return span.name
+
+
+def _arguments(timeline: Timeline, span: Span) -> dict[str, Any]:
+    """What Perfetto shows of a span that is clicked at."""
+    arguments: dict[str, Any] = {"kind": span.kind.value}
+    if span.action is not None:
+        action = Action.parse(span.action)
+        arguments |= {"stage": action.stage, "microbatch": action.microbatch}
+        if action.kind.is_compute and action.stage != FEED:
+            stage = timeline.stages[action.stage]
+            arguments |= {"label": stage.label, "operators": ", ".join(stage.operators)}
+        if action.peer is not None:
+            arguments["peer"] = action.peer
+    if span.size_bytes is not None:
+        arguments["bytes"] = span.size_bytes
+    return arguments | {"minibatch": span.minibatch}

@@ -1,0 +1,170 @@
+"""From what every rank recorded to the timeline of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from lightning_gpp.graph import FEED
+from lightning_gpp.planner.operator_names import summarize_operators
+from lightning_gpp.runtime.clock import ClockOffset
+from lightning_gpp.runtime.executor import ActionRecord
+from lightning_gpp.schedule import Action, Kind
+from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage
+from lightning_gpp.strategy.pipeline import Pipeline
+from lightning_gpp.strategy.recorder import RankRecord
+
+_COMPUTE = {Kind.FORWARD: SpanKind.FORWARD, Kind.BACKWARD: SpanKind.BACKWARD}
+
+
+def timeline_stages(pipeline: Pipeline) -> tuple[TimelineStage, ...]:
+    """What a timeline shows of the stages of a pipeline."""
+    return tuple(
+        TimelineStage(
+            id=stage.id,
+            rank=pipeline.rank_of_device[stage.devices[0]],
+            label=summarize_operators(pipeline.captured.graph, stage.operators),
+            operators=stage.operators,
+        )
+        for stage in pipeline.plan.stages
+    )
+
+
+def measured_timeline(
+    records: Sequence[RankRecord],
+    clocks: Sequence[ClockOffset],
+    *,
+    step: int,
+    rank_of_device: Sequence[int],
+    schedule: str,
+    stages: tuple[TimelineStage, ...],
+) -> Timeline:
+    """Puts the records of all ranks on the clock of rank 0.
+
+    Args:
+        records: of every rank.
+        clocks: of every rank.
+        step: optimizer steps done before this one.
+        rank_of_device: rank of every device of the plan.
+        schedule: name of the schedule.
+        stages: the stages.
+
+    Raises:
+        ValueError: nothing was recorded, or the ranks did not record the same runs.
+    """
+    if len({len(record.runs) for record in records}) != 1 or not records[0].runs:
+        counts = [len(record.runs) for record in records]
+        raise ValueError(f"the ranks recorded {counts} runs of programs; expected equally many")
+    pieces = [
+        piece
+        for rank, (record, clock) in enumerate(zip(records, clocks, strict=True))
+        for piece in _pieces(rank, record, clock.offset_ns)
+    ]
+    zero_ns = min(piece.start_ns for piece in pieces)
+    last_ns = max(piece.end_ns for piece in pieces)
+    arrivals = _arrivals(pieces)
+    return Timeline(
+        source="measured",
+        step_s=(last_ns - zero_ns) * 1e-9,
+        devices=tuple(rank_of_device.index(rank) for rank in range(len(records))),
+        schedule=schedule,
+        stages=stages,
+        spans=tuple(
+            part.span(zero_ns)
+            for piece in pieces
+            for part in _split(piece, arrivals.get(piece.meeting))
+        ),
+        step=step,
+        clock_error_s=tuple(clock.error_ns * 1e-9 for clock in clocks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A span on the clock of rank 0, and the action it comes from."""
+
+    rank: int
+    kind: SpanKind
+    start_ns: int
+    end_ns: int
+    action: Action | None = None
+    size_bytes: int | None = None
+    minibatch: int = 0
+
+    @property
+    def meeting(self) -> tuple[object, ...] | None:
+        """What ranks have to come to before it can go on: a message, or a sum of gradients."""
+        if self.action is None or self.action.kind.is_compute:
+            return None
+        if self.action.kind is Kind.REDUCE:
+            return (self.minibatch, self.action.microbatch)
+        return (self.minibatch, *self.action.message)
+
+    def span(self, zero_ns: int) -> Span:
+        return Span(
+            rank=self.rank,
+            kind=self.kind,
+            start_s=(self.start_ns - zero_ns) * 1e-9,
+            end_s=(self.end_ns - zero_ns) * 1e-9,
+            action=None if self.action is None else str(self.action),
+            size_bytes=self.size_bytes,
+            minibatch=self.minibatch,
+        )
+
+
+def _pieces(rank: int, record: RankRecord, offset_ns: int) -> Iterator[_Piece]:
+    for mark in record.marks:
+        yield _Piece(rank, mark.kind, mark.start_ns + offset_ns, mark.end_ns + offset_ns)
+    for minibatch, run in enumerate(record.runs):
+        for action in run.actions:
+            yield from _pieces_of(rank, action, offset_ns, minibatch)
+        if run.actions:
+            start_ns = run.actions[-1].end_ns
+            yield _Piece(
+                rank,
+                SpanKind.FLUSH,
+                start_ns + offset_ns,
+                run.end_ns + offset_ns,
+                minibatch=minibatch,
+            )
+
+
+def _pieces_of(rank: int, record: ActionRecord, offset_ns: int, minibatch: int) -> Iterator[_Piece]:
+    start_ns, end_ns = record.start_ns + offset_ns, record.end_ns + offset_ns
+    kind = _kind(record.action)
+    if kind is SpanKind.FORWARD and record.loss_start_ns is not None:
+        loss_ns = record.loss_start_ns + offset_ns
+        yield _Piece(rank, SpanKind.LOSS, loss_ns, end_ns, record.action, None, minibatch)
+        end_ns = loss_ns
+    yield _Piece(rank, kind, start_ns, end_ns, record.action, record.size_bytes, minibatch)
+
+
+def _kind(action: Action) -> SpanKind:
+    if action.kind is Kind.FORWARD and action.stage == FEED:
+        return SpanKind.FEED
+    if action.kind is Kind.REDUCE:
+        return SpanKind.REDUCE
+    if action.kind.is_send:
+        return SpanKind.SEND
+    return SpanKind.RECEIVE if action.kind.is_receive else _COMPUTE[action.kind]
+
+
+def _arrivals(pieces: Sequence[_Piece]) -> dict[tuple[object, ...] | None, int]:
+    """When the last rank came to each meeting: the sender of a message, all of a sum."""
+    arrivals: dict[tuple[object, ...] | None, int] = {}
+    for piece in pieces:
+        if piece.kind in (SpanKind.SEND, SpanKind.REDUCE):
+            known_ns = arrivals.get(piece.meeting, piece.start_ns)
+            arrivals[piece.meeting] = max(known_ns, piece.start_ns)
+    return arrivals
+
+
+def _split(piece: _Piece, arrival_ns: int | None) -> Iterator[_Piece]:
+    """A receive as its wait, until the message was sent, and the rest; likewise a sum."""
+    if piece.kind not in (SpanKind.RECEIVE, SpanKind.REDUCE) or arrival_ns is None:
+        yield piece
+        return
+    met_ns = min(max(piece.start_ns, arrival_ns), piece.end_ns)
+    if met_ns > piece.start_ns:
+        yield replace(piece, kind=SpanKind.WAIT, end_ns=met_ns, size_bytes=None)
+    yield replace(piece, start_ns=met_ns)

@@ -1,0 +1,106 @@
+"""Records on this rank what one optimizer step consists of, while it is asked to."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lightning_gpp.runtime.executor import ActionRecord, Executor
+from lightning_gpp.simulate import SpanKind
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something outside of the program, on this rank's monotonic clock."""
+
+    kind: SpanKind
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run of a program: the actions in order, and when the run was over."""
+
+    actions: tuple[ActionRecord, ...]
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What one rank did in a step: the runs of its mini-batches, and what was around them."""
+
+    runs: tuple[RunRecord, ...]
+    marks: tuple[Mark, ...]
+
+
+class StepRecorder:
+    """Collects the records of one step at a time; costs next to nothing while it is off."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._runs: list[RunRecord] = []
+        self._marks: list[Mark] = []
+        self._open: tuple[SpanKind, int] | None = None
+        self._last_read: Mark | None = None
+
+    def start(self) -> None:
+        """Begins a step; its mini-batch has been read already."""
+        self.is_on = True
+        self._runs, self._open = [], None
+        self._marks = [] if self._last_read is None else [self._last_read]
+        self._last_read = None
+
+    def stop(self) -> RankRecord:
+        """Ends the step and returns what was recorded."""
+        self.end()
+        self.is_on = False
+        return RankRecord(tuple(self._runs), tuple(self._marks))
+
+    def data_read(self, start_ns: int, end_ns: int) -> None:
+        """A batch was read. The one of a step is read before the step begins."""
+        mark = Mark(SpanKind.DATA, start_ns, end_ns)
+        if not self.is_on:
+            self._last_read = mark
+        elif self._open is None:  # else it is part of a validation
+            self._marks.append(mark)
+
+    def forget_read(self) -> None:
+        """What was read so far does not belong to the next step."""
+        self._last_read = None
+
+    def begin(self, kind: SpanKind) -> None:
+        """Something outside of the program begins."""
+        if self.is_on:
+            self.end()
+            self._open = (kind, time.monotonic_ns())
+
+    def end(self) -> None:
+        """It ends, if it was begun."""
+        if self._open is not None:
+            self._marks.append(Mark(*self._open, time.monotonic_ns()))
+            self._open = None
+
+    @contextlib.contextmanager
+    def run(self, executor: Executor) -> Iterator[None]:
+        """Records the actions of a program that runs in the body; others still get theirs."""
+        if not self.is_on:
+            yield
+            return
+        self.end()  # an optimizer that runs a step several times
+        records: list[ActionRecord] = []
+        also = executor.on_record
+
+        def on_record(record: ActionRecord) -> None:
+            records.append(record)
+            if also is not None:
+                also(record)
+
+        executor.on_record = on_record
+        try:
+            yield
+        finally:
+            executor.on_record = also
+        self._runs.append(RunRecord(tuple(records), time.monotonic_ns()))

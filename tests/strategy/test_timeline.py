@@ -1,0 +1,120 @@
+"""Chosen steps are recorded on every rank and shown; nothing hangs, nothing else changes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from helpers.timelines import TimelineRun, fit_on_one_device, fit_with_timeline
+from helpers.workers import WorkerPool
+
+from lightning_gpp import TimelineCallback
+from lightning_gpp.simulate import SpanKind
+
+pytestmark = pytest.mark.timeout(120)
+
+PARTS = (SpanKind.WAIT, SpanKind.LOSS)
+"""Kinds that are the second span of an action."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("timeline")
+
+
+@pytest.fixture(scope="module")
+def runs(pool: WorkerPool, folder: Path) -> list[TimelineRun]:
+    callback = {"steps": [2], "dirpath": folder}
+    result: list[TimelineRun] = pool.run(fit_with_timeline, 3, callback, num_ranks=3)
+    return result
+
+
+def test_every_action_of_the_program_appears_once(runs: list[TimelineRun]) -> None:
+    timeline = runs[0].timelines[2]
+    for rank, run in enumerate(runs):
+        assert run.program
+        spans = timeline.of_rank(rank)
+        found = Counter(s.action for s in spans if s.action and s.kind not in PARTS)
+        assert found == Counter(run.program)
+
+
+def test_data_loss_and_optimizer_are_in_it(runs: list[TimelineRun]) -> None:
+    kinds = [Counter(s.kind for s in runs[0].timelines[2].of_rank(rank)) for rank in range(3)]
+    assert [k[SpanKind.DATA] for k in kinds] == [1, 0, 0]
+    assert [k[SpanKind.LOSS] for k in kinds] == [4, 0, 0]
+    assert [k[SpanKind.OPTIMIZER] for k in kinds] == [1, 1, 1]
+
+
+def test_no_message_is_received_before_it_was_sent(runs: list[TimelineRun]) -> None:
+    timeline = runs[0].timelines[2]
+    pairs = list(timeline.messages())
+    assert pairs
+    for sent, received in pairs:
+        error_s = timeline.clock_error_s[sent.rank] + timeline.clock_error_s[received.rank]
+        assert sent.start_s <= received.end_s + error_s
+        assert sent.size_bytes == received.size_bytes > 0
+
+
+def test_files_and_loggers_have_it(runs: list[TimelineRun], folder: Path) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == ["timeline.png", "trace.json"]
+    assert json.loads((folder / "trace.json").read_text())["otherData"]["measured"]["step"] == 2
+    (row,) = (row for row in runs[0].logged if "timeline/bubble_share" in row)
+    assert row["step"] == 2
+    assert 0 < row["timeline/bubble_share"] < 1
+    assert row["timeline/rank2/forward_share"] > 0
+
+
+def test_the_users_own_records_go_on(runs: list[TimelineRun]) -> None:
+    for run in runs:
+        assert run.users_records >= 4 * len(run.program)
+        assert not run.recorder_is_on
+
+
+def test_accumulated_steps_and_several_of_them(pool: WorkerPool, tmp_path: Path) -> None:
+    callback = {"steps": (1, 2, 9), "dirpath": tmp_path, "trace": False}
+    first, second = pool.run(
+        fit_with_timeline,
+        2,
+        callback,
+        num_ranks=2,
+        num_steps=3,
+        accumulate_grad_batches=2,
+        val_check_interval=3,  # in the middle of step 1
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "timeline-step1.png",
+        "timeline-step2.png",
+    ]
+    for timeline in first.timelines.values():
+        for rank, run in enumerate((first, second)):
+            spans = timeline.of_rank(rank)
+            for minibatch in (0, 1):
+                mine = [s for s in spans if s.minibatch == minibatch and s.kind not in PARTS]
+                assert Counter(s.action for s in mine if s.action) == Counter(run.program)
+            assert [s.kind for s in spans].count(SpanKind.OPTIMIZER) == 1
+    kinds = [s.kind for s in first.timelines[1].spans]
+    assert SpanKind.VALIDATION in kinds
+    assert kinds.count(SpanKind.DATA) == 2  # not those of the validation
+
+
+def test_a_rank_that_fails_in_a_recorded_step_ends_all(pool: WorkerPool, tmp_path: Path) -> None:
+    outcomes = pool.outcomes(
+        fit_with_timeline, 3, {"steps": (2,), "dirpath": tmp_path}, fail_on=2, num_ranks=3
+    )
+    for outcome in outcomes:
+        assert "the callback is out of order" in outcome.error, outcome.describe()
+        assert not outcome.hung and outcome.elapsed_s < 15, outcome.describe()
+
+
+def test_other_strategies_have_nothing_to_record(tmp_path: Path) -> None:
+    (warning,) = fit_on_one_device(tmp_path)
+    assert "nothing to record" in warning
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("steps", [(), (-1,), -2])
+def test_steps_are_counted_from_0(steps: object) -> None:
+    with pytest.raises(ValueError, match="counted from 0"):
+        TimelineCallback(steps)  # type: ignore[arg-type]

@@ -1,0 +1,65 @@
+"""Offsets between clocks, found over a real transport between threads with clocks that differ."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from lightning_gpp.runtime.clock import (
+    Clock,
+    ClockOffset,
+    Exchange,
+    estimate_offset,
+    host_clock,
+    measure_offset,
+)
+from lightning_gpp.runtime.thread_transport import ThreadHub
+
+
+def test_the_quickest_exchange_counts_and_bounds_the_error() -> None:
+    # rank 0 is 1000 ahead; the slow question took 80 of its 100 on the way there
+    slow = Exchange(asked_ns=0, heard_ns=1080, answered_ns=1085, back_ns=105)
+    quick = Exchange(asked_ns=200, heard_ns=1206, answered_ns=1207, back_ns=211)
+    assert estimate_offset([slow, quick]) == ClockOffset(offset_ns=1001, error_ns=5)
+
+
+def offsets(clocks: list[Clock]) -> list[ClockOffset]:
+    hub = ThreadHub(len(clocks))
+    found: dict[int, ClockOffset] = {}
+
+    def run(rank: int) -> None:
+        found[rank] = measure_offset(hub.transport(rank), timeout_s=20.0, clock=clocks[rank])
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(clocks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in range(len(clocks))]
+
+
+def skewed(skew_ns: int, identity: str | None) -> Clock:
+    return Clock(lambda: time.monotonic_ns() + skew_ns, identity)
+
+
+def test_clocks_that_differ_are_brought_together_within_the_error() -> None:
+    skews = [0, 7_000_000_000, -3_000_000_123]
+    found = offsets([skewed(skew, None) for skew in skews])
+    assert found[0] == ClockOffset(0, 0)
+    for skew, offset in zip(skews[1:], found[1:]):
+        assert 0 < offset.error_ns < 1_000_000_000
+        assert abs(offset.offset_ns + skew) <= offset.error_ns
+
+
+def test_ranks_of_one_host_share_the_clock() -> None:
+    assert offsets([skewed(0, "host")] * 3) == [ClockOffset(0, 0)] * 3
+
+
+def test_a_shared_name_is_not_believed_against_the_measurement() -> None:
+    first, second = offsets([skewed(0, "host"), skewed(5_000_000_000, "host")])
+    assert first == ClockOffset(0, 0)
+    assert abs(second.offset_ns + 5_000_000_000) <= second.error_ns
+
+
+def test_the_clock_of_this_host_is_the_one_of_records() -> None:
+    assert host_clock().now_ns is time.monotonic_ns

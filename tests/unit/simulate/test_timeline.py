@@ -1,0 +1,213 @@
+"""Timelines of a few literal spans: their shares, their JSON form, their pictures, their traces."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from lightning_gpp.simulate import (
+    Span,
+    SpanKind,
+    Timeline,
+    TimelineStage,
+    shares,
+    timeline_figure,
+    write_picture,
+    write_trace,
+)
+
+# seconds  0         1         2         3         4         5         6         7         8
+# rank 0   |-1F0     |s        |   wait 1F0's input          |r|1F0    |1B0      |s|       opt|
+# rank 1             |  wait   |r| 0F0               |s      |    wait           |r| 0B0   |
+SPANS = (
+    Span(0, SpanKind.FEED, 0.0, 1.0, "-1F0"),
+    Span(0, SpanKind.SEND, 1.0, 2.0, "-1SF0>0", 64),
+    Span(0, SpanKind.WAIT, 2.0, 4.0, "1RF0<0"),
+    Span(0, SpanKind.RECEIVE, 4.0, 4.25, "1RF0<0", 32),
+    Span(0, SpanKind.FORWARD, 4.25, 5.0, "1F0"),
+    Span(0, SpanKind.LOSS, 5.0, 5.5, "1F0"),
+    Span(0, SpanKind.BACKWARD, 5.5, 6.0, "1B0"),
+    Span(0, SpanKind.SEND, 6.0, 6.25, "1SB0>0", 32),
+    Span(0, SpanKind.OPTIMIZER, 7.5, 8.0),
+    Span(1, SpanKind.WAIT, 0.5, 1.0, "0RF0<-1"),
+    Span(1, SpanKind.RECEIVE, 1.0, 2.0, "0RF0<-1", 64),
+    Span(1, SpanKind.FORWARD, 2.0, 4.0, "0F0"),
+    Span(1, SpanKind.SEND, 4.0, 4.0, "0SF0>1", 32),
+    Span(1, SpanKind.WAIT, 4.0, 6.0, "0RB0<1"),
+    Span(1, SpanKind.RECEIVE, 6.0, 6.5, "0RB0<1", 32),
+    Span(1, SpanKind.BACKWARD, 6.5, 7.5, "0B0"),
+)
+STAGES = (
+    TimelineStage(0, 1, "tower (3)", ("tower_0", "tower_1", "tower_2")),
+    TimelineStage(1, 0, "head", ("head",)),
+)
+
+
+def timeline(spans: tuple[Span, ...] = SPANS, **changes: object) -> Timeline:
+    fields = {"source": "measured", "step_s": 8.0, "devices": (1, 0), "schedule": "1f1b"}
+    return Timeline(**(fields | {"stages": STAGES, "spans": spans, "step": 3} | changes))  # type: ignore[arg-type]
+
+
+class TestShares:
+    def test_by_hand(self) -> None:
+        first, second = shares(timeline()).ranks
+        assert (first.forward_s, first.backward_s) == (1 + 0.75 + 0.5, 0.5)
+        assert (first.communication_s, first.wait_s, first.other_s) == (1.5, 2.0, 0.5)
+        assert first.idle_s == 8 - 2.25 - 0.5 - 1.5 - 2.0 - 0.5
+        assert (second.forward_s, second.backward_s) == (2.0, 1.0)
+        assert (second.communication_s, second.wait_s, second.other_s) == (1.5, 2.5, 0.0)
+        assert second.idle_s == 1.0
+        assert (first.bubble_s, second.bubble_s) == (5.25, 5.0)
+        assert shares(timeline()).bubble_share == 10.25 / 16
+
+    def test_parts_of_a_rank_add_up(self) -> None:
+        for rank in shares(timeline()).ranks:
+            assert sum(rank.by_category().values()) == pytest.approx(1.0)
+
+    def test_names_in_loggers(self) -> None:
+        metrics = shares(timeline()).metrics()
+        assert metrics["timeline/bubble_share"] == 10.25 / 16
+        assert metrics["timeline/rank1/forward_share"] == 0.25
+        assert metrics["timeline/step_s"] == 8.0
+        assert len(metrics) == 2 + 2 * 7
+
+
+class TestTimeline:
+    def test_json_and_back(self) -> None:
+        assert Timeline.from_json(timeline().to_json()) == timeline()
+
+    def test_unknown_kind_in_json_lists_the_known(self) -> None:
+        text = timeline().to_json().replace('"kind": "feed"', '"kind": "food"')
+        with pytest.raises(ValueError, match=r"spans\[0\]: kind: expected one of: forward, feed"):
+            Timeline.from_json(text)
+
+    def test_messages_are_joined(self) -> None:
+        pairs = [(sent.action, received.action) for sent, received in timeline().messages()]
+        assert pairs == [("-1SF0>0", "0RF0<-1"), ("0SF0>1", "1RF0<0"), ("1SB0>0", "0RB0<1")]
+
+    @pytest.mark.parametrize(
+        ("span", "error"),
+        [
+            (Span(0, SpanKind.DATA, 3.0, 4.0), "data starts before 1RF0<0 ends"),
+            (Span(2, SpanKind.DATA, 3.0, 4.0), "rank 2 of 2"),
+            (Span(1, SpanKind.DATA, 7.6, 9.0), "after the step"),
+            (Span(1, SpanKind.FORWARD, 7.6, 7.7, "5F0"), "unknown stage"),
+        ],
+    )
+    def test_impossible_spans_are_refused(self, span: Span, error: str) -> None:
+        with pytest.raises(ValueError, match=error):
+            timeline((*SPANS, span))
+
+    def test_a_span_does_not_end_before_it_starts(self) -> None:
+        with pytest.raises(ValueError, match=r"2F0 goes from 2\.0 s to 1\.0 s"):
+            Span(0, SpanKind.FORWARD, 2.0, 1.0, "2F0")
+
+
+class TestTrace:
+    @pytest.fixture
+    def trace(self, tmp_path: Path) -> dict:
+        write_trace([timeline()], tmp_path / "trace.json")
+        return json.loads((tmp_path / "trace.json").read_text())
+
+    def test_events_have_what_the_format_asks_for(self, trace: dict) -> None:
+        assert trace["displayTimeUnit"] == "ms"
+        required = {
+            "M": {"name", "pid", "tid", "args"},
+            "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
+            "s": {"name", "cat", "id", "pid", "tid", "ts"},
+            "f": {"name", "cat", "id", "pid", "tid", "ts", "bp"},
+        }
+        for event in trace["traceEvents"]:
+            assert required[event["ph"]] <= event.keys()
+            assert all(isinstance(event[key], int) for key in ("pid", "tid"))
+            assert event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0
+
+    def test_process_and_threads_are_named(self, trace: dict) -> None:
+        names = {
+            (event["name"], event["tid"]): event["args"].get("name")
+            for event in trace["traceEvents"]
+            if event["ph"] == "M"
+        }
+        assert names["process_name", 0] == "measured"
+        assert names["thread_name", 0] == "rank 0 · stage 1"
+        assert names["thread_name", 1] == "rank 1 · stage 0"
+
+    def test_spans_are_in_microseconds_with_arguments(self, trace: dict) -> None:
+        (event,) = (event for event in trace["traceEvents"] if event["name"] == "0F0")
+        assert (event["ts"], event["dur"], event["tid"]) == (2e6, 2e6, 1)
+        assert event["cat"] == "forward"
+        assert event["args"]["operators"] == "tower_0, tower_1, tower_2"
+        assert event["args"]["microbatch"] == 0
+        sent = next(event for event in trace["traceEvents"] if event["name"] == "-1SF0>0")
+        assert sent["args"]["bytes"] == 64
+        assert len([event for event in trace["traceEvents"] if event["ph"] == "X"]) == len(SPANS)
+
+    def test_arrows_lie_in_the_spans_of_their_ends(self, trace: dict) -> None:
+        slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        flows = [event for event in trace["traceEvents"] if event["ph"] in "sf"]
+        assert [flow["ph"] for flow in flows] == ["s", "f"] * 3
+        for flow in flows:
+            ends = {"s": "S", "f": "R"}[flow["ph"]]
+            assert any(
+                s["tid"] == flow["tid"]
+                and s["ts"] <= flow["ts"] <= s["ts"] + s["dur"]
+                and ends in s["name"]
+                for s in slices
+            )
+
+
+class TestPicture:
+    def test_file_is_a_png_of_the_figure(self, tmp_path: Path) -> None:
+        write_picture(timeline(), tmp_path / "timeline.png")
+        data = (tmp_path / "timeline.png").read_bytes()
+        assert data[:8] == b"\x89PNG\r\n\x1a\n"
+        figure = timeline_figure(timeline())
+        expected = tuple(int(inches * figure.dpi) for inches in figure.get_size_inches())
+        assert struct.unpack(">2I", data[16:24]) == expected
+
+    def test_bars_are_where_the_spans_are(self) -> None:
+        (axes,) = timeline_figure(timeline()).axes
+        bars = {c.get_gid(): c for c in axes.collections if c.get_gid() is not None}
+        assert ranges(bars["forward/1/0"]) == [(2000.0, 4000.0)]
+        assert ranges(bars["backward/1/0"]) == [(6500.0, 7500.0)]
+        assert ranges(bars["wait/0/row"]) == [(2000.0, 4000.0)]
+        assert ranges(bars["communication/1/row"]) == [
+            (1000.0, 2000.0),
+            (4000.0, 4000.0),
+            (6000.0, 6500.0),
+        ]
+        assert axes.get_xlim() == (0, 8000.0)
+
+    def test_numbers_only_where_they_fit(self) -> None:
+        (axes,) = timeline_figure(timeline()).axes
+        assert [t.get_text() for t in axes.texts].count("0") == 4
+        tiny = tuple(
+            Span(1, SpanKind.FORWARD, 0.01 * i, 0.01 * i + 0.005, f"0F{i}") for i in range(9)
+        )
+        (axes,) = timeline_figure(timeline(tiny)).axes
+        assert not {str(i) for i in range(9)} & {t.get_text() for t in axes.texts}
+
+    def test_stages_of_a_rank_have_lanes_of_their_own(self) -> None:
+        both = (Span(0, SpanKind.FORWARD, 0, 1, "0F0"), Span(0, SpanKind.FORWARD, 1, 2, "1F0"))
+        stages = (TimelineStage(0, 0), TimelineStage(1, 0))
+        (axes,) = timeline_figure(timeline(both, stages=stages)).axes
+        tops = [c.get_paths()[0].vertices[:, 1].min() for c in axes.collections if c.get_gid()]
+        heights = [c.get_paths()[0].vertices[:, 1].max() for c in axes.collections if c.get_gid()]
+        assert heights[0] <= tops[1]
+
+    def test_title_says_the_bubble_and_pyplot_is_untouched(self) -> None:
+        import sys
+
+        figure = timeline_figure(timeline())
+        assert figure.texts[0].get_text() == "Measured step 3: 8000 ms, bubble 64 %"
+        assert (
+            "matplotlib.pyplot" not in sys.modules
+            or not sys.modules["matplotlib.pyplot"].get_fignums()
+        )
+
+
+def ranges(bars) -> list[tuple[float, float]]:
+    return [(path.vertices[:, 0].min(), path.vertices[:, 0].max()) for path in bars.get_paths()]
