@@ -8,6 +8,7 @@ from lightning_gpp.planner.picture import draw_stage_graph
 from lightning_gpp.planner.plan import Plan, Stage
 from lightning_gpp.planner.plan_json import load_plan, plan_from_json, plan_to_json, save_plan
 from lightning_gpp.planner.predict import predict
+from lightning_gpp.planner.units import num_separable
 from lightning_gpp.planner.validate import validate_plan
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "draw_stage_graph",
     "load_plan",
     "make_plan",
+    "num_separable",
     "plan_from_json",
     "plan_to_json",
     "predict",

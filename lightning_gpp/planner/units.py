@@ -64,6 +64,11 @@ class UnitGraph:
         return tuple(map(tuple, found))
 
 
+def num_separable(graph: ModelGraph) -> int:
+    """Parts that can be on devices of their own: the most devices that the graph can use."""
+    return len(set(indivisible_groups(graph).values()))
+
+
 def indivisible_groups(graph: ModelGraph) -> dict[str, int]:
     """Operator -> group of operators that must be in one stage; most are alone.
 

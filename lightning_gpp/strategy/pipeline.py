@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from lightning_gpp.capture import BlockGraph, CapturedModel, capture, profile
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import StageGraph, stage_graph
-from lightning_gpp.planner import Plan, make_plan, resolve_plan, validate_plan
+from lightning_gpp.planner import Plan, make_plan, num_separable, resolve_plan, validate_plan
 from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.transport import Transport
@@ -250,7 +251,7 @@ def _plan(
         costs = profile(captured, args, kwargs)
         plan = make_plan(
             captured.graph,
-            num_devices=num_devices,
+            num_devices=_num_used(captured, num_devices),
             planner=settings.planner,
             profile=costs,
             num_microbatches=num_microbatches,
@@ -258,6 +259,18 @@ def _plan(
         )
     validate_plan(plan, captured.graph, num_devices)
     return plan, costs
+
+
+def _num_used(captured: CapturedModel, num_devices: int) -> int:
+    """Devices that get a stage; a model of fewer operators leaves the others idle."""
+    num_used = min(num_devices, num_separable(captured.graph))
+    if num_used < num_devices:
+        rank_zero_warn(
+            f"the model has only {num_used} operators that can be separated, so "
+            f"{num_devices - num_used} of {num_devices} devices stay idle; use devices={num_used}, "
+            "or make the model's leaf modules smaller"
+        )
+    return num_used
 
 
 def _codes(

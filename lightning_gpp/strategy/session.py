@@ -21,6 +21,7 @@ from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.evaluation import EvaluatedForward, StepEnd
 from lightning_gpp.strategy.failure import FailureWatch
+from lightning_gpp.strategy.held_elsewhere import held_elsewhere
 from lightning_gpp.strategy.leader_state import LeaderState
 from lightning_gpp.strategy.logs import (
     EveryLogCall,
@@ -53,7 +54,7 @@ from lightning_gpp.strategy.pipeline import (
     share_parameters,
 )
 from lightning_gpp.strategy.recorder import StepRecorder
-from lightning_gpp.strategy.steps import ForwardCall, StepBoundary, first_call
+from lightning_gpp.strategy.steps import LOSS_CHECK, ForwardCall, StepBoundary, first_call
 
 
 class Session:
@@ -143,7 +144,8 @@ class Session:
         method = getattr(self.module, name)
 
         def step(batch: Any) -> Any:
-            return method(batch, *args, **kwargs)
+            with held_elsewhere(self.module, self.device):
+                return method(batch, *args, **kwargs)
 
         num_samples = size_or_none(batch)
         if self.pipeline is None:
@@ -215,7 +217,8 @@ class Session:
         method = getattr(self.module, name)
 
         def step(microbatch: Any) -> Any:
-            return method(microbatch, *args, **kwargs)
+            with held_elsewhere(self.module, self.device):
+                return method(microbatch, *args, **kwargs)
 
         is_first = not self._has_trained
         if is_first:
@@ -311,7 +314,7 @@ class Session:
         with rollback(self.module), torch.no_grad():
             self.module.eval()
             for sizes in runs:
-                boundary = self._boundary("loss check", probe, cut_batch(few, sizes), sizes)
+                boundary = self._boundary(LOSS_CHECK, probe, cut_batch(few, sizes), sizes)
                 with boundary.active():
                     self.pipeline.run(sizes, has_backward=False, training=False, boundary=boundary)
                 means.append(probe.mean())

@@ -22,6 +22,7 @@ from lightning_gpp.runtime.suspend import (
     ask,
     in_suspended_call,
 )
+from lightning_gpp.strategy.carried_state import carried_attributes, refuse_carried_state
 from lightning_gpp.strategy.logs import (
     LogCall,
     LogRecorder,
@@ -30,6 +31,9 @@ from lightning_gpp.strategy.logs import (
     size_for_logs,
 )
 from lightning_gpp.strategy.results import combine_results
+
+LOSS_CHECK = "loss check"
+"""Name of the step that :mod:`lightning_gpp.strategy.loss_check` runs before training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,8 @@ class StepBoundary:
         self._recorder = LogRecorder(module)
         self._steps = [SuspendedCall(partial(step, batch), threads) for batch in microbatches]
         self._calls: dict[int, ForwardCall] = {}
+        self._carried: dict[int, dict[str, Any]] = {}
+        self._is_cut = len(sizes) > 1 or name == LOSS_CHECK
         self._results: dict[int, Any] = {}
 
     @contextlib.contextmanager
@@ -106,6 +112,8 @@ class StepBoundary:
                 raise self.no_call()
             assert isinstance(event.question, ForwardCall)
             self._calls[microbatch] = event.question
+            if self._is_cut:
+                self._carried[microbatch] = carried_attributes(self._module, event.question)
         return self._calls[microbatch]
 
     def first_call(self) -> ForwardCall | None:
@@ -139,6 +147,7 @@ class StepBoundary:
                 "per step: concatenate the inputs of both calls, or pipeline a sub-module that is "
                 "called once (GraphPipeStrategy(module='...'))."
             )
+        refuse_carried_state(self._module, self._carried.pop(microbatch, {}))
         self._results[microbatch] = event.value
         if not self._is_training:
             return None

@@ -1,0 +1,63 @@
+"""Parameters that other ranks hold tell the user's step where it runs, not that they are away.
+
+A step may ask a parameter for its device or make zeros like it (``next(self.parameters())
+.new_zeros(...)``). On rank 0 the parameters of other stages are on the ``meta`` device, and what
+is made from them so would have no values. Only what needs no values of the parameter is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+_FACTORIES = frozenset(
+    {
+        *(getattr(Tensor, f"new_{name}") for name in ("zeros", "ones", "full", "empty", "tensor")),
+        *(
+            getattr(torch, f"{name}_like")
+            for name in ("zeros", "ones", "full", "empty", "rand", "randn", "randint")
+        ),
+    }
+)
+_DEVICE = Tensor.device.__get__
+_IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+
+def held_elsewhere(module: nn.Module, device: torch.device) -> AbstractContextManager[Any]:
+    """What user code runs in on a rank that does not hold all parameters of ``module``."""
+    is_partial = any(parameter.is_meta for parameter in module.parameters())
+    return HeldElsewhere(device) if is_partial else nullcontext()
+
+
+class HeldElsewhere(TorchFunctionMode):
+    """While active, tensors on the ``meta`` device answer as if they were on ``device``.
+
+    Args:
+        device: of this rank.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], Tensor) and args[0].is_meta:
+            if func == _DEVICE:
+                return self.device
+            if func == _IS_CUDA:
+                return self.device.type == "cuda"
+            if func in _FACTORIES and kwargs.get("device") is None:
+                kwargs = {**kwargs, "device": self.device}
+        return func(*args, **kwargs)
