@@ -45,8 +45,8 @@ def refuse_carried_state(module: nn.Module, attributes: Mapping[str, Any]) -> No
     for name, before in attributes.items():
         if getattr(module, name, None) is not before:
             raise RuntimeError(
-                f"training_step passes self.{name} to the pipelined forward and sets it anew: a state "
-                "that goes on from batch to batch, which micro-batches of other samples would mix "
+                f"training_step passes self.{name} to the pipelined forward and sets it anew: a "
+                "state that goes on from batch to batch, which micro-batches of other samples mix "
                 "up. Use num_microbatches=1."
             )
 

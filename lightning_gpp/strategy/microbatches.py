@@ -48,7 +48,8 @@ def _check(item: Any, place: str, *, size: int) -> Any:
             "the tensors of a batch must agree in their first dimension to be cut into "
             f"micro-batches: {place} has {len(item)}, the first tensor has {size}. Let "
             "the collate function put samples first, and keep what is not per sample out of "
-            "the batch."
+            "the batch. Bags of different lengths (indices and offsets of an EmbeddingBag) can be "
+            "cut when padded to (samples, length); its padding_idx leaves the padding out."
         )
     return item
 

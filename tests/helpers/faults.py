@@ -14,23 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from helpers.models import DataSpec, ExportableModel
-from helpers.random_models import INPUT_WIDTHS, NUM_TARGETS, WIDTH
+from helpers.random_models import INPUT_WIDTHS, WIDTH
 from helpers.training import make_trainer, quiet
 
 FAULTY_BATCH = 2
 """Batch in which faults in the middle of training happen."""
-
-
-class TooSmallModel(ExportableModel):
-    """One operator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.only = nn.Linear(INPUT_WIDTHS[0], NUM_TARGETS)
-        del self.left, self.right, self.fuse, self.norm, self.head, self.offset
-
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        return self.only(left)
 
 
 class DataDependentModel(ExportableModel):
@@ -165,7 +153,6 @@ def _foreign_model() -> Any:
 
 
 FAULTS = {
-    "more stages than operators": Fault("(?s)3 devices.*1 operator", TooSmallModel),
     "plan does not cover the model": Fault(
         r"(?s)cover.*head", strategy={"plan": [["left"], ["right"], ["fuse", "norm"]]}
     ),

@@ -127,6 +127,9 @@ def test_batches_that_cannot_be_cut() -> None:
         batch_size({"x": torch.ones(5), "s": packed})
     with pytest.raises(ValueError, match=r"batch\['b'\] has 3, the first tensor has 2"):
         batch_size({"a": torch.ones(2), "b": torch.ones(3)})
+    offsets, indices = [torch.tensor([0, 2, 3, 5])], [torch.arange(7)]
+    with pytest.raises(ValueError, match=r"batch\[2\]\[0\] has 7.*padded to \(samples"):
+        batch_size((torch.ones(4, 3), offsets, indices))
     with pytest.raises(ValueError, match="no tensor"):
         batch_size({"n": 3})
     with pytest.raises(TypeError, match=r"batch\[1\] is a set"):
