@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning.pytorch as lp
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,6 @@ from torch.utils.data import DataLoader
 
 from helpers.models import DataSpec, ExportableModel
 from helpers.random_models import INPUT_WIDTHS, NUM_TARGETS, WIDTH, OptimizerSpec, SupervisedModule
-from helpers.training import make_trainer, quiet
 
 PLAN = [["left"], ["right"], ["fuse", "norm", "head"]]
 """Three stages of an :class:`ExportableModel`; the last is rank 0's, with the loss."""
@@ -237,47 +235,6 @@ class NotedModel(SupervisedModule):
             shifted = row + 0.1 * sum(tags) + note["bias"].sum() + 0.01 * int(note["name"])
             losses.append(note["weight"] * (shifted - target).square().mean())
         return torch.stack(losses).mean(), [output]
-
-
-class PredictingModel(ExportableModel):
-    """Predicts in every form that can be joined."""
-
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        inputs, _ = batch
-        output = self(*inputs)
-        classes = output.argmax(1)
-        return {
-            "output": output,
-            "classes": [int(number) for number in classes],
-            "names": [f"class {int(number)}" for number in classes],
-            "rows": [{"best": float(row.max()), "row": row} for row in output],
-            "array": output.double().numpy() * 2,
-            "flags": (output > 0).numpy(),
-            "mean": float(output.mean()),
-            "numpy mean": np.float64(output.double().mean()),
-            "spread": output.abs().mean(),
-            "pair": (classes, [output[:, 0], output[:, 1]]),
-            "constant": "text",
-            "nothing": None,
-        }
-
-
-class NamePredictingModel(ExportableModel):
-    """Predicts an array of names."""
-
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        inputs, _ = batch
-        return np.array(["abc"[int(number)] for number in self(*inputs).argmax(1)])
-
-
-def predict(
-    build: type[lp.LightningModule], strategy: dict[str, Any] | None, num_ranks: int = 1
-) -> Any:
-    """What ``trainer.predict`` returns for 21 samples in batches of 8, the last one smaller."""
-    data = DataSpec(num_samples=21, num_inputs=2)
-    with quiet():
-        trainer = make_trainer(strategy, num_ranks)
-        return trainer.predict(build().double(), data.loader())
 
 
 class TokenLogModel(ExportableModel):

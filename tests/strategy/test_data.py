@@ -40,18 +40,6 @@ def test_a_shuffled_loader_gives_the_same_order_as_on_one_device(pool: WorkerPoo
     assert_equal_training(pool, training, num_ranks=3, num_microbatches=4)
 
 
-def test_training_without_validation(pool: WorkerPool) -> None:
-    training = Training(MODEL, DataSpec(num_inputs=2), validate=False)
-    assert_equal_training(pool, training, num_ranks=2, num_microbatches=2)
-
-
-def test_limited_batches(pool: WorkerPool) -> None:
-    limits = {"limit_train_batches": 3, "limit_val_batches": 1, "val_check_interval": 2}
-    training = Training(MODEL, DataSpec(num_inputs=2), trainer=limits)
-    results = assert_equal_training(pool, training, num_ranks=3, num_microbatches=2)
-    assert len(results[0].losses) == 20
-
-
 @pytest.mark.parametrize("where", ["getitem", "collate", "worker"])
 def test_random_mixing_keeps_inputs_and_labels_together(pool: WorkerPool, where: str) -> None:
     """Every rank's random numbers differ, so two draws of a sample never agree."""

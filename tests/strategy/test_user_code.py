@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers import user_modules as users
@@ -151,39 +150,6 @@ def test_lists_of_samples_in_the_batch(pool: WorkerPool, num_samples: int) -> No
     data = users.NotedData(num_samples=num_samples)
     training = Training(users.NotedModel, data, num_steps=6, validate=False)
     assert_equal_training(pool, training, num_ranks=2, num_microbatches=4)
-
-
-def test_predictions_of_every_kind(pool: WorkerPool) -> None:
-    expected = users.predict(users.PredictingModel, None)
-    got = pool.run(users.predict, users.PredictingModel, STRATEGY, 3, num_ranks=3)[0]
-    assert len(got) == 3 and len(got[2]["classes"]) == 5
-    assert_alike(got, expected)
-
-
-def test_predictions_in_arrays_of_text(pool: WorkerPool) -> None:
-    expected = users.predict(users.NamePredictingModel, None)
-    got = pool.run(users.predict, users.NamePredictingModel, STRATEGY, 3, num_ranks=3)[0]
-    assert [array.tolist() for array in got] == [array.tolist() for array in expected]
-
-
-def assert_alike(got: Any, want: Any, place: str = "predictions") -> None:
-    """Same types, same structure, and the same numbers up to rounding."""
-    assert type(got) is type(want), place
-    if isinstance(want, dict):
-        assert got.keys() == want.keys(), place
-        for key in want:
-            assert_alike(got[key], want[key], f"{place}[{key!r}]")
-    elif isinstance(want, list | tuple):
-        assert len(got) == len(want), place
-        for index, (a, b) in enumerate(zip(got, want)):
-            assert_alike(a, b, f"{place}[{index}]")
-    elif isinstance(want, torch.Tensor | np.ndarray):
-        assert got.dtype == want.dtype and got.shape == want.shape, place
-        torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(want), msg=place)
-    elif isinstance(want, float):
-        assert got == pytest.approx(want), place
-    else:
-        assert got == want, place
 
 
 def test_logged_elements_numpy_numbers_and_means_over_tokens(pool: WorkerPool) -> None:

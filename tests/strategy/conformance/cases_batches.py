@@ -137,9 +137,6 @@ class FormModule(CaseModule):
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         self.log("val_loss", self.loss(batch), batch_size=self.size(batch))
 
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        return self(self.read(batch)[0])
-
 
 class OpaqueModule(CaseModule):
     """Evaluates on objects."""
@@ -159,11 +156,6 @@ def collate(form: str) -> Callable[[Sequence[Any]], Any]:
     return lambda samples: make(*default_collate(list(samples)))
 
 
-def fit_and_predict(bench: Bench) -> None:
-    bench.fit()
-    bench.predict()
-
-
 def test_and_predict(bench: Bench) -> None:
     bench.test()
     bench.predict()
@@ -176,7 +168,6 @@ CASES = [
             {"max_epochs": 1},
             module=lambda form=form: FormModule(form),
             data=data(collate=collate(form), num_samples=21),
-            script=fit_and_predict,
         )
         for form in FORMS
     ),
