@@ -29,7 +29,9 @@ def recorded(*calls: str) -> Callable[[Bench], None]:
         for call in calls:
             getattr(bench, call)()
         bench.on_rank_0["hooks"] = hooks.as_whole_batches(sequence)
-        bench.everywhere["hooks"] = hooks.on_other_ranks(sequence)
+        # What rank 0 alone runs is taken away where it runs; on other ranks it must not appear.
+        elsewhere = hooks.on_other_ranks(sequence)
+        bench.everywhere["hooks"] = elsewhere if bench.trainer.is_global_zero else list(sequence)
 
     return script
 
