@@ -116,6 +116,21 @@ class SimilarityModule(CaseModule):
         self.log("val_similar", found["similar"].diagonal().mean())
 
 
+class CentringModule(CaseModule):
+    """A row per sample, but every row depends on the others; training looks at the other output."""
+
+    def forward(self, x: Tensor) -> Any:
+        output = super().forward(x)
+        return output, output - output.mean(0, keepdim=True)
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self(x)[0], y)
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("test_centred", self(batch[0])[1].abs().mean())
+
+
 class TransposingModule(CaseModule):
     """Its forward takes the samples as columns."""
 
@@ -164,6 +179,7 @@ CASES = [
     Case("several forwards, or none", module=SeveralForwardsModule),
     Case("no forward at all", module=NoForwardModule, script=sanity_then_all),
     Case("samples that are compared in forward", module=SimilarityModule),
+    Case("samples that are centred in forward", module=CentringModule, script=sanity_then_all),
     Case("samples in the second dimension", module=TransposingModule, script=sanity_then_all),
     Case("a mean and a constant beside the output", module=AuxiliaryModule),
 ]
