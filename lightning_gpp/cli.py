@@ -4,6 +4,8 @@ It puts a recipe's data and module, a strategy and a Trainer together, trains, a
 Hydra run folder ``metrics.json``, ``plan.json``, ``config.yaml`` (the resolved configuration), and
 ``timeline.png`` and ``trace.json`` of one early step.
 
+In a sweep (``-m``) every job has a folder of its own; :mod:`lightning_gpp.sweep` makes the report.
+
 Torch and Lightning are imported when the run starts, so that ``graphpipe --help`` and a mistyped
 override answer at once.
 """
@@ -17,9 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+
+from lightning_gpp.job_scope import job_scope, refuse_script_launcher
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -31,16 +37,33 @@ class RunError(CompactHydraException):
 
 
 @hydra.main(version_base="1.3", config_path="pkg://lightning_gpp.configs", config_name="config")
-def main(config: DictConfig) -> None:
-    """Runs one job; a failure ends in one message."""
+def main(config: DictConfig) -> float | None:
+    """Runs one job; a failure ends in one message.
+
+    Returns:
+        The metric that the configuration's ``objective`` names, for sweepers that search.
+    """
     try:
-        folder = Path(config.output_dir)
-        save_config(config, folder)
-        metrics = train(config)
-        (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-        print(describe_run(metrics, folder))
+        with job_scope(HydraConfig.get().runtime.cwd):
+            return run_job(config, Path(config.output_dir))
     except Exception as error:
         raise RunError(first_error(error)) from error
+
+
+def run_job(config: DictConfig, folder: Path) -> float | None:
+    """Trains and leaves the files of the run in its folder.
+
+    Returns:
+        The metric of the configuration's ``objective``, None without one.
+    """
+    if is_sweep():
+        check_objective(config.objective, HydraConfig.get().sweeper._target_)
+    save_config(config, folder)
+    metrics = train(config)
+    if is_first_rank():
+        (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+        print(describe_run(metrics, folder))
+    return objective_value(config.objective, metrics)
 
 
 def train(config: DictConfig) -> dict[str, float]:
@@ -54,14 +77,59 @@ def train(config: DictConfig) -> dict[str, float]:
     callbacks = [instantiate(callback) for callback in config.callbacks.values() if callback]
     seed_everything(config.seed, workers=True, verbose=False)
     data = instantiate(config.data)
-    module = instantiate(config.recipe.module, data)
+    # A recipe builds its module for the data; a module that needs none says takes_data: false.
+    arguments = [data] if config.recipe.get("takes_data", True) else []
+    module = instantiate(config.recipe.module, *arguments)
     trainer: Trainer = instantiate(
         config.trainer,
         strategy=build_strategy(config.strategy),
         callbacks=callbacks,
     )
+    if is_sweep():
+        refuse_script_launcher(trainer)
     trainer.fit(module, datamodule=data)
     return {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+
+
+def is_sweep() -> bool:
+    """Whether Hydra runs this as a job of a sweep."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0; false in the processes of ``start_method=popen``."""
+    from lightning.pytorch.utilities import rank_zero_only
+
+    return int(getattr(rank_zero_only, "rank", 0)) == 0
+
+
+def check_objective(objective: str | None, sweeper: str) -> None:
+    """Refuses a search that has nothing to look at, before it trains.
+
+    Raises:
+        ValueError: the sweeper searches and no objective is named.
+    """
+    if objective is None and not sweeper.endswith(".BasicSweeper"):
+        raise ValueError(
+            f"{sweeper.rpartition('.')[2]} needs a metric to look at: "
+            "set objective=<name of a final metric>, such as objective=val_loss"
+        )
+
+
+def objective_value(objective: str | None, metrics: Mapping[str, float]) -> float | None:
+    """The final metric of a name.
+
+    Raises:
+        ValueError: there is no such metric; the text lists those that there are.
+
+    >>> objective_value("val_loss", {"val_loss": 0.5})
+    0.5
+    """
+    if objective is None:
+        return None
+    if objective not in metrics:
+        raise ValueError(f"objective={objective} is no final metric of this run: {[*metrics]}")
+    return metrics[objective]
 
 
 def build_strategy(config: DictConfig | str) -> Strategy | str:

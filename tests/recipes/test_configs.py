@@ -20,7 +20,7 @@ CONFIGS = importlib.resources.files("lightning_gpp.configs")
 CHOICES = sorted(
     f"{group.name}={choice.name.removesuffix('.yaml')}"
     for group in CONFIGS.iterdir()
-    if group.is_dir() and not group.name.startswith("_")
+    if group.is_dir() and not group.name.startswith("_") and group.name != "experiment"
     for choice in group.iterdir()
     if choice.name.endswith(".yaml")
 )

@@ -1,0 +1,88 @@
+"""What one job of the command line must not leave to the next, and how its processes may start.
+
+Hydra runs the jobs of a sweep one after another in one process, or several side by side in worker
+processes of a launcher plug-in. Lightning writes the port and the seed of a run into the
+environment, where the next run would find and keep them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+
+@contextlib.contextmanager
+def job_scope(folder: str) -> Iterator[None]:
+    """Gives a job the environment as it was, and takes back what the job changes in it.
+
+    Args:
+        folder: where the command was given; modules of the user's in it can be imported, after
+            all that is installed.
+    """
+    with _environment_restored(), _start_method_that_children_know(), _importable(folder):
+        yield
+
+
+@contextlib.contextmanager
+def _environment_restored() -> Iterator[None]:
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _importable(folder: str) -> Iterator[None]:
+    before = list(sys.path)
+    if folder not in before:
+        sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+@contextlib.contextmanager
+def _start_method_that_children_know() -> Iterator[None]:
+    """Replaces joblib's start method, which no fresh Python process knows, by ``spawn``.
+
+    A spawned process takes over the start method of its parent's by name; ``loky``, that of a
+    worker of joblib, would end it at once.
+    """
+    before = multiprocessing.get_start_method(allow_none=True)
+    if before not in ("loky", "loky_init_main"):
+        yield
+        return
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
+def refuse_script_launcher(trainer: Trainer) -> None:
+    """Refuses processes that would run the command line, a whole sweep, again.
+
+    Raises:
+        ValueError: the strategy's processes start as the command line does.
+    """
+    from lightning_gpp.strategy.lightning_private import SubprocessScriptLauncher
+
+    launcher = trainer.strategy.launcher
+    if not isinstance(launcher, SubprocessScriptLauncher):
+        return
+    if not launcher.cluster_environment.creates_processes_externally:
+        raise ValueError(
+            f"in a sweep, {type(trainer.strategy).__name__} cannot start its processes by running "
+            "the command line again: each of them would run the whole sweep. Set "
+            "strategy.start_method to spawn (the default), fork or forkserver"
+        )

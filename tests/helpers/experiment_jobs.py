@@ -1,0 +1,27 @@
+"""A configuration of the command line, trained as a rank of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_module
+
+from helpers.training import quiet
+from lightning_gpp import cli
+
+
+def train_configuration(overrides: Sequence[str], folder: Path) -> dict[str, float]:
+    """Composes and trains as ``graphpipe`` would, with the processes that are there.
+
+    Args:
+        overrides: as on the command line.
+        folder: run folder.
+
+    Returns:
+        The final metrics by name, as the run would report them.
+    """
+    with initialize_config_module("lightning_gpp.configs", version_base="1.3"):
+        config = compose("config", overrides=[*overrides, f"output_dir={folder}"])
+    with quiet():
+        return cli.train(config)

@@ -1,0 +1,142 @@
+"""Every experiment runs, short; new files are found by themselves."""
+
+from __future__ import annotations
+
+import csv
+import importlib.resources
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click_files import write_small_tables
+from helpers.experiment_jobs import train_configuration
+from helpers.workers import WorkerPool
+from hydra import compose, initialize_config_module
+from hydra.types import RunMode
+from mfeat_files import write_mfeat
+from omegaconf import DictConfig
+
+from lightning_gpp.recipes.multimodal import MultipleFeatures
+
+FILES = sorted(importlib.resources.files("lightning_gpp.configs").joinpath("experiment").iterdir())
+SHORT = (
+    "trainer.max_epochs=1",
+    "+trainer.limit_train_batches=2",
+    "+trainer.limit_val_batches=1",
+    "trainer.enable_progress_bar=false",
+    "trainer.log_every_n_steps=1",
+)
+MAX_RANKS = 4
+PLUGINS = {
+    "joblib": "hydra_plugins.hydra_joblib_launcher",
+    "optuna": "hydra_plugins.hydra_optuna_sweeper",
+}
+
+
+def composed(name: str, *overrides: str) -> DictConfig:
+    """The experiment with Hydra's own settings."""
+    with initialize_config_module("lightning_gpp.configs", version_base="1.3"):
+        return compose(
+            "config",
+            overrides=[f"experiment={name}", "output_dir=run", *overrides],
+            return_hydra_config=True,
+        )
+
+
+def skip_without_plugins(text: str) -> None:
+    for name, module in PLUGINS.items():
+        if f": {name}\n" in text and importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed (extra 'sweep')")
+
+
+@pytest.fixture
+def data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Small generated files in the formats of the real data sets."""
+    root = tmp_path / "data"
+    root.mkdir()
+    write_mfeat(root, MultipleFeatures.VIEW_SIZES, np.arange(200) % 10)
+    write_small_tables(root)
+    monkeypatch.setenv("LIGHTNING_GPP_DATA", str(root))
+    return root
+
+
+def test_there_are_experiments() -> None:
+    names = {file.name for file in FILES}
+    assert {"multimodal_mfeat.yaml", "plan_by_hand.yaml", "schedules.yaml"} <= names
+
+
+@pytest.mark.parametrize("name", [file.name for file in FILES])
+def test_says_what_it_shows(name: str) -> None:
+    assert name.endswith(".yaml"), f"{name} is no configuration"
+    (text,) = [file.read_text() for file in FILES if file.name == name]
+    package, comment, *_ = text.splitlines()
+    assert package == "# @package _global_"
+    assert comment.startswith("# ") and comment.endswith(".")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", [file.name.removesuffix(".yaml") for file in FILES])
+def test_runs(name: str, data_root: Path, run_folder: Path, pool: WorkerPool) -> None:
+    (text,) = [file.read_text() for file in FILES if file.name == f"{name}.yaml"]
+    skip_without_plugins(text)
+    config = composed(name)
+    if config.hydra.mode == RunMode.MULTIRUN:
+        check_sweep(name, config)
+    else:
+        check_run(name, config, pool)
+
+
+def check_run(name: str, config: DictConfig, pool: WorkerPool) -> None:
+    """Trains with as many ranks as the experiment says; a plan by hand is kept."""
+    num_ranks = config.trainer.devices
+    assert num_ranks <= MAX_RANKS
+    overrides = [f"experiment={name}", *SHORT, "strategy.start_method=popen"]
+    if "root" in config.data:  # the workers of the pool have the environment that they started in
+        overrides.append(f"data.root={config.data.root}")
+    results = pool.run(train_configuration, overrides, Path("run"), num_ranks=num_ranks)
+    assert all(result == results[0] for result in results)
+    assert results[0] and all(math.isfinite(value) for value in results[0].values())
+    plan = json.loads(Path("run/plan.json").read_text())
+    assert len(plan["stages"]) == num_ranks
+
+
+def check_sweep(name: str, config: DictConfig) -> None:
+    """Runs two jobs of two ranks (a search: of one device) with the real command."""
+    overrides = [f"experiment={name}", *SHORT, "trainer.devices=2", "hydra.sweep.dir=sweep"]
+    if "n_trials" in config.hydra.sweeper:
+        overrides += ["hydra.sweeper.n_trials=2", "strategy=single_device"]
+    elif "recipe.module.encoder_width" in config.hydra.sweeper.params:
+        overrides += ["recipe.module.encoder_width=16"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_gpp.cli", *overrides],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    with Path("sweep/sweep.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    swept = [key for key in config.hydra.sweeper.params if len({row[key] for row in rows}) > 1]
+    assert len(rows) == 2 and swept, rows
+    assert not any(row["error"] for row in rows)
+    assert "sweep of 2 jobs" in done.stdout
+    for row in rows:
+        run = Path("sweep", row["job"])
+        metrics = json.loads((run / "metrics.json").read_text())
+        assert {key: float(row[key]) for key in metrics} == metrics
+        assert (run / "plan.json").exists() == (row.get("strategy") != "single_device")
+    if config.objective:
+        best = min(float(row[config.objective]) for row in rows)
+        found = Path("sweep/optimization_results.yaml").read_text()
+        assert f"best_value: {best}" in found
+    else:  # schedules, or one device and two ranks: the same training
+        losses = [float(row["val_loss"]) for row in rows]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
