@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import functools
 import itertools
+import numbers
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -244,10 +245,12 @@ def _parts(item: Any) -> Sequence[Any]:
 def _is_per_sample(items: Sequence[Any], num_samples: int, siblings: Sequence[Any] = ()) -> bool:
     """Whether a list holds one item per sample, and is no list of batched fields.
 
-    Both may be: as many tensors as samples, each as long. Then it is the former beside another
-    list that holds samples of some other length.
+    Samples are of one kind. Both may be: as many tensors as samples, each as long. Then it is the
+    former beside another list that holds samples of some other length.
     """
     if len(items) != num_samples or hasattr(items, "_fields"):
+        return False
+    if len({_kind(part) for part in items if part is not None}) > 1:
         return False
     sizes = {_first_size(part) for part in items}
     if not (num_samples in sizes and sizes <= {num_samples, None}):
@@ -258,6 +261,13 @@ def _is_per_sample(items: Sequence[Any], num_samples: int, siblings: Sequence[An
         and bool({_first_size(part) for part in other} - {num_samples, None})
         for other in siblings
     )
+
+
+def _kind(item: Any) -> Any:
+    """What samples of one list have in common."""
+    if isinstance(item, _PER_SAMPLE):
+        return type(item), item.dtype, item.ndim
+    return numbers.Number if isinstance(item, numbers.Number) else type(item)
 
 
 def _first_size(item: Any) -> int | None:

@@ -121,6 +121,18 @@ def test_the_number_of_samples(batch: object, size: int) -> None:
     assert batch_size(batch) == size
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.ones(4, 10), torch.ones(4, dtype=torch.int64), torch.ones(3)),
+        (torch.ones(2, 3), [torch.ones(2)] * 3, [torch.ones(5), torch.ones(2), torch.ones(4)]),
+    ],
+)
+def test_fields_that_are_as_many_as_samples_could_be_are_no_samples(batch: object) -> None:
+    with pytest.raises(ValueError, match="must agree in their first dimension"):
+        batch_size(batch)
+
+
 def test_batches_that_cannot_be_cut() -> None:
     packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
     with pytest.raises(TypeError, match=r"batch\['s'\] is a PackedSequence"):
