@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import CaptureError
+from lightning_gpp.capture.graph_containers import is_opaque_graph
 from lightning_gpp.capture.structure import Structure, flatten, path_text
 
 
@@ -168,7 +169,8 @@ def _refuse_hidden_tensors(path: str, leaf: Any) -> None:
         if isinstance(value, dict)
         for item in value.values()
     ]
-    if any(isinstance(value, Tensor) for value in [*attributes, *nested, *mappings]):
+    tensors = [value for value in [*attributes, *nested, *mappings] if isinstance(value, Tensor)]
+    if tensors or is_opaque_graph(leaf):
         raise CaptureError(
             f"argument {path!r} is a {type(leaf).__name__}, an object with tensors inside that is "
             "no container: pass its tensors as arguments of their own (forward(x, edge_index)), "

@@ -219,6 +219,7 @@ class _Session:
             method,
             next(iter(self.sample.tensors.values())).device,
         )
+        captured.takes_graphs = self.sample.graphs is not None
         for mode in (True, False):
             self._check(captured, self.sample, self.expected[mode], mode)
             if second:

@@ -34,6 +34,7 @@ from lightning_gpp.capture.trace import (
     rebuild,
 )
 from lightning_gpp.capture.traced_names import traced_names
+from lightning_gpp.capture.whole_functions import whole_functions
 
 _SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
 # fmt: off
@@ -214,6 +215,16 @@ class _Tracer(TorchFunctionMode):
             run=lambda _, *rest: original(function, *rest),
         )
 
+    def _whole(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A library function that becomes one node."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not _is_recording(self):
+                return function(*args, **kwargs)
+            return self._record("call_function", function, args, kwargs)
+
+        return call
+
     @contextmanager
     def _patches(self) -> Iterator[None]:
         tracer = self
@@ -241,6 +252,7 @@ class _Tracer(TorchFunctionMode):
         try:
             with ExitStack() as stack:
                 stack.enter_context(traced_names(self.module, self, lambda: _is_recording(self)))
+                stack.enter_context(whole_functions(self.module, self._whole))
                 stack.enter_context(no_seeding(lambda: _is_recording(self)))
                 stack.enter_context(without_fast_path())
                 yield

@@ -12,8 +12,9 @@ from torch import Tensor, fx, nn
 from lightning_gpp.capture.arguments import Arguments
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.leaves import LeafPolicy
-from lightning_gpp.capture.structure import Structure, flatten
+from lightning_gpp.capture.structure import Structure, flatten, leaves_of
 from lightning_gpp.capture.trace import Names, Recorder, Trace
+from lightning_gpp.capture.whole_functions import whole_functions
 
 
 def trace_symbolically(module: nn.Module, arguments: Arguments, policy: LeafPolicy) -> Trace:
@@ -22,9 +23,12 @@ def trace_symbolically(module: nn.Module, arguments: Arguments, policy: LeafPoli
     Raises:
         Exception: whatever the user's code raises when it meets symbols instead of tensors.
     """
+    if arguments.structure.has_graphs:
+        raise CaptureError("a graph object tells its sizes only when it holds real tensors")
     tracer = _Tracer(module, arguments, policy)
     random_state = torch.random.get_rng_state()
-    graph = tracer.trace(module)
+    with whole_functions(module, tracer.whole):
+        graph = tracer.trace(module)
     tracer.recorder.draws.check("")
     if not torch.equal(random_state, torch.random.get_rng_state()):
         raise CaptureError("random numbers that depend on no input would be frozen into the graph")
@@ -41,6 +45,16 @@ class _Tracer(fx.Tracer):
         self.names = Names.of(module)
         self.recorder = Recorder()
         self.output: Structure | None = None
+
+    def whole(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A library function that becomes one node where it meets a symbol."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not any(isinstance(leaf, fx.Proxy) for leaf in leaves_of((args, kwargs))):
+                return function(*args, **kwargs)
+            return self.create_proxy("call_function", function, args, kwargs)
+
+        return call
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return self.policy.is_leaf(m, module_qualified_name)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from torch import nn
 
 _WHOLE_PACKAGES = ("torch.nn.", "torch.ao.", "torch.jit.", "torch._dynamo.", "torch.fx.")
+_GRAPH_LAYERS = "torch_geometric.nn."
+_GRAPH_STACKS = ("models.", "sequential.", "module_dict.", "to_hetero_module.")
+"""Modules of torch_geometric that are made of layers: one looks into them for operators."""
 _CONTAINERS: tuple[type[nn.Module], ...] = (
     nn.Sequential,
     nn.ModuleList,
@@ -26,8 +29,9 @@ class LeafPolicy:
     """Decides whether a module is a leaf.
 
     Modules of torch are leaves, apart from containers and (with ``open_stacks``) the transformer
-    stacks, whose layers are the operators one wants to place. Message passing layers of
-    ``torch_geometric`` are leaves: their forward looks at its callers.
+    stacks, whose layers are the operators one wants to place. Layers of ``torch_geometric``
+    (message passing, norms, pooling) are leaves: they look at their callers and read sizes out of
+    index tensors. Its ready-made models are opened like stacks.
 
     Attributes:
         types: further leaf types.
@@ -66,12 +70,19 @@ class LeafPolicy:
             return True
         if isinstance(module, _CONTAINERS) or (self.open_stacks and isinstance(module, _STACKS)):
             return False
-        return f"{type(module).__module__}.".startswith(_WHOLE_PACKAGES)
+        package = f"{type(module).__module__}."
+        if package.startswith(_GRAPH_LAYERS):
+            is_stack = package.removeprefix(_GRAPH_LAYERS).startswith(_GRAPH_STACKS)
+            return not (is_stack and self.open_stacks)
+        return package.startswith(_WHOLE_PACKAGES)
 
 
 def has_stacks(module: nn.Module) -> bool:
     """Whether ``open_stacks`` makes a difference."""
-    return any(isinstance(item, _STACKS) for item in module.modules())
+    return any(
+        isinstance(item, _STACKS) or type(item).__module__.startswith(f"{_GRAPH_LAYERS}models.")
+        for item in module.modules()
+    )
 
 
 def _message_passing() -> tuple[type, ...]:

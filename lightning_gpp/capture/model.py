@@ -28,6 +28,8 @@ class CapturedModel:
         graph: the model as data.
         method: how it was captured (``"blocks"``, ``"torch.fx"``, ``"concrete"``).
         reads: plain attributes that forward read and that must not change.
+        takes_graphs: whether the inputs are a batch of graphs side by side, which cannot be cut
+            along a dimension.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class CapturedModel:
         self.module, self.method = module, method
         self._arguments, self._traces, self._device = arguments, traces, device
         self.reads: Sequence[Read] = ()
+        self.takes_graphs = False
         self._canonical = Names.of(module).canonical(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
         self.graph: ModelGraph

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_gpp.capture.graph_inputs import GraphInputs
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -17,10 +19,12 @@ class Sample:
     Attributes:
         tensors: input name -> tensor.
         num_samples: size of the micro-batch.
+        graphs: what the inputs are where they are a batch of graphs.
     """
 
     tensors: Mapping[str, Tensor]
     num_samples: int
+    graphs: GraphInputs | None = None
 
     def fresh(self) -> dict[str, Tensor]:
         """Copies, as the caller would pass them."""
@@ -32,7 +36,9 @@ class Sample:
 
 
 def first_sample(tensors: Mapping[str, Tensor]) -> Sample:
-    """The given input; its size is the most frequent first dimension."""
+    """The given input; its size is its number of graphs, or the most frequent first dimension."""
+    if graphs := GraphInputs.find(tensors):
+        return Sample(tensors, graphs.num_graphs, graphs)
     sizes = Counter(tensor.shape[0] for tensor in tensors.values() if tensor.dim())
     return Sample(tensors, sizes.most_common(1)[0][0] if sizes else 1)
 
@@ -40,6 +46,9 @@ def first_sample(tensors: Mapping[str, Tensor]) -> Sample:
 def other_samples(sample: Sample) -> Iterator[Sample]:
     """Candidates for a second input: smaller, larger, and of the same size but permuted."""
     num = sample.num_samples
+    if sample.graphs is not None:
+        yield Sample(_with_flags(sample, sample.graphs.twice_and_a_node(sample.tensors)), 2 * num)
+        return
     if num >= 3:
         half = (num + 1) // 2
         yield Sample(_along_batch(sample, torch.arange(half)), half)
@@ -55,4 +64,12 @@ def _along_batch(sample: Sample, rows: Tensor) -> dict[str, Tensor]:
             else tensor
         )
         for name, tensor in sample.tensors.items()
+    }
+
+
+def _with_flags(sample: Sample, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Other tensors that ask for gradients where the sample's do."""
+    return {
+        name: tensor.clone().requires_grad_(sample.tensors[name].requires_grad)
+        for name, tensor in tensors.items()
     }

@@ -1,8 +1,8 @@
 """Nested containers taken apart into leaves, and put together again.
 
 ``torch.utils._pytree`` knows tuples, lists, dicts, named tuples and what libraries register with
-it. Dataclasses and unregistered subclasses of dict, list and tuple are handled here, without
-registering anything globally.
+it. Dataclasses, graphs of torch_geometric and unregistered subclasses of dict, list and tuple are
+handled here, without registering anything globally.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.utils import _pytree
+
+from lightning_gpp.capture.graph_containers import attributes_of, is_graph_type, make_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class Structure:
         for step, structure in zip(self.steps, self.children, strict=True):
             for path in structure.paths():
                 yield (step, *path)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether a graph of torch_geometric is in it."""
+        return is_graph_type(self.container) or any(c.has_graphs for c in self.children)
 
     def __str__(self) -> str:
         if self.container is None:
@@ -140,6 +147,9 @@ def _one_level(value: Any) -> tuple[list[Step], list[Any], Any] | None:
         return [Step("item", key) for key in value], list(value.values()), None
     if isinstance(value, list | tuple):
         return _steps(value, len(value)), list(value), None
+    if is_graph_type(type(value)):
+        named = attributes_of(value)
+        return [Step("attribute", name) for name in named], list(named.values()), None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
         children = [getattr(value, name) for name in names]
@@ -160,6 +170,8 @@ def _rebuild(container: type[Any], steps: Sequence[Step], children: list[Any]) -
         return container(**named) if dataclasses.is_dataclass(container) else container(named)
     if issubclass(container, list | tuple):
         return container(children)
+    if is_graph_type(container):
+        return make_graph(container, named)
     rebuilt = object.__new__(container)
     for name, value in named.items():
         object.__setattr__(rebuilt, name, value)

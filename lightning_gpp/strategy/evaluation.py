@@ -132,6 +132,8 @@ class EvaluatedForward:
 
     def _sizes(self, inputs: Mapping[str, Tensor]) -> list[int] | None:
         """Samples of each micro-batch; None where the call cannot be cut."""
+        if self._captured.takes_graphs:
+            return None
         if self._num_samples is None or call_size(inputs, self._dims) != self._num_samples:
             return None
         sizes = self._micro_batch_sizes(self._num_samples)

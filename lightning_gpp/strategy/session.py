@@ -42,6 +42,8 @@ from lightning_gpp.strategy.microbatches import (
     copy_tensors,
     cut_batch,
     default_microbatches,
+    few_samples,
+    refuse_full_graph,
     size_or_none,
     unit_sizes,
 )
@@ -214,6 +216,7 @@ class Session:
         self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, list[LogCall]]:
         num_samples = batch_size(batch)
+        refuse_full_graph(batch, self.settings.num_microbatches)
         method = getattr(self.module, name)
 
         def step(microbatch: Any) -> Any:
@@ -308,7 +311,7 @@ class Session:
         self.control.tell(runs)
         if not runs:
             return
-        few = cut_batch(batch, [total, num_samples - total])[0] if num_samples > total else batch
+        few = few_samples(batch, total, num_samples)
         probe = LossProbe(step)
         means = []
         with rollback(self.module), torch.no_grad():

@@ -1,0 +1,90 @@
+"""Which inputs of a forward describe a batch of graphs, told by their names.
+
+torch_geometric puts the graphs of a batch side by side into one: ``x`` holds the nodes of all of
+them, ``edge_index`` counts through all nodes, ``batch`` says to which graph a node belongs. So the
+first dimensions of these tensors are nodes, edges and graphs, and none of them may be cut like
+samples. The names are those of torch_geometric's own convention, as ``Data.__cat_dim__`` and
+``Data.__inc__`` have it: what is called "index" counts nodes and is joined along its last
+dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_EDGES = "edge_index"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInputs:
+    """The sizes of a batch of graphs, and what its tensors are called.
+
+    Attributes:
+        prefix: of the names (``"data_"`` for the argument ``data``).
+        num_nodes: of all graphs.
+        num_edges: likewise.
+        num_graphs: of the batch; 1 where there is no batch vector.
+    """
+
+    prefix: str
+    num_nodes: int
+    num_edges: int
+    num_graphs: int
+
+    @classmethod
+    def find(cls, tensors: Mapping[str, Tensor]) -> GraphInputs | None:
+        """The batch of graphs among some inputs by name; None if there is none, or several."""
+        names = [name for name, tensor in tensors.items() if _is_edge_index(name, tensor)]
+        if len(names) != 1:
+            return None
+        prefix = names[0].removesuffix(_EDGES)
+        batch, ptr = tensors.get(f"{prefix}batch"), tensors.get(f"{prefix}ptr")
+        of_nodes = batch if batch is not None else tensors.get(f"{prefix}x")
+        if of_nodes is None or of_nodes.dim() == 0:
+            return None
+        if ptr is not None:
+            num_graphs = ptr.numel() - 1
+        else:
+            num_graphs = 1 if batch is None else int(batch.max()) + 1 if len(batch) else 0
+        return cls(prefix, len(of_nodes), tensors[names[0]].shape[1], num_graphs)
+
+    def twice_and_a_node(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The graphs, the same again, and in the last graph one more node with an edge to itself.
+
+        So the number of graphs doubles while those of nodes and edges do not, and one can tell
+        which dimension is which.
+        """
+        return {name: self._doubled(name, tensor) for name, tensor in tensors.items()}
+
+    def _doubled(self, name: str, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if name == f"{self.prefix}ptr":
+            more = tensor[1:] + self.num_nodes
+            more[-1] += 1
+            return torch.cat([tensor, more])
+        if name == f"{self.prefix}batch":
+            last = tensor.new_tensor([2 * self.num_graphs - 1])
+            return torch.cat([tensor, tensor + self.num_graphs, last])
+        if "index" in name and not tensor.is_floating_point() and tensor.dim():
+            column = torch.full((*tensor.shape[:-1], 1), 2 * self.num_nodes).to(tensor)
+            return torch.cat([tensor, tensor + self.num_nodes, column], dim=-1)
+        if self._has_entry_per_node_or_edge(name, tensor):
+            return torch.cat([tensor, tensor, tensor[-1:]])
+        if tensor.dim() and len(tensor) == self.num_graphs:
+            return torch.cat([tensor, tensor])
+        return tensor
+
+    def _has_entry_per_node_or_edge(self, name: str, tensor: Tensor) -> bool:
+        if not tensor.dim():
+            return False
+        of_edges = len(tensor) == self.num_edges and len(tensor) != self.num_graphs
+        return "edge" in name or len(tensor) == self.num_nodes or of_edges
+
+
+def _is_edge_index(name: str, tensor: Tensor) -> bool:
+    is_pairs = tensor.dim() == 2 and tensor.shape[0] == 2
+    return name.endswith(_EDGES) and is_pairs and not tensor.is_floating_point()

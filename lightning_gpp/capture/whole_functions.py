@@ -1,0 +1,77 @@
+"""Functions of libraries that stay one operator, as leaf modules do.
+
+``global_mean_pool`` and its kind read the number of graphs out of an index tensor, which a trace
+would freeze. They are plain Python functions, so every name by which a forward may reach them is
+bound to a stand-in while it is traced: in the namespaces of loaded modules, and in the attributes
+of the traced module (``self.pool = global_mean_pool``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+_PLACES = ("torch_geometric.utils", "torch_geometric.nn.pool", "torch_geometric.nn.functional")
+_OWN_PACKAGES = ("torch_geometric.utils.", "torch_geometric.nn.")
+
+Function = Callable[..., Any]
+
+
+@contextmanager
+def whole_functions(module: nn.Module, stand_in: Callable[[Function], Function]) -> Iterator[None]:
+    """Binds the names of the functions of torch_geometric to stand-ins.
+
+    Args:
+        module: is going to be traced.
+        stand_in: makes the function that is called instead.
+    """
+    functions = {id(function): function for function in _library_functions()}
+    if not functions:
+        yield
+        return
+    stand_ins = {key: stand_in(function) for key, function in functions.items()}
+    places = [
+        (space, name, value)
+        for space in _tables(module)
+        for name, value in list(space.items())
+        if id(value) in functions
+    ]
+    try:
+        for space, name, value in places:
+            space[name] = stand_ins[id(value)]
+        yield
+    finally:
+        for space, name, value in places:
+            space[name] = value
+
+
+def _library_functions() -> list[Function]:
+    spaces = [vars(sys.modules[name]) for name in _PLACES if name in sys.modules]
+    return [
+        value
+        for space in spaces
+        for value in space.values()
+        if isinstance(value, FunctionType) and f"{value.__module__}.".startswith(_OWN_PACKAGES)
+    ]
+
+
+def _tables(module: nn.Module) -> list[dict[Any, Any]]:
+    """Namespaces of loaded modules, and attributes of the parts of ``module``."""
+    tables: dict[int, dict[Any, Any]] = {}
+    for name, loaded in list(sys.modules.items()):
+        if not name.startswith(("torch.", "lightning_gpp.")) and hasattr(loaded, "__dict__"):
+            tables[id(vars(loaded))] = vars(loaded)
+    for part in module.modules():
+        space = getattr(part.forward, "__globals__", None)
+        if space is not None:
+            tables[id(space)] = space
+        tables[id(vars(part))] = vars(part)
+        for value in vars(part).values():
+            if type(value) is dict:
+                tables[id(value)] = value
+    return list(tables.values())
