@@ -38,7 +38,7 @@ def attributes_of(graph: Any) -> dict[str, Any]:
     (the names of molecules) are left out, as is a ``num_nodes`` that node features or a batch
     vector tell.
     """
-    found = {key: graph[key] for key in graph.keys()}  # noqa: SIM118  # no mapping
+    found = {key: graph[key] for key in sorted(graph.keys())}  # they come in no fixed order
     kept = {key: value for key, value in found.items() if isinstance(value, _KEPT)}
     if any(isinstance(found.get(key), Tensor) for key in ("x", "pos", "batch")):
         kept.pop("num_nodes", None)

@@ -16,6 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from lightning_gpp.strategy.graph_batches import (
+    FULL_GRAPH,
+    copy_graphs,
+    cut_graphs,
+    is_full_graph,
+    is_graph,
+    is_graph_batch,
+    num_graphs,
+    unlike_graphs,
+)
+
 _PLAIN = (str, bytes, int, float, bool, complex, type(None), np.generic, enum.Enum)
 _PER_SAMPLE = (Tensor, np.ndarray)
 
@@ -24,7 +35,8 @@ def batch_size(batch: Any) -> int:
     """Number of samples of a batch.
 
     It is the first dimension of a tensor or array with which all others agree that are not in
-    lists of samples; without such a tensor, the length of such lists.
+    lists of samples; without such a tensor, the length of such lists. The samples of a ``Batch``
+    of torch_geometric are its graphs; one ``Data`` is one sample.
 
     Raises:
         ValueError: there are no samples, or no number fits; the text names the places.
@@ -44,10 +56,11 @@ def batch_size(batch: Any) -> int:
 
 
 def _check(item: Any, place: str, *, size: int) -> Any:
-    if item.ndim > 0 and len(item) != size:
+    found = _first_size(item)
+    if found is not None and found != size:
         raise ValueError(
             "the tensors of a batch must agree in their first dimension to be cut into "
-            f"micro-batches: {place} has {len(item)}, the first tensor has {size}. Let "
+            f"micro-batches: {place} has {found}, the first tensor has {size}. Let "
             "the collate function put samples first, and keep what is not per sample out of "
             "the batch. Bags of different lengths (indices and offsets of an EmbeddingBag) can be "
             "cut when padded to (samples, length); its padding_idx leaves the padding out."
@@ -59,6 +72,8 @@ def _candidates(item: Any) -> tuple[list[int], list[int]]:
     """First dimensions of all tensors and arrays; lengths of all lists inside of the batch."""
     if isinstance(item, _PER_SAMPLE):
         return ([len(item)] if item.ndim > 0 else []), []
+    if is_graph(item):
+        return [num_graphs(item)], []
     tensors: list[int] = []
     lengths: list[int] = []
     for part in _parts(item):
@@ -88,6 +103,8 @@ def copy_tensors(batch: Any) -> Any:
 
 
 def _copy(item: Any, place: str) -> Any:
+    if is_graph(item):
+        return copy_graphs(item)
     return item.clone() if isinstance(item, Tensor) else item
 
 
@@ -142,7 +159,8 @@ def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
 
     Tensors and arrays are cut along their first dimension. Lists with one item per sample are cut
     too: lists of that length, unless their items are themselves batched tensors (a list of
-    fields). Tensors without dimensions and other plain data go into every micro-batch.
+    fields). Batches of graphs are cut by graph. Tensors without dimensions and other plain data go
+    into every micro-batch.
 
     Shapes:
         - every tensor: ``(sum(sizes), ...)`` or ``()``
@@ -153,9 +171,36 @@ def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     return [_part(batch, slice(a, b), starts[-1]) for a, b in itertools.pairwise(starts)]
 
 
+def few_samples(batch: Any, count: int, num_samples: int) -> Any:
+    """Some samples of a batch to try a loss on; of a batch of graphs, graphs of unlike sizes."""
+    if num_samples <= count:
+        return batch
+    if is_graph_batch(batch):
+        return unlike_graphs(batch, count)
+    return cut_batch(batch, [count, num_samples - count])[0]
+
+
+def refuse_full_graph(batch: Any, num_microbatches: int | None) -> None:
+    """Refuses to train on one full graph, which cannot be cut, unless that was asked for.
+
+    Raises:
+        ValueError: the batch is or holds a graph that is no batch of graphs.
+    """
+
+    def check(item: Any, place: str) -> Any:
+        if is_full_graph(item):
+            raise ValueError(FULL_GRAPH.format(place=place, kind=type(item).__name__))
+        return item
+
+    if num_microbatches != 1:
+        _walk(batch, "batch", None, check, lambda items: items, lambda other, _: other)
+
+
 def _part(batch: Any, part: slice, total: int) -> Any:
-    def cut_tensor(tensor: Any, place: str) -> Any:
-        return tensor[part] if tensor.ndim else tensor
+    def cut_tensor(item: Any, place: str) -> Any:
+        if is_graph(item):
+            return cut_graphs(item, part, place)
+        return item[part] if item.ndim else item
 
     return _walk(batch, "batch", total, cut_tensor, lambda items: items[part])
 
@@ -163,7 +208,8 @@ def _part(batch: Any, part: slice, total: int) -> Any:
 def _refuse(item: Any, place: str) -> Any:
     raise TypeError(
         f"{place} is a {type(item).__name__}, which cannot be cut into micro-batches; expected "
-        "tensors in dicts, lists, tuples or dataclasses. Let the collate function return those."
+        "tensors in dicts, lists, tuples or dataclasses, or a Batch of torch_geometric. Let the "
+        "collate function return those."
     )
 
 
@@ -176,7 +222,7 @@ def _walk(
     on_other: Callable[[Any, str], Any] = _refuse,
     siblings: Sequence[Any] = (),
 ) -> Any:
-    """Rebuilds a nested batch with its tensors, arrays and lists of samples replaced.
+    """Rebuilds a nested batch with its tensors, arrays, graphs and lists of samples replaced.
 
     ``siblings`` are the other parts of the container that holds the item.
     """
@@ -186,7 +232,7 @@ def _walk(
         there = f"{place}{where}"
         return _walk(inner, there, num_samples, on_tensor, on_samples, on_other, parts)
 
-    if isinstance(item, _PER_SAMPLE):
+    if isinstance(item, _PER_SAMPLE) or is_graph(item):
         return on_tensor(item, place)
     if isinstance(item, _PLAIN):
         return item
@@ -274,4 +320,6 @@ def _first_size(item: Any) -> int | None:
     """First dimension of the first tensor or array in something; None where there is none."""
     if isinstance(item, _PER_SAMPLE):
         return len(item) if item.ndim > 0 else None
+    if is_graph(item):
+        return num_graphs(item)
     return next((size for part in _parts(item) if (size := _first_size(part)) is not None), None)
