@@ -53,6 +53,22 @@ def rollback(module: nn.Module) -> Iterator[Changes]:
                 parameter.grad = gradient
 
 
+class Snapshot:
+    """The plain attributes and buffers of a module and its sub-modules, to be put back.
+
+    Args:
+        module: whose; its parameters and the random generators are left alone.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._saved = [_SavedModule(name, item) for name, item in module.named_modules()]
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        for item in self._saved:
+            item.restore()
+
+
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
     """Restores the states of all random generators on exit; seeds them first, if asked."""

@@ -19,6 +19,8 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gpp.strategy.metrics import MetricStates
+
 _PLAIN = (bool, int, float, str, type(None))
 _LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "torch_geometric.")
 
@@ -92,6 +94,7 @@ class LeaderState:
         self._module = module
         self._optimizers = optimizers
         self._changes: State = {}
+        self._metrics = MetricStates(module)
         self._settled: _Watched | None = None
 
     def settle(self, elsewhere: frozenset[str]) -> None:
@@ -122,6 +125,8 @@ class LeaderState:
                     "on every rank (on_before_zero_grad, optimizer_step) or in a callback."
                 )
         self._changes = _differences(watched, before, after)
+        for (path, name), change in self._metrics.take_changes().items():
+            self._changes["metric", path, name] = change
 
     @contextlib.contextmanager
     def preserved(self) -> Iterator[None]:
@@ -152,6 +157,8 @@ class LeaderState:
                     group[name] = value
             elif kind == "requires_grad":
                 parameters[name].requires_grad_(value)
+            elif kind == "metric":
+                self._metrics.apply((str(place), name), value)
             elif kind == "should_stop":
                 self._module.trainer.should_stop = value
             else:

@@ -22,7 +22,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_gpp.strategy.metrics import MetricState, load_state, state_of
+from lightning_gpp.strategy.instance_attribute import instance_attribute
+from lightning_gpp.strategy.metric_calls import MetricCalls, ValueSource
+from lightning_gpp.strategy.metrics import MetricRef, reference
 
 
 @dataclass(slots=True)
@@ -30,7 +32,7 @@ class LogCall:
     """One combined call of ``self.log``."""
 
     name: str
-    value: Tensor | MetricState
+    value: Tensor | MetricRef
     kwargs: dict[str, Any]
 
 
@@ -41,6 +43,7 @@ class _Entry:
     metric: Metric | None = None
     sizes: list[int] = field(default_factory=list)
     batch_sizes: list[int | None] = field(default_factory=list)
+    sources: list[set[ValueSource]] = field(default_factory=list)
 
 
 class LogRecorder:
@@ -48,10 +51,12 @@ class LogRecorder:
 
     Args:
         module: whose steps; it names the metrics that are logged.
+        metric_calls: of those steps; a value that a metric answered is taken from there.
     """
 
-    def __init__(self, module: pl.LightningModule) -> None:
+    def __init__(self, module: pl.LightningModule, metric_calls: MetricCalls | None = None) -> None:
         self._module = module
+        self._metric_calls = metric_calls
         self._entries: dict[str, _Entry] = {}
         self.microbatch_size = 1
 
@@ -64,6 +69,7 @@ class LogRecorder:
             entry.metric = value
         else:
             entry.values.append(_as_tensor(name, value))
+            entry.sources.append(self._metric_calls.sources(value) if self._metric_calls else set())
         entry.sizes.append(self.microbatch_size)
         entry.batch_sizes.append(kwargs.get("batch_size"))
 
@@ -84,14 +90,23 @@ class LogRecorder:
             kwargs = dict(entry.kwargs)
             given = [size for size in entry.batch_sizes if size is not None]
             kwargs["batch_size"] = sum(given) if given else num_samples
-            value: Tensor | MetricState
+            value: Tensor | MetricRef
             if entry.metric is not None:
-                value = state_of(self._module, entry.metric)
+                value = reference(self._module, entry.metric)
             else:
                 weights = given if len(given) == len(entry.sizes) else entry.sizes
-                value = _combine(entry.values, weights, kwargs.get("reduce_fx", "mean"))
+                answer = self._answer(entry)
+                if answer is None:
+                    answer = _combine(entry.values, weights, kwargs.get("reduce_fx", "mean"))
+                value = answer
             calls.append(LogCall(name, value, kwargs))
         return calls
+
+    def _answer(self, entry: _Entry) -> Tensor | None:
+        """A metric's answer for the whole mini-batch, if that is what was logged."""
+        if self._metric_calls is None or not entry.sources:
+            return None
+        return self._metric_calls.value(set.intersection(*entry.sources))
 
 
 class EveryLogCall:
@@ -121,8 +136,8 @@ class EveryLogCall:
                 sizes = sizes or [size_for_logs(batch)]
                 kwargs = kwargs | {"batch_size": sizes[0]}
             if isinstance(value, Metric):
-                state = dataclasses.replace(state_of(self._module, value), last=last)
-                made.append(LogCall(name, state, kwargs))
+                ref = dataclasses.replace(reference(self._module, value), last=last)
+                made.append(LogCall(name, ref, kwargs))
             else:
                 made.append(LogCall(name, value, kwargs))
         return made
@@ -175,26 +190,10 @@ def replay(module: pl.LightningModule, calls: Sequence[LogCall]) -> None:
     """Makes recorded calls for real."""
     for call in calls:
         value = call.value
-        if isinstance(value, MetricState):
-            metric = load_state(module, value)
+        if isinstance(value, MetricRef):
+            metric = module.get_submodule(value.name)
+            assert isinstance(metric, Metric)
+            metric._forward_cache = value.last
             module.log(call.name, metric, **call.kwargs)
         else:
             module.log(call.name, value, **call.kwargs)
-
-
-@contextlib.contextmanager
-def instance_attribute(obj: object, name: str, value: Any) -> Iterator[None]:
-    """Puts an attribute on an object while the body runs; nothing of it stays after.
-
-    Left in place it would be pickled with the object.
-    """
-    missing = object()
-    before = obj.__dict__.get(name, missing)
-    obj.__dict__[name] = value
-    try:
-        yield
-    finally:
-        if before is missing:
-            obj.__dict__.pop(name, None)
-        else:
-            obj.__dict__[name] = before

@@ -22,12 +22,12 @@ from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.evaluation import EvaluatedForward, StepEnd
 from lightning_gpp.strategy.failure import FailureWatch
 from lightning_gpp.strategy.held_elsewhere import held_elsewhere
+from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.leader_state import LeaderState
 from lightning_gpp.strategy.logs import (
     EveryLogCall,
     LogCall,
     LogRecorder,
-    instance_attribute,
     recording,
     replay,
 )

@@ -23,13 +23,9 @@ from lightning_gpp.runtime.suspend import (
     in_suspended_call,
 )
 from lightning_gpp.strategy.carried_state import carried_attributes, refuse_carried_state
-from lightning_gpp.strategy.logs import (
-    LogCall,
-    LogRecorder,
-    instance_attribute,
-    recording,
-    size_for_logs,
-)
+from lightning_gpp.strategy.instance_attribute import instance_attribute
+from lightning_gpp.strategy.logs import LogCall, LogRecorder, recording, size_for_logs
+from lightning_gpp.strategy.metric_calls import MetricCalls
 from lightning_gpp.strategy.results import combine_results
 
 LOSS_CHECK = "loss check"
@@ -76,7 +72,8 @@ class StepBoundary:
         self._name = name
         self._sizes = sizes
         self._is_training = is_training
-        self._recorder = LogRecorder(module)
+        self._metric_calls = MetricCalls(module, sizes)
+        self._recorder = LogRecorder(module, self._metric_calls)
         self._steps = [SuspendedCall(partial(step, batch), threads) for batch in microbatches]
         self._calls: dict[int, ForwardCall] = {}
         self._carried: dict[int, dict[str, Any]] = {}
@@ -97,6 +94,7 @@ class StepBoundary:
             with (
                 instance_attribute(self._target, "forward", pause),
                 recording(self._module, self._recorder),
+                self._metric_calls.active(),
             ):
                 yield
         finally:
@@ -106,7 +104,7 @@ class StepBoundary:
     def call(self, microbatch: int) -> ForwardCall:
         """How the step of a micro-batch calls the pipelined forward; runs it up to there."""
         if microbatch not in self._calls:
-            self._recorder.microbatch_size = self._sizes[microbatch]
+            self._turn_to(microbatch)
             event = self._steps[microbatch].start()
             if isinstance(event, Returned):
                 raise self.no_call()
@@ -139,7 +137,7 @@ class StepBoundary:
     def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor | None:
         """Goes on with the step; returns its loss times the share of its samples."""
         assert self.captured is not None
-        self._recorder.microbatch_size = self._sizes[microbatch]
+        self._turn_to(microbatch)
         event = self._steps[microbatch].resume(self.captured.output(outputs))
         if isinstance(event, Paused):
             raise RuntimeError(
@@ -149,9 +147,16 @@ class StepBoundary:
             )
         refuse_carried_state(self._module, self._carried.pop(microbatch, {}))
         self._results[microbatch] = event.value
+        if len(self._results) == len(self._sizes):
+            self._metric_calls.join()
         if not self._is_training:
             return None
         return _loss_of(event.value) * (self._sizes[microbatch] / sum(self._sizes))
+
+    def _turn_to(self, microbatch: int) -> None:
+        """Notes whose logs and metric calls come next."""
+        self._recorder.microbatch_size = self._sizes[microbatch]
+        self._metric_calls.microbatch = microbatch
 
     def result(self) -> Any:
         """What the step returns for the whole mini-batch, gradients cut off."""

@@ -12,9 +12,13 @@ from helpers.workers import WorkerPool
 from conformance.case import Case, Noted, cases_of, perform
 from conformance.conftest import Table
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [
+    pytest.mark.timeout(400),
+    # A micro-batch without a positive sample, for example.
+    pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics.utilities.prints"),
+]
 
-TABLES = ("cases_batches", "cases_evaluation", "cases_hooks", "cases_loops")
+TABLES = ("cases_batches", "cases_evaluation", "cases_hooks", "cases_logging", "cases_loops")
 ROWS = [
     pytest.param(name, case, id=f"{name.removeprefix('cases_')}: {case.name}")
     for name in TABLES
