@@ -29,6 +29,7 @@ from lightning_gpp.capture.reads import watched_reads
 from lightning_gpp.capture.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.samples import Sample, first_sample, other_samples
 from lightning_gpp.capture.trace import Trace, guard
+from lightning_gpp.capture.withheld import withheld_outputs
 
 _logger = logging.getLogger(__name__)
 
@@ -74,6 +75,13 @@ def capture(
             f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
             "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return it "
             "from forward instead"
+        )
+    if withheld := withheld_outputs(session.expected[True].output):
+        _logger.warning(
+            "not handed out by the pipelined forward, an error if read: %s. Keys and values that "
+            "transformers keep for generation are not for training: config.use_cache=False saves "
+            "their time and memory",
+            ", ".join(f"{item.path} ({item.kind})" for item in withheld),
         )
     captured.reads = tuple(
         read

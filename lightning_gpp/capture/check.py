@@ -16,6 +16,7 @@ from lightning_gpp.capture.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.samples import Sample
 from lightning_gpp.capture.structure import flatten
 from lightning_gpp.capture.unchanged_parameters import unchanged_parameters
+from lightning_gpp.capture.withheld import withhold
 
 _RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.complex128: 1e-9}
 _COARSE_TOLERANCE = 2e-2  # half precision
@@ -48,7 +49,7 @@ def reference(
 
     def forward(tensors: dict[str, Tensor]) -> Any:
         args, kwargs = arguments.rebuild(tensors)
-        return module.forward(*args, **kwargs)
+        return withhold(module.forward(*args, **kwargs))
 
     return _run(forward, module, sample, flags)
 

@@ -21,6 +21,7 @@ from lightning_gpp.capture.arguments import Arguments
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
 from lightning_gpp.capture.keep_whole import KeepWholeError, no_seeding
 from lightning_gpp.capture.leaves import LeafPolicy
+from lightning_gpp.capture.library_switches import tracing_announced
 from lightning_gpp.capture.nested_padding import clear_padding, clears_padding, without_fast_path
 from lightning_gpp.capture.sizes import TracedFloat, TracedInt, is_traced
 from lightning_gpp.capture.structure import Step, Structure, flatten
@@ -35,6 +36,7 @@ from lightning_gpp.capture.trace import (
 )
 from lightning_gpp.capture.traced_names import traced_names
 from lightning_gpp.capture.whole_functions import whole_functions
+from lightning_gpp.capture.withheld import withhold
 
 _SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
 # fmt: off
@@ -109,11 +111,11 @@ class _Tracer(TorchFunctionMode):
                 inputs[name] = inputs[name].view_as(inputs[name])
             self._know(inputs[name], _Origin(node))
         args, kwargs = arguments.rebuild(inputs)
-        with self._patches(), self:
+        with self._patches(), tracing_announced(), self:
             result = self.module.forward(*args, **kwargs)
             self.recorder.draws.check("")
             self._record_assigned_buffers()
-        leaves, structure = flatten(result)
+        leaves, structure = flatten(withhold(result))
         self.graph.output(tuple(self._argument(leaf) for leaf in leaves))
         return Trace(self.graph, structure, self.recorder.all_calls)
 
