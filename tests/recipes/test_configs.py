@@ -25,6 +25,7 @@ CHOICES = sorted(
     if choice.name.endswith(".yaml")
 )
 RECIPE_OF = {f"data={name}": ("recipe=dlrm",) for name in ("adult", "clicks", "criteo", "dlrm")}
+RECIPE_OF |= {f"data={name}": ("recipe=gnn",) for name in ("gnn", "motifs", "tu")}
 """What else a choice takes: data belong to a recipe."""
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
+from helpers.reference import weight_differences
+from helpers.training import Recording, Result, make_trainer, quiet, real_tensors
+from helpers.workers import WorkerPool
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch_geometric")
 from torch_geometric.data import Batch, Data
 
+from lightning_gpp.recipes.gnn import GraphNetwork, Motifs
 from lightning_gpp.strategy.microbatches import (
     batch_size,
     cut_batch,
@@ -60,3 +68,65 @@ def test_a_batch_made_by_hand_is_refused() -> None:
     batch = Batch(x=torch.ones(4, 1), batch=torch.tensor([0, 0, 1, 1]))
     with pytest.raises(TypeError, match=r"Batch\.from_data_list"):
         cut_batch(batch, [1, 1])
+
+
+class NodeLoss(GraphNetwork):
+    """Its loss is a mean over nodes, not over graphs."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        out = self(batch)[batch.batch]
+        return torch.nn.functional.cross_entropy(out, batch.y[batch.batch])
+
+
+def fit_graphs(
+    options: dict[str, Any],
+    strategy: dict[str, Any] | None,
+    num_ranks: int = 1,
+    kind: type[GraphNetwork] = GraphNetwork,
+) -> tuple[Result, list[str]]:
+    """Ten steps on 36 graphs in batches of 16: every third has four."""
+    result = Result()
+    torch.manual_seed(5)
+    data = Motifs(num_graphs=48, batch_size=16, validation_fraction=0.25)
+    module = kind.for_data(data, width=8, depth=3, **options)
+    with warnings.catch_warnings(record=True) as seen, quiet():
+        warnings.filterwarnings("always", module="lightning_gpp")
+        trainer = make_trainer(
+            strategy, num_ranks, max_steps=10, precision="64-true", callbacks=[Recording(result)]
+        )
+        trainer.fit(module, datamodule=Doubled(data))
+    result.weights = real_tensors(module)
+    result.final_metrics = {n: float(v) for n, v in trainer.callback_metrics.items()}
+    return result, [str(item.message) for item in seen]
+
+
+class Doubled(Motifs):
+    """Motifs in float64."""
+
+    def __init__(self, data: Motifs) -> None:
+        super().__init__(num_graphs=data.num_graphs, batch_size=16, validation_fraction=0.25)
+        for one in self.graphs:
+            one.x = one.x.double()
+
+
+@pytest.mark.parametrize(
+    ("layer", "num_ranks", "schedule"),
+    [("gcn", 2, "1f1b"), ("gcn2", 3, "gpipe"), ("gat", 4, "1f1b"), ("sage", 2, "gpipe")],
+)
+def test_equals_one_device(pool: WorkerPool, layer: str, num_ranks: int, schedule: str) -> None:
+    expected, _ = fit_graphs({"layer": layer}, None)
+    strategy = {"num_microbatches": 4, "schedule": schedule, "timeout": 30.0}
+    results = pool.run(fit_graphs, {"layer": layer}, strategy, num_ranks, num_ranks=num_ranks)
+    assert not weight_differences(results[0][0].weights, expected.weights, 1e-9)
+    assert set(expected.final_metrics) >= {"val_loss", "val_acc"}
+    for result, texts in results:
+        assert result.losses == pytest.approx(expected.losses, rel=1e-8)
+        assert result.final_metrics == pytest.approx(expected.final_metrics, rel=1e-8)
+        assert not [text for text in texts if "loss of training_step" in text]
+
+
+def test_a_mean_over_nodes_is_noticed(pool: WorkerPool) -> None:
+    strategy = {"num_microbatches": 4, "timeout": 30.0}
+    fit = partial(fit_graphs, kind=NodeLoss)
+    results = pool.run(fit, {}, strategy, 2, num_ranks=2)
+    assert any("not a mean over samples" in text for text in results[0][1])
