@@ -74,16 +74,16 @@ class LogRecorder:
         entry.batch_sizes.append(kwargs.get("batch_size"))
 
     @property
-    def has_calls(self) -> bool:
-        """Whether anything was logged."""
-        return bool(self._entries)
+    def needs_size(self) -> bool:
+        """Whether something was logged without a ``batch_size``."""
+        return any(set(entry.batch_sizes) == {None} for entry in self._entries.values())
 
     def combined(self, num_samples: int | None) -> list[LogCall]:
         """One call per name, in the order of the first calls.
 
         Args:
             num_samples: samples of the mini-batch, the weight of a value without ``batch_size``;
-                None outside of steps.
+                None outside of steps, and where every value has a ``batch_size``.
         """
         calls = []
         for name, entry in self._entries.items():

@@ -165,9 +165,9 @@ class StepBoundary:
 
     def log_calls(self, batch: Any) -> list[LogCall]:
         """The step's ``self.log`` calls, combined over the micro-batches of a mini-batch."""
-        if not self._recorder.has_calls:
-            return []
-        return self._recorder.combined(size_for_logs(batch) or sum(self._sizes))
+        needs_size = self._recorder.needs_size  # Lightning warns where it looks one up in vain
+        size = size_for_logs(batch) or sum(self._sizes) if needs_size else None
+        return self._recorder.combined(size)
 
 
 def first_call(module: nn.Module, boundary: StepBoundary) -> ForwardCall | None:

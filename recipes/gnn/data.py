@@ -72,11 +72,21 @@ class GraphData(InMemoryData):
             return None
         return int(max(int(graph.y) for graph in self.graphs)) + 1
 
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """The batch in the precision of the trainer.
+
+        Lightning converts the tensors in collections by itself, but not those in graphs.
+        """
+        if self.trainer is None:
+            return batch
+        return batch.apply(self.trainer.precision_plugin.convert_input)
+
     def build_sets(self) -> tuple[GraphDataset, GraphDataset]:
         """Splits the graphs."""
         targets = np.array([float(graph.y) for graph in self.graphs])
         if self.num_classes is None:
-            edges = np.quantile(targets, np.linspace(0, 1, NUM_BINS + 1)[1:-1])
+            num_bins = max(1, min(NUM_BINS, len(targets) // 10))
+            edges = np.quantile(targets, np.linspace(0, 1, num_bins + 1)[1:-1])
             targets = np.digitize(targets, np.unique(edges))
         parts = stratified_split(
             targets.astype(np.int64), self.validation_fraction, self.split_seed

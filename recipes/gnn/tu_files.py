@@ -14,9 +14,9 @@ from torch_geometric.data.separate import separate
 from torch_geometric.io import read_tu_data
 
 from .data import GraphData
+from .tu_checks import OF_GRAPHS, check_tu_files
 
 NEEDED = ("A", "graph_indicator")
-TARGETS = ("graph_labels", "graph_attributes")
 
 
 class TUFiles(GraphData):
@@ -41,13 +41,15 @@ class TUFiles(GraphData):
 
         Raises:
             FileNotFoundError: a file is missing.
-            ValueError: the graphs have no target, or more than one number each.
+            ValueError: a file is broken, or the graphs have more than one target each.
         """
-        data, slices, _ = read_tu_data(str(self._folder()), self.dataset)
-        if data.y is None or (data.y.dim() > 1 and data.y.shape[1] > 1):
+        folder = self._folder()
+        check_tu_files(folder, self.dataset)
+        data, slices, _ = read_tu_data(str(folder), self.dataset)
+        if data.y.dim() > 1 and data.y.shape[1] > 1:
             raise ValueError(
-                f"{self.dataset} has {0 if data.y is None else data.y.shape[1]} targets per graph; "
-                "expected one class or one number"
+                f"{self.dataset} in {folder} has {data.y.shape[1]} targets per graph; expected "
+                "one class or one number"
             )
         data.y = data.y.reshape(-1)
         count = len(data.y)
@@ -57,8 +59,8 @@ class TUFiles(GraphData):
         folder = self.root / self.dataset
         folder = folder / "raw" if (folder / "raw").is_dir() else folder
         missing = [f"{self.dataset}_{part}.txt" for part in NEEDED if not self._has(folder, part)]
-        if not any(self._has(folder, part) for part in TARGETS):
-            missing.append(f"{self.dataset}_{TARGETS[0]}.txt")
+        if not any(self._has(folder, part) for part in OF_GRAPHS):
+            missing.append(f"{self.dataset}_{OF_GRAPHS[0]}.txt")
         if missing:
             raise FileNotFoundError(
                 f"{folder} lacks {', '.join(missing)}; data.root must name the folder that holds "

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from click_files import write_small_tables
+from graph_files import write_small_graphs
 from hydra import compose, initialize_config_module
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.recipes.dlrm import DLRM, Adult, Clicks
+from lightning_gpp.recipes.gnn import GraphNetwork, Motifs, TUFiles
 from lightning_gpp.recipes.multimodal import Digits, MultimodalClassifier, MultipleFeatures
 
 CONFIGS = importlib.resources.files("lightning_gpp.configs")
@@ -27,6 +29,11 @@ CHOICES = sorted(
 RECIPE_OF = {f"data={name}": ("recipe=dlrm",) for name in ("adult", "clicks", "criteo", "dlrm")}
 RECIPE_OF |= {f"data={name}": ("recipe=gnn",) for name in ("gnn", "motifs", "tu")}
 """What else a choice takes: data belong to a recipe."""
+MODULE_OF = {
+    "recipe=dlrm": DLRM,
+    "recipe=gnn": GraphNetwork,
+    "recipe=multimodal": MultimodalClassifier,
+}
 
 
 def composed(*overrides: str) -> DictConfig:
@@ -49,12 +56,13 @@ def test_choice_composes_and_instantiates(
     choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_small_tables(tmp_path)
+    write_small_graphs(tmp_path)
     monkeypatch.setenv("LIGHTNING_GPP_DATA", str(tmp_path))
     config = composed(choice, *RECIPE_OF.get(choice, ()))
     assert resolved(config)
     module = instantiate(config.recipe.module, instantiate(config.data))
-    expected = DLRM if "dlrm" in str([choice, *RECIPE_OF.get(choice, ())]) else MultimodalClassifier
-    assert isinstance(module, expected)
+    given = [item for item in (choice, *RECIPE_OF.get(choice, ())) if item.startswith("recipe=")]
+    assert type(module) is MODULE_OF[given[0] if given else "recipe=multimodal"]
 
 
 def test_the_root_selects_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +74,8 @@ def test_the_root_selects_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(instantiate(composed("recipe=dlrm").data), Adult)
     monkeypatch.delenv("LIGHTNING_GPP_DATA")
     assert isinstance(instantiate(composed("recipe=dlrm").data), Clicks)
+    assert isinstance(instantiate(composed("recipe=gnn").data), Motifs)
+    assert isinstance(instantiate(composed("recipe=gnn", "data.root=data").data), TUFiles)
 
 
 def test_command_of_the_readme() -> None:
@@ -104,3 +114,12 @@ def test_dlrm_configs_say_what_the_classes_say() -> None:
     assert dict(module.hparams) == dict(DLRM.for_data(Clicks()).hparams)
     options = ("num_samples", "bag_length", "seed", "batch_size", "validation_fraction")
     assert all(getattr(data, name) == getattr(Clicks(), name) for name in options)
+
+
+def test_gnn_configs_say_what_the_classes_say() -> None:
+    config = composed("recipe=gnn", "data=motifs")
+    data = instantiate(config.data)
+    module = instantiate(config.recipe.module, data)
+    assert dict(module.hparams) == dict(GraphNetwork.for_data(Motifs()).hparams)
+    options = ("num_graphs", "target", "seed", "batch_size", "validation_fraction", "split_seed")
+    assert all(getattr(data, name) == getattr(Motifs(), name) for name in options)

@@ -94,19 +94,10 @@ def fit_graphs(
         trainer = make_trainer(
             strategy, num_ranks, max_steps=10, precision="64-true", callbacks=[Recording(result)]
         )
-        trainer.fit(module, datamodule=Doubled(data))
+        trainer.fit(module, datamodule=data)
     result.weights = real_tensors(module)
     result.final_metrics = {n: float(v) for n, v in trainer.callback_metrics.items()}
     return result, [str(item.message) for item in seen]
-
-
-class Doubled(Motifs):
-    """Motifs in float64."""
-
-    def __init__(self, data: Motifs) -> None:
-        super().__init__(num_graphs=data.num_graphs, batch_size=16, validation_fraction=0.25)
-        for one in self.graphs:
-            one.x = one.x.double()
 
 
 @pytest.mark.parametrize(

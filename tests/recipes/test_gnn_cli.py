@@ -1,0 +1,31 @@
+"""The console command with the gnn recipe: processes started by spawn, two stages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch_geometric")
+
+
+@pytest.mark.timeout(180)
+def test_motifs_are_trained_as_a_graph_of_stages(run_folder: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "lightning_gpp.cli", "hydra.run.dir=run"),
+        *("recipe=gnn", "data=motifs", "data.num_graphs=80", "data.batch_size=16"),
+        *("trainer.devices=2", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"),
+        *("trainer.log_every_n_steps=1", "+trainer.precision=64-true"),
+    ]
+    done = subprocess.run(
+        command, cwd=run_folder, capture_output=True, text=True, timeout=170, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((run_folder / "run" / "plan.json").read_text())["stages"]) == 2
+    metrics = json.loads((run_folder / "run" / "metrics.json").read_text())
+    assert set(metrics) == {"train_loss", "val_loss", "val_acc"}
+    assert "Warning" not in done.stderr
+    assert "ambiguous" not in done.stderr + done.stdout
