@@ -13,6 +13,7 @@ from helpers.training import Recording, Result, make_trainer, quiet, real_tensor
 from helpers.workers import WorkerPool
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 pytest.importorskip("torch_geometric")
 from torch_geometric.data import Batch, Data
@@ -114,6 +115,63 @@ def test_equals_one_device(pool: WorkerPool, layer: str, num_ranks: int, schedul
         assert result.losses == pytest.approx(expected.losses, rel=1e-8)
         assert result.final_metrics == pytest.approx(expected.final_metrics, rel=1e-8)
         assert not [text for text in texts if "loss of training_step" in text]
+
+
+class NodeClasses(GraphNetwork):
+    """A class per node of one full graph; some nodes are for training, the others for validation.
+
+    The graph as a whole is the one sample.
+    """
+
+    def forward(self, batch: Data) -> torch.Tensor:
+        h = self.stem(batch.x)
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            h = h + conv(norm(h), batch.edge_index).relu()
+        out: torch.Tensor = self.head(h)
+        return out
+
+    def training_step(self, batch: Data, batch_idx: int) -> torch.Tensor:
+        loss = self.loss(self(batch)[batch.train_mask], batch.y[batch.train_mask])
+        self.log("train_loss", loss, batch_size=1)
+        return loss
+
+    def validation_step(self, batch: Data, batch_idx: int) -> None:
+        rest = ~batch.train_mask
+        self.log("val_loss", self.loss(self(batch)[rest], batch.y[rest]), batch_size=1)
+
+
+def fit_full_graph(strategy: dict[str, Any] | None, num_ranks: int = 1) -> Result:
+    """Five epochs of one step on a graph of 30 nodes."""
+    result = Result()
+    torch.manual_seed(2)
+    data = graph(30)
+    data.x, data.y = data.x.double(), torch.randint(0, 3, (30,))
+    data.train_mask = torch.arange(30) % 3 != 0
+    module = NodeClasses(2, 3, layer="gcn", depth=3, width=8).double()
+    loader = DataLoader([data], batch_size=None)  # type: ignore[arg-type]  # a list will do
+    with quiet():
+        trainer = make_trainer(
+            strategy, num_ranks, max_epochs=5, precision="64-true", callbacks=[Recording(result)]
+        )
+        trainer.fit(module, loader, loader)
+    result.weights = real_tensors(module)
+    result.final_metrics = {n: float(v) for n, v in trainer.callback_metrics.items()}
+    return result
+
+
+def test_one_full_graph_in_one_piece_equals_one_device(pool: WorkerPool) -> None:
+    expected = fit_full_graph(None)
+    strategy = {"num_microbatches": 1, "timeout": 30.0}
+    results = pool.run(fit_full_graph, strategy, 2, num_ranks=2)
+    assert not weight_differences(results[0].weights, expected.weights, 1e-9)
+    assert set(expected.final_metrics) == {"train_loss", "val_loss"}
+    assert expected.losses[-1] < expected.losses[0]
+    for result in results:
+        assert result.losses == pytest.approx(expected.losses, rel=1e-9)
+        assert result.final_metrics == pytest.approx(expected.final_metrics, rel=1e-9)
+    held = [result.own_parameters for result in results]
+    assert all(held)
+    assert not held[0] & held[1]
 
 
 def test_a_mean_over_nodes_is_noticed(pool: WorkerPool) -> None:
