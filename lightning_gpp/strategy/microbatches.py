@@ -7,7 +7,6 @@ import dataclasses
 import enum
 import functools
 import itertools
-import numbers
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -313,7 +312,7 @@ def _kind(item: Any) -> Any:
     """What samples of one list have in common."""
     if isinstance(item, _PER_SAMPLE):
         return type(item), item.dtype, item.ndim
-    return numbers.Number if isinstance(item, numbers.Number) else type(item)
+    return "plain" if isinstance(item, _PLAIN) else type(item)
 
 
 def _first_size(item: Any) -> int | None:
