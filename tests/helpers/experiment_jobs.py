@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
 
 from helpers.training import quiet
 from lightning_gpp import cli
@@ -23,5 +25,20 @@ def train_configuration(overrides: Sequence[str], folder: Path) -> dict[str, flo
     """
     with initialize_config_module("lightning_gpp.configs", version_base="1.3"):
         config = compose("config", overrides=[*overrides, f"output_dir={folder}"])
+    with quiet():
+        return cli.train(config)
+
+
+def train_resolved(plain: Mapping[str, Any]) -> dict[str, float]:
+    """Trains a configuration that another process has composed and resolved.
+
+    Args:
+        plain: the configuration; how it would start processes does not matter.
+
+    Returns:
+        The final metrics by name.
+    """
+    config = OmegaConf.create(dict(plain))
+    config.strategy.start_method = "popen"
     with quiet():
         return cli.train(config)

@@ -15,16 +15,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click_files import write_small_tables
-from helpers.experiment_jobs import train_configuration
+from helpers.experiment_jobs import train_configuration, train_resolved
 from helpers.workers import WorkerPool
 from hydra import compose, initialize_config_module
 from hydra.types import RunMode
+from hydra.utils import instantiate
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from mfeat_files import write_mfeat
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from lightning_gpp import cli
 from lightning_gpp.recipes.multimodal import MultipleFeatures
 
 FILES = sorted(importlib.resources.files("lightning_gpp.configs").joinpath("experiment").iterdir())
+NAMES = [file.name.removesuffix(".yaml") for file in FILES]
 SHORT = (
     "trainer.max_epochs=1",
     "+trainer.limit_train_batches=2",
@@ -80,14 +84,43 @@ def test_says_what_it_shows(name: str) -> None:
     assert comment.startswith("# ") and comment.endswith(".")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_one_device_to_compare_with(name: str) -> None:
+    """What the experiment sets for a pipeline stays and plays no part."""
+    (text,) = [file.read_text() for file in FILES if file.name == f"{name}.yaml"]
+    skip_without_plugins(text)
+    pipeline, config = composed(name), composed(name, "strategy=single_device")
+    options = {key: value for key, value in pipeline.strategy.items() if key != "_target_"}
+    assert options.items() <= dict(config.strategy).items()
+    assert type(instantiate(config.strategy, _convert_="all")) is SingleDeviceStrategy
+    assert config.callbacks.timeline is None
+
+
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", [file.name.removesuffix(".yaml") for file in FILES])
-def test_runs(name: str, data_root: Path, run_folder: Path, pool: WorkerPool) -> None:
+@pytest.mark.filterwarnings("ignore:The ``declarative_base")  # sqlalchemy below optuna
+@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.parametrize("name", NAMES)
+def test_runs(
+    name: str,
+    data_root: Path,
+    run_folder: Path,
+    pool: WorkerPool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (text,) = [file.read_text() for file in FILES if file.name == f"{name}.yaml"]
     skip_without_plugins(text)
     config = composed(name)
     if config.hydra.mode == RunMode.MULTIRUN:
-        check_sweep(name, config)
+        overrides = sweep_overrides(name, config)
+        if "joblib" in config.hydra.launcher._target_:  # its workers outlive the sweep
+            check_sweep(config, call_graphpipe(overrides))
+            return
+        if "n_trials" not in config.hydra.sweeper:
+            train_in_pool(pool, monkeypatch)
+        monkeypatch.setattr(sys, "argv", ["graphpipe", *overrides])
+        cli.main()
+        check_sweep(config, capsys.readouterr().out)
     else:
         check_run(name, config, pool)
 
@@ -106,28 +139,50 @@ def check_run(name: str, config: DictConfig, pool: WorkerPool) -> None:
     assert len(plan["stages"]) == num_ranks
 
 
-def check_sweep(name: str, config: DictConfig) -> None:
-    """Runs two jobs of two ranks (a search: of one device) with the real command."""
+def sweep_overrides(name: str, config: DictConfig) -> list[str]:
+    """Two jobs, of two ranks where there are any; a search only on one device."""
     overrides = [f"experiment={name}", *SHORT, "trainer.devices=2", "hydra.sweep.dir=sweep"]
     if "n_trials" in config.hydra.sweeper:
         overrides += ["hydra.sweeper.n_trials=2", "strategy=single_device"]
     elif "recipe.module.encoder_width" in config.hydra.sweeper.params:
         overrides += ["recipe.module.encoder_width=16"]
+    return overrides
+
+
+def train_in_pool(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives the jobs of a sweep in this process ranks that need no start."""
+
+    def train(config: DictConfig) -> dict[str, float]:
+        plain = OmegaConf.to_container(config, resolve=True)
+        first, second = pool.run(train_resolved, plain, num_ranks=2)
+        assert first == second
+        return first
+
+    monkeypatch.setattr(cli, "train", train)
+
+
+def call_graphpipe(overrides: list[str]) -> str:
+    """What the command prints, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "lightning_gpp.cli", *overrides],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=220,
         check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def check_sweep(config: DictConfig, printed: str) -> None:
+    """The report says what the jobs left."""
     with Path("sweep/sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     swept = [key for key in config.hydra.sweeper.params if len({row[key] for row in rows}) > 1]
     assert len(rows) == 2 and swept, rows
     assert not any(row["error"] for row in rows)
-    assert "sweep of 2 jobs" in done.stdout
+    assert "sweep of 2 jobs" in printed
     for row in rows:
         run = Path("sweep", row["job"])
         metrics = json.loads((run / "metrics.json").read_text())

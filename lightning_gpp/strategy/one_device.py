@@ -1,0 +1,51 @@
+"""One device under the same configuration, to compare a pipeline with."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins import CheckpointIO, Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
+
+
+def single_device(
+    device: str | torch.device = "cpu",
+    *,
+    accelerator: Accelerator | None = None,
+    checkpoint_io: CheckpointIO | None = None,
+    precision_plugin: Precision | None = None,
+    **pipeline_options: Any,
+) -> SingleDeviceStrategy:
+    """Lightning's own strategy for one device; options of a pipeline are taken and not used.
+
+    So a configuration written for :class:`~lightning_gpp.GraphPipeStrategy` trains on one device
+    by exchanging the strategy alone, with its micro-batches and plan left in place.
+
+    Args:
+        device: where to train.
+        accelerator: as in Lightning.
+        checkpoint_io: as in Lightning.
+        precision_plugin: as in Lightning.
+        **pipeline_options: any further options of ``GraphPipeStrategy``.
+
+    Raises:
+        TypeError: an option that ``GraphPipeStrategy`` does not have.
+
+    >>> single_device(num_microbatches=8).root_device
+    device(type='cpu')
+    """
+    known = inspect.signature(GraphPipeStrategy).parameters
+    unknown = [name for name in pipeline_options if name not in known]
+    if unknown:
+        raise TypeError(
+            f"single_device got {', '.join(unknown)}, which is no option of GraphPipeStrategy "
+            f"either; it has {', '.join(known)}"
+        )
+    return SingleDeviceStrategy(
+        device, accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin
+    )
