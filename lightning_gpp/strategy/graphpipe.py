@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import PLANNERS, Plan
 from lightning_gpp.runtime.executor import ActionRecord
 from lightning_gpp.schedule import SCHEDULES
+from lightning_gpp.strategy.finetuning import finetuning_hooks
 from lightning_gpp.strategy.hooks import HookRelay
 from lightning_gpp.strategy.lightning_private import (
     LightningOptimizer,
@@ -44,11 +45,12 @@ from lightning_gpp.strategy.pipeline import (
 from lightning_gpp.strategy.precision import pipeline_precision
 from lightning_gpp.strategy.refusals import (
     check_name,
-    refuse_averaging,
+    refuse_callbacks,
     refuse_manual_optimization,
 )
 from lightning_gpp.strategy.report import describe_pipeline, show
 from lightning_gpp.strategy.session import Session
+from lightning_gpp.strategy.throughput import count_one_replica
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +127,7 @@ class GraphPipeStrategy(ParallelStrategy):
         self._start_method = start_method
         self._session: Session | None = None
         self._hooks: HookRelay | None = None
+        self._finetuning = contextlib.ExitStack()
 
     # Places and processes --------------------------------------------------------------------
 
@@ -187,9 +190,10 @@ class GraphPipeStrategy(ParallelStrategy):
         self.accelerator.setup(trainer)
         module, session = self._module(), self._open_session()
         self.model = self.precision_plugin.convert_module(self.model)
+        refuse_callbacks(trainer)
+        count_one_replica(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             refuse_manual_optimization(module)
-            refuse_averaging(trainer)
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         _ignore_sync_dist_advice()
@@ -197,6 +201,7 @@ class GraphPipeStrategy(ParallelStrategy):
         session.attach(module, [_plain(optimizer) for optimizer in self.optimizers])
         self._hooks = HookRelay(module, session.control, session.failures, session.leader_state)
         self._hooks.install()
+        self._finetuning = finetuning_hooks(trainer, session)
 
     def model_to_device(self) -> None:
         """Nothing: a rank's parameters move when the pipeline is built."""
@@ -206,6 +211,7 @@ class GraphPipeStrategy(ParallelStrategy):
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
+        self._finetuning.close()
         session, self._session = self._session, None
         if session is not None:
             session.close(on_all_ranks=not isinstance(self._launcher, MultiProcessingLauncher))
@@ -303,6 +309,23 @@ class GraphPipeStrategy(ParallelStrategy):
         if self._session is None:
             return optimizer.state_dict()
         return self._session.optimizer_state(optimizer)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Every rank takes the values of what it holds, also while the module is partial."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
+            super().load_model_state_dict(checkpoint, strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Every rank takes the state of what it holds; the file has that of one device."""
+        if self._session is None or self._session.pipeline is None:
+            super().load_optimizer_state_dict(checkpoint)
+            return
+        with self._session.whole_optimizers():
+            for optimizer, state in zip(
+                self.optimizers, checkpoint["optimizer_states"], strict=True
+            ):
+                _plain(optimizer).load_state_dict(state)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None

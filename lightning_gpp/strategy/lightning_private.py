@@ -8,6 +8,8 @@ from lightning.fabric.utilities.distributed import (
     _distributed_is_initialized as distributed_is_initialized,
 )
 from lightning.fabric.utilities.distributed import _init_dist_connection as init_dist_connection
+from lightning.fabric.utilities.throughput import Throughput
+from lightning.pytorch.callbacks import ThroughputMonitor
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.overrides.distributed import (
     _IndexBatchSamplerWrapper as IndexBatchSampler,
@@ -32,4 +34,10 @@ __all__ = [
     "distributed_is_initialized",
     "init_dist_connection",
     "is_overridden",
+    "throughputs_of",
 ]
+
+
+def throughputs_of(monitor: ThroughputMonitor) -> list[Throughput]:
+    """What a monitor measures by, one for each kind of step."""
+    return list(monitor._throughputs.values())

@@ -7,7 +7,8 @@ the indices they have on one device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +76,20 @@ class PartialOptimizer:
                     optimizer.state[parameter][key] = value.to(parameter.device)
         return cls(optimizer, names, kept)
 
+    @contextmanager
+    def whole_groups(self, module: nn.Module, held: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Groups have all parameters of one device while the body runs, on ``meta`` if elsewhere.
+
+        The body may add groups and load state; what this rank does not hold is dropped after.
+        """
+        for group, parameters in zip(
+            self.optimizer.param_groups, self._all_parameters(module), strict=True
+        ):
+            group["params"] = parameters
+        yield
+        whole = PartialOptimizer.keep(self.optimizer, module, held)
+        self.names, self.kept = whole.names, whole.kept
+
     def adopt_new_groups(self, module: nn.Module, held: Sequence[nn.Parameter]) -> None:
         """Drops what this rank does not hold from groups that were added since."""
         new = self.optimizer.param_groups[len(self.names) :]
@@ -122,10 +137,18 @@ class PartialOptimizer:
 
     def make_whole(self, module: nn.Module, state: dict[str, Any]) -> None:
         """Gives the optimizer all parameters of the whole module back, with their state."""
+        for group, parameters in zip(
+            self.optimizer.param_groups, self._all_parameters(module), strict=True
+        ):
+            group["params"] = parameters
+        self.optimizer.load_state_dict(state)
+
+    def _all_parameters(self, module: nn.Module) -> list[list[nn.Parameter]]:
         parameters = dict(module.named_parameters())
+        groups = []
         for group, names, kept in zip(
             self.optimizer.param_groups, self.names, self.kept, strict=True
         ):
             own = dict(zip(kept, group["params"], strict=True))
-            group["params"] = [own.get(i, parameters.get(name)) for i, name in enumerate(names)]
-        self.optimizer.load_state_dict(state)
+            groups.append([own[i] if i in own else parameters[n] for i, n in enumerate(names)])
+        return groups

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 
 
 def check_name(what: str, name: str, known: Mapping[str, Any]) -> None:
@@ -24,11 +29,24 @@ def refuse_manual_optimization(module: pl.LightningModule) -> None:
         )
 
 
-def refuse_averaging(trainer: pl.Trainer) -> None:
-    """Raises NotImplementedError for callbacks that average the weights of the whole model."""
+_REFUSED_CALLBACKS: dict[type[pl.Callback], str] = {
+    WeightAveraging: "averages all weights on every rank, but a rank holds only those of its "
+    "stages; average the weights of several checkpoints after training instead",
+    StochasticWeightAveraging: "averages all weights on every rank, but a rank holds only those of "
+    "its stages; average the weights of several checkpoints after training instead",
+    ModelPruning: "replaces parameters of the whole model on every rank, but a rank holds only "
+    "those of its stages; prune the trained module on one device after the fit (torch.nn.utils."
+    "prune)",
+    BatchSizeFinder: "tries sizes until memory runs out, which would end one rank and with it the "
+    "run; choose the batch size by hand and find out with a short fit (max_steps=3)",
+}
+
+
+def refuse_callbacks(trainer: pl.Trainer) -> None:
+    """Raises NotImplementedError, with the remedy, for callbacks that cannot work on stages."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
-            raise NotImplementedError(
-                f"{type(callback).__name__} averages all weights on every rank, but a rank holds "
-                "only those of its stages; the graphpipe strategy does not support it yet"
-            )
+        for kind, why in _REFUSED_CALLBACKS.items():
+            if isinstance(callback, kind):
+                raise NotImplementedError(
+                    f"{type(callback).__name__} does not work with the graphpipe strategy: it {why}"
+                )

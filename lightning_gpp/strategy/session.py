@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
@@ -216,6 +216,16 @@ class Session:
                 with self.failures.guard():
                     return partial.whole_state_dict(self.control)
         return optimizer.state_dict()
+
+    @contextmanager
+    def whole_optimizers(self) -> Iterator[None]:
+        """Optimizers have the parameters of one device while the body runs."""
+        with ExitStack() as stack:
+            if self.pipeline is not None:
+                held = self.pipeline.partition.held_parameters()
+                for partial in self._partial_optimizers:
+                    stack.enter_context(partial.whole_groups(self.module, held))
+            yield
 
     # End -------------------------------------------------------------------------------------
 

@@ -18,7 +18,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics.utilities.prints"),
 ]
 
-TABLES = ("cases_batches", "cases_evaluation", "cases_hooks", "cases_logging", "cases_loops")
+TABLES = (
+    "cases_batches",
+    "cases_callbacks",
+    "cases_evaluation",
+    "cases_hooks",
+    "cases_logging",
+    "cases_loops",
+)
 ROWS = [
     pytest.param(name, case, id=f"{name.removeprefix('cases_')}: {case.name}")
     for name in TABLES
