@@ -134,13 +134,18 @@ def _base_name(node: fx.Node, copied: Mapping[fx.Node, Any]) -> str:
     if node.op == "placeholder":
         return str(node.target)
     if node.op in ("get_attr", "call_module"):
-        name = str(node.target).replace(".", "_") or "root"
-        return name if name.isidentifier() else f"module_{name}"
+        return module_identifier(str(node.target))
     if node.target in LOOK_UPS and isinstance(node.args[0], fx.Node):
         producer, key = copied[node.args[0]], node.args[1]
         if isinstance(producer, fx.Node) and isinstance(key, int | str):
             return f"{producer.name}_{key}"
     return function_name(node).rpartition(".")[2].strip("_") or "call"
+
+
+def module_identifier(name: str) -> str:
+    """A qualified name as an identifier."""
+    name = name.replace(".", "_") or "root"
+    return name if name.isidentifier() else f"module_{name}"
 
 
 def function_name(node: fx.Node) -> str:

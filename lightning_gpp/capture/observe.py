@@ -164,9 +164,15 @@ def _owned_tensors(node: fx.Node, module: nn.Module) -> dict[str, Tensor]:
             f"{prefix}{name}": buffer
             for name, buffer in module.get_submodule(target).named_buffers()
         }
-    found = {str(arg.target): arg for arg in node.all_input_nodes if arg.op == "get_attr"}
-    buffers = dict(module.named_buffers())
-    return {name: buffers[name] for name in found if name in buffers}
+    found = (str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr")
+    buffers = {name: _buffer(module, name) for name in found}
+    return {name: buffer for name, buffer in buffers.items() if buffer is not None}
+
+
+def _buffer(module: nn.Module, name: str) -> Tensor | None:
+    """A buffer by qualified name; None for a parameter."""
+    path, _, attribute = name.rpartition(".")
+    return module.get_submodule(path)._buffers.get(attribute)
 
 
 def _tensors(value: Any) -> list[Tensor]:

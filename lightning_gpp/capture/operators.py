@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Container, Mapping, Sequence
 
 from torch import fx, nn
 
+from lightning_gpp.capture.granularity import Group, coarsen
 from lightning_gpp.capture.grouping import group_nodes
-from lightning_gpp.capture.normalize import function_name, observation
+from lightning_gpp.capture.normalize import function_name, module_identifier, observation
 from lightning_gpp.capture.observe import assigned_buffers
 from lightning_gpp.capture.structure import LOOK_UPS
 from lightning_gpp.capture.trace import Names, Trace
@@ -35,8 +37,12 @@ def model_graph(
         for trace in traces.values()
     ]
     buffers = {name: tensors - parameters.keys() for name, tensors in owned.items()}
-    groups = group_nodes(nodes, modes, buffers)
-    operators = tuple(_operator(group, owned, list(parameters), batch_dims) for group in groups)
+    groups = coarsen(group_nodes(nodes, modes, buffers), module, modes[0])
+    names = _names(groups, nodes)
+    operators = tuple(
+        _operator(group, name, owned, list(parameters), batch_dims)
+        for group, name in zip(groups, names, strict=True)
+    )
     read = {name for operator in operators for name in operator.parameters}
     graph = ModelGraph(
         inputs=tuple(
@@ -54,8 +60,8 @@ def model_graph(
             if name in read
         ),
     )
-    members = [tuple(node.name for node in group) for group in groups]
-    return graph, dict(zip((operator.name for operator in operators), members, strict=True))
+    members = [tuple(node.name for node in group.nodes) for group in groups]
+    return graph, dict(zip(names, members, strict=True))
 
 
 def _owned(module: nn.Module, nodes: Sequence[fx.Node]) -> dict[str, frozenset[str]]:
@@ -73,31 +79,51 @@ def _owned(module: nn.Module, nodes: Sequence[fx.Node]) -> dict[str, frozenset[s
 
 
 def _operator(
-    group: Sequence[fx.Node],
+    group: Group,
+    name: str,
     owned: Mapping[str, frozenset[str]],
     parameters: Sequence[str],
     batch_dims: BatchDims,
 ) -> OpNode:
-    principal = _principal(group)
-    members = set(group)
+    nodes, members = group.nodes, set(group.nodes)
+    principal = _principal(nodes)
     inputs = (
         arg.name
-        for node in group
+        for node in nodes
         for arg in node.all_input_nodes
         if arg not in members and arg.op != "get_attr"
     )
-    read = frozenset().union(*(owned[node.name] for node in group))
+    read = frozenset().union(*(owned[node.name] for node in nodes))
     return OpNode(
-        name=principal.name,
-        target=function_name(principal),
-        scope=principal.meta["scope"],
+        name=name,
+        target=function_name(principal) if group.call is None else group.call.name,
+        scope=principal.meta["scope"] if group.call is None else group.call.name,
         inputs=tuple(dict.fromkeys(inputs)),
-        outputs=tuple(_value(node, batch_dims) for node in group if set(node.users) - members),
+        outputs=tuple(_value(node, batch_dims) for node in nodes if set(node.users) - members),
         parameters=tuple(name for name in parameters if name in read),
         state=tuple(
-            sorted(frozenset().union(*(observation(node).changed_buffers for node in group)))
+            sorted(frozenset().union(*(observation(node).changed_buffers for node in nodes)))
         ),
     )
+
+
+def _names(groups: Sequence[Group], nodes: Sequence[fx.Node]) -> list[str]:
+    """A name per operator: of the call of a module that it is, else of its principal node."""
+    taken = {node.name for node in nodes}
+    names = []
+    for group in groups:
+        name = _principal(group.nodes).name
+        if group.call is not None:
+            name = _unused(module_identifier(group.call.name), taken)
+            taken.add(name)
+        names.append(name)
+    return names
+
+
+def _unused(name: str, taken: Container[str]) -> str:
+    """``name``, with a number if it is taken."""
+    numbered = (f"{name}_{number}" for number in itertools.count(1))
+    return next(item for item in itertools.chain([name], numbered) if item not in taken)
 
 
 def _principal(group: Sequence[fx.Node]) -> fx.Node:
