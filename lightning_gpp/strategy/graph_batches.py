@@ -11,6 +11,7 @@ the user's code has imported it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 FULL_GRAPH = (
@@ -51,6 +52,15 @@ def cut_graphs(item: Any, part: slice, place: str) -> Any:
     """The graphs of a part of a batch, as a batch.
 
     Raises:
+        ValueError, TypeError: as :func:`take_graphs`.
+    """
+    return take_graphs(item, range(num_graphs(item))[part], place)
+
+
+def take_graphs(item: Any, graphs: Sequence[int], place: str) -> Any:
+    """Some graphs of a batch, as a batch.
+
+    Raises:
         ValueError: it is one full graph.
         TypeError: the batch was not made from single graphs, so they cannot be told apart.
     """
@@ -62,20 +72,15 @@ def cut_graphs(item: Any, part: slice, place: str) -> Any:
             "does not know which entries belong to which graph and cannot be cut into "
             "micro-batches; make it with Batch.from_data_list or torch_geometric's DataLoader"
         )
-    return _joined(item, range(num_graphs(item))[part])
+    return _joined(item, graphs)
 
 
-def unlike_graphs(item: Any, count: int) -> Any:
-    """The smallest graphs of a batch, then the largest ones, ``count`` in all.
-
-    A loss that is a mean over nodes shows itself where halves of a batch differ in size.
-    """
-    nodes = [graph.num_nodes for graph in item.to_data_list()]
-    order = sorted(range(len(nodes)), key=lambda index: nodes[index] or 0)
-    return _joined(item, [*order[: count // 2], *order[len(order) - (count - count // 2) :]])
+def nodes_of_graphs(item: Any) -> list[float]:
+    """Nodes of each graph of a batch."""
+    return [float(graph.num_nodes or 0) for graph in item.to_data_list()]
 
 
-def _joined(batch: Any, graphs: Any) -> Any:
+def _joined(batch: Any, graphs: Sequence[int]) -> Any:
     """A batch of some of the graphs of a batch; what else followed each attribute is kept."""
     base = sys.modules["torch_geometric.data.batch"].Batch
     followed = [

@@ -21,10 +21,11 @@ from lightning_gpp.strategy.graph_batches import (
     cut_graphs,
     is_full_graph,
     is_graph,
-    is_graph_batch,
+    nodes_of_graphs,
     num_graphs,
-    unlike_graphs,
+    take_graphs,
 )
+from lightning_gpp.strategy.uneven_samples import num_entries, tensor_amounts, unlike_halves
 
 _PLAIN = (str, bytes, int, float, bool, complex, type(None), np.generic, enum.Enum)
 _PER_SAMPLE = (Tensor, np.ndarray)
@@ -171,12 +172,45 @@ def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def few_samples(batch: Any, count: int, num_samples: int) -> Any:
-    """Some samples of a batch to try a loss on; of a batch of graphs, graphs of unlike sizes."""
+    """Samples to try a loss on, in two halves that differ in what their samples hold.
+
+    Shapes:
+        - every tensor: ``(num_samples, ...)`` or ``()``; of the result ``(count, ...)``
+    """
     if num_samples <= count:
         return batch
-    if is_graph_batch(batch):
-        return unlike_graphs(batch, count)
-    return cut_batch(batch, [count, num_samples - count])[0]
+    samples = unlike_halves(_amounts(batch, num_samples), count) or list(range(count))
+
+    def pick(item: Any, place: str) -> Any:
+        if is_graph(item):
+            return take_graphs(item, samples, place)
+        return item[samples] if item.ndim else item
+
+    return _walk(batch, "batch", num_samples, pick, lambda items: _picked(items, samples))
+
+
+def _amounts(batch: Any, num_samples: int) -> list[list[float]]:
+    """What each sample holds of every part of a batch, the parts that matter most first."""
+    found: list[tuple[int, list[float]]] = []
+
+    def count(item: Any, place: str) -> Any:
+        if is_graph(item):
+            found.append((1, nodes_of_graphs(item)))
+        elif item.ndim:
+            found.append(tensor_amounts(item))
+        return item
+
+    def count_list(items: Sequence[Any]) -> Sequence[Any]:
+        found.append((1, [num_entries(item) for item in items]))
+        return items
+
+    _walk(batch, "batch", num_samples, count, count_list)
+    return [amounts for _, amounts in sorted(found, key=lambda pair: pair[0])]
+
+
+def _picked(items: Sequence[Any], samples: Sequence[int]) -> Sequence[Any]:
+    picked = [items[index] for index in samples]
+    return tuple(picked) if isinstance(items, tuple) else picked
 
 
 def refuse_full_graph(batch: Any, num_microbatches: int | None) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.jobs import warnings_of_fit
+from helpers.masked import MaskedData, MaskedModel
 from helpers.models import DataSpec
 from helpers.modules import ChainModel, InBatchLossModel, SumLossModel
 from helpers.reference import assert_equal_training
@@ -56,6 +57,17 @@ def test_a_loss_that_cutting_changes_is_reported(
     assert not results[1]
     whole = pool.run(warnings_of_fit, training, {"num_microbatches": 1}, 2, num_ranks=2)
     assert whole == [[], []]
+
+
+@pytest.mark.parametrize("as_labels", [True, False], ids=["labels", "mask"])
+@pytest.mark.parametrize("counts", [(3,) * 8, (3, 3, 3, 3, 3, 6, 3, 1), (4, 3, 4, 3, 3, 4, 3, 4)])
+def test_a_mean_over_uneven_counts_is_reported(
+    pool: WorkerPool, counts: tuple[int, ...], as_labels: bool
+) -> None:
+    training = Training(MaskedModel, MaskedData(counts=counts, as_labels=as_labels), num_steps=1)
+    results = pool.run(warnings_of_fit, training, {"num_microbatches": 4}, 2, num_ranks=2)
+    found = [line for line in results[0] if "not a mean over samples" in line]
+    assert len(found) == (len(set(counts)) > 1)
 
 
 def test_cut_batch_keeps_the_structure() -> None:
