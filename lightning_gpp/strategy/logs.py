@@ -1,9 +1,9 @@
 """``self.log`` where the loss is, replayed on every rank.
 
 The user's step runs once per micro-batch on rank 0. Its calls of ``self.log`` are recorded, the
-values of one name are combined over the micro-batches as its ``reduce_fx`` says, and the combined
-call is made on every rank inside the same hook, so that progress bars, loggers, checkpoints and
-early stopping see on every rank what they would see on one device.
+values of one name are joined by the rule that :mod:`lightning_gpp.strategy.logged_rules` finds,
+and the joined call is made on every rank inside the same hook, so that progress bars, loggers,
+checkpoints and early stopping see on every rank what they would see on one device.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_gpp.strategy.instance_attribute import instance_attribute
+from lightning_gpp.strategy.logged_rules import LoggedNumber, LoggedRules
 from lightning_gpp.strategy.metric_calls import MetricCalls, ValueSource
 from lightning_gpp.strategy.metrics import MetricRef, reference
 
@@ -44,6 +45,18 @@ class _Entry:
     sizes: list[int] = field(default_factory=list)
     batch_sizes: list[int | None] = field(default_factory=list)
     sources: list[set[ValueSource]] = field(default_factory=list)
+
+    @property
+    def given_sizes(self) -> list[int]:
+        return [size for size in self.batch_sizes if size is not None]
+
+    @property
+    def number(self) -> LoggedNumber:
+        given = self.given_sizes
+        weights = given if len(given) == len(self.sizes) else self.sizes
+        return LoggedNumber(
+            tuple(self.values), tuple(weights), self.kwargs.get("reduce_fx", "mean")
+        )
 
 
 class LogRecorder:
@@ -78,29 +91,35 @@ class LogRecorder:
         """Whether something was logged without a ``batch_size``."""
         return any(set(entry.batch_sizes) == {None} for entry in self._entries.values())
 
-    def combined(self, num_samples: int | None) -> list[LogCall]:
+    def combined(self, num_samples: int | None, rules: LoggedRules | None = None) -> list[LogCall]:
         """One call per name, in the order of the first calls.
 
         Args:
             num_samples: samples of the mini-batch, the weight of a value without ``batch_size``;
                 None outside of steps, and where every value has a ``batch_size``.
+            rules: how the micro-batches' values are joined; else as ``reduce_fx`` says.
         """
+        rules = rules or LoggedRules()
         calls = []
         for name, entry in self._entries.items():
             kwargs = dict(entry.kwargs)
-            given = [size for size in entry.batch_sizes if size is not None]
+            given = entry.given_sizes
             kwargs["batch_size"] = sum(given) if given else num_samples
-            value: Tensor | MetricRef
+            value: Tensor | MetricRef | None = self._answer(entry)
             if entry.metric is not None:
                 value = reference(self._module, entry.metric)
-            else:
-                weights = given if len(given) == len(entry.sizes) else entry.sizes
-                answer = self._answer(entry)
-                if answer is None:
-                    answer = _combine(entry.values, weights, kwargs.get("reduce_fx", "mean"))
-                value = answer
+            elif value is None:
+                value = rules.joined(name, entry.number)
             calls.append(LogCall(name, value, kwargs))
         return calls
+
+    def numbers(self) -> dict[str, LoggedNumber]:
+        """What was logged and is no metric's answer, by name."""
+        return {
+            name: entry.number
+            for name, entry in self._entries.items()
+            if entry.metric is None and self._answer(entry) is None
+        }
 
     def _answer(self, entry: _Entry) -> Tensor | None:
         """A metric's answer for the whole mini-batch, if that is what was logged."""
@@ -156,27 +175,18 @@ _POSITIONAL = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx")
 
 def _as_tensor(name: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach().clone().reshape(() if value.numel() == 1 else value.shape)
+        if value.numel() != 1:
+            raise ValueError(
+                f"self.log({name!r}, ...) got a tensor of shape {tuple(value.shape)}; expected one "
+                "number: log its mean, or each of its numbers under a name of its own."
+            )
+        return value.detach().clone().reshape(())
     if isinstance(value, numbers.Number):
         return torch.tensor(value, dtype=torch.get_default_dtype())
     raise TypeError(
         f"self.log({name!r}, ...) got a {type(value).__name__}; with the graphpipe strategy it "
         "takes numbers, tensors and torchmetrics objects."
     )
-
-
-def _combine(values: Sequence[Tensor], sizes: Sequence[int], reduce_fx: Any) -> Tensor:
-    if len(values) == 1:
-        return values[0]
-    stacked = torch.stack(list(values))
-    if reduce_fx in ("mean", "avg", torch.mean):
-        if not stacked.is_floating_point():
-            stacked = stacked.to(torch.get_default_dtype())
-        weights = torch.tensor(sizes, dtype=stacked.dtype, device=stacked.device)
-        return (stacked * weights).sum() / weights.sum()
-    known = {"sum": torch.sum, "min": torch.min, "max": torch.max}
-    reduced: Tensor = known.get(reduce_fx, reduce_fx)(stacked)
-    return reduced
 
 
 @contextlib.contextmanager

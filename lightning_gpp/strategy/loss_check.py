@@ -30,16 +30,31 @@ CHECKED_HALVES = [_SAMPLES_PER_UNIT // 2] * 2
 """... and in two."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What rank 0 tells the others when it tries the user's step on a few samples.
+
+    Attributes:
+        runs: samples of each micro-batch of each run: in one piece, once more, in halves.
+    """
+
+    runs: tuple[list[int], ...] = (CHECKED_WHOLE, CHECKED_WHOLE, CHECKED_HALVES)
+
+
 @dataclass(slots=True)
 class LossProbe:
     """Calls the user's step and keeps its losses; an error makes the check inconclusive.
 
     Attributes:
         step: the user's step, bound to everything but the batch.
+        losses: of the micro-batches of this run.
+        means: of the losses of each run that has ended.
+        tolerance: for comparing them, relative.
     """
 
     step: Callable[[Any], Any]
     losses: list[float] = field(default_factory=list)
+    means: list[float] = field(default_factory=list)
     tolerance: float = _COARSE_TOLERANCE
 
     def __call__(self, batch: Any) -> Any:
@@ -55,10 +70,15 @@ class LossProbe:
             self.losses.append(math.nan)
         return None
 
-    def mean(self) -> float:
-        """Mean of the losses so far (equal sizes); starts anew."""
-        losses, self.losses = self.losses, []
-        return sum(losses) / len(losses)
+    def end_run(self) -> None:
+        """Takes the mean of the losses of a run (equal sizes); starts anew."""
+        self.means.append(sum(self.losses) / len(self.losses))
+        self.losses = []
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the step raised an error, or has no loss that is a number, in some run."""
+        return not all(map(math.isfinite, self.means))
 
 
 def mismatch(whole: float, again: float, halves: float, tolerance: float) -> str | None:

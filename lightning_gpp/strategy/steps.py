@@ -24,6 +24,8 @@ from lightning_gpp.runtime.suspend import (
 )
 from lightning_gpp.strategy.carried_state import carried_attributes, refuse_carried_state
 from lightning_gpp.strategy.instance_attribute import instance_attribute
+from lightning_gpp.strategy.logged_rules import LoggedNumber, LoggedRules
+from lightning_gpp.strategy.logger_calls import LoggerCalls
 from lightning_gpp.strategy.logs import LogCall, LogRecorder, recording, size_for_logs
 from lightning_gpp.strategy.metric_calls import MetricCalls
 from lightning_gpp.strategy.results import combine_results
@@ -74,6 +76,7 @@ class StepBoundary:
         self._is_training = is_training
         self._metric_calls = MetricCalls(module, sizes)
         self._recorder = LogRecorder(module, self._metric_calls)
+        self._logger_calls = LoggerCalls(module.trainer.loggers, sizes)
         self._steps = [SuspendedCall(partial(step, batch), threads) for batch in microbatches]
         self._calls: dict[int, ForwardCall] = {}
         self._carried: dict[int, dict[str, Any]] = {}
@@ -95,6 +98,7 @@ class StepBoundary:
                 instance_attribute(self._target, "forward", pause),
                 recording(self._module, self._recorder),
                 self._metric_calls.active(),
+                self._logger_calls.active(),
             ):
                 yield
         finally:
@@ -156,18 +160,26 @@ class StepBoundary:
     def _turn_to(self, microbatch: int) -> None:
         """Notes whose logs and metric calls come next."""
         self._recorder.microbatch_size = self._sizes[microbatch]
-        self._metric_calls.microbatch = microbatch
+        self._metric_calls.microbatch = self._logger_calls.microbatch = microbatch
 
     def result(self) -> Any:
         """What the step returns for the whole mini-batch, gradients cut off."""
         results = [self._results[index] for index in range(len(self._sizes))]
         return combine_results(results, self._sizes)
 
-    def log_calls(self, batch: Any) -> list[LogCall]:
-        """The step's ``self.log`` calls, combined over the micro-batches of a mini-batch."""
+    def logged(self) -> dict[str, LoggedNumber]:
+        """The numbers that the step logged for each micro-batch, by name."""
+        return self._recorder.numbers() | self._logger_calls.numbers()
+
+    def call_loggers(self, rules: LoggedRules) -> None:
+        """Makes the step's calls of ``log_metrics``, joined likewise."""
+        self._logger_calls.make(rules)
+
+    def log_calls(self, batch: Any, rules: LoggedRules) -> list[LogCall]:
+        """The step's ``self.log`` calls, joined over the micro-batches of a mini-batch."""
         needs_size = self._recorder.needs_size  # Lightning warns where it looks one up in vain
         size = size_for_logs(batch) or sum(self._sizes) if needs_size else None
-        return self._recorder.combined(size)
+        return self._recorder.combined(size, rules)
 
 
 def first_call(module: nn.Module, boundary: StepBoundary) -> ForwardCall | None:

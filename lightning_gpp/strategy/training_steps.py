@@ -5,27 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-
-from lightning_gpp.capture.rollback import rollback
 from lightning_gpp.strategy.held_elsewhere import held_elsewhere
 from lightning_gpp.strategy.logs import LogCall
-from lightning_gpp.strategy.loss_check import (
-    CHECKED_HALVES,
-    CHECKED_WHOLE,
-    LossProbe,
-    mismatch,
-)
 from lightning_gpp.strategy.microbatches import (
     batch_size,
     copy_tensors,
     cut_batch,
-    few_samples,
     refuse_full_graph,
 )
 from lightning_gpp.strategy.pipeline import Pipeline
-from lightning_gpp.strategy.steps import LOSS_CHECK, first_call
+from lightning_gpp.strategy.rehearsals import Rehearsals
+from lightning_gpp.strategy.steps import first_call
 
 if TYPE_CHECKING:
     from lightning_gpp.strategy.session import Session
@@ -41,6 +31,7 @@ class TrainingSteps:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._has_trained = False
+        self._rehearsals = Rehearsals(session)
 
     def lead(
         self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -65,8 +56,10 @@ class TrainingSteps:
             boundary.active(),
         ):
             stash = self._session.train(units, boundary)
-        result, calls = boundary.result(), boundary.log_calls(batch)
-        changes = self._session.leader_state.take_changes()
+        result, changes = boundary.result(), self._session.leader_state.take_changes()
+        self._rehearsals.answer_questions(boundary.logged(), step, batch, sizes)
+        calls = boundary.log_calls(batch, self._rehearsals.rules)
+        boundary.call_loggers(self._rehearsals.rules)
         value = result["loss"] if isinstance(result, Mapping) else result
         self._session.control.tell((value, calls, changes))
         loss = stash.loss(value)
@@ -93,54 +86,18 @@ class TrainingSteps:
         assert session.pipeline is not None
         session.pipeline.captured.check_reads()
         if is_first:
-            with session.leader_state.preserved():
-                self._lead_loss_check(step, batch, num_samples)
+            self._rehearsals.check_loss(step, batch, num_samples)
         return session.pipeline
 
     def follow(self, name: str) -> tuple[Any, list[LogCall]]:
         """Other ranks: the loss, and what rank 0's step logged."""
         if self._session.pipeline is None:
             self._session.build(None, 0)
-        if not self._has_trained:
-            self._has_trained = True
-            self._follow_loss_check()
-        units = self._session.control.hear(f"waiting for rank 0 to begin {name}")
+        units = self._rehearsals.hear(f"waiting for rank 0 to begin {name}")
         stash = self._session.train(units, None)
-        value, calls, changes = self._session.control.hear(f"waiting for the result of {name}")
+        value, calls, changes = self._rehearsals.hear(f"waiting for the result of {name}")
         self._session.leader_state.apply(changes)
         return stash.loss(value.to(self._session.device)), calls
-
-    def _lead_loss_check(self, step: Callable[[Any], Any], batch: Any, num_samples: int) -> None:
-        """Rank 0: compares the loss of a few samples in one piece and in halves."""
-        assert self._session.pipeline is not None
-        total = sum(CHECKED_WHOLE)
-        runs = [CHECKED_WHOLE, CHECKED_WHOLE, CHECKED_HALVES]
-        if num_samples < total or len(self._session.unit_sizes(num_samples)) == 1:
-            runs = []
-        self._session.control.tell(runs)
-        if not runs:
-            return
-        few = few_samples(batch, total, num_samples)
-        probe = LossProbe(step)
-        means = []
-        with rollback(self._session.module), torch.no_grad():
-            self._session.module.eval()
-            for sizes in runs:
-                boundary = self._session.boundary(LOSS_CHECK, probe, cut_batch(few, sizes), sizes)
-                with boundary.active():
-                    self._session.pipeline.run(
-                        sizes, has_backward=False, training=False, boundary=boundary
-                    )
-                means.append(probe.mean())
-        if text := mismatch(means[0], means[1], means[2], probe.tolerance):
-            rank_zero_warn(text)
-
-    def _follow_loss_check(self) -> None:
-        assert self._session.pipeline is not None
-        with rollback(self._session.module), torch.no_grad():
-            self._session.module.eval()
-            for units in self._session.control.hear("waiting for rank 0 to check the loss"):
-                self._session.pipeline.run(units, has_backward=False, training=False, boundary=None)
 
     def _check_fills_microbatches(self, num_samples: int) -> None:
         """A full mini-batch must fill all micro-batches; small ones later get fewer."""

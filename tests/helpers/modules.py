@@ -238,6 +238,17 @@ class SumLossModel(ChainModel):
         return super().training_step(batch, batch_idx) * len(batch[-1])
 
 
+class FunctionalF1Model(ChainModel):
+    """Logs a number that is no mean, sum, maximum or minimum over samples, and one that is."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss, (output,) = self.step_loss(batch)
+        predicted, target = output[:, 0] > 0, batch[-1][:, 0] > 0
+        hits = (predicted & target).sum()
+        self.log_dict({"f1": 2 * hits / (predicted.sum() + target.sum() + 1), "loss": loss})
+        return loss
+
+
 class InBatchLossModel(ChainModel):
     """Its loss compares every sample with the others."""
 

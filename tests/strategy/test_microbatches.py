@@ -11,7 +11,7 @@ import torch
 from helpers.jobs import warnings_of_fit
 from helpers.masked import MaskedData, MaskedModel
 from helpers.models import DataSpec
-from helpers.modules import ChainModel, InBatchLossModel, SumLossModel
+from helpers.modules import ChainModel, FunctionalF1Model, InBatchLossModel, SumLossModel
 from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool
@@ -19,6 +19,7 @@ from helpers.workers import WorkerPool
 from lightning_gpp.strategy.microbatches import (
     batch_size,
     cut_batch,
+    few_samples,
     microbatch_sizes,
     unit_sizes,
 )
@@ -68,6 +69,22 @@ def test_a_mean_over_uneven_counts_is_reported(
     results = pool.run(warnings_of_fit, training, {"num_microbatches": 4}, 2, num_ranks=2)
     found = [line for line in results[0] if "not a mean over samples" in line]
     assert len(found) == (len(set(counts)) > 1)
+
+
+def test_a_logged_number_that_needs_the_whole_batch_is_reported(pool: WorkerPool) -> None:
+    training = Training(FunctionalF1Model, DataSpec(dtype="float64"), num_steps=4)
+    first, second = pool.run(warnings_of_fit, training, {"num_microbatches": 4}, 2, num_ranks=2)
+    found = [line for line in first if "logged in training_step" in line]
+    assert len(found) == 1, first
+    assert "'f1'" in found[0]
+    assert "self.log(name, metric)" in found[0]
+    assert not second
+
+
+def test_few_samples_start_where_asked() -> None:
+    batch = {"x": torch.arange(7)}
+    assert few_samples(batch, 4, 7, start=2)["x"].tolist() == [2, 3, 4, 5]
+    assert few_samples(batch, 4, 7, start=6)["x"].tolist() == [3, 4, 5, 6]
 
 
 def test_cut_batch_keeps_the_structure() -> None:

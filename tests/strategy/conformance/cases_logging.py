@@ -163,6 +163,37 @@ class EveryForm(Sgd):
         self.log("validation end", 5.0, prog_bar=True)
 
 
+class EveryKindOfNumber(Sgd):
+    """Numbers that are no means over samples, whatever their ``reduce_fx``; rare ones; rows."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss, (output,) = self.step_loss(batch)
+        both: dict[str, Any] = {"on_step": True, "on_epoch": True}
+        misses = (output - batch[1]).abs().detach()
+        self.log("sum of means", loss, reduce_fx="sum", **both)
+        self.log("worst mean", loss, reduce_fx="max", **both)
+        self.log("best mean", loss, reduce_fx="min", **both)
+        self.log("mean of sums", misses.sum(), **both)
+        self.log("given size", misses.sum(), batch_size=len(output), **both)
+        self.log_dict({"worst": misses.max(), "best": misses.min()}, **both)
+        self.log_dict({"count": float(len(output)), "large": (misses > 1).sum()}, **both)
+        self.log("never", (misses > 1e3).sum(), **both)
+        self.log("first", output[0, 0], **both)
+        self.log("last", output[-1, 0], **both)
+        self.log("number", batch_idx + 0.1, **both)
+        if batch_idx == 1:
+            self.log("rare", misses.sum(), **both)
+        if self.training:
+            self.log("in training", loss, **both)
+        assert self.logger is not None
+        self.logger.log_metrics(
+            {"row/loss": loss.item(), "row/sum": misses.sum()}, self.global_step
+        )
+        if batch_idx == 2:
+            self.logger.log_metrics({"row/worst": misses.max().item(), "row/count": len(output)})
+        return loss
+
+
 class LogsFromCallback(Metrics):
     """``pl_module.log`` in hooks of a callback, on every rank."""
 
@@ -212,6 +243,9 @@ def keep_checkpoints(bench: Bench) -> None:
 
 CASES = [
     Case("every form", module=EveryForm, data=data, callbacks=lambda: [Metrics()]),
+    Case(
+        "every kind of number", module=EveryKindOfNumber, data=data, callbacks=lambda: [Metrics()]
+    ),
     Case("from callbacks", module=Sgd, data=data, callbacks=lambda: [LogsFromCallback()]),
     Case(
         "torchmetrics objects",
