@@ -1,0 +1,66 @@
+"""Models of the transformers library train as pipelines to the weights of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from helpers import transformer_models as models
+from helpers.jobs import warnings_of_fit
+from helpers.reference import assert_equal_training
+from helpers.training import Training
+from helpers.workers import WorkerPool
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),
+]
+
+TEXT = ("input_ids", "attention_mask")
+FAMILIES: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
+    "bert": (models.bert, "sgd", (*TEXT, "labels")),
+    "gpt2": (models.gpt2, "adamw", (*TEXT, "token_labels")),
+    "llama": (models.llama, "adamw", (*TEXT, "token_labels")),
+    "t5": (models.t5, "adamw", (*TEXT, "token_labels")),
+    "vit": (models.vit, "adamw", ("pixel_values", "labels")),
+    "clip": (models.clip, "adamw", (*TEXT, "pixel_values")),
+}
+OWN_LOSS = {"bert", "t5", "vit"}
+"""Pipelined as ``module="model"``, with the loss of the library.
+
+That of GPT-2 and Llama is taken in float32, so that its value is equal to 1e-7 only.
+"""
+
+
+def training_of(name: str, num_steps: int = 10) -> Training:
+    build, optimizer, fields = FAMILIES[name]
+    kind = models.OwnLoss if name in OWN_LOSS else models.Logits
+    kind = models.PairScores if name == "clip" else kind
+    data = models.TransformerData(num_samples=18, fields=fields)
+    return Training(partial(kind, build, optimizer), data, num_steps=num_steps, validate=False)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("index", range(len(FAMILIES)), ids=FAMILIES)
+def test_a_family_trains_as_on_one_device(pool: WorkerPool, index: int, schedule: str) -> None:
+    name = list(FAMILIES)[index]
+    chosen = {"module": "model"} if name in OWN_LOSS else {}
+    assert_equal_training(
+        pool,
+        training_of(name),
+        num_ranks=2 + (index + (schedule == "1f1b")) % 3,
+        num_microbatches=4,
+        schedule=schedule,
+        **chosen,
+    )
+
+
+def test_a_contrast_within_the_batch_is_reported(pool: WorkerPool) -> None:
+    data = models.TransformerData(num_samples=8, fields=FAMILIES["clip"][2])
+    training = Training(partial(models.Contrast, models.clip, "adamw"), data, num_steps=1)
+    arguments = {"num_microbatches": 2, "module": "model"}
+    lines, _ = pool.run(warnings_of_fit, training, arguments, 2, num_ranks=2)
+    assert len([line for line in lines if "not a mean over samples" in line]) == 1
