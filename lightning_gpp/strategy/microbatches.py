@@ -171,25 +171,24 @@ def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     return [_part(batch, slice(a, b), starts[-1]) for a, b in itertools.pairwise(starts)]
 
 
-def few_samples(batch: Any, count: int, num_samples: int, start: int = 0) -> Any:
+def few_samples(batch: Any, count: int, num_samples: int, start: int | None = None) -> Any:
     """Samples to try a step on, in two halves that differ in what their samples hold.
 
     Args:
         batch: with ``num_samples`` samples.
         count: how many.
         num_samples: of the batch.
-        start: where other samples than the most unlike are wanted, the first of them; earlier ones
-            where there are too few behind it.
+        start: takes the samples from there on instead; earlier ones where too few are left.
 
     Shapes:
         - every tensor: ``(num_samples, ...)`` or ``()``; of the result ``(count, ...)``
     """
     if num_samples <= count:
         return batch
-    first = min(start, num_samples - count)
-    samples = list(range(first, first + count))
-    if start == 0:
-        samples = unlike_halves(_amounts(batch, num_samples), count) or samples
+    if start is not None:
+        start = min(start, num_samples - count)
+        return _part(batch, slice(start, start + count), num_samples)
+    samples = unlike_halves(_amounts(batch, num_samples), count) or list(range(count))
 
     def pick(item: Any, place: str) -> Any:
         if is_graph(item):

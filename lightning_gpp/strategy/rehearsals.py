@@ -69,7 +69,7 @@ class Rehearsals:
         return message
 
     def _rehearse(
-        self, step: Callable[[Any], Any], batch: Any, num_samples: int, start: int = 0
+        self, step: Callable[[Any], Any], batch: Any, num_samples: int, start: int | None = None
     ) -> LossProbe | None:
         """Rank 0: learns from what a few samples log; None with too few samples."""
         total = sum(CHECKED_WHOLE)

@@ -83,6 +83,7 @@ def test_a_logged_number_that_needs_the_whole_batch_is_reported(pool: WorkerPool
 
 def test_few_samples_start_where_asked() -> None:
     batch = {"x": torch.arange(7)}
+    assert few_samples(batch, 4, 7, start=0)["x"].tolist() == [0, 1, 2, 3]
     assert few_samples(batch, 4, 7, start=2)["x"].tolist() == [2, 3, 4, 5]
     assert few_samples(batch, 4, 7, start=6)["x"].tolist() == [3, 4, 5, 6]
 
