@@ -171,11 +171,12 @@ def test_short_names_on_request(environment: Environment) -> None:
     assert config["strategy"]["num_microbatches"] == 123  # the application's file wins
 
 
-def test_our_own_application_has_the_groups_once() -> None:
+def test_our_own_application_has_the_groups_once(tmp_path: Path) -> None:
     code = "import sys; sys.argv = ['graphpipe', '--info', 'searchpath']; "
     code += "from lightning_gpp.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    command = [sys.executable, "-c", code]
+    # Not beside the checkout, whose folders would hide the installed package.
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
     assert "pkg://lightning_gpp.configs" in done.stdout
     assert "lightning-gpp://" not in done.stdout
