@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +14,15 @@ class Device:
         name: as people call it (``"cuda:0"``).
         kind: devices of one kind are equally fast (``"cpu"``, ``"NVIDIA H100"``).
         memory_bytes: memory for parameters and activations; None where it is not known.
+        host: name of the machine that it is in.
+        rack: name of the rack, or the switch, that the host is in.
     """
 
     name: str
     kind: str = "cpu"
     memory_bytes: int | None = None
+    host: str = "host0"
+    rack: str = "rack0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +57,24 @@ DEFAULT_LINK = Link(bandwidth_bytes_per_s=2.8e9, latency_s=75e-6)
 """What gloo reached between two processes of one host (messages of 64 MB and of up to 16 KB)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cluster:
-    """Devices that are all joined by the same kind of link.
-
-    Ask :meth:`link` for a pair, so that links of several kinds need no change elsewhere.
+    """Devices in hosts, hosts in racks, and the links at every level.
 
     Attributes:
         devices: their position is the device index of plans.
-        uniform_link: the link between any two of them.
+        host_link: the link between any two devices of one host.
+        rack_link: between devices of different hosts of one rack; as in the host if not given.
+        spine_link: between devices of different racks; as in the rack if not given.
 
     Raises:
         ValueError: there is no device, or two have the same name.
     """
 
     devices: tuple[Device, ...]
-    uniform_link: Link = DEFAULT_LINK
+    host_link: Link = DEFAULT_LINK
+    rack_link: Link | None = None
+    spine_link: Link | None = None
 
     def __post_init__(self) -> None:
         names = [device.name for device in self.devices]
@@ -90,7 +97,26 @@ class Cluster:
                 f"no link {source}->{target}: expected two different devices of "
                 f"0 … {self.num_devices - 1}"
             )
-        return self.uniform_link
+        one, other = self.devices[source], self.devices[target]
+        if one.rack != other.rack:
+            return self.spine_link or self.rack_link or self.host_link
+        if one.host != other.host:
+            return self.rack_link or self.host_link
+        return self.host_link
+
+    @cached_property
+    def slowest_link(self) -> Link:
+        """The link of the highest level that the devices span."""
+        if len({device.rack for device in self.devices}) > 1:
+            return self.spine_link or self.rack_link or self.host_link
+        if len({device.host for device in self.devices}) > 1:
+            return self.rack_link or self.host_link
+        return self.host_link
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of devices in it, in the order of their first device."""
+        return tuple(dict.fromkeys(device.kind for device in self.devices))
 
 
 def uniform_cluster(num_devices: int, link: Link = DEFAULT_LINK, kind: str = "cpu") -> Cluster:

@@ -29,7 +29,7 @@ def estimate_profile(graph: ModelGraph) -> Profile:
     """
     return Profile(
         operators={operator.name: _estimate(graph, operator) for operator in graph},
-        microbatch_size=_microbatch_size(graph),
+        microbatch_size=graph.microbatch_size,
         device=ESTIMATED,
     )
 
@@ -40,13 +40,3 @@ def _estimate(graph: ModelGraph, operator: OpNode) -> OpProfile:
     read_bytes += sum(graph.parameter[name].size_bytes for name in operator.parameters)
     forward_s = (read_bytes + written_bytes) / MEMORY_BANDWIDTH_BYTES_PER_S
     return OpProfile(forward_s, BACKWARD_PER_FORWARD * forward_s, activation_bytes=written_bytes)
-
-
-def _microbatch_size(graph: ModelGraph) -> int:
-    sizes = [
-        spec.shape[spec.batch_dim]
-        for graph_input in graph.inputs
-        for spec in graph_input.value.tensors
-        if spec.batch_dim is not None
-    ]
-    return max(sizes, default=1)

@@ -14,14 +14,17 @@ class OpProfile:
         forward_s: seconds of its forward.
         backward_s: seconds of its backward (both halves).
         activation_bytes: bytes it keeps for its backward.
+        forward_flops: floating-point operations of its forward; 0 where they are not known.
     """
 
     forward_s: float
     backward_s: float = 0.0
     activation_bytes: int = 0
+    forward_flops: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.forward_s, self.backward_s, self.activation_bytes) < 0:
+        numbers = (self.forward_s, self.backward_s, self.activation_bytes, self.forward_flops)
+        if min(numbers) < 0:
             raise ValueError(f"costs cannot be negative, got {self}")
 
 
@@ -31,10 +34,10 @@ class Profile:
 
     Attributes:
         operators: operator name -> its costs.
-        microbatch_size: samples in the measured micro-batch.
+        microbatch_size: samples in the measured micro-batch (not whole between measured sizes).
         device: what it was measured on (``"cpu"``, ``"NVIDIA H100"``).
     """
 
     operators: Mapping[str, OpProfile]
-    microbatch_size: int
+    microbatch_size: float
     device: str = "cpu"

@@ -136,6 +136,17 @@ class ModelGraph:
         return len(self.operators)
 
     @cached_property
+    def microbatch_size(self) -> int:
+        """Samples in the micro-batch that the sizes of its tensors are of; 1 where none says."""
+        sizes = [
+            spec.shape[spec.batch_dim]
+            for graph_input in self.inputs
+            for spec in graph_input.value.tensors
+            if spec.batch_dim is not None
+        ]
+        return max(sizes, default=1)
+
+    @cached_property
     def values(self) -> Mapping[str, Value]:
         """Every value by name, inputs included."""
         values = {graph_input.value.name: graph_input.value for graph_input in self.inputs}

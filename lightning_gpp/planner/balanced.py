@@ -31,9 +31,11 @@ def balanced(request: PlanRequest) -> Plan:
     Raises:
         ValueError: there are more devices than units that can be separated.
     """
-    units = coarse_units(request.graph, request.profile, request.num_devices)
+    num_microbatches = request.num_microbatches or _default_microbatches(request)
+    profile = request.profile(request.minibatch_size / num_microbatches)
+    units = coarse_units(request.graph, profile, request.num_devices)
     _check_enough(units, request)
-    judge = Judge(request, units)
+    judge = Judge(request, units, num_microbatches)
     cuts = judge.most_promising(_cuts(units, request))
     best = judge.best([*equal_counts(units, request.num_devices), *cuts])
     while judge.has_budget:
@@ -45,8 +47,13 @@ def balanced(request: PlanRequest) -> Plan:
     return judge.plan(best, name)
 
 
+def _default_microbatches(request: PlanRequest) -> int:
+    """Enough to fill the pipeline: twice the number of devices, where the mini-batch has them."""
+    return min(2 * request.num_devices, request.minibatch_size)
+
+
 def _cuts(units: UnitGraph, request: PlanRequest) -> Iterator[StageUnits]:
-    link = request.cluster.uniform_link
+    link = request.cluster.slowest_link
     for order in candidate_orders(units):
         yield from contiguous_cuts(units, order, request.num_devices, link)
 

@@ -9,41 +9,57 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from lightning_gpp.cluster import Cluster
-from lightning_gpp.cost import ESTIMATED, Profile
+from lightning_gpp.cost import ESTIMATED, Costs, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.schedule.orders import check_schedule
 
+ADAM_VALUES = 2
+"""Values per parameter that Adam keeps; the default assumption on the optimizer."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class PlanRequest:
     """The question to a planner.
 
     Attributes:
         graph: the model.
         cluster: the devices to use, and their links.
-        profile: what the operators cost, measured or estimated.
-        num_microbatches: micro-batches of a mini-batch.
+        costs: what the operators cost, measured or estimated, by micro-batch size and device kind.
+        minibatch_size: samples of one optimizer step.
+        num_microbatches: micro-batches of a mini-batch where the user fixed their number, which
+            gives all stages one micro-batch size; None leaves the sizes to the planner.
         schedule: name of the schedule that will run the plan.
+        optimizer_values: values that the optimizer keeps per trained parameter.
+        may_recompute: whether stages may run their forward again instead of keeping activations.
 
     Raises:
-        ValueError: there is no micro-batch, the schedule is unknown, or the profile lacks an
-            operator.
+        ValueError: a number makes no sense, the schedule is unknown, or the costs lack an operator
+            or a kind of device.
     """
 
     graph: ModelGraph
     cluster: Cluster
-    profile: Profile
-    num_microbatches: int
+    costs: Costs
+    minibatch_size: int
+    num_microbatches: int | None = None
     schedule: str = "1f1b"
+    optimizer_values: int = ADAM_VALUES
+    may_recompute: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_microbatches < 1:
+        if self.minibatch_size < 1:
+            raise ValueError(f"minibatch_size must be at least 1, got {self.minibatch_size}")
+        if self.num_microbatches is not None and self.num_microbatches < 1:
             raise ValueError(f"num_microbatches must be at least 1, got {self.num_microbatches}")
         check_schedule(self.schedule)
-        if missing := [o.name for o in self.graph if o.name not in self.profile.operators]:
+        for kind in self.cluster.kinds:
+            self.costs.kind_for(kind)
+        known = self.costs.profiles[0].operators
+        if missing := [o.name for o in self.graph if o.name not in known]:
             raise ValueError(
                 f"the profile has no costs of {', '.join(missing[:5])}"
                 f"{' …' if len(missing) > 5 else ''}; it must have been measured on this model "
@@ -58,7 +74,23 @@ class PlanRequest:
     @property
     def is_estimated(self) -> bool:
         """Whether the costs are estimates."""
-        return self.profile.device == ESTIMATED
+        return any(ESTIMATED in profile.device for profile in self.costs.profiles)
+
+    @cached_property
+    def microbatch_sizes(self) -> tuple[float, ...]:
+        """The micro-batch sizes to choose from, in samples, ascending.
+
+        The one size of a fixed number of micro-batches; otherwise the powers of two that divide
+        the mini-batch (the sizes that GraphPipe searches, arXiv 2406.17145 section 5).
+        """
+        if self.num_microbatches is not None:
+            return (self.minibatch_size / self.num_microbatches,)
+        powers = [2**power for power in range(self.minibatch_size.bit_length())]
+        return tuple(float(size) for size in powers if not self.minibatch_size % size)
+
+    def profile(self, microbatch_size: float, kind: str | None = None) -> Profile:
+        """Costs for a micro-batch size on a kind of device (that of device 0 if not given)."""
+        return self.costs.at(microbatch_size, kind or self.cluster.kinds[0])
 
 
 Planner = Callable[[PlanRequest], Plan]

@@ -28,11 +28,13 @@ class Judge:
     A search has a budget of dry runs, counted in actions so that it does not depend on a clock.
     """
 
-    def __init__(self, request: PlanRequest, units: UnitGraph) -> None:
+    def __init__(self, request: PlanRequest, units: UnitGraph, num_microbatches: int) -> None:
         self._request = request
+        self._num_microbatches = num_microbatches
+        self._profile = request.profile(request.minibatch_size / num_microbatches)
         self._units = units
         self._scores: dict[StageUnits, tuple[float, int]] = {}
-        actions = 2 * request.num_devices * request.num_microbatches
+        actions = 2 * request.num_devices * num_microbatches
         self._max_dry_runs = max(FEWEST_DRY_RUNS, DRY_RUN_ACTIONS // actions)
 
     @property
@@ -56,15 +58,15 @@ class Judge:
         for stage, members in enumerate(stage_units):
             names = [name for unit in members for name in self._units.operators[unit]]
             stages.append(Stage(stage, tuple(sorted(names, key=position.__getitem__)), (stage,)))
-        return Plan(tuple(stages), planner)
+        return Plan(tuple(stages), planner, self._num_microbatches)
 
     def _score(self, candidate: StageUnits) -> tuple[float, int]:
         if candidate not in self._scores:
             run = predict(
                 self.plan(candidate, planner="candidate"),
                 self._request.graph,
-                profile=self._request.profile,
-                num_microbatches=self._request.num_microbatches,
+                profile=self._profile,
+                num_microbatches=self._num_microbatches,
                 schedule=self._request.schedule,
                 cluster=self._request.cluster,
             )
@@ -78,9 +80,9 @@ class Judge:
         edge_bytes = self._edge_bytes(candidate)
         for (source, target), size_bytes in sorted(edge_bytes.items()):
             # Sorted by source, so the way to the source is complete.
-            transfer_s = self._request.cluster.uniform_link.transfer_s(size_bytes)
+            transfer_s = self._request.cluster.slowest_link.transfer_s(size_bytes)
             way_s[target] = max(way_s[target], way_s[source] + transfer_s + compute_s[target])
-        step_s = max(way_s.values()) + (self._request.num_microbatches - 1) * max(compute_s)
+        step_s = max(way_s.values()) + (self._num_microbatches - 1) * max(compute_s)
         return step_s, sum(edge_bytes.values())
 
     def _edge_bytes(self, candidate: StageUnits) -> dict[tuple[int, int], int]:

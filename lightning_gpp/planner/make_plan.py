@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from lightning_gpp.cluster import Cluster, uniform_cluster
-from lightning_gpp.cost import Profile, estimate_profile
+from lightning_gpp.cost import ANY_DEVICE, Costs, Profile, estimate_profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.balanced import balanced
-from lightning_gpp.planner.base import Planner, PlanRequest
+from lightning_gpp.planner.base import ADAM_VALUES, Planner, PlanRequest
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.planner.validate import validate_plan
 
@@ -19,45 +19,79 @@ PLANNERS: Mapping[str, Planner] = MappingProxyType({"balanced": balanced})
 
 def make_plan(
     graph: ModelGraph,
+    cluster: Cluster | int,
     *,
-    num_devices: int,
+    minibatch_size: int,
     planner: str = "balanced",
-    profile: Profile | None = None,
-    num_microbatches: int,
+    costs: Costs | Profile | None = None,
+    num_microbatches: int | None = None,
     schedule: str = "1f1b",
-    cluster: Cluster | None = None,
+    optimizer_values: int = ADAM_VALUES,
+    may_recompute: bool = False,
 ) -> Plan:
-    """Plans a model for a number of devices.
+    """Plans a model for a cluster.
 
     Args:
         graph: the model.
-        num_devices: devices to use; every one gets a stage.
+        cluster: the devices and links; a number stands for as many equal devices with the default
+            link.
+        minibatch_size: samples of one optimizer step.
         planner: name in :data:`PLANNERS`.
-        profile: measured costs of the operators. Without one they are estimated from sizes, and
-            the plan's ``planner`` says so.
-        num_microbatches: micro-batches of a mini-batch.
+        costs: what the operators cost. Without them they are estimated from sizes, and the plan's
+            ``planner`` says so.
+        num_microbatches: fixes the number of micro-batches; the planner chooses if not given.
         schedule: name of the schedule that will run the plan.
-        cluster: the devices and links; equal devices with the default link if not given.
+        optimizer_values: values that the optimizer keeps per trained parameter.
+        may_recompute: whether stages may run their forward again instead of keeping activations.
 
     Raises:
         ValueError: a name is unknown, or the model cannot be planned like this.
     """
-    if planner not in PLANNERS:
-        raise ValueError(f"unknown planner {planner!r}; known planners: {', '.join(PLANNERS)}")
-    if num_devices < 1:
-        raise ValueError(f"num_devices must be at least 1, got {num_devices}")
-    if cluster is not None and cluster.num_devices != num_devices:
-        raise ValueError(
-            f"num_devices is {num_devices}, but the cluster has {cluster.num_devices} devices; "
-            "give the same number, or leave the cluster out"
-        )
-    request = PlanRequest(
-        graph=graph,
-        cluster=cluster or uniform_cluster(num_devices),
-        profile=profile or estimate_profile(graph),
+    request = plan_request(
+        graph,
+        cluster,
+        minibatch_size=minibatch_size,
+        costs=costs,
         num_microbatches=num_microbatches,
         schedule=schedule,
+        optimizer_values=optimizer_values,
+        may_recompute=may_recompute,
     )
+    if planner not in PLANNERS:
+        raise ValueError(f"unknown planner {planner!r}; known planners: {', '.join(PLANNERS)}")
     plan = PLANNERS[planner](request)
-    validate_plan(plan, graph, num_devices)
+    validate_plan(plan, graph, request.num_devices)
     return plan
+
+
+def plan_request(
+    graph: ModelGraph,
+    cluster: Cluster | int,
+    *,
+    minibatch_size: int,
+    costs: Costs | Profile | None = None,
+    num_microbatches: int | None = None,
+    schedule: str = "1f1b",
+    optimizer_values: int = ADAM_VALUES,
+    may_recompute: bool = False,
+) -> PlanRequest:
+    """The question to a planner, from what people give; the arguments are :func:`make_plan`'s."""
+    if costs is None:
+        costs = estimate_profile(graph)
+    if isinstance(costs, Profile):
+        costs = Costs((costs,))
+    if isinstance(cluster, int):
+        if cluster < 1:
+            raise ValueError(f"a cluster needs at least 1 device, got {cluster}")
+        kind = costs.profiles[0].device
+        cluster = uniform_cluster(cluster, kind="device" if kind == ANY_DEVICE else kind)
+    return PlanRequest(
+        graph=graph,
+        cluster=cluster,
+        costs=costs,
+        minibatch_size=minibatch_size,
+        num_microbatches=num_microbatches,
+        schedule=schedule,
+        optimizer_values=optimizer_values,
+        may_recompute=may_recompute,
+    )

@@ -17,16 +17,20 @@ class Stage:
     Attributes:
         id: position in topological order, from 0.
         operators: operator names, in topological order.
-        devices: indices into the cluster's devices; more than one means data-parallel replicas.
-        microbatch_multiple: how many of the plan's micro-batches the stage processes at a time
-            (GraphPipe's per-stage micro-batch size, arXiv 2406.17145 section 5.3, in units of the
-            smallest one).
+        devices: indices into the cluster's devices; more than one means data-parallel replicas:
+            each of them takes an equal, consecutive share of the samples of every micro-batch.
+        microbatch_multiple: how many of the plan's smallest micro-batches the stage, with all of
+            its replicas, processes at a time (GraphPipe's per-stage micro-batch size, arXiv
+            2406.17145 section 5.3). The number of devices divides it.
+        recompute: whether the stage keeps only its inputs between forward and backward, and runs
+            its forward again before the backward.
     """
 
     id: int
     operators: tuple[str, ...]
     devices: tuple[int, ...]
     microbatch_multiple: int = 1
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         if not self.operators:
@@ -38,6 +42,24 @@ class Stage:
                 f"stage {self.id}: microbatch_multiple must be at least 1, "
                 f"got {self.microbatch_multiple}"
             )
+        if len(set(self.devices)) != len(self.devices):
+            raise ValueError(f"stage {self.id} names a device twice: {list(self.devices)}")
+        if self.microbatch_multiple % len(self.devices):
+            raise ValueError(
+                f"stage {self.id}: its {len(self.devices)} devices take equal shares of a "
+                f"micro-batch, so microbatch_multiple must be a multiple of {len(self.devices)}, "
+                f"got {self.microbatch_multiple}"
+            )
+
+    @property
+    def num_replicas(self) -> int:
+        """Data-parallel copies of the stage."""
+        return len(self.devices)
+
+    @property
+    def replica_multiple(self) -> int:
+        """Smallest micro-batches in the share of one replica."""
+        return self.microbatch_multiple // len(self.devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +69,10 @@ class Plan:
     Attributes:
         stages: the stages; ``stages[i].id == i``.
         planner: name of the planner that made it (``"manual"`` for one made by hand).
+        num_microbatches: smallest micro-batches of a mini-batch, which the stages' multiples
+            count; None leaves the number to whoever runs the plan.
+        is_chain: whether every stage also waits for the one before it, as in pipelines that know
+            no branches; an empty message orders stages that share no data.
 
     Raises:
         ValueError: stage ids are not 0, 1, 2, …
@@ -54,6 +80,8 @@ class Plan:
 
     stages: tuple[Stage, ...]
     planner: str = "manual"
+    num_microbatches: int | None = None
+    is_chain: bool = False
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -62,6 +90,12 @@ class Plan:
             raise ValueError(
                 f"stage ids must count up from 0, got {[stage.id for stage in self.stages]}"
             )
+        for stage in self.stages:
+            if self.num_microbatches and self.num_microbatches % stage.microbatch_multiple:
+                raise ValueError(
+                    f"stage {stage.id}: microbatch_multiple {stage.microbatch_multiple} does not "
+                    f"divide the plan's {self.num_microbatches} micro-batches"
+                )
 
     @property
     def num_stages(self) -> int:

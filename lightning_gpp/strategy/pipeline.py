@@ -251,9 +251,10 @@ def _plan(
         costs = profile(captured, args, kwargs)
         plan = make_plan(
             captured.graph,
-            num_devices=_num_used(captured, num_devices),
+            _num_used(captured, num_devices),
             planner=settings.planner,
-            profile=costs,
+            costs=costs,
+            minibatch_size=round(costs.microbatch_size * num_microbatches),
             num_microbatches=num_microbatches,
             schedule=settings.schedule,
         )

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 from helpers.graphs import literal_graph, model_graphs, profile_of, profiles, stage_dags
+from helpers.planning import balanced_plan
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from lightning_gpp.planner import (
     Stage,
     describe_plan,
     draw_stage_graph,
-    make_plan,
     plan_from_json,
     plan_to_json,
     predict,
@@ -36,7 +36,7 @@ def test_plans_are_valid_and_use_all_devices(data, num_devices, num_microbatches
     graph = data.draw(model_graphs())
     profile = data.draw(profiles(graph))
     assume(len(build_units(graph, profile, indivisible_groups(graph))) >= num_devices)
-    plan = make_plan(
+    plan = balanced_plan(
         graph,
         num_devices=num_devices,
         profile=profile,
@@ -56,7 +56,7 @@ def test_balanced_is_never_worse_than_equal_counts(data, num_devices, num_microb
     profile = data.draw(profiles(graph))
     naive = equal_counts(graph, num_devices)
     arguments = {"profile": profile, "num_microbatches": num_microbatches}
-    plan = make_plan(graph, num_devices=num_devices, **arguments)
+    plan = balanced_plan(graph, num_devices=num_devices, **arguments)
     found = predict(plan, graph, **arguments).step_s
     assert found <= predict(naive, graph, **arguments).step_s * (1 + 1e-9)
 
@@ -75,7 +75,7 @@ def test_balanced_is_close_to_the_best_plan_of_tiny_models(data, num_devices, nu
     profile = data.draw(profiles(graph))
     arguments = {"profile": profile, "num_microbatches": num_microbatches}
     best_s = min(predict(plan, graph, **arguments).step_s for plan in all_plans(graph, num_devices))
-    plan = make_plan(graph, num_devices=num_devices, **arguments)
+    plan = balanced_plan(graph, num_devices=num_devices, **arguments)
     # A heuristic: of 250 random models of this size 98 % got the best plan, the worst 1.13 times.
     assert predict(plan, graph, **arguments).step_s <= 1.3 * best_s
 
@@ -107,7 +107,7 @@ def test_equal_branches_land_on_different_devices(length, num_branches, num_micr
     ends = " ".join(f"branch{b}.{length - 1}" for b in range(num_branches))
     graph = literal_graph(operators | {"head": ends})
     profile = profile_of(graph, {o.name: 1e-3 * (length if o.name == "head" else 1) for o in graph})
-    plan = make_plan(
+    plan = balanced_plan(
         graph,
         num_devices=num_branches + 1,
         profile=profile,
@@ -122,7 +122,7 @@ def test_equal_branches_land_on_different_devices(length, num_branches, num_micr
 def test_naming_every_operator_gives_the_plan_back(data, num_devices):
     graph = data.draw(model_graphs(with_state=False))
     assume(len(graph) >= num_devices)
-    plan = make_plan(graph, num_devices=num_devices, num_microbatches=2)
+    plan = balanced_plan(graph, num_devices=num_devices, num_microbatches=2)
     named = [
         {"modules": list(stage.operators), "device": stage.devices[0]} for stage in plan.stages
     ]
@@ -193,7 +193,7 @@ def test_pictures_fit_and_show_every_edge(stages, max_width, ascii_only):
 def test_every_plan_can_be_described(data, num_devices):
     graph = data.draw(model_graphs(with_state=False))
     assume(len(graph) >= num_devices)
-    plan = make_plan(graph, num_devices=num_devices, num_microbatches=2)
+    plan = balanced_plan(graph, num_devices=num_devices, num_microbatches=2)
     text = describe_plan(plan, graph, num_microbatches=2)
     table = text.split("\n\n")[1]
     assert len(table.split("\n")) >= num_devices + 4

@@ -37,7 +37,7 @@ def test_devices_exist():
 
 
 def test_replicas_cannot_run_yet():
-    replicated = Plan((Stage(0, ("a", "b", "c"), (0, 1)),))
+    replicated = Plan((Stage(0, ("a", "b", "c"), (0, 1), 2),))
     with pytest.raises(ValueError, match=r"stage 0 is on devices \[0, 1\]: replicas .* yet"):
         validate_plan(replicated, CHAIN, num_devices=2)
 
