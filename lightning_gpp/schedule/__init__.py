@@ -9,7 +9,14 @@ from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.dry_run import DryRun, dry_run
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
 from lightning_gpp.schedule.lower import build_program
-from lightning_gpp.schedule.orders import SCHEDULES, gpipe, k_f_k_b, one_f_one_b
+from lightning_gpp.schedule.orders import (
+    SCHEDULES,
+    gpipe,
+    k_f_k_b,
+    most_in_flight,
+    one_f_one_b,
+    schedule_steps,
+)
 from lightning_gpp.schedule.program import Program, ReduceGroup
 from lightning_gpp.schedule.validate import ScheduleError, validate
 
@@ -26,6 +33,8 @@ __all__ = [
     "gpipe",
     "in_flight_microbatches",
     "k_f_k_b",
+    "most_in_flight",
     "one_f_one_b",
+    "schedule_steps",
     "validate",
 ]

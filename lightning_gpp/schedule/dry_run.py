@@ -1,6 +1,7 @@
 """Runs a program without doing its work: finds deadlocks, and how long it would take.
 
-Sends are taken as buffered (the runtime posts them and goes on), receives wait. Used to validate
+Sends are taken as buffered (the runtime posts them and goes on) and leave a device one after the
+other, those of the feed beside the others; receives wait. Used to validate
 programs and to judge plans; the full prediction with shared links and memory is the simulator's.
 """
 
@@ -42,8 +43,8 @@ def dry_run(program: Program, action_s: Callable[[Action], float] = unit_time_s)
 
     Args:
         program: what to play.
-        action_s: seconds of an action. For a send: from posting to arrival; the sending device
-            goes on meanwhile. Receives take no time of their own.
+        action_s: seconds of an action. For a send: how long the message takes; the sending device
+            computes on meanwhile. Receives take no time of their own.
 
     Raises:
         ScheduleError: devices wait for messages that never come; the text names where.
@@ -51,6 +52,7 @@ def dry_run(program: Program, action_s: Callable[[Action], float] = unit_time_s)
     num_devices = len(program.actions)
     clock_s = [0.0] * num_devices
     busy_s = [0.0] * num_devices
+    sent_s: dict[tuple[int, bool], float] = {}
     position = [0] * num_devices
     arrival_s: dict[Message, float] = {}
     waiting: dict[Message, int] = {}
@@ -69,7 +71,9 @@ def dry_run(program: Program, action_s: Callable[[Action], float] = unit_time_s)
                     break
                 clock_s[device] = max(clock_s[device], arrival_s[action.message])
             elif action.kind.is_send:
-                arrival_s[action.message] = clock_s[device] + action_s(action)
+                channel = device, action.stage == FEED
+                start = max(clock_s[device], sent_s.get(channel, 0.0))
+                arrival_s[action.message] = sent_s[channel] = start + action_s(action)
                 if action.message in waiting:
                     runnable.append(waiting.pop(action.message))
             else:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.merge import merge_stages
-from lightning_gpp.schedule.orders import FORWARD_ONLY, stage_order
+from lightning_gpp.schedule.orders import FORWARD_ONLY, schedule_steps, stage_actions
 from lightning_gpp.schedule.program import Program, ReduceGroup
 from lightning_gpp.schedule.validate import validate
 
@@ -52,8 +52,8 @@ def build_program(
     _check(stages, devices, num_microbatches, sizes)
     name = FORWARD_ONLY if forward_only else schedule
     orders = {
-        stage: stage_order(name, stages, stage, num_microbatches, sizes)
-        for stage in range(stages.num_stages)
+        stage: stage_actions(stage, steps)
+        for stage, steps in schedule_steps(name, stages, num_microbatches, sizes).items()
     }
     skeleton = Program(
         schedule=name,

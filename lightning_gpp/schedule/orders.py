@@ -14,104 +14,122 @@ from lightning_gpp.graph import StageGraph
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
 
-Order = Callable[[StageGraph, int, int, Sequence[int]], list[Action]]
-"""(stage graph, stage, smallest micro-batches, multiple of every stage) -> actions."""
+Steps = list[int]
+"""Compute of a stage in order: the forward of micro-batch ``m`` is ``m``, its backward ``~m``."""
+
+Schedule = Callable[[StageGraph, int, Sequence[int]], dict[int, Steps]]
+"""(stage graph, smallest micro-batches, multiple of every stage) -> steps of every stage."""
 
 
-def gpipe(stage: int, num_microbatches: int) -> list[Action]:
+def gpipe(num_microbatches: int) -> Steps:
     """All forwards, then all backwards, both in the order of the micro-batches.
 
-    >>> " ".join(map(str, gpipe(stage=1, num_microbatches=2)))
+    >>> " ".join(map(str, stage_actions(1, gpipe(num_microbatches=2))))
     '1F0 1F1 1B0 1B1'
     """
-    return [
-        Action(stage, kind, microbatch)
-        for kind in (Kind.FORWARD, Kind.BACKWARD)
-        for microbatch in range(num_microbatches)
-    ]
+    return [*range(num_microbatches), *(~index for index in range(num_microbatches))]
 
 
-def k_f_k_b(stage: int, num_microbatches: int, in_flight: int, k: int) -> list[Action]:
+def k_f_k_b(num_microbatches: int, in_flight: int, k: int) -> Steps:
     """Warm-up forwards, then k backwards and k forwards in turn, then the drain.
 
     A stage whose successor takes ``k`` of its micro-batches at a time gets ``k`` gradients at a
     time, so it answers with ``k`` forwards.
 
-    >>> " ".join(map(str, k_f_k_b(stage=0, num_microbatches=6, in_flight=4, k=2)))
+    >>> " ".join(map(str, stage_actions(0, k_f_k_b(num_microbatches=6, in_flight=4, k=2))))
     '0F0 0F1 0F2 0F3 0B0 0B1 0F4 0F5 0B2 0B3 0B4 0B5'
     """
     warmup = min(num_microbatches, in_flight)
-    forwards = [Action(stage, Kind.FORWARD, i) for i in range(num_microbatches)]
-    backwards = [Action(stage, Kind.BACKWARD, i) for i in range(num_microbatches)]
-    order = forwards[:warmup]
+    forwards = list(range(num_microbatches))
+    backwards = [~index for index in forwards]
+    steps = forwards[:warmup]
     for start in range(0, num_microbatches, k):
-        order += backwards[start : start + k]
-        order += forwards[warmup + start : warmup + start + k]
-    return order
+        steps += backwards[start : start + k]
+        steps += forwards[warmup + start : warmup + start + k]
+    return steps
 
 
-def one_f_one_b(stage: int, num_microbatches: int, in_flight: int) -> list[Action]:
+def one_f_one_b(num_microbatches: int, in_flight: int) -> Steps:
     """The 1F1B order: warm-up forwards, then B-F pairs, then the drain.
 
     ``in_flight`` counts the micro-batches whose activations the stage holds at its peak, the one
     in the first backward included (Megatron and Zero-Bubble count one less and call it
     ``num_warmup``).
 
-    >>> " ".join(map(str, one_f_one_b(stage=0, num_microbatches=4, in_flight=2)))
+    >>> " ".join(map(str, stage_actions(0, one_f_one_b(num_microbatches=4, in_flight=2))))
     '0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3'
     """
-    return k_f_k_b(stage, num_microbatches, in_flight, k=1)
+    return k_f_k_b(num_microbatches, in_flight, k=1)
 
 
-def forward_only(stage: int, num_microbatches: int) -> list[Action]:
-    """Forwards in the order of the micro-batches, for validation and prediction.
-
-    >>> " ".join(map(str, forward_only(stage=0, num_microbatches=2)))
-    '0F0 0F1'
-    """
-    return [Action(stage, Kind.FORWARD, microbatch) for microbatch in range(num_microbatches)]
-
-
-def _gpipe(
-    stages: StageGraph, stage: int, num_microbatches: int, multiples: Sequence[int]
-) -> list[Action]:
-    return gpipe(stage, num_microbatches // multiples[stage])
+def _gpipe(stages: StageGraph, num_microbatches: int, multiples: Sequence[int]) -> dict[int, Steps]:
+    return {
+        stage: gpipe(num_microbatches // multiples[stage]) for stage in range(stages.num_stages)
+    }
 
 
 def _one_f_one_b(
-    stages: StageGraph, stage: int, num_microbatches: int, multiples: Sequence[int]
-) -> list[Action]:
-    in_flight = in_flight_microbatches(stages, num_microbatches, multiples)[stage]
-    size = multiples[stage]
-    k = max(itertools.chain([1], (multiples[j] // size for j in stages.successors[stage])))
-    return k_f_k_b(stage, num_microbatches // size, in_flight, k)
+    stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
+) -> dict[int, Steps]:
+    in_flight = in_flight_microbatches(stages, num_microbatches, multiples)
+    steps = {}
+    for stage, size in enumerate(multiples):
+        k = max(itertools.chain([1], (multiples[j] // size for j in stages.successors[stage])))
+        steps[stage] = k_f_k_b(num_microbatches // size, in_flight[stage], k)
+    return steps
 
 
 def _forward_only(
-    stages: StageGraph, stage: int, num_microbatches: int, multiples: Sequence[int]
-) -> list[Action]:
-    return forward_only(stage, num_microbatches // multiples[stage])
+    stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
+) -> dict[int, Steps]:
+    return {
+        stage: list(range(num_microbatches // multiples[stage]))
+        for stage in range(stages.num_stages)
+    }
 
 
-SCHEDULES: Mapping[str, Order] = MappingProxyType({"gpipe": _gpipe, "1f1b": _one_f_one_b})
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType({"gpipe": _gpipe, "1f1b": _one_f_one_b})
 """Training schedules by name. ``1f1b`` becomes kFkB where micro-batch sizes differ."""
 
 FORWARD_ONLY = "forward"
-"""Name of the order without backwards."""
+"""Name of the order without backwards, for validation and prediction."""
 
 
-def stage_order(
-    schedule: str, stages: StageGraph, stage: int, num_microbatches: int, multiples: Sequence[int]
-) -> list[Action]:
-    """The compute actions of one stage.
+def schedule_steps(
+    schedule: str, stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
+) -> dict[int, Steps]:
+    """The forwards and backwards of every stage in order.
+
+    Args:
+        schedule: name in :data:`SCHEDULES`, or :data:`FORWARD_ONLY`.
+        stages: the stage graph.
+        num_microbatches: smallest micro-batches in the mini-batch.
+        multiples: micro-batch size of every stage in units of the smallest.
 
     Raises:
         ValueError: the schedule is unknown.
     """
     if schedule == FORWARD_ONLY:
-        return _forward_only(stages, stage, num_microbatches, multiples)
+        return _forward_only(stages, num_microbatches, multiples)
     check_schedule(schedule)
-    return SCHEDULES[schedule](stages, stage, num_microbatches, multiples)
+    return SCHEDULES[schedule](stages, num_microbatches, multiples)
+
+
+def stage_actions(stage: int, steps: Steps) -> list[Action]:
+    """The steps of a stage as actions."""
+    return [
+        Action(stage, Kind.FORWARD, step) if step >= 0 else Action(stage, Kind.BACKWARD, ~step)
+        for step in steps
+    ]
+
+
+def most_in_flight(steps: Steps) -> int:
+    """Most micro-batches between forward and backward at any time.
+
+    >>> most_in_flight(one_f_one_b(num_microbatches=8, in_flight=3))
+    3
+    """
+    return max(itertools.accumulate(1 if step >= 0 else -1 for step in steps), default=0)
 
 
 def check_schedule(schedule: str) -> None:
