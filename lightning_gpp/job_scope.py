@@ -14,8 +14,16 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+
+
+def is_sweep() -> bool:
+    """Whether Hydra runs this as a job of a sweep."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from helpers.training import quiet
-from lightning_gpp import cli
+from lightning_gpp.jobs.train import train
 
 
 def train_configuration(overrides: Sequence[str], folder: Path) -> dict[str, float]:
@@ -26,7 +26,7 @@ def train_configuration(overrides: Sequence[str], folder: Path) -> dict[str, flo
     with initialize_config_module("lightning_gpp.configs", version_base="1.3"):
         config = compose("config", overrides=[*overrides, f"output_dir={folder}"])
     with quiet():
-        return cli.train(config)
+        return train(config)
 
 
 def train_resolved(plain: Mapping[str, Any]) -> dict[str, float]:
@@ -41,4 +41,4 @@ def train_resolved(plain: Mapping[str, Any]) -> dict[str, float]:
     config = OmegaConf.create(dict(plain))
     config.strategy.start_method = "popen"
     with quiet():
-        return cli.train(config)
+        return train(config)

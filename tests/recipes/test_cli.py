@@ -12,6 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lightning_gpp import cli
+from lightning_gpp.jobs.train import train
 
 FAST = [
     "trainer.max_epochs=1",
@@ -54,7 +55,7 @@ class TestInThisProcess:
         config = OmegaConf.load(run_folder / "run" / "config.yaml")
         config.trainer.logger = False
         config.trainer.enable_checkpointing = False
-        assert cli.train(config) == first  # type: ignore[arg-type]
+        assert train(config) == first  # type: ignore[arg-type]
 
     def test_missing_data_is_one_message(
         self, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

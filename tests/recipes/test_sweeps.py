@@ -19,7 +19,7 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 
 from lightning_gpp import cli, sweep
-from lightning_gpp.job_scope import job_scope
+from lightning_gpp.job_scope import is_sweep, job_scope
 
 FAST = [
     "trainer.max_epochs=1",
@@ -171,7 +171,7 @@ class TestReport:
 
     def test_single_runs_have_no_report(self) -> None:
         assert not HydraConfig.initialized()
-        assert not cli.is_sweep()
+        assert not is_sweep()
 
 
 @pytest.mark.timeout(200)

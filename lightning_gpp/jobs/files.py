@@ -1,0 +1,35 @@
+"""The files that a job leaves in its run folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+CONFIG = "config.yaml"
+METRICS = "metrics.json"
+FILES = (METRICS, "plan.json", "timeline.png", "trace.json", CONFIG)
+"""Every file that a job may write, in the order in which a person is told of them."""
+
+
+def save_config(config: DictConfig, folder: Path) -> None:
+    """Writes the resolved configuration, which needs no environment variable to be read again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, folder / CONFIG, resolve=True)
+
+
+def save_metrics(metrics: Mapping[str, float], folder: Path) -> None:
+    """Writes the numbers that a sweep shows of a job."""
+    (folder / METRICS).write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+
+
+def written_to(folder: Path) -> str:
+    """Where the files are, and which.
+
+    >>> written_to(Path("run"))
+    'written to run: config.yaml'
+    """
+    files = [name for name in FILES if name == CONFIG or (folder / name).exists()]
+    return f"written to {folder}: {', '.join(files)}"
