@@ -2,7 +2,8 @@
 
 from lightning_gpp.planner.base import Planner, PlanRequest
 from lightning_gpp.planner.describe import describe_plan
-from lightning_gpp.planner.make_plan import PLANNERS, make_plan
+from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
+from lightning_gpp.planner.make_plan import PLANNERS, make_plan, plan_request
 from lightning_gpp.planner.manual import PlanLike, resolve_plan
 from lightning_gpp.planner.picture import draw_stage_graph
 from lightning_gpp.planner.plan import Plan, Stage
@@ -14,16 +15,19 @@ from lightning_gpp.planner.validate import validate_plan
 __all__ = [
     "PLANNERS",
     "Plan",
+    "PlanEvaluation",
     "PlanLike",
     "PlanRequest",
     "Planner",
     "Stage",
     "describe_plan",
     "draw_stage_graph",
+    "evaluate_plan",
     "load_plan",
     "make_plan",
     "num_separable",
     "plan_from_json",
+    "plan_request",
     "plan_to_json",
     "predict",
     "resolve_plan",

@@ -90,7 +90,15 @@ class PlanRequest:
 
     def profile(self, microbatch_size: float, kind: str | None = None) -> Profile:
         """Costs for a micro-batch size on a kind of device (that of device 0 if not given)."""
-        return self.costs.at(microbatch_size, kind or self.cluster.kinds[0])
+        key = microbatch_size, kind or self.cluster.kinds[0]
+        if key not in self._profiles:
+            self._profiles[key] = self.costs.at(*key)
+        return self._profiles[key]
+
+    @cached_property
+    def _profiles(self) -> dict[tuple[float, str], Profile]:
+        """Profiles that were asked for; fitting them takes time."""
+        return {}
 
 
 Planner = Callable[[PlanRequest], Plan]

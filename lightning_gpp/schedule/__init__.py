@@ -11,6 +11,7 @@ from lightning_gpp.schedule.in_flight import in_flight_microbatches
 from lightning_gpp.schedule.lower import build_program
 from lightning_gpp.schedule.orders import (
     SCHEDULES,
+    Steps,
     gpipe,
     k_f_k_b,
     most_in_flight,
@@ -28,6 +29,7 @@ __all__ = [
     "Program",
     "ReduceGroup",
     "ScheduleError",
+    "Steps",
     "build_program",
     "dry_run",
     "gpipe",

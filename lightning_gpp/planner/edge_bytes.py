@@ -1,0 +1,55 @@
+"""How many bytes the values on an edge have at any micro-batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lightning_gpp.graph import ModelGraph
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeBytes:
+    """Bytes of some values: a part that grows with the samples, and a part that does not.
+
+    Attributes:
+        per_sample: bytes per sample of the values that go forward.
+        fixed: bytes of those whose tensors are the same size for every micro-batch.
+        gradient_per_sample: bytes per sample of the gradients that come back.
+        gradient_fixed: bytes of the gradients of tensors of a fixed size.
+    """
+
+    per_sample: float = 0.0
+    fixed: float = 0.0
+    gradient_per_sample: float = 0.0
+    gradient_fixed: float = 0.0
+
+    def forward(self, num_samples: float) -> float:
+        """Bytes forward for a number of samples."""
+        return self.fixed + self.per_sample * num_samples
+
+    def backward(self, num_samples: float) -> float:
+        """Bytes of the gradients for a number of samples."""
+        return self.gradient_fixed + self.gradient_per_sample * num_samples
+
+
+def edge_bytes(graph: ModelGraph, values: Iterable[str], *, has_backward: bool = True) -> EdgeBytes:
+    """The bytes of some values of a model.
+
+    Args:
+        graph: the model.
+        values: their names.
+        has_backward: whether gradients come back.
+    """
+    per_sample = fixed = gradient_per_sample = gradient_fixed = 0.0
+    for name in values:
+        for spec in graph.values[name].tensors:
+            has_gradient = has_backward and spec.is_differentiable
+            if spec.batch_dim is None:
+                fixed += spec.size_bytes
+                gradient_fixed += spec.size_bytes * has_gradient
+            else:
+                size_bytes = spec.size_bytes / graph.microbatch_size
+                per_sample += size_bytes
+                gradient_per_sample += size_bytes * has_gradient
+    return EdgeBytes(per_sample, fixed, gradient_per_sample, gradient_fixed)

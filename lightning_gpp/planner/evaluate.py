@@ -1,0 +1,321 @@
+"""What a plan would do: seconds, samples per second, what bounds it, and bytes on every device.
+
+All planners are compared by this one function, so that a better number is a better plan and not
+another cost model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_gpp.graph import FEED
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.edge_bytes import EdgeBytes, edge_bytes
+from lightning_gpp.planner.plan import Plan, Stage
+from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
+from lightning_gpp.planner.stage_costs import (
+    StageMemory,
+    reduce_seconds,
+    stage_compute,
+    stage_memory,
+)
+from lightning_gpp.planner.timing import TimedStage, play
+from lightning_gpp.planner.traffic import Traffic, plan_traffic
+from lightning_gpp.schedule import (
+    Action,
+    Kind,
+    Steps,
+    build_program,
+    dry_run,
+    most_in_flight,
+    schedule_steps,
+)
+
+Bound = Literal["compute", "communication"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageEvaluation:
+    """What one stage does.
+
+    Attributes:
+        stage: the stage.
+        microbatch_size: samples of one micro-batch, all replicas together.
+        forward_s: seconds of the forward of a replica's share of one micro-batch.
+        backward_s: the same of the backward; with recomputation the second forward included.
+        communication_s: seconds that a replica sends, or receives (the longer), per micro-batch.
+        reduce_s: seconds to sum the replicas' gradients, once per mini-batch, not overlapped.
+        seconds_per_sample: the time per sample (TPS) of the GraphPipe paper: what the stage takes
+            of a steady pipeline.
+        in_flight: its micro-batches between forward and backward at the peak.
+        memory: bytes on each of its devices.
+    """
+
+    stage: Stage
+    microbatch_size: float
+    forward_s: float
+    backward_s: float
+    communication_s: float
+    reduce_s: float
+    seconds_per_sample: float
+    in_flight: int
+    memory: StageMemory
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of forward and backward per micro-batch."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def bound(self) -> Bound:
+        """What takes longer."""
+        return "communication" if self.communication_s > self.compute_s else "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEvaluation:
+    """What one device does in a step.
+
+    Attributes:
+        device: its index in the cluster.
+        busy_s: seconds that it computes.
+        memory_bytes: bytes of all its stages at the peak.
+        limit_bytes: its memory; None where it is not known.
+    """
+
+    device: int
+    busy_s: float
+    memory_bytes: int
+    limit_bytes: int | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether its stages fit into its memory."""
+        return self.limit_bytes is None or self.memory_bytes <= self.limit_bytes
+
+
+@dataclass(frozen=True)
+class PlanEvaluation:
+    """What a plan would do.
+
+    Attributes:
+        plan: the plan.
+        minibatch_size: samples of one step.
+        stages: every stage.
+        devices: every device that the plan uses.
+        seconds_per_sample: what the busiest device takes per sample of a steady pipeline; no step
+            is shorter than this times the samples.
+        step_s: seconds of one step, warm-up and drain included.
+        depth: stages on the longest path.
+    """
+
+    plan: Plan
+    minibatch_size: int
+    stages: tuple[StageEvaluation, ...]
+    devices: tuple[DeviceEvaluation, ...]
+    seconds_per_sample: float
+    step_s: float
+    depth: int
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second."""
+        return self.minibatch_size / self.step_s
+
+    @property
+    def bottleneck(self) -> StageEvaluation:
+        """The stage that takes most of a steady pipeline."""
+        return max(self.stages, key=lambda stage: stage.seconds_per_sample)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Bytes on the fullest device."""
+        return max(device.memory_bytes for device in self.devices)
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether every device has enough memory."""
+        return all(device.fits for device in self.devices)
+
+
+def evaluate_plan(plan: Plan, request: PlanRequest) -> PlanEvaluation:
+    """What a plan would do.
+
+    The step is what the orders of its stages take when played, and no shorter than the mini-batch
+    times the seconds per sample of the busiest device.
+
+    Args:
+        plan: stages on devices of the request's cluster. Its number of micro-batches, or the
+            request's, must be set.
+        request: the model, the cluster, the costs, the mini-batch.
+
+    Raises:
+        ValueError: the plan does not fit the model, or has no number of micro-batches.
+    """
+    unit_size = request.minibatch_size / num_microbatches(plan, request)
+    pipeline = plan_graph(plan, request.graph)
+    traffic = plan_traffic(request, pipeline, unit_size)
+    steps = schedule_steps(
+        request.schedule, pipeline.stages, num_microbatches(plan, request), pipeline.multiples
+    )
+    communication_s = traffic.busiest_s()
+    inputs = _input_bytes(request, pipeline)
+    stages = tuple(
+        _stage(
+            request,
+            stage,
+            unit_size,
+            in_flight=most_in_flight(steps[stage.id]),
+            inputs=inputs[stage.id],
+            communication_s=communication_s.get(stage.id, 0.0),
+        )
+        for stage in plan.stages
+    )
+    busy_per_sample_s = _busiest_device_s(stages)
+    played_s = _played_s(plan, request, pipeline, traffic, stages, steps)
+    return PlanEvaluation(
+        plan=plan,
+        minibatch_size=request.minibatch_size,
+        stages=stages,
+        devices=_devices(request, stages),
+        seconds_per_sample=busy_per_sample_s,
+        step_s=max(played_s, request.minibatch_size * busy_per_sample_s),
+        depth=max(pipeline.stages.depths.values()),
+    )
+
+
+def num_microbatches(plan: Plan, request: PlanRequest) -> int:
+    """Smallest micro-batches of a mini-batch.
+
+    Raises:
+        ValueError: neither the plan nor the request has a number.
+    """
+    count = plan.num_microbatches or request.num_microbatches
+    if count is None:
+        raise ValueError(
+            "the plan does not say how many micro-batches a mini-batch has; set its "
+            "num_microbatches, or the one of the request"
+        )
+    return count
+
+
+def _stage(
+    request: PlanRequest,
+    stage: Stage,
+    unit_size: float,
+    *,
+    in_flight: int,
+    inputs: Sequence[EdgeBytes],
+    communication_s: float,
+) -> StageEvaluation:
+    size = unit_size * stage.microbatch_multiple
+    share = size / stage.num_replicas
+    compute = stage_compute(request, stage, share)
+    input_bytes = sum(size.forward(share) for size in inputs)
+    memory = stage_memory(request, stage, compute, in_flight, input_bytes)
+    reduce_s = reduce_seconds(request.cluster, stage.devices, memory.gradient_bytes)
+    busy_s = max(compute.forward_s + compute.backward_s, communication_s)
+    return StageEvaluation(
+        stage=stage,
+        microbatch_size=size,
+        forward_s=compute.forward_s,
+        backward_s=compute.backward_s,
+        communication_s=communication_s,
+        reduce_s=reduce_s,
+        seconds_per_sample=busy_s / size + reduce_s / request.minibatch_size,
+        in_flight=in_flight,
+        memory=memory,
+    )
+
+
+def _input_bytes(request: PlanRequest, pipeline: PlanGraph) -> dict[int, list[EdgeBytes]]:
+    found: dict[int, list[EdgeBytes]] = {s: [] for s in range(pipeline.stages.num_stages)}
+    for edge in pipeline.stages.edges:
+        found[edge.target].append(edge_bytes(request.graph, edge.values))
+    return found
+
+
+def _busiest_device_s(stages: Sequence[StageEvaluation]) -> float:
+    per_device: dict[int, float] = {}
+    for found in stages:
+        for device in found.stage.devices:
+            per_device[device] = per_device.get(device, 0.0) + found.seconds_per_sample
+    return max(per_device.values())
+
+
+def _devices(
+    request: PlanRequest, stages: Sequence[StageEvaluation]
+) -> tuple[DeviceEvaluation, ...]:
+    busy_s: dict[int, float] = {}
+    memory_bytes: dict[int, int] = {}
+    for found in stages:
+        count = request.minibatch_size / found.microbatch_size
+        for device in found.stage.devices:
+            busy_s[device] = busy_s.get(device, 0.0) + count * found.compute_s
+            memory_bytes[device] = memory_bytes.get(device, 0) + found.memory.total_bytes
+    limits = [device.memory_bytes for device in request.cluster.devices]
+    return tuple(
+        DeviceEvaluation(device, busy_s[device], memory_bytes[device], limits[device])
+        for device in sorted(busy_s)
+    )
+
+
+def _played_s(
+    plan: Plan,
+    request: PlanRequest,
+    pipeline: PlanGraph,
+    traffic: Traffic,
+    stages: Sequence[StageEvaluation],
+    steps: Mapping[int, Steps],
+) -> float:
+    """Seconds of the step by playing the orders of the stages."""
+    if len({device for stage in plan.stages for device in stage.devices}) < sum(
+        stage.num_replicas for stage in plan.stages
+    ):
+        return _dry_run_s(plan, request, pipeline, traffic, stages)
+    timed = [
+        TimedStage(steps[found.stage.id], found.forward_s, found.backward_s, found.reduce_s)
+        for found in stages
+    ]
+    for stage in range(len(timed), pipeline.stages.num_stages):  # where the loss comes together
+        timed.append(TimedStage(steps[stage], 0.0, 0.0))
+    feeds = num_microbatches(plan, request) // pipeline.multiples[-1]
+    return play(timed, traffic.forward, traffic.backward, feeds).step_s
+
+
+def _dry_run_s(
+    plan: Plan,
+    request: PlanRequest,
+    pipeline: PlanGraph,
+    traffic: Traffic,
+    stages: Sequence[StageEvaluation],
+) -> float:
+    """The same where a device holds several stages, whose orders the program merges."""
+    if any(stage.num_replicas > 1 for stage in plan.stages):
+        raise ValueError("stages with replicas cannot share devices with other stages yet")
+    program = build_program(
+        pipeline.stages,
+        devices=[devices[0] for devices in pipeline.devices],
+        num_microbatches=num_microbatches(plan, request),
+        schedule=request.schedule,
+        multiples=pipeline.multiples,
+        check=False,
+    )
+    return dry_run(program, _durations(traffic, stages)).step_s
+
+
+def _durations(traffic: Traffic, stages: Sequence[StageEvaluation]) -> Callable[[Action], float]:
+    def action_s(action: Action) -> float:
+        if action.kind is Kind.SEND_FORWARD:
+            return traffic.forward[action.stage, action.peer or 0].message_s
+        if action.kind is Kind.SEND_BACKWARD:
+            assert action.peer is not None
+            return traffic.backward[action.peer, action.stage].message_s
+        if action.stage == FEED or not action.kind.is_compute:
+            return 0.0
+        found = stages[action.stage]
+        return found.forward_s if action.kind is Kind.FORWARD else found.backward_s
+
+    return action_s

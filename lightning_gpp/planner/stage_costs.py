@@ -1,0 +1,121 @@
+"""What the stages of a plan cost: seconds of compute, bytes of memory, the sum of gradients.
+
+Compute is that of one replica for its share of a micro-batch, on the slowest of the stage's
+devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_gpp.cluster import Cluster
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.plan import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes that a stage keeps on each of its devices at the peak.
+
+    Attributes:
+        parameter_bytes: parameters.
+        gradient_bytes: gradients of the trained parameters.
+        optimizer_bytes: the optimizer's state.
+        activation_bytes: what the micro-batches in flight keep for their backwards.
+    """
+
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    activation_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All together."""
+        return (
+            self.parameter_bytes
+            + self.gradient_bytes
+            + self.optimizer_bytes
+            + self.activation_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageCompute:
+    """What a replica of a stage computes for its share of one micro-batch.
+
+    Attributes:
+        forward_s: seconds of the forward.
+        backward_s: seconds of the backward; with recomputation the second forward included.
+        activation_bytes: bytes kept between forward and backward without recomputation.
+    """
+
+    forward_s: float
+    backward_s: float
+    activation_bytes: int
+
+
+def stage_compute(request: PlanRequest, stage: Stage, replica_size: float) -> StageCompute:
+    """Compute of one replica of a stage.
+
+    Args:
+        request: the model, the devices and the costs.
+        stage: the stage.
+        replica_size: samples of one replica's share of a micro-batch.
+    """
+    kinds = {request.cluster.devices[device].kind for device in stage.devices}
+    found = []
+    for kind in sorted(kinds):
+        costs = request.profile(replica_size, kind).operators
+        forward_s = sum(costs[name].forward_s for name in stage.operators)
+        backward_s = sum(costs[name].backward_s for name in stage.operators)
+        kept = sum(costs[name].activation_bytes for name in stage.operators)
+        again_s = forward_s if stage.recompute else 0.0
+        found.append(StageCompute(forward_s, backward_s + again_s, kept))
+    return max(found, key=lambda compute: compute.forward_s + compute.backward_s)
+
+
+def stage_memory(
+    request: PlanRequest, stage: Stage, compute: StageCompute, in_flight: int, input_bytes: float
+) -> StageMemory:
+    """Memory of each device of a stage.
+
+    Args:
+        request: the model and the optimizer.
+        stage: the stage.
+        compute: its compute at its micro-batch size.
+        in_flight: micro-batches between forward and backward at the peak.
+        input_bytes: bytes of a replica's share of the inputs of one micro-batch.
+    """
+    graph = request.graph
+    read = dict.fromkeys(n for name in stage.operators for n in graph.operator[name].parameters)
+    parameters = [graph.parameter[name] for name in read]
+    trained_bytes = sum(parameter.size_bytes for parameter in parameters if parameter.requires_grad)
+    kept_bytes = in_flight * compute.activation_bytes
+    if stage.recompute:
+        kept_bytes = round(in_flight * input_bytes) + compute.activation_bytes
+    return StageMemory(
+        parameter_bytes=sum(parameter.size_bytes for parameter in parameters),
+        gradient_bytes=trained_bytes,
+        optimizer_bytes=trained_bytes * request.optimizer_values,
+        activation_bytes=kept_bytes,
+    )
+
+
+def reduce_seconds(cluster: Cluster, devices: tuple[int, ...], gradient_bytes: int) -> float:
+    """Seconds of a ring all-reduce over the replicas of a stage.
+
+    ``2 (d - 1)`` rounds in which every device sends one ``d``-th of the bytes over the slowest
+    link of the ring.
+    """
+    if len(devices) < 2 or not gradient_bytes:
+        return 0.0
+    ring = list(zip(devices, (*devices[1:], devices[0]), strict=True))
+    return (
+        2
+        * (len(devices) - 1)
+        * max(
+            cluster.link(source, target).transfer_s(round(gradient_bytes / len(devices)))
+            for source, target in ring
+        )
+    )

@@ -1,0 +1,152 @@
+"""The evaluation of plans: the same step as the dry run of the program, on any stage graph."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.graphs import literal_graph, model_graphs, profile_of, profiles
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lightning_gpp.cluster import Link, uniform_cluster
+from lightning_gpp.planner import Plan, Stage, plan_request, validate_plan
+from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
+from lightning_gpp.planner.plan_graph import plan_graph
+from lightning_gpp.planner.traffic import plan_traffic
+from lightning_gpp.schedule import SCHEDULES, Action, Kind, build_program, dry_run
+
+SLOW = Link(bandwidth_bytes_per_s=1e8, latency_s=1e-4)
+
+
+@given(st.data(), st.sampled_from(sorted(SCHEDULES)), st.booleans())
+def test_the_step_is_that_of_the_program(data, schedule, is_chain):
+    graph = data.draw(model_graphs(with_state=False))
+    plan = data.draw(plans(graph, is_chain=is_chain))
+    assume(is_valid(plan, graph))
+    assert plan.num_microbatches is not None
+    profile = data.draw(profiles(graph))
+    request = plan_request(
+        graph,
+        uniform_cluster(plan.num_devices, SLOW, kind=profile.device),
+        costs=profile,
+        minibatch_size=4 * plan.num_microbatches,
+        schedule=schedule,
+    )
+    found = evaluate_plan(plan, request)
+    expected_s = dry_run_s(found, plan, request)
+    bound_s = request.minibatch_size * found.seconds_per_sample
+    assert found.step_s == pytest.approx(max(expected_s, bound_s), rel=1e-9)
+
+
+def dry_run_s(found: PlanEvaluation, plan: Plan, request) -> float:
+    """The step by the program, with the durations of the evaluation."""
+    pipeline = plan_graph(plan, request.graph)
+    traffic = plan_traffic(request, pipeline, request.minibatch_size / plan.num_microbatches)
+    program = build_program(
+        pipeline.stages,
+        devices=[devices[0] for devices in pipeline.devices],
+        num_microbatches=plan.num_microbatches,
+        schedule=request.schedule,
+        multiples=pipeline.multiples,
+    )
+
+    def action_s(action: Action) -> float:
+        if action.kind is Kind.SEND_FORWARD:
+            return traffic.forward[action.stage, action.peer].message_s
+        if action.kind is Kind.SEND_BACKWARD and action.peer >= 0:
+            return traffic.backward[action.peer, action.stage].message_s
+        if not action.kind.is_compute or action.stage < 0:
+            return 0.0
+        stage = found.stages[action.stage]
+        return stage.forward_s if action.kind is Kind.FORWARD else stage.backward_s
+
+    return dry_run(program, action_s).step_s
+
+
+@st.composite
+def plans(draw: st.DrawFn, graph, *, is_chain: bool) -> Plan:
+    """A topological order cut into stages, one device each, with micro-batch multiples."""
+    names = [operator.name for operator in graph]
+    num_stages = draw(st.integers(1, min(4, len(names))))
+    borders = sorted(
+        draw(
+            st.lists(
+                st.integers(1, max(1, len(names) - 1)),
+                min_size=num_stages - 1,
+                max_size=num_stages - 1,
+                unique=True,
+            )
+        )
+    )
+    pieces = zip([0, *borders], [*borders, len(names)], strict=True)
+    return Plan(
+        tuple(
+            Stage(i, tuple(names[a:b]), (i,), microbatch_multiple=draw(st.sampled_from([1, 2, 4])))
+            for i, (a, b) in enumerate(pieces)
+        ),
+        num_microbatches=draw(st.sampled_from([4, 8])),
+        is_chain=is_chain,
+    )
+
+
+def is_valid(plan: Plan, graph) -> bool:
+    try:
+        validate_plan(plan, graph, plan.num_devices)
+    except ValueError:
+        return False
+    return True
+
+
+#   a ──▶ b      1 s forward and 2 s backward each, for 4 samples
+CHAIN = literal_graph({"a": "x", "b": "a"})
+
+
+def chain_request(**options):
+    arguments = {"minibatch_size": 16, "costs": profile_of(CHAIN, 1.0)} | options
+    cluster = arguments.pop("cluster", uniform_cluster(4, Link(1e30)))
+    return plan_request(CHAIN, cluster, **arguments)
+
+
+def test_a_balanced_chain_by_hand():
+    plan = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1,))), num_microbatches=4)
+    found = evaluate_plan(plan, chain_request())
+    assert found.step_s == pytest.approx((4 + 1) * 3.0)  # (micro-batches + stages - 1) times F + B
+    assert found.seconds_per_sample == pytest.approx(3.0 / 4)
+    assert [stage.in_flight for stage in found.stages] == [2, 1]
+    assert [stage.memory.activation_bytes for stage in found.stages] == [200, 100]
+    # 1000 bytes of parameters, gradients, and two values of Adam
+    assert found.stages[0].memory.total_bytes == 4000 + 200
+    assert (found.depth, found.is_feasible, found.throughput) == (2, True, pytest.approx(16 / 15))
+
+
+def test_replicas_share_a_micro_batch_and_sum_their_gradients():
+    plan = Plan((Stage(0, ("a", "b"), (0, 1), microbatch_multiple=2),), num_microbatches=8)
+    slow = uniform_cluster(2, Link(1000.0))
+    found = evaluate_plan(plan, chain_request(cluster=slow, optimizer_values=0))
+    (stage,) = found.stages
+    assert (stage.microbatch_size, stage.forward_s, stage.backward_s) == (4.0, 1.0, 2.0)
+    assert stage.reduce_s == pytest.approx(2 * (1000 / 1000.0))  # two rounds of half of 2000 bytes
+    assert stage.in_flight == 2  # the outputs of both come together for the loss
+    assert found.step_s >= 4 * 3.0 + stage.reduce_s
+
+
+def test_recomputation_costs_a_forward_and_keeps_inputs():
+    kept = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1,))), num_microbatches=4)
+    again = Plan((Stage(0, ("a",), (0,), recompute=True), kept.stages[1]), num_microbatches=4)
+    found = evaluate_plan(again, chain_request()).stages[0]
+    assert (found.forward_s, found.backward_s) == (1.0, 3.0)
+    assert found.memory.activation_bytes == 2 * 4 * 16 * 4 + 100  # two inputs, one set of both
+
+
+def test_a_device_without_enough_memory_is_named():
+    plan = Plan((Stage(0, ("a", "b"), (0,)),), num_microbatches=4)
+    found = evaluate_plan(plan, chain_request())
+    assert found.devices[0].fits
+    cluster = uniform_cluster(1)
+    small = type(cluster)((type(cluster.devices[0])("cpu:0", memory_bytes=8100),))
+    found = evaluate_plan(plan, chain_request(cluster=small))
+    assert (found.devices[0].memory_bytes, found.is_feasible) == (8200, False)
+
+
+def test_a_plan_without_micro_batches_is_refused():
+    with pytest.raises(ValueError, match="does not say how many micro-batches"):
+        evaluate_plan(Plan((Stage(0, ("a", "b"), (0,)),)), chain_request())
