@@ -6,32 +6,22 @@ another cost model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.edge_bytes import EdgeBytes, edge_bytes
+from lightning_gpp.planner.pipeline_run import pipeline_run
 from lightning_gpp.planner.plan import Plan, Stage
-from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
+from lightning_gpp.planner.plan_graph import PlanGraph
 from lightning_gpp.planner.stage_costs import (
     StageMemory,
     reduce_seconds,
     stage_compute,
     stage_memory,
 )
-from lightning_gpp.planner.timing import TimedStage, play
-from lightning_gpp.planner.traffic import Traffic, plan_traffic
-from lightning_gpp.schedule import (
-    Action,
-    Kind,
-    Steps,
-    build_program,
-    dry_run,
-    most_in_flight,
-    schedule_steps,
-)
+from lightning_gpp.schedule import most_in_flight
 
 Bound = Literal["compute", "communication"]
 
@@ -154,51 +144,31 @@ def evaluate_plan(plan: Plan, request: PlanRequest) -> PlanEvaluation:
     Raises:
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
-    unit_size = request.minibatch_size / num_microbatches(plan, request)
-    pipeline = plan_graph(plan, request.graph)
-    traffic = plan_traffic(request, pipeline, unit_size)
-    steps = schedule_steps(
-        request.schedule, pipeline.stages, num_microbatches(plan, request), pipeline.multiples
-    )
-    communication_s = traffic.busiest_s()
-    inputs = _input_bytes(request, pipeline)
+    run = pipeline_run(plan, request)
+    unit_size = request.minibatch_size / run.num_microbatches
+    communication_s = run.traffic.busiest_s()
+    inputs = _input_bytes(request, run.graph)
     stages = tuple(
         _stage(
             request,
             stage,
             unit_size,
-            in_flight=most_in_flight(steps[stage.id]),
+            in_flight=most_in_flight(run.steps[stage.id]),
             inputs=inputs[stage.id],
             communication_s=communication_s.get(stage.id, 0.0),
         )
         for stage in plan.stages
     )
     busy_per_sample_s = _busiest_device_s(stages)
-    played_s = _played_s(plan, request, pipeline, traffic, stages, steps)
     return PlanEvaluation(
         plan=plan,
         minibatch_size=request.minibatch_size,
         stages=stages,
         devices=_devices(request, stages),
         seconds_per_sample=busy_per_sample_s,
-        step_s=max(played_s, request.minibatch_size * busy_per_sample_s),
-        depth=max(pipeline.stages.depths.values()),
+        step_s=max(run.play(stages).step_s, request.minibatch_size * busy_per_sample_s),
+        depth=max(run.graph.stages.depths.values()),
     )
-
-
-def num_microbatches(plan: Plan, request: PlanRequest) -> int:
-    """Smallest micro-batches of a mini-batch.
-
-    Raises:
-        ValueError: neither the plan nor the request has a number.
-    """
-    count = plan.num_microbatches or request.num_microbatches
-    if count is None:
-        raise ValueError(
-            "the plan does not say how many micro-batches a mini-batch has; set its "
-            "num_microbatches, or the one of the request"
-        )
-    return count
 
 
 def _stage(
@@ -260,62 +230,3 @@ def _devices(
         DeviceEvaluation(device, busy_s[device], memory_bytes[device], limits[device])
         for device in sorted(busy_s)
     )
-
-
-def _played_s(
-    plan: Plan,
-    request: PlanRequest,
-    pipeline: PlanGraph,
-    traffic: Traffic,
-    stages: Sequence[StageEvaluation],
-    steps: Mapping[int, Steps],
-) -> float:
-    """Seconds of the step by playing the orders of the stages."""
-    if len({device for stage in plan.stages for device in stage.devices}) < sum(
-        stage.num_replicas for stage in plan.stages
-    ):
-        return _dry_run_s(plan, request, pipeline, traffic, stages)
-    timed = [
-        TimedStage(steps[found.stage.id], found.forward_s, found.backward_s, found.reduce_s)
-        for found in stages
-    ]
-    for stage in range(len(timed), pipeline.stages.num_stages):  # where the loss comes together
-        timed.append(TimedStage(steps[stage], 0.0, 0.0))
-    feeds = num_microbatches(plan, request) // pipeline.multiples[-1]
-    return play(timed, traffic.forward, traffic.backward, feeds).step_s
-
-
-def _dry_run_s(
-    plan: Plan,
-    request: PlanRequest,
-    pipeline: PlanGraph,
-    traffic: Traffic,
-    stages: Sequence[StageEvaluation],
-) -> float:
-    """The same where a device holds several stages, whose orders the program merges."""
-    if any(stage.num_replicas > 1 for stage in plan.stages):
-        raise ValueError("stages with replicas cannot share devices with other stages yet")
-    program = build_program(
-        pipeline.stages,
-        devices=[devices[0] for devices in pipeline.devices],
-        num_microbatches=num_microbatches(plan, request),
-        schedule=request.schedule,
-        multiples=pipeline.multiples,
-        check=False,
-    )
-    return dry_run(program, _durations(traffic, stages)).step_s
-
-
-def _durations(traffic: Traffic, stages: Sequence[StageEvaluation]) -> Callable[[Action], float]:
-    def action_s(action: Action) -> float:
-        if action.kind is Kind.SEND_FORWARD:
-            return traffic.forward[action.stage, action.peer or 0].message_s
-        if action.kind is Kind.SEND_BACKWARD:
-            assert action.peer is not None
-            return traffic.backward[action.peer, action.stage].message_s
-        if action.stage == FEED or not action.kind.is_compute:
-            return 0.0
-        found = stages[action.stage]
-        return found.forward_s if action.kind is Kind.FORWARD else found.backward_s
-
-    return action_s

@@ -62,15 +62,19 @@ class Timing:
     Attributes:
         step_s: seconds until everything is done.
         end_s: when every stage is done.
+        start_s: when every step of every stage starts; empty where that was not recorded.
     """
 
     step_s: float
     end_s: tuple[float, ...]
+    start_s: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(slots=True)
 class _Line:
     """State of a stage: its clock, its place in the order, and where its messages arrive.
+
+    ``starts`` notes when its steps start, where somebody wants to know.
 
     ``inputs`` and ``returns`` are (arrival times so far, messages per micro-batch) of what it
     receives; ``outputs`` and ``gradients`` (arrival times so far, messages, receiver) of what it
@@ -81,6 +85,7 @@ class _Line:
     sent_s: float = 0.0
     position: int = 0
     is_waiting: bool = False
+    starts: list[float] | None = None
     inputs: list[tuple[list[float], int]] = field(default_factory=list)
     returns: list[tuple[list[float], int]] = field(default_factory=list)
     outputs: list[tuple[list[float], Messages, int]] = field(default_factory=list)
@@ -92,6 +97,8 @@ def play(
     forward: Mapping[tuple[int, int], Messages],
     backward: Mapping[tuple[int, int], Messages],
     num_feeds: int,
+    *,
+    record: bool = False,
 ) -> Timing:
     """Plays the orders of all stages.
 
@@ -100,11 +107,12 @@ def play(
         forward: (source, target) -> messages with activations; the feed is a source.
         backward: (source, target) of the edge -> messages with gradients, where they flow.
         num_feeds: micro-batches of the feed, which all leave at the start, one after the other.
+        record: whether to note when each step starts.
 
     Raises:
         ValueError: stages wait for each other for ever.
     """
-    lines = [_Line() for _ in stages]
+    lines = [_Line(starts=[] if record else None) for _ in stages]
     _connect(lines, forward, backward, num_feeds)
     runnable = list(range(len(stages)))
     while runnable:
@@ -113,7 +121,8 @@ def play(
     if stuck := [s for s, line in enumerate(lines) if line.position < len(stages[s].steps)]:
         raise ValueError(f"stages {stuck} wait for each other: the orders deadlock")
     ends = tuple(line.clock_s + stage.end_s for line, stage in zip(lines, stages, strict=True))
-    return Timing(max(ends), ends)
+    starts = tuple(tuple(line.starts) for line in lines if line.starts is not None)
+    return Timing(max(ends), ends, starts)
 
 
 def _connect(
@@ -159,6 +168,8 @@ def _advance(stage: int, timed: TimedStage, lines: list[_Line], runnable: list[i
             if arrivals[last] > clock_s:
                 clock_s = arrivals[last]
         else:
+            if line.starts is not None:
+                line.starts.append(clock_s)
             clock_s += forward_s if is_forward else backward_s
             for arrivals, messages, other in line.outputs if is_forward else line.gradients:
                 sent_s = max(sent_s, clock_s)
