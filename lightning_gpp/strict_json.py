@@ -32,10 +32,12 @@ class JsonFormat:
     Attributes:
         name: what the document is, e.g. ``"lightning_gpp.plan"``.
         version: counts up with every change of the form.
+        older: versions that can be read too, as they lack nothing but keys with a default.
     """
 
     name: str
     version: int
+    older: tuple[int, ...] = ()
 
     def dumps(self, value: object) -> str:
         """The document that holds a dataclass, as indented text."""
@@ -67,7 +69,7 @@ class JsonFormat:
         """
         found = _object(data, source)
         form = (found.get("format"), found.get("version"))
-        if form != (self.name, self.version):
+        if form[0] != self.name or form[1] not in (self.version, *self.older):
             raise JsonFormError(
                 f'{source}: expected "format": "{self.name}" and "version": {self.version}, '
                 f"got {form[0]!r} and {form[1]!r}"

@@ -4,17 +4,31 @@ from lightning_gpp.cluster.cluster import (
     DEFAULT_LINK,
     Cluster,
     Device,
+    HostLink,
     Link,
     uniform_cluster,
 )
-from lightning_gpp.cluster.json_form import cluster_from_json, cluster_to_json
+from lightning_gpp.cluster.device_kind import DeviceKind
+from lightning_gpp.cluster.json_form import cluster_from_json, cluster_to_json, load_cluster
+from lightning_gpp.cluster.known_kinds import DEVICE_KINDS, known_kind
+from lightning_gpp.cluster.layout import ClusterLayout, HostGroup
+from lightning_gpp.cluster.presets import PRESETS, cluster_preset
 
 __all__ = [
     "DEFAULT_LINK",
+    "DEVICE_KINDS",
+    "PRESETS",
     "Cluster",
+    "ClusterLayout",
     "Device",
+    "DeviceKind",
+    "HostGroup",
+    "HostLink",
     "Link",
     "cluster_from_json",
+    "cluster_preset",
     "cluster_to_json",
+    "known_kind",
+    "load_cluster",
     "uniform_cluster",
 ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+
+from lightning_gpp.cluster.device_kind import DeviceKind
+from lightning_gpp.cluster.known_kinds import known_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,14 @@ DEFAULT_LINK = Link(bandwidth_bytes_per_s=2.8e9, latency_s=75e-6)
 """What gloo reached between two processes of one host (messages of 64 MB and of up to 16 KB)."""
 
 
+@dataclass(frozen=True, slots=True)
+class HostLink:
+    """The link between the devices of one host, where it is not that of the other hosts."""
+
+    host: str
+    link: Link
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Devices in hosts, hosts in racks, and the links at every level.
@@ -66,20 +77,33 @@ class Cluster:
         host_link: the link between any two devices of one host.
         rack_link: between devices of different hosts of one rack; as in the host if not given.
         spine_link: between devices of different racks; as in the rack if not given.
+        host_links: hosts whose own link is not ``host_link``.
+        device_kinds: data sheets of kinds that are not among the known ones, or that differ.
 
     Raises:
-        ValueError: there is no device, or two have the same name.
+        ValueError: there is no device, two have the same name, or two data sheets or links are
+            of the same kind or host.
     """
 
     devices: tuple[Device, ...]
     host_link: Link = DEFAULT_LINK
     rack_link: Link | None = None
     spine_link: Link | None = None
+    host_links: tuple[HostLink, ...] = ()
+    device_kinds: tuple[DeviceKind, ...] = ()
 
     def __post_init__(self) -> None:
         names = [device.name for device in self.devices]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a cluster needs devices with different names, got {names}")
+        if len(self._link_of_host) != len(self.host_links):
+            raise ValueError("host_links: there are two links of one host; keep one")
+        if len({kind.name for kind in self.device_kinds}) != len(self.device_kinds):
+            raise ValueError("device_kinds: there are two of one name; keep one")
+
+    @cached_property
+    def _link_of_host(self) -> dict[str, Link]:
+        return {own.host: own.link for own in self.host_links}
 
     @property
     def num_devices(self) -> int:
@@ -102,7 +126,7 @@ class Cluster:
             return self.spine_link or self.rack_link or self.host_link
         if one.host != other.host:
             return self.rack_link or self.host_link
-        return self.host_link
+        return self._link_of_host.get(one.host, self.host_link)
 
     @cached_property
     def slowest_link(self) -> Link:
@@ -111,16 +135,32 @@ class Cluster:
             return self.spine_link or self.rack_link or self.host_link
         if len({device.host for device in self.devices}) > 1:
             return self.rack_link or self.host_link
-        return self.host_link
+        return self._link_of_host.get(self.devices[0].host, self.host_link)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of devices in it, in the order of their first device."""
         return tuple(dict.fromkeys(device.kind for device in self.devices))
 
+    def first(self, num_devices: int) -> Cluster:
+        """The cluster of its first devices."""
+        devices = self.devices[:num_devices]
+        hosts = {device.host for device in devices}
+        links = tuple(own for own in self.host_links if own.host in hosts)
+        return replace(self, devices=devices, host_links=links)
+
+    def device_kind(self, name: str) -> DeviceKind:
+        """The data sheet of a kind of device: the cluster's own, or the one that is known.
+
+        Raises:
+            ValueError: there is none.
+        """
+        own = {kind.name: kind for kind in self.device_kinds}
+        return own[name] if name in own else known_kind(name)
+
 
 def uniform_cluster(num_devices: int, link: Link = DEFAULT_LINK, kind: str = "cpu") -> Cluster:
-    """Equal devices joined by equal links.
+    """Equal devices of one host, of unlimited memory, joined by equal links.
 
     >>> [device.name for device in uniform_cluster(2).devices]
     ['cpu:0', 'cpu:1']

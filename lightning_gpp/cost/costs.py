@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_gpp.cost.estimate import ESTIMATED
 from lightning_gpp.cost.profile import OpProfile, Profile
+from lightning_gpp.cost.work import Line
 
 ANY_DEVICE = "any"
 """The ``device`` of a profile that holds for devices of every kind (published workloads)."""
+
+ESTIMATED = "estimated"
+"""The ``device`` of a profile that was estimated for no kind in particular."""
 
 WORST_MISFIT = 0.1
 """A line that misses a measurement by more than this part of it is not used."""
@@ -70,6 +73,28 @@ class Costs:
             f"no costs for devices of kind {kind!r}, only for {', '.join(self.by_kind)}; profile "
             "on such a device, or estimate its costs"
         )
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether any of the profiles is an estimate."""
+        return any(profile.is_estimated for profile in self.profiles)
+
+    def line(self, operator: str, quantity: str) -> Line:
+        """How a quantity that does not depend on the device grows with the micro-batch size.
+
+        Args:
+            operator: name of the operator.
+            quantity: ``"activation_bytes"`` or ``"forward_flops"``.
+        """
+        profiles = next(iter(self.by_kind.values()))
+        sizes = [profile.microbatch_size for profile in profiles]
+        values = [float(getattr(p.operators[operator], quantity)) for p in profiles]
+        if len(sizes) == 1 or not any(values):
+            return Line(per_sample=values[0] / sizes[0])
+        fixed, slope = _line(sizes, values)
+        if fixed < 0 or slope < 0:  # through the origin and the largest size
+            return Line(per_sample=values[-1] / sizes[-1])
+        return Line(per_sample=slope, fixed=fixed)
 
     def at(self, microbatch_size: float, kind: str = ANY_DEVICE) -> Profile:
         """The profile for a micro-batch size, measured, fitted or interpolated.

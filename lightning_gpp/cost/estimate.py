@@ -1,42 +1,148 @@
-"""A stand-in for a measured profile: what operators cost judged by the bytes they touch.
+"""Costs without a measurement on the device in question: estimates, which say so.
 
-An operator that is limited by memory takes the bytes it reads and writes divided by the memory
-bandwidth. That is a fair *ratio* between operators of one kind, and nothing more: it knows no
-floating-point operations (a convolution is underrated) and takes every parameter as read (an
-embedding table is overrated). Plans made from it say "estimated"; measure where it matters.
+What operators do is read from the model graph (bytes of values and parameters) and from a measured
+profile where there is one (floating-point operations, activations); without one the operations are
+judged by the parameters: a matrix meets every row of the output once. Seconds come from the
+roofline model on the device kind's data sheet.
+
+A graph knows no types of operators, so that judgement is coarse: it misses products of activations
+(attention scores) and takes parameters that only multiply element by element for matrices.
 """
 
 from __future__ import annotations
 
-from lightning_gpp.cost.profile import OpProfile, Profile
-from lightning_gpp.graph import ModelGraph, OpNode
+import math
+from collections.abc import Iterable
 
-ESTIMATED = "estimated"
-"""The ``device`` of an estimated profile."""
+from lightning_gpp.cluster import Cluster, DeviceKind
+from lightning_gpp.cost.costs import ESTIMATED, Costs
+from lightning_gpp.cost.profile import Profile
+from lightning_gpp.cost.roofline import powers_of_two, roofline, roofline_costs
+from lightning_gpp.cost.work import DEFAULT_DTYPE, Line, OpWork
+from lightning_gpp.graph import ModelGraph, OpNode, TensorSpec, Value
 
-MEMORY_BANDWIDTH_BYTES_PER_S = 20e9
-"""Nominal memory bandwidth, in bytes per second (one CPU socket); only scales the estimate."""
+NOMINAL_KIND = DeviceKind(
+    name=ESTIMATED,
+    peak_flops_per_s=dict.fromkeys(("float64", "float32", "float16", "bfloat16"), 1000000000000.0),
+    peak_memory_bytes_per_s=20e9,
+    source="nominal: a CPU socket",
+)
+"""The device of estimates for no device in particular: ratios between operators are what counts."""
 
-BACKWARD_PER_FORWARD = 2.0
-"""A backward computes two gradients, of the input and of the parameters."""
+IMAGE_DIMS = 4
+"""Tensors of so many dimensions or more are taken for (samples, channels, height, width, ...)."""
 
 
 def estimate_profile(graph: ModelGraph) -> Profile:
-    """A profile from sizes alone: parameters, values read and values written.
+    """A profile from sizes alone, for no device in particular, at the graph's micro-batch size.
 
     >>> estimate_profile(ModelGraph(inputs=(), operators=(), outputs=())).device
     'estimated'
     """
-    return Profile(
-        operators={operator.name: _estimate(graph, operator) for operator in graph},
-        microbatch_size=graph.microbatch_size,
-        device=ESTIMATED,
+    size = graph.microbatch_size
+    works = graph_work(graph)
+    operators = {name: roofline(work, size, NOMINAL_KIND) for name, work in works.items()}
+    return Profile(operators, size, ESTIMATED, is_estimated=True)
+
+
+def estimate_costs(
+    graph: ModelGraph,
+    cluster: Cluster,
+    minibatch_size: int,
+    *,
+    measured: Costs | None = None,
+    dtype: str | None = None,
+) -> Costs:
+    """Costs on every kind of device of a cluster, at every power of two up to the mini-batch.
+
+    Args:
+        graph: the model.
+        cluster: whose devices.
+        minibatch_size: samples of a mini-batch.
+        measured: profiles from some other device, for the flops and the activation bytes.
+        dtype: type that matrix products are computed in (``"float16"``, ``"tf32"``); by default
+            the type of each operator's output.
+
+    Raises:
+        ValueError: nothing is known of a kind, or not its speed in that type.
+    """
+    works = graph_work(graph, measured, dtype)
+    kinds = [cluster.device_kind(name) for name in cluster.kinds]
+    return roofline_costs(works, kinds, powers_of_two(minibatch_size))
+
+
+def graph_work(
+    graph: ModelGraph, measured: Costs | None = None, dtype: str | None = None
+) -> dict[str, OpWork]:
+    """Operator name -> its work; arguments as in :func:`estimate_costs`."""
+    return {operator.name: _work(graph, operator, measured, dtype) for operator in graph}
+
+
+def _work(graph: ModelGraph, operator: OpNode, measured: Costs | None, dtype: str | None) -> OpWork:
+    read = [graph.values[name] for name in operator.inputs]
+    written = values_line(operator.outputs)
+    parameters = Line(fixed=sum(graph.parameter[name].size_bytes for name in operator.parameters))
+    is_lookup = _is_lookup(read, operator)
+    flops = Line() if is_lookup else _guessed_flops(graph, operator)
+    activations = written
+    if measured is not None:
+        flops = measured.line(operator.name, "forward_flops")
+        activations = measured.line(operator.name, "activation_bytes")
+    return OpWork(
+        flops=flops,
+        # Of a table only the rows that are looked up are read: as much as is written.
+        moved_bytes=values_line(read) + written + (written if is_lookup else parameters),
+        activation_bytes=activations,
+        dtype=dtype or _dtype(operator),
     )
 
 
-def _estimate(graph: ModelGraph, operator: OpNode) -> OpProfile:
-    written_bytes = sum(value.size_bytes for value in operator.outputs)
-    read_bytes = sum(graph.values[name].size_bytes for name in operator.inputs)
-    read_bytes += sum(graph.parameter[name].size_bytes for name in operator.parameters)
-    forward_s = (read_bytes + written_bytes) / MEMORY_BANDWIDTH_BYTES_PER_S
-    return OpProfile(forward_s, BACKWARD_PER_FORWARD * forward_s, activation_bytes=written_bytes)
+def values_line(values: Iterable[Value]) -> Line:
+    """Bytes of values: what has a dimension of samples grows with them."""
+    line = Line()
+    for value in values:
+        for spec in value.tensors:
+            if spec.batch_dim is None or not spec.shape[spec.batch_dim]:
+                line += Line(fixed=spec.size_bytes)
+            else:
+                line += Line(per_sample=spec.size_bytes / spec.shape[spec.batch_dim])
+    return line
+
+
+def _is_lookup(read: Iterable[Value], operator: OpNode) -> bool:
+    """Whether parameters are a table: they meet indices only."""
+    tensors = [spec for value in read for spec in value.tensors]
+    return (
+        bool(operator.parameters)
+        and bool(tensors)
+        and not any(spec.is_differentiable for spec in tensors)
+    )
+
+
+def _guessed_flops(graph: ModelGraph, operator: OpNode) -> Line:
+    """Two operations per parameter and row of the output."""
+    outputs = [spec for value in operator.outputs for spec in value.tensors if spec.shape]
+    if not operator.parameters or not outputs:
+        return Line()
+    output = outputs[0]
+    num_parameters = sum(
+        graph.parameter[name].size_bytes // output.item_bytes for name in operator.parameters
+    )
+    flops = 2.0 * num_parameters * _rows(output)
+    if output.batch_dim is None or not output.shape[output.batch_dim]:
+        return Line(fixed=flops)
+    return Line(per_sample=flops / output.shape[output.batch_dim])
+
+
+def _rows(spec: TensorSpec) -> int:
+    """Positions of an output; each holds one vector of features."""
+    features = 1 if len(spec.shape) >= IMAGE_DIMS else len(spec.shape) - 1
+    return math.prod(size for dim, size in enumerate(spec.shape) if dim != features)
+
+
+def _dtype(operator: OpNode) -> str:
+    for value in operator.outputs:
+        for spec in value.tensors:
+            if spec.is_differentiable:
+                return spec.dtype
+    return DEFAULT_DTYPE

@@ -1,4 +1,4 @@
-"""Measured costs of the operators of one model at one micro-batch size."""
+"""Costs of the operators of one model at one micro-batch size."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ class Profile:
     Attributes:
         operators: operator name -> its costs.
         microbatch_size: samples in the measured micro-batch (not whole between measured sizes).
-        device: what it was measured on (``"cpu"``, ``"NVIDIA H100"``).
+        device: kind of the device that it holds for (``"cpu"``, ``"NVIDIA H100 80GB HBM3"``).
+        is_estimated: whether the seconds were not measured there.
     """
 
     operators: Mapping[str, OpProfile]
     microbatch_size: float
     device: str = "cpu"
+    is_estimated: bool = False

@@ -51,9 +51,14 @@ class TensorSpec:
             raise ValueError(f"unknown dtype {self.dtype!r}; expected one of: {known}")
 
     @property
+    def item_bytes(self) -> int:
+        """Bytes of one element."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the elements."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return math.prod(self.shape) * self.item_bytes
 
     @property
     def is_differentiable(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lightning_gpp.cluster import Cluster
-from lightning_gpp.cost import ESTIMATED, Costs, Profile
+from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.schedule.orders import check_schedule
@@ -74,7 +74,7 @@ class PlanRequest:
     @property
     def is_estimated(self) -> bool:
         """Whether the costs are estimates."""
-        return any(ESTIMATED in profile.device for profile in self.costs.profiles)
+        return self.costs.is_estimated
 
     @cached_property
     def microbatch_sizes(self) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_gpp.cluster import Cluster
-from lightning_gpp.cost import ESTIMATED, Profile, estimate_profile
+from lightning_gpp.cost import Profile, estimate_profile
 from lightning_gpp.graph import ModelGraph, stage_graph
 from lightning_gpp.planner.operator_names import summarize_operators
 from lightning_gpp.planner.picture import draw_stage_graph
@@ -211,7 +211,7 @@ def _notes(run: DryRun, profile: Profile, optimizer_values: int) -> str:
         optimizer = f"Adam: {optimizer}"
     source = (
         "estimated from sizes, not measured"
-        if profile.device == ESTIMATED
+        if profile.is_estimated
         else f"measured on {profile.device}"
     )
     return "\n".join(

@@ -27,6 +27,7 @@ def test_a_plan_is_readable():
         "operators": ["b", "c"],
         "devices": [1],
         "microbatch_multiple": 2,
+        "recompute": False,
     }
     assert plan_from_json(plan_to_json(PLAN)) == PLAN
 

@@ -1,0 +1,132 @@
+"""Clusters in the form in which people describe them: so many hosts of this type, so many of that.
+
+A :class:`ClusterLayout` is a few lines where a :class:`~lightning_gpp.cluster.Cluster` lists every
+device; presets and cluster files are layouts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lightning_gpp.cluster.cluster import DEFAULT_LINK, Cluster, Device, HostLink, Link
+from lightning_gpp.cluster.device_kind import DeviceKind
+from lightning_gpp.cluster.known_kinds import DEVICE_KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class HostGroup:
+    """Hosts of one type.
+
+    Attributes:
+        kind: kind of their devices.
+        devices_per_host: devices in each.
+        num_hosts: how many hosts; None for as many as are asked for.
+        hosts_per_rack: hosts that share a rack; None puts all such hosts into the first rack.
+        link: between the devices of one such host; the layout's ``host_link`` if not given.
+        memory_bytes: memory of a device; that of its kind's data sheet if not given.
+
+    Raises:
+        ValueError: a number is below 1.
+    """
+
+    kind: str
+    devices_per_host: int
+    num_hosts: int | None = None
+    hosts_per_rack: int | None = None
+    link: Link | None = None
+    memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("devices_per_host", "num_hosts", "hosts_per_rack", "memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLayout:
+    """Groups of hosts, and the links at every level.
+
+    Attributes:
+        hosts: the groups; devices count through them in this order.
+        host_link: between the devices of one host.
+        rack_link: between hosts of one rack; as in the host if not given.
+        spine_link: between racks; as in the rack if not given.
+        device_kinds: data sheets of kinds that are not among the known ones, or that differ.
+
+    Raises:
+        ValueError: there is no group, or one without ``num_hosts`` is not the last.
+    """
+
+    hosts: tuple[HostGroup, ...]
+    host_link: Link = DEFAULT_LINK
+    rack_link: Link | None = None
+    spine_link: Link | None = None
+    device_kinds: tuple[DeviceKind, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.hosts:
+            raise ValueError("hosts: expected at least one group of hosts")
+        if any(group.num_hosts is None for group in self.hosts[:-1]):
+            raise ValueError("hosts: only the last group may leave num_hosts open")
+
+    def cluster(self, num_devices: int | None = None) -> Cluster:
+        """The first devices of the layout.
+
+        Args:
+            num_devices: how many; all, or one host of an open last group, if not given.
+
+        Raises:
+            ValueError: there are fewer, or fewer than 1 are asked for.
+        """
+        if num_devices is not None and num_devices < 1:
+            raise ValueError(f"a cluster needs at least 1 device, got num_devices={num_devices}")
+        places = list(itertools.islice(self._places(), num_devices or self._default_count))
+        if num_devices is not None and len(places) < num_devices:
+            raise ValueError(
+                f"the cluster has {len(places)} devices, {num_devices} were asked for; lower "
+                "num_devices, or add hosts to the cluster"
+            )
+        links = {d.host: group.link for d, group in places if group.link is not None}
+        return Cluster(
+            devices=tuple(device for device, _ in places),
+            host_link=self.host_link,
+            rack_link=self.rack_link,
+            spine_link=self.spine_link,
+            host_links=tuple(HostLink(host, link) for host, link in links.items()),
+            device_kinds=self.device_kinds,
+        )
+
+    @property
+    def _default_count(self) -> int:
+        return sum(group.devices_per_host * (group.num_hosts or 1) for group in self.hosts)
+
+    def _places(self) -> Iterator[tuple[Device, HostGroup]]:
+        """Devices in order, without end where the last group is open."""
+        host = first_rack = 0
+        for group in self.hosts:
+            in_group = rack = 0
+            while group.num_hosts is None or in_group < group.num_hosts:
+                if group.hosts_per_rack is not None:
+                    rack = first_rack + in_group // group.hosts_per_rack
+                for index in range(group.devices_per_host):
+                    device = Device(
+                        name=f"host{host}:{index}",
+                        kind=group.kind,
+                        memory_bytes=self._memory_bytes(group),
+                        host=f"host{host}",
+                        rack=f"rack{rack}",
+                    )
+                    yield device, group
+                in_group += 1
+                host += 1
+            if group.hosts_per_rack is not None:
+                first_rack = rack + 1
+
+    def _memory_bytes(self, group: HostGroup) -> int | None:
+        if group.memory_bytes is not None:
+            return group.memory_bytes
+        sheets = {**DEVICE_KINDS, **{kind.name: kind for kind in self.device_kinds}}
+        return sheets[group.kind].memory_bytes if group.kind in sheets else None
