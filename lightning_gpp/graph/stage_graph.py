@@ -6,6 +6,9 @@ Stage ids are topological. Two things beside the plain operator edges are edges 
   hands the forward's arguments to the stages that read them;
 - outputs of the model that are not made by the last stage: the loss is computed there, so they
   travel to it.
+
+An edge may carry no values: it only makes its target wait, as in pipelines that
+know no branches.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ class StageGraph:
     Attributes:
         num_stages: number of stages, the feed not counted.
         edges: sorted by (source, target), each pair once.
-        shared_parameters: canonical names of the parameters that several stages read, each with
-            these stages in ascending order.
+        parameter_readers: canonical names of the parameters, each with the stages that read it in
+            ascending order.
 
     Raises:
         ValueError: an edge does not go from a lower to a higher id, or is given twice.
@@ -55,7 +58,7 @@ class StageGraph:
 
     num_stages: int
     edges: tuple[StageEdge, ...]
-    shared_parameters: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    parameter_readers: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         seen = set()
@@ -68,6 +71,11 @@ class StageGraph:
             if (edge.source, edge.target) in seen:
                 raise ValueError(f"edge {edge.source}->{edge.target} is given twice")
             seen.add((edge.source, edge.target))
+
+    @property
+    def shared_parameters(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The parameters that several stages read, each with these stages."""
+        return tuple(item for item in self.parameter_readers if len(item[1]) > 1)
 
     @cached_property
     def successors(self) -> Mapping[int, tuple[int, ...]]:
@@ -130,7 +138,8 @@ def stage_graph(graph: ModelGraph, stage_operators: Sequence[Sequence[str]]) -> 
 
     Args:
         graph: the model.
-        stage_operators: operator names of each stage; the position is the stage id.
+        stage_operators: operator names of each stage; the position is the stage id. The outputs
+            of the model travel to the last one, which may hold no operator and only take them.
 
     Raises:
         ValueError: an operator is in no stage or in two, is unknown, or an edge runs from a
@@ -170,7 +179,7 @@ def stage_graph(graph: ModelGraph, stage_operators: Sequence[Sequence[str]]) -> 
         )
         for (source, target), values in sorted(carried.items())
     )
-    return StageGraph(len(stage_operators), edges, _shared_parameters(graph, stage_of))
+    return StageGraph(len(stage_operators), edges, _parameter_readers(graph, stage_of))
 
 
 def _stage_of_operator(
@@ -189,13 +198,11 @@ def _stage_of_operator(
     return stage_of
 
 
-def _shared_parameters(
+def _parameter_readers(
     graph: ModelGraph, stage_of: Mapping[str, int]
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
     readers: dict[str, set[int]] = {}
     for operator in graph:
         for name in operator.parameters:
             readers.setdefault(name, set()).add(stage_of[operator.name])
-    return tuple(
-        (name, tuple(sorted(stages))) for name, stages in sorted(readers.items()) if len(stages) > 1
-    )
+    return tuple((name, tuple(sorted(stages))) for name, stages in sorted(readers.items()))

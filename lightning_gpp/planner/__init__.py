@@ -7,6 +7,7 @@ from lightning_gpp.planner.make_plan import PLANNERS, make_plan, plan_request
 from lightning_gpp.planner.manual import PlanLike, resolve_plan
 from lightning_gpp.planner.picture import draw_stage_graph
 from lightning_gpp.planner.plan import Plan, Stage
+from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.plan_json import load_plan, plan_from_json, plan_to_json, save_plan
 from lightning_gpp.planner.predict import predict
 from lightning_gpp.planner.units import num_separable
@@ -16,6 +17,7 @@ __all__ = [
     "PLANNERS",
     "Plan",
     "PlanEvaluation",
+    "PlanGraph",
     "PlanLike",
     "PlanRequest",
     "Planner",
@@ -27,6 +29,7 @@ __all__ = [
     "make_plan",
     "num_separable",
     "plan_from_json",
+    "plan_graph",
     "plan_request",
     "plan_to_json",
     "predict",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
-from lightning_gpp.graph import ModelGraph, StageEdge, StageGraph, stage_graph
+from lightning_gpp.graph import FEED, ModelGraph, StageEdge, StageGraph, stage_graph
 from lightning_gpp.planner.plan import Plan
+from lightning_gpp.schedule import Program, build_program
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,57 @@ class PlanGraph:
     stages: StageGraph
     devices: tuple[tuple[int, ...], ...]
     multiples: tuple[int, ...]
+
+    @property
+    def units_at_a_time(self) -> int:
+        """The number of smallest micro-batches of a mini-batch is a multiple of this."""
+        return math.lcm(*self.multiples)
+
+    @property
+    def replicas_at_a_time(self) -> int:
+        """With a multiple of this many all replicas get equally many, one at a time."""
+        return math.lcm(*map(len, self.devices))
+
+    def replica_multiple(self, stage: int) -> int:
+        """Smallest micro-batches of a replica's share; the feed goes at the pace of the loss."""
+        return self.multiples[stage] // (1 if stage == FEED else len(self.devices[stage]))
+
+    def program(
+        self, num_microbatches: int, *, schedule: str = "1f1b", check: bool = True
+    ) -> Program:
+        """The program of a mini-batch that trains.
+
+        Args:
+            num_microbatches: smallest micro-batches of the mini-batch.
+            schedule: name of the schedule.
+            check: validate the program.
+
+        Raises:
+            ValueError: the number of micro-batches or the schedule does not fit the plan.
+        """
+        return build_program(
+            self.stages,
+            devices=self.devices,
+            num_microbatches=num_microbatches,
+            schedule=schedule,
+            multiples=self.multiples,
+            check=check,
+        )
+
+    def forward_program(self, num_microbatches: int) -> Program:
+        """The program of a batch that is only evaluated.
+
+        Nothing is kept for backwards, so there is nothing to gain from more than one micro-batch
+        at a time. Replicas take them in turn; where these do not go round, the first ones do all.
+        """
+        goes_round = num_microbatches % self.replicas_at_a_time == 0
+        return build_program(
+            self.stages,
+            devices=self.devices if goes_round else [home[0] for home in self.devices],
+            num_microbatches=num_microbatches,
+            multiples=[len(home) if goes_round else 1 for home in self.devices],
+            forward_only=True,
+        )
 
 
 def plan_graph(plan: Plan, graph: ModelGraph) -> PlanGraph:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from lightning_gpp.graph import FEED, ModelGraph, StageEdge, StageGraph, stage_graph
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.graph import FEED, ModelGraph, StageEdge, Value
+from lightning_gpp.planner.plan import Plan, Stage
+from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.units import output_makers, state_holders
 
 
-def validate_plan(plan: Plan, graph: ModelGraph, num_devices: int) -> StageGraph:
+def validate_plan(plan: Plan, graph: ModelGraph, num_devices: int) -> PlanGraph:
     """Checks that a plan can run.
 
     - Every operator is in exactly one stage, and stages are convex and in topological order.
-    - Operators that change the same module state are in one stage.
+    - Operators that change the same module state are in one stage, without replicas and without
+      recomputation.
     - The last stage makes an output of the model, if an operator does.
-    - Stages are on one device each, and these exist.
-    - Along edges one micro-batch multiple divides the other, and where they differ every tensor
-      that crosses can be split by samples.
+    - The devices of the stages exist.
+    - Along edges one micro-batch multiple divides the other, and where the two sides (or their
+      replicas) take different numbers of samples, everything that crosses can be split by samples.
 
     Args:
         plan: the plan.
@@ -23,18 +25,19 @@ def validate_plan(plan: Plan, graph: ModelGraph, num_devices: int) -> StageGraph
         num_devices: how many devices there are.
 
     Returns:
-        The stage graph of the plan.
+        The stages as they run.
 
     Raises:
         ValueError: a check fails; the text says what to change.
     """
     _check_devices(plan, num_devices)
-    stages = stage_graph(graph, plan.stage_operators)
+    placed = plan_graph(plan, graph)
     _check_state(plan, graph)
     _check_last_stage(plan, graph)
-    for edge in stages.edges:
-        _check_multiples(plan, graph, edge)
-    return stages
+    for edge in placed.stages.edges:
+        _check_multiples(placed, edge)
+        _check_cuts(placed, graph, edge)
+    return placed
 
 
 def _check_devices(plan: Plan, num_devices: int) -> None:
@@ -43,11 +46,6 @@ def _check_devices(plan: Plan, num_devices: int) -> None:
             raise ValueError(
                 f"stage {stage.id} is on device {wrong[0]}, but there are {num_devices} devices "
                 f"(0 … {num_devices - 1}); change the plan or the number of devices"
-            )
-        if len(stage.devices) > 1:
-            raise ValueError(
-                f"stage {stage.id} is on devices {list(stage.devices)}: replicas of a stage "
-                "cannot run yet; give every stage one device"
             )
 
 
@@ -60,6 +58,23 @@ def _check_state(plan: Plan, graph: ModelGraph) -> None:
                 f"operators {', '.join(operators)} all change {state!r}, but are in stages "
                 f"{stages}; put them in one stage"
             )
+        _check_changes(plan.stages[stages[0]], operators[0], state)
+
+
+def _check_changes(stage: Stage, operator: str, state: str) -> None:
+    """What a forward changes (running statistics) has to change once per micro-batch, in order."""
+    if len(stage.devices) > 1:
+        raise ValueError(
+            f"stage {stage.id} has {len(stage.devices)} replicas, but its operator {operator!r} "
+            f"changes {state!r}, which replicas would change differently; give the stage one "
+            "device, or put the operator into a stage of its own"
+        )
+    if stage.recompute:
+        raise ValueError(
+            f"stage {stage.id} recomputes its forward, but its operator {operator!r} changes "
+            f"{state!r} in every forward, so twice; set recompute to false, or put the operator "
+            "into a stage of its own"
+        )
 
 
 def _check_last_stage(plan: Plan, graph: ModelGraph) -> None:
@@ -72,21 +87,41 @@ def _check_last_stage(plan: Plan, graph: ModelGraph) -> None:
         )
 
 
-def _check_multiples(plan: Plan, graph: ModelGraph, edge: StageEdge) -> None:
-    # The feed goes at the pace of the loss, that is, of the last stage.
-    source = plan.stages[edge.source if edge.source != FEED else -1].microbatch_multiple
-    target = plan.stages[edge.target].microbatch_multiple
-    if source == target:
+def _check_multiples(placed: PlanGraph, edge: StageEdge) -> None:
+    if edge.source == FEED:
         return
-    name = "the feed" if edge.source == FEED else f"stage {edge.source}"
-    between = f"{name} (microbatch_multiple {source}) to stage {edge.target} ({target})"
-    if edge.source != FEED and max(source, target) % min(source, target):
+    source, target = placed.multiples[edge.source], placed.multiples[edge.target]
+    if max(source, target) % min(source, target):
         raise ValueError(
-            f"{between}: one microbatch_multiple must divide the other where values are handed on"
+            f"{_between(placed, edge)}: one microbatch_multiple must divide the other where values "
+            "are handed on"
         )
-    for value in edge.values:
-        if any(spec.batch_dim is None for spec in graph.values[value].tensors):
+
+
+def _check_cuts(placed: PlanGraph, graph: ModelGraph, edge: StageEdge) -> None:
+    if placed.replica_multiple(edge.source) == placed.replica_multiple(edge.target):
+        return
+    for name in edge.values:
+        if not is_cuttable(graph.values[name]):
             raise ValueError(
-                f"{value!r} goes from {between}, but has no dimension of samples by which it "
-                "could be split or joined; give both the same microbatch_multiple"
+                f"{name!r} goes from {_between(placed, edge)}, but has no dimension of samples by "
+                "which it could be split or joined; let both take the same samples: the same "
+                "microbatch_multiple and as many devices"
             )
+
+
+def is_cuttable(value: Value) -> bool:
+    """Whether a value can be split by samples: a plain number (a size) cannot."""
+    return bool(value.tensors) and all(spec.batch_dim is not None for spec in value.tensors)
+
+
+def _between(placed: PlanGraph, edge: StageEdge) -> str:
+    ends = (_end(placed, stage) for stage in (edge.source, edge.target))
+    return " to ".join(ends)
+
+
+def _end(placed: PlanGraph, stage: int) -> str:
+    name = "the feed" if stage == FEED else f"stage {stage}"
+    count = 1 if stage == FEED else len(placed.devices[stage])
+    replicas = f" on {count} devices" if count > 1 else ""
+    return f"{name} (microbatch_multiple {placed.multiples[stage]}{replicas})"

@@ -1,7 +1,7 @@
 """The interpreter of programs: runs one device's actions on real tensors.
 
 It contains no schedule logic. Micro-batches of a stage are *flights*; what they hand to other
-stages waits in an outbox, from which sends take it, or consumers on the same device.
+stages goes through the :class:`~lightning_gpp.runtime.handover.Handover`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_gpp.graph import FEED, StageEdge
+from lightning_gpp.runtime.handover import Handover
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
-from lightning_gpp.runtime.pieces import cut, join
 from lightning_gpp.runtime.stage_run import Flight, StageCode, run_forward
 from lightning_gpp.runtime.transport import Tag, Transport
 from lightning_gpp.schedule import Action, Kind, Program
@@ -65,7 +65,7 @@ class Executor:
     Attributes:
         transport: how to reach the other ranks.
         rank_of_device: rank of every device of the plan.
-        stages: code of the stages on this rank.
+        stages: code of the stages on this rank, by their id in the plan.
         output_names: values that the model returns; the loss stage returns them all.
         batch_dims: value name -> dimension of the samples for each of its tensors.
         shared: parameters by canonical name, for the reduce groups.
@@ -103,7 +103,8 @@ class Executor:
                 f"the program has {program.num_microbatches} micro-batches, got sizes of "
                 f"{len(unit_sizes)}"
             )
-        step = _Step(self, program, unit_sizes, training, boundary)
+        handover = Handover(program, unit_sizes, self.batch_dims)
+        step = _Step(self, program, handover, training, boundary)
         device = self.rank_of_device.index(self.transport.rank)
         actions = program.actions[device] if device < len(program.actions) else ()
         for action in actions:
@@ -120,17 +121,16 @@ class _Step:
 
     executor: Executor
     program: Program
-    unit_sizes: Sequence[int]
+    handover: Handover
     training: bool
     boundary: Boundary | None
     flights: dict[tuple[int, int], Flight] = field(default_factory=dict)
-    outbox: dict[Tag, Payload] = field(default_factory=dict)
-    inbox: dict[Tag, Payload] = field(default_factory=dict)
     loss_start_ns: int | None = None
 
     def perform_timed(self, action: Action) -> ActionRecord:
         """Runs one action and says when."""
-        size_bytes = self.outbox[action.message].num_bytes if action.kind.is_send else None
+        boxes = self.handover
+        size_bytes = boxes.outbox[action.message].num_bytes if action.kind.is_send else None
         self.loss_start_ns = None
         start_ns = time.monotonic_ns()
         self.perform(action)
@@ -138,7 +138,7 @@ class _Step:
             torch.cuda.synchronize()
         end_ns = time.monotonic_ns()
         if action.kind.is_receive:
-            size_bytes = self.inbox[action.message].num_bytes
+            size_bytes = boxes.inbox[action.message].num_bytes
         return ActionRecord(action, start_ns, end_ns, size_bytes, self.loss_start_ns)
 
     def perform(self, action: Action) -> None:
@@ -152,12 +152,12 @@ class _Step:
                 self.reduce(action)
             case _ if action.kind.is_send:
                 self.executor.transport.send(
-                    self.outbox.pop(action.message),
+                    self.handover.outbox.pop(action.message),
                     target=self.rank_of(action.peer),
                     tag=action.message,
                 )
             case _:
-                self.inbox[action.message] = self.receive(
+                self.handover.inbox[action.message] = self.receive(
                     self.rank_of(action.peer), action.message, action
                 )
 
@@ -170,7 +170,7 @@ class _Step:
             source=source,
             tag=tag,
             timeout_s=self.executor.timeout_s,
-            purpose=f"stage {action.stage}, action {action}",
+            purpose=f"{self.program.replica(action.stage)}, action {action}",
         )
 
     # Forward ---------------------------------------------------------------------------------
@@ -182,11 +182,15 @@ class _Step:
             flight = Flight({}, arguments)
         else:
             inputs: dict[str, Any] = {}
-            for edge in self.program.in_edges[stage]:
-                inputs |= self.arrived(edge, microbatch)
-            flight = run_forward(self.executor.stages[stage], inputs, training=self.training)
-        for edge in self.program.out_edges[stage]:
-            self.depart(edge, microbatch, flight)
+            for edges in self.program.in_groups[stage]:
+                payload = self.handover.take(edges, stage, microbatch, backward=False)
+                inputs |= zip(edges[0].values, unpack(payload), strict=True)
+            code = self.executor.stages[self.program.replica(stage).stage]
+            flight = run_forward(code, inputs, training=self.training)
+        for edges in self.program.out_groups[stage]:
+            payload = pack([flight.outputs[name] for name in edges[0].values])
+            self.check_gradients(edges[0], payload)
+            self.handover.put(edges, stage, microbatch, payload, backward=False)
         if stage == self.program.loss_stage and self.boundary is not None:
             known = flight.inputs | flight.outputs
             outputs = {name: known[name] for name in self.executor.output_names}
@@ -198,109 +202,32 @@ class _Step:
         if self.program.has_backward:
             self.flights[stage, microbatch] = flight
 
-    def arrived(self, edge: StageEdge, microbatch: int) -> dict[str, Any]:
-        """The values of one micro-batch of the consumer, joined from their messages."""
-        messages = self.program.message_range(edge, edge.target, microbatch)
-        box = self.outbox if self.program.is_local(edge) else self.inbox
-        payloads = [box.pop((edge.source, edge.target, False, index)) for index in messages]
-        if len(payloads) > 1:
-            payloads = [self.joined(edge, payloads, self.sizes(edge, messages))]
-        return dict(zip(edge.values, unpack(payloads[0]), strict=True))
-
-    def depart(self, edge: StageEdge, microbatch: int, flight: Flight) -> None:
-        """Puts the values of one micro-batch of the producer into the outbox."""
-        payload = pack([flight.outputs[name] for name in edge.values])
+    def check_gradients(self, edge: StageEdge, payload: Payload) -> None:
+        """Refuses to send what would need a gradient back along an edge that brings none."""
         if self.program.has_backward and not edge.has_backward and any(payload.requires_grad):
             raise RuntimeError(
-                f"{', '.join(edge.values)} for stage {edge.target} requires a gradient now, but "
-                "did not when the model was captured, so none would flow back. If it is made by "
-                "trainable layers before the pipelined forward, let the first step that runs "
-                "make it the same way (Trainer(num_sanity_val_steps=0), for example)."
+                f"{', '.join(edge.values)} for {self.program.replica(edge.target)} requires a "
+                "gradient now, but did not when the model was captured, so none would flow back. "
+                "If it is made by trainable layers before the pipelined forward, let the first "
+                "step that runs make it likewise (Trainer(num_sanity_val_steps=0), for example)."
             )
-        messages = self.program.message_range(edge, edge.source, microbatch)
-        pieces = self.cut_up(edge, payload, self.sizes(edge, messages))
-        for index, piece in zip(messages, pieces, strict=True):
-            self.outbox[edge.source, edge.target, False, index] = piece
 
     # Backward --------------------------------------------------------------------------------
 
     def backward(self, stage: int, microbatch: int) -> None:
         flight = self.flights.pop((stage, microbatch))
-        for edge in self.program.out_edges[stage]:
-            if edge.has_backward:
-                flight.add_gradients(edge.values, self.returned(edge, microbatch))
+        for edges in self.program.out_groups[stage]:
+            if edges[0].has_backward:
+                payload = self.handover.take(edges, stage, microbatch, backward=True)
+                flight.add_gradients(edges[0].values, payload.tensors)
         keep = flight.loss is not None and any(
             edge.has_backward for edge in self.program.out_edges[FEED]
         )
         flight.backward(retain_graph=keep)
-        for edge in self.program.in_edges[stage]:
-            if edge.has_backward:
-                self.give_back(edge, microbatch, flight)
-
-    def returned(self, edge: StageEdge, microbatch: int) -> list[Tensor | None]:
-        """The gradients for one micro-batch of the producer, joined from their messages."""
-        messages = self.program.message_range(edge, edge.source, microbatch)
-        box = self.outbox if self.program.is_local(edge) else self.inbox
-        payloads = [box.pop((edge.target, edge.source, True, index)) for index in messages]
-        if len(payloads) > 1:
-            payloads = [self.joined(edge, payloads, self.sizes(edge, messages))]
-        return payloads[0].tensors
-
-    def give_back(self, edge: StageEdge, microbatch: int, flight: Flight) -> None:
-        """Puts the gradients for one micro-batch of the consumer into the outbox."""
-        payload = pack_gradients(flight.input_gradients(edge.values))
-        messages = self.program.message_range(edge, edge.target, microbatch)
-        pieces = self.cut_up(edge, payload, self.sizes(edge, messages))
-        for index, piece in zip(messages, pieces, strict=True):
-            self.outbox[edge.target, edge.source, True, index] = piece
-
-    # Micro-batches of different sizes --------------------------------------------------------
-
-    def sizes(self, edge: StageEdge, messages: range) -> list[int]:
-        """Samples in each of some messages of an edge."""
-        units = self.program.message_units(edge)
-        return [sum(self.unit_sizes[index * units : (index + 1) * units]) for index in messages]
-
-    def dims(self, edge: StageEdge, count: int) -> list[tuple[str, int | None]]:
-        """(value name, batch dimension) of every tensor of an edge."""
-        known = self.executor.batch_dims
-        dims = [(name, dim) for name in edge.values for dim in known.get(name, (None,))]
-        if len(dims) != count:
-            raise ValueError(
-                f"edge {edge.source}->{edge.target} carries {count} tensors where the captured "
-                f"model has {len(dims)}; stages with different microbatch_multiple need a fixed "
-                "number of tensors"
-            )
-        return dims
-
-    def cut_up(self, edge: StageEdge, payload: Payload, sizes: Sequence[int]) -> list[Payload]:
-        """A payload of several messages as one payload per message."""
-        if len(sizes) == 1:
-            return [payload]
-        columns: list[Sequence[Tensor | None]] = []
-        for tensor, (name, dim) in zip(
-            payload.tensors, self.dims(edge, len(payload.tensors)), strict=True
-        ):
-            columns.append([None] * len(sizes) if tensor is None else cut(tensor, sizes, dim, name))
-        return [
-            Payload([column[i] for column in columns], payload.requires_grad, payload.structure)
-            for i in range(len(sizes))
-        ]
-
-    def joined(self, edge: StageEdge, payloads: Sequence[Payload], sizes: Sequence[int]) -> Payload:
-        """Several payloads as one; what is not a tensor must be equal in all."""
-        first = payloads[0]
-        if any(payload.structure != first.structure for payload in payloads):
-            raise ValueError(
-                f"edge {edge.source}->{edge.target} carries values that differ between "
-                "micro-batches and are not tensors; give the stages the same microbatch_multiple"
-            )
-        dims = self.dims(edge, len(first.tensors))
-        tensors = [
-            join([payload.tensors[i] for payload in payloads], sizes, dim, name)
-            for i, (name, dim) in enumerate(dims)
-        ]
-        return Payload(tensors, first.requires_grad, first.structure)
+        for edges in self.program.in_groups[stage]:
+            if edges[0].has_backward:
+                payload = pack_gradients(flight.input_gradients(edges[0].values))
+                self.handover.put(edges, stage, microbatch, payload, backward=True)
 
     # Shared parameters -----------------------------------------------------------------------
 

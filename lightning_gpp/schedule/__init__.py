@@ -18,7 +18,7 @@ from lightning_gpp.schedule.orders import (
     one_f_one_b,
     schedule_steps,
 )
-from lightning_gpp.schedule.program import Program, ReduceGroup
+from lightning_gpp.schedule.program import Part, Program, ReduceGroup, Replica
 from lightning_gpp.schedule.validate import ScheduleError, validate
 
 __all__ = [
@@ -26,8 +26,10 @@ __all__ = [
     "Action",
     "DryRun",
     "Kind",
+    "Part",
     "Program",
     "ReduceGroup",
+    "Replica",
     "ScheduleError",
     "Steps",
     "build_program",

@@ -1,25 +1,28 @@
 """From the orders of the stages to the program of the devices.
 
-Three passes: order the compute of every stage; merge the stages of each device; add the sends
-right after the compute that makes a message and the receives right before the one that needs it.
+Four passes: order the compute of every stage; give every replica of a stage that order; merge the
+stages of each device; add the sends right after the compute that makes a message and the receives
+right before the one that needs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.merge import merge_stages
-from lightning_gpp.schedule.orders import FORWARD_ONLY, schedule_steps, stage_actions
+from lightning_gpp.schedule.orders import FORWARD_ONLY, schedule_steps
 from lightning_gpp.schedule.program import Program, ReduceGroup
+from lightning_gpp.schedule.replicas import Devices, devices_of, expand
 from lightning_gpp.schedule.validate import validate
 
 
 def build_program(
     stages: StageGraph,
     *,
-    devices: Sequence[int],
+    devices: Devices,
     num_microbatches: int,
     schedule: str = "1f1b",
     multiples: Sequence[int] | None = None,
@@ -30,10 +33,12 @@ def build_program(
 
     Args:
         stages: the stage graph.
-        devices: device of every stage, counted from 0.
+        devices: device of every stage, counted from 0, or the devices of its replicas. The last
+            stage, where the loss is, has one.
         num_microbatches: smallest micro-batches in the mini-batch.
         schedule: name in :data:`~lightning_gpp.schedule.SCHEDULES`.
-        multiples: micro-batch size of every stage in units of the smallest; all 1 by default.
+        multiples: micro-batch size of every stage, all its replicas together, in units of the
+            smallest; by default the number of its replicas.
         forward_only: leave the backwards out (validation, prediction).
         check: validate the program; a search that only compares dry runs can do without.
 
@@ -48,35 +53,30 @@ def build_program(
     device 0: 0RF0<-1 0F0 0SF0>1 0RB0<1 0B0
     device 1: -1F0 -1SF0>0 1RF0<0 1F0 1B0 1SB0>0
     """
-    sizes = list(multiples) if multiples is not None else [1] * stages.num_stages
-    _check(stages, devices, num_microbatches, sizes)
+    homes = [devices_of(entry) for entry in devices]
+    sizes = list(multiples) if multiples is not None else [len(home) for home in homes]
+    _check(stages, homes, num_microbatches, sizes, forward_only=forward_only)
     name = FORWARD_ONLY if forward_only else schedule
-    orders = {
-        stage: stage_actions(stage, steps)
-        for stage, steps in schedule_steps(name, stages, num_microbatches, sizes).items()
-    }
+    expansion = expand(stages, homes, sizes)
     skeleton = Program(
         schedule=name,
         num_microbatches=num_microbatches,
-        devices=tuple(devices),
-        multiples=tuple(sizes),
-        edges=stages.edges,
+        devices=expansion.devices,
+        multiples=expansion.multiples,
+        edges=expansion.edges,
         actions=(),
-        reduce_groups=() if forward_only else _reduce_groups(stages, devices),
+        reduce_groups=() if forward_only else reduce_groups(stages, homes),
+        replicas=expansion.replicas,
     )
+    orders = expansion.orders(schedule_steps(name, stages, num_microbatches, sizes))
     orders[FEED] = _feed_order(skeleton)
     compute = merge_stages(skeleton, orders)
-    program = Program(
-        schedule=name,
-        num_microbatches=num_microbatches,
-        devices=skeleton.devices,
-        multiples=skeleton.multiples,
-        edges=skeleton.edges,
+    program = replace(
+        skeleton,
         actions=tuple(
             tuple(_with_messages(skeleton, actions) + _reduces(skeleton, device))
             for device, actions in enumerate(compute)
         ),
-        reduce_groups=skeleton.reduce_groups,
     )
     if check:
         validate(program)
@@ -84,7 +84,12 @@ def build_program(
 
 
 def _check(
-    stages: StageGraph, devices: Sequence[int], num_microbatches: int, multiples: Sequence[int]
+    stages: StageGraph,
+    devices: Sequence[Sequence[int]],
+    num_microbatches: int,
+    multiples: Sequence[int],
+    *,
+    forward_only: bool,
 ) -> None:
     for name, values in (("devices", devices), ("multiples", multiples)):
         if len(values) != stages.num_stages:
@@ -94,8 +99,13 @@ def _check(
             )
     if num_microbatches < 1:
         raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
-    if min(devices) < 0:
-        raise ValueError(f"devices are counted from 0, got {min(devices)}")
+    for stage, home in enumerate(devices):
+        _check_replicas(stage, home, multiples[stage])
+    if len(devices[-1]) > 1:
+        raise ValueError(
+            f"the last stage computes the loss on one device, got {list(devices[-1])}; add a stage "
+            "without operators after it (lightning_gpp.planner.plan_graph does)"
+        )
     for stage, multiple in enumerate(multiples):
         if multiple < 1 or num_microbatches % multiple:
             raise ValueError(
@@ -104,11 +114,23 @@ def _check(
             )
     for edge in stages.edges:
         small, large = sorted((multiples[edge.source], multiples[edge.target]))
-        if edge.source != FEED and large % small:
+        if edge.source != FEED and large % small and not forward_only:
             raise ValueError(
                 f"stages {edge.source} and {edge.target} are joined by an edge, so the larger of "
                 f"their micro-batches must be a multiple of the smaller: got {small} and {large}"
             )
+
+
+def _check_replicas(stage: int, devices: Sequence[int], multiple: int) -> None:
+    if not devices or len(set(devices)) != len(devices):
+        raise ValueError(f"stage {stage} needs one or more different devices, got {list(devices)}")
+    if min(devices) < 0:
+        raise ValueError(f"devices are counted from 0, got {min(devices)}")
+    if multiple % len(devices):
+        raise ValueError(
+            f"the {len(devices)} replicas of stage {stage} take equal shares of a micro-batch, so "
+            f"its multiple must be a multiple of {len(devices)}, got {multiple}"
+        )
 
 
 def _feed_order(program: Program) -> list[Action]:
@@ -151,13 +173,22 @@ def _messages(
     ]
 
 
-def _reduce_groups(stages: StageGraph, devices: Sequence[int]) -> tuple[ReduceGroup, ...]:
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for name, readers in stages.shared_parameters:
-        holders = tuple(sorted({devices[stage] for stage in readers}))
+def reduce_groups(stages: StageGraph, devices: Sequence[Sequence[int]]) -> tuple[ReduceGroup, ...]:
+    """The parameters that are on several devices, by these devices.
+
+    Args:
+        stages: says which stages read which parameter.
+        devices: of every stage, one per replica.
+    """
+    groups: dict[tuple[tuple[int, ...], bool], list[str]] = {}
+    for name, readers in stages.parameter_readers:
+        holders = tuple(sorted({device for stage in readers for device in devices[stage]}))
         if len(holders) > 1:
-            groups.setdefault(holders, []).append(name)
-    return tuple(ReduceGroup(tuple(names), holders) for holders, names in sorted(groups.items()))
+            groups.setdefault((holders, len(readers) == 1), []).append(name)
+    return tuple(
+        ReduceGroup(tuple(names), holders, is_replicated)
+        for (holders, is_replicated), names in sorted(groups.items())
+    )
 
 
 def _reduces(program: Program, device: int) -> list[Action]:

@@ -8,6 +8,7 @@ orders guarantee still holds.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 
 from lightning_gpp.graph import FEED
@@ -44,42 +45,81 @@ def _list_schedule(
     merged: list[list[Action]],
     end_s: dict[Action, float],
 ) -> None:
-    position = dict.fromkeys(queues, 0)
     free_s = [0.0] * len(merged)
-    remaining = sum(map(len, queues.values()))
-    while remaining:
-        ready = []
-        for stage, queue in queues.items():
-            if position[stage] == len(queue):
-                continue
-            action = queue[position[stage]]
-            needs = [end_s.get(need) for need in dependencies(program, action)]
-            if None in needs:
-                continue
-            start = max([free_s[program.device(stage)], *(need for need in needs if need)])
-            backward_first = action.kind is not Kind.BACKWARD
-            ready.append((start, backward_first, action.microbatch, -stage, action))
-        if not ready:
-            raise ValueError("the orders of the stages wait for each other in a circle")
-        start, *_, action = min(ready, key=lambda item: item[:-1])
+    candidates = _Candidates(program, queues, end_s)
+    while candidates:
+        start, action = candidates.pop(free_s)
         device = program.device(action.stage)
         merged[device].append(action)
         end_s[action] = free_s[device] = start + unit_time_s(action)
-        position[action.stage] += 1
-        remaining -= 1
+        candidates.done(action)
+    if candidates.num_left:
+        raise ValueError("the orders of the stages wait for each other in a circle")
+
+
+class _Candidates:
+    """The next actions of the stages: those that can start, by when they can, and the others.
+
+    An entry of the heap may be too early when its device got busy since; it is put back then.
+    """
+
+    def __init__(
+        self, program: Program, queues: Mapping[int, list[Action]], end_s: dict[Action, float]
+    ) -> None:
+        self._program, self._end_s = program, end_s
+        self._queues = {stage: iter(queue) for stage, queue in queues.items()}
+        self.num_left = sum(map(len, queues.values()))
+        self._heap: list[tuple[float, bool, int, int, Action]] = []
+        self._waiting: dict[Action, list[Action]] = {}
+        for stage in queues:
+            self._next(stage)
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def pop(self, free_s: Sequence[float]) -> tuple[float, Action]:
+        """The action that can start first, and when."""
+        while True:
+            entry = heapq.heappop(self._heap)
+            start, action = entry[0], entry[-1]
+            now = max(start, free_s[self._program.device(action.stage)])
+            if now == start:
+                return start, action
+            heapq.heappush(self._heap, (now, *entry[1:]))
+
+    def done(self, action: Action) -> None:
+        """Notes when an action ended: looks again at who waited for it, and at its successor."""
+        self.num_left -= 1
+        for other in self._waiting.pop(action, ()):
+            self._look_at(other)
+        self._next(action.stage)
+
+    def _next(self, stage: int) -> None:
+        action = next(self._queues[stage], None)
+        if action is not None:
+            self._look_at(action)
+
+    def _look_at(self, action: Action) -> None:
+        start = 0.0
+        for need in dependencies(self._program, action):
+            if need not in self._end_s:
+                self._waiting.setdefault(need, []).append(action)
+                return
+            start = max(start, self._end_s[need])
+        backward_first = action.kind is not Kind.BACKWARD
+        entry = (start, backward_first, action.microbatch, -action.stage, action)
+        heapq.heappush(self._heap, entry)
 
 
 def dependencies(program: Program, action: Action) -> Iterator[Action]:
     """The compute actions whose results one compute action needs."""
-    if action.kind is Kind.BACKWARD:
+    is_forward = action.kind is Kind.FORWARD
+    if not is_forward:
         yield Action(action.stage, Kind.FORWARD, action.microbatch)
-    size = program.multiple(action.stage)
-    first, last = action.microbatch * size, (action.microbatch + 1) * size - 1
-    if action.kind is Kind.FORWARD:
-        sources = [edge.source for edge in program.in_edges[action.stage]]
-    else:
-        sources = [e.target for e in program.out_edges[action.stage] if e.has_backward]
-    for source in sources:
-        other = program.multiple(source)
-        for microbatch in range(first // other, last // other + 1):
-            yield Action(source, action.kind, microbatch)
+    edges = program.in_edges if is_forward else program.out_edges
+    for edge in edges[action.stage]:
+        if is_forward or edge.has_backward:
+            parts = program.parts[edge.source, edge.target]
+            for index in program.message_range(edge, action.stage, action.microbatch):
+                other = edge.source if is_forward else edge.target
+                yield Action(other, action.kind, parts[index].microbatch(of_source=is_forward))

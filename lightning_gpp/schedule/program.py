@@ -1,9 +1,25 @@
-"""A program: for every device the ordered list of its actions for one mini-batch."""
+"""A program: for every device the ordered list of its actions for one mini-batch.
+
+Every replica of a stage is a stage of its own here, on a device of its own: the program's stage
+ids count replicas. All sizes are in *units*, the smallest micro-batches of the mini-batch. A stage
+that takes ``u`` units at a time divides the mini-batch into pieces of ``u`` units; its replicas
+take these pieces in turn, so piece ``i`` is micro-batch ``i // count`` of replica ``i % count``:
+
+.. code-block:: text
+
+    units              0   1   2   3   4   5   6   7
+    stage 0            0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7      takes 1 unit
+    stage 1, 2 copies  1F0---- 2F0---- 1F1---- 2F1----      take 2 units each
+    stage 2            3F0------------ 3F1------------      takes 4 units
+
+What two stages hand over in one message is what a piece of the one and a piece of the other have
+in common.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -12,20 +28,71 @@ from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.schedule.action import Action
 
 FORMAT = "lightning_gpp.program"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceGroup:
-    """Parameters that stages on several devices share: their gradients are summed.
+    """Parameters that are on several devices: their gradients are summed.
 
     Attributes:
         parameters: canonical names.
         devices: the devices that hold them, ascending; the first one owns them.
+        is_replicated: whether the devices run replicas of one stage, which all make the same
+            gradients; otherwise the parameters are shared by different stages.
     """
 
     parameters: tuple[str, ...]
     devices: tuple[int, ...]
+    is_replicated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """Which stage of the plan a stage of the program is.
+
+    Attributes:
+        stage: id of the stage in the plan's stage graph.
+        index: which of its replicas, from 0.
+        count: how many there are.
+    """
+
+    stage: int
+    index: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        if self.stage == FEED:
+            return "the feed"
+        if self.count == 1:
+            return f"stage {self.stage}"
+        return f"stage {self.stage}, replica {self.index} of {self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one message on an edge carries: units that two micro-batches have in common.
+
+    Attributes:
+        source_microbatch: the micro-batch of the stage that sends it (forward).
+        target_microbatch: the micro-batch of the stage that receives it.
+        start: first unit of the mini-batch in it.
+        stop: first unit after it.
+    """
+
+    source_microbatch: int
+    target_microbatch: int
+    start: int
+    stop: int
+
+    @property
+    def num_units(self) -> int:
+        """How many units it carries."""
+        return self.stop - self.start
+
+    def microbatch(self, *, of_source: bool) -> int:
+        """The micro-batch at one of the two ends."""
+        return self.source_microbatch if of_source else self.target_microbatch
 
 
 @dataclass(frozen=True)
@@ -34,12 +101,13 @@ class Program:
 
     Attributes:
         schedule: name of the schedule it was made from.
-        num_microbatches: smallest micro-batches in the mini-batch.
+        num_microbatches: smallest micro-batches (units) in the mini-batch.
         devices: device of every stage. The last stage computes the loss; the feed is on its device.
-        multiples: micro-batch size of every stage in units of the smallest micro-batch.
-        edges: the edges of the stage graph.
+        multiples: units in one micro-batch of every stage.
+        edges: the edges between the stages.
         actions: for every device the actions in order.
         reduce_groups: what the REDUCE actions sum; their ``microbatch`` is the index here.
+        replicas: which stage of the plan every stage is; each is one of the same id by default.
     """
 
     schedule: str
@@ -49,6 +117,7 @@ class Program:
     edges: tuple[StageEdge, ...]
     actions: tuple[tuple[Action, ...], ...]
     reduce_groups: tuple[ReduceGroup, ...] = ()
+    replicas: tuple[Replica, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(
@@ -72,24 +141,35 @@ class Program:
         return self.schedule != "forward"
 
     @cached_property
+    def edge(self) -> dict[tuple[int, int], StageEdge]:
+        """Edge by (source, target)."""
+        return {(edge.source, edge.target): edge for edge in self.edges}
+
+    @cached_property
     def out_edges(self) -> dict[int, tuple[StageEdge, ...]]:
         """Stage (or feed) -> edges that leave it."""
-        return {
-            stage: tuple(edge for edge in self.edges if edge.source == stage)
-            for stage in range(FEED, self.num_stages)
-        }
+        found: dict[int, list[StageEdge]] = {s: [] for s in range(FEED, self.num_stages)}
+        for edge in self.edges:
+            found[edge.source].append(edge)
+        return {stage: tuple(edges) for stage, edges in found.items()}
 
     @cached_property
     def in_edges(self) -> dict[int, tuple[StageEdge, ...]]:
         """Stage (or feed) -> edges that enter it."""
-        return {
-            stage: tuple(edge for edge in self.edges if edge.target == stage)
-            for stage in range(FEED, self.num_stages)
-        }
+        found: dict[int, list[StageEdge]] = {s: [] for s in range(FEED, self.num_stages)}
+        for edge in self.edges:
+            found[edge.target].append(edge)
+        return {stage: tuple(edges) for stage, edges in found.items()}
 
     def device(self, stage: int) -> int:
         """Device of a stage; the feed is where the loss is."""
         return self.devices[self.loss_stage if stage == FEED else stage]
+
+    def replica(self, stage: int) -> Replica:
+        """Which stage of the plan a stage (or the feed) is."""
+        if stage == FEED or not self.replicas:
+            return Replica(stage)
+        return self.replicas[stage]
 
     def multiple(self, stage: int) -> int:
         """Units of a stage's micro-batch; the feed goes at the pace of the loss."""
@@ -97,20 +177,101 @@ class Program:
 
     def stage_microbatches(self, stage: int) -> int:
         """How many micro-batches of its own size a stage processes."""
-        return self.num_microbatches // self.multiple(stage)
+        return self.num_microbatches // (self.multiple(stage) * self.replica(stage).count)
+
+    def units(self, stage: int, microbatch: int) -> range:
+        """The units in one micro-batch of a stage."""
+        replica, size = self.replica(stage), self.multiple(stage)
+        start = (microbatch * replica.count + replica.index) * size
+        return range(start, start + size)
 
     def is_local(self, edge: StageEdge) -> bool:
         """Whether both ends are on one device, so that no message is needed."""
         return self.device(edge.source) == self.device(edge.target)
 
-    def message_units(self, edge: StageEdge) -> int:
-        """Units in one message: the smaller of the two micro-batches."""
-        return min(self.multiple(edge.source), self.multiple(edge.target))
+    @cached_property
+    def parts(self) -> dict[tuple[int, int], tuple[Part, ...]]:
+        """(source, target) of an edge -> its messages in the order of their units."""
+        return {pair: tuple(self._parts(*pair)) for pair in self.edge}
+
+    def _parts(self, source: int, target: int) -> Iterator[Part]:
+        size, replica = self.multiple(target), self.replica(target)
+        for microbatch in range(self.stage_microbatches(source)):
+            units = self.units(source, microbatch)
+            piece = units.start // size
+            piece += (replica.index - piece) % replica.count
+            while piece * size < units.stop:
+                start, stop = max(units.start, piece * size), min(units.stop, (piece + 1) * size)
+                yield Part(microbatch, piece // replica.count, start, stop)
+                piece += replica.count
 
     def message_range(self, edge: StageEdge, stage: int, microbatch: int) -> range:
         """Indices of the messages on ``edge`` that belong to one micro-batch of ``stage``."""
-        count = self.multiple(stage) // self.message_units(edge)
-        return range(microbatch * count, (microbatch + 1) * count)
+        ranges = self._message_ranges[edge.source, edge.target]
+        return ranges[stage != edge.source].get(microbatch, range(0))
+
+    @cached_property
+    def _message_ranges(self) -> dict[tuple[int, int], tuple[dict[int, range], dict[int, range]]]:
+        """For each edge: micro-batch of the source -> its messages; likewise of the target."""
+        return {
+            pair: (_ranges(parts, of_source=True), _ranges(parts, of_source=False))
+            for pair, parts in self.parts.items()
+        }
+
+    @cached_property
+    def out_groups(self) -> dict[int, tuple[tuple[StageEdge, ...], ...]]:
+        """Stage (or feed) -> the edges that leave it, those to replicas of one stage together."""
+        return {stage: self._groups(edges, 1) for stage, edges in self.out_edges.items()}
+
+    @cached_property
+    def in_groups(self) -> dict[int, tuple[tuple[StageEdge, ...], ...]]:
+        """Stage (or feed) -> the edges that enter it, those from replicas of one stage together."""
+        return {stage: self._groups(edges, 0) for stage, edges in self.in_edges.items()}
+
+    def _groups(self, edges: Sequence[StageEdge], end: int) -> tuple[tuple[StageEdge, ...], ...]:
+        found: dict[int, list[StageEdge]] = {}
+        for edge in edges:
+            other = (edge.source, edge.target)[end]
+            found.setdefault(self.replica(other).stage, []).append(edge)
+        return tuple(map(tuple, found.values()))
+
+    def messages(
+        self, edges: Sequence[StageEdge], stage: int, microbatch: int
+    ) -> list[tuple[StageEdge, int, Part]]:
+        """What one micro-batch of a stage exchanges with the replicas of another one.
+
+        Args:
+            edges: a group of :attr:`out_groups` or :attr:`in_groups` of the stage.
+            stage: the stage.
+            microbatch: its micro-batch.
+
+        Returns:
+            (edge, index of the message on it, what it carries) in the order of the units.
+        """
+        found = [
+            (edge, index, self.parts[edge.source, edge.target][index])
+            for edge in edges
+            for index in self.message_range(edge, stage, microbatch)
+        ]
+        return sorted(found, key=lambda item: item[2].start)
+
+    def part(self, message: Action) -> Part:
+        """What a send or a receive carries."""
+        source, target, backward, index = message.message
+        return self.parts[(target, source) if backward else (source, target)][index]
+
+    def num_units(self, action: Action) -> int:
+        """Units that an action works on or carries; 0 of a reduction.
+
+        >>> from lightning_gpp.graph import StageEdge
+        >>> edges = (StageEdge(0, 1, ("x",)),)
+        >>> program = Program("1f1b", 4, devices=(0, 1), multiples=(1, 4), edges=edges, actions=())
+        >>> [program.num_units(Action.parse(text)) for text in ("0F3", "1F0", "1RF2<0")]
+        [1, 4, 1]
+        """
+        if action.kind.is_compute:
+            return self.multiple(action.stage)
+        return 0 if action.peer is None else self.part(action).num_units
 
     def compute_actions(self) -> Iterator[Action]:
         """All forwards and backwards."""
@@ -148,7 +309,20 @@ class Program:
             ),
             actions=tuple(tuple(map(Action.parse, row)) for row in data["actions"]),
             reduce_groups=tuple(
-                ReduceGroup(tuple(group["parameters"]), tuple(group["devices"]))
+                ReduceGroup(
+                    tuple(group["parameters"]), tuple(group["devices"]), group["is_replicated"]
+                )
                 for group in data["reduce_groups"]
             ),
+            replicas=tuple(Replica(**replica) for replica in data["replicas"]),
         )
+
+
+def _ranges(parts: Sequence[Part], *, of_source: bool) -> dict[int, range]:
+    """Micro-batch at one end -> indices of its messages, which follow one another."""
+    found: dict[int, range] = {}
+    for index, part in enumerate(parts):
+        microbatch = part.microbatch(of_source=of_source)
+        first = found[microbatch].start if microbatch in found else index
+        found[microbatch] = range(first, index + 1)
+    return found

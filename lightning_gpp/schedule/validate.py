@@ -104,11 +104,9 @@ def _needed_messages(program: Program, action: Action) -> list[Message]:
 
 def _maker(program: Program, send: Action) -> tuple[int, Kind, int]:
     assert send.peer is not None
-    kind = Kind.FORWARD if send.kind is Kind.SEND_FORWARD else Kind.BACKWARD
-    ends = (send.stage, send.peer)
-    (edge,) = (e for e in program.edges if {e.source, e.target} == set(ends))
-    per_microbatch = program.multiple(send.stage) // program.message_units(edge)
-    return send.stage, kind, send.microbatch // per_microbatch
+    is_forward = send.kind is Kind.SEND_FORWARD
+    kind = Kind.FORWARD if is_forward else Kind.BACKWARD
+    return send.stage, kind, program.part(send).microbatch(of_source=is_forward)
 
 
 def _names(actions: Counter[Action]) -> str:

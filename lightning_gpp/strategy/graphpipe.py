@@ -258,7 +258,7 @@ class GraphPipeStrategy(ParallelStrategy):
 
     def _show(self, pipeline: Pipeline, num_microbatches: int) -> None:
         """Keeps the plan and prints it once, where a person looks."""
-        self.plan, self.stage_graph = pipeline.plan, pipeline.stages
+        self.plan, self.stage_graph = pipeline.plan, pipeline.placed.stages
         if self.is_global_zero:
             show(describe_pipeline(pipeline, num_microbatches))
 

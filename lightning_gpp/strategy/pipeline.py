@@ -13,12 +13,20 @@ from torch import nn
 
 from lightning_gpp.capture import BlockGraph, CapturedModel, capture, profile
 from lightning_gpp.cost import Profile
-from lightning_gpp.graph import StageGraph, stage_graph
-from lightning_gpp.planner import Plan, make_plan, num_separable, resolve_plan, validate_plan
+from lightning_gpp.graph import StageGraph
+from lightning_gpp.planner import (
+    Plan,
+    PlanGraph,
+    make_plan,
+    num_separable,
+    plan_graph,
+    resolve_plan,
+    validate_plan,
+)
 from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.transport import Transport
-from lightning_gpp.schedule import Program, build_program
+from lightning_gpp.schedule import Program
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.partition import Partition, ownership
 from lightning_gpp.strategy.steps import ForwardCall
@@ -47,7 +55,7 @@ class Pipeline:
     Attributes:
         captured: graph and runnable operators.
         plan: operators of every stage.
-        stages: the stage graph.
+        placed: the stages as they run.
         profile: measured costs; None with a plan made by hand.
         rank_of_device: rank of every device of the plan; the loss is on rank 0.
         partition: which rank holds which parameters.
@@ -57,7 +65,7 @@ class Pipeline:
     settings: Settings
     captured: CapturedModel
     plan: Plan
-    stages: StageGraph
+    placed: PlanGraph
     profile: Profile | None
     rank_of_device: tuple[int, ...]
     partition: Partition
@@ -82,27 +90,16 @@ class Pipeline:
         """The program for a number of micro-batches; made once."""
         key = (num_microbatches, has_backward)
         if key not in self._programs:
-            self._programs[key] = build_program(
-                self.stages,
-                devices=[stage.devices[0] for stage in self.plan.stages],
-                num_microbatches=num_microbatches,
-                schedule=self.settings.schedule,
-                # Without backward passes nothing is kept, so there is nothing to gain from more.
-                multiples=[
-                    stage.microbatch_multiple if has_backward else 1 for stage in self.plan.stages
-                ],
-                forward_only=not has_backward,
+            self._programs[key] = (
+                self.placed.program(num_microbatches, schedule=self.settings.schedule)
+                if has_backward
+                else self.placed.forward_program(num_microbatches)
             )
         return self._programs[key]
 
-    @property
-    def largest_multiple(self) -> int:
-        """Most micro-batches that a stage takes at a time."""
-        return max(stage.microbatch_multiple for stage in self.plan.stages)
-
     def step_sizes(self, unit_sizes: Sequence[int]) -> list[int]:
         """Samples of each call of the user's step, which goes at the pace of the loss stage."""
-        pace = self.plan.stages[-1].microbatch_multiple
+        pace = self.placed.multiples[-1]
         return [sum(unit_sizes[start : start + pace]) for start in range(0, len(unit_sizes), pace)]
 
     def record(self, on_record: Callable[[ActionRecord], None] | None) -> None:
@@ -173,9 +170,9 @@ def build_pipeline(
         else None,
         "waiting for rank 0's plan",
     )
-    stages = stage_graph(captured.graph, plan.stage_operators)
+    placed = plan_graph(plan, captured.graph)
     ranks = rank_of_device(plan, transport.num_ranks)
-    codes, readers = _codes(captured, plan, stages, ranks, transport.rank, prefix)
+    codes, readers = _codes(captured, plan, placed, ranks, transport.rank, prefix)
     partition = Partition(
         module,
         ownership(module, readers),
@@ -195,15 +192,12 @@ def build_pipeline(
         },
         timeout_s=settings.timeout_s,
     )
-    return Pipeline(settings, captured, plan, stages, costs, ranks, partition, executor)
+    return Pipeline(settings, captured, plan, placed, costs, ranks, partition, executor)
 
 
 def share_parameters(pipeline: Pipeline, target: nn.Module) -> None:
-    """Tells the executor the parameters that several stages share, once they are in place."""
-    parameters = dict(target.named_parameters())
-    pipeline.executor.shared = {
-        name: parameters[name] for name, _ in pipeline.stages.shared_parameters
-    }
+    """Tells the executor the parameters, once they are in place; for those on several ranks."""
+    pipeline.executor.shared = dict(target.named_parameters())
 
 
 def rank_of_device(plan: Plan, num_ranks: int) -> tuple[int, ...]:
@@ -277,7 +271,7 @@ def _num_used(captured: CapturedModel, num_devices: int) -> int:
 def _codes(
     captured: CapturedModel,
     plan: Plan,
-    stages: StageGraph,
+    placed: PlanGraph,
     ranks: Sequence[int],
     rank: int,
     prefix: str,
@@ -286,23 +280,29 @@ def _codes(
     codes: dict[int, StageCode] = {}
     readers: dict[str, set[int]] = {}
     changing = {name for operator in captured.graph for name in operator.state}
-    for stage in plan.stages:
-        home = ranks[stage.devices[0]]
-        inputs = tuple(
-            dict.fromkeys(n for e in stages.edges if e.target == stage.id for n in e.values)
-        )
-        made = {v.name for name in stage.operators for v in captured.graph.operator[name].outputs}
-        wanted = [n for e in stages.edges if e.source == stage.id for n in e.values]
-        if stage.id == plan.num_stages - 1:
-            wanted += [name for name in captured.graph.outputs if name in made]
-        outputs = tuple(dict.fromkeys(wanted))
-        function = captured.stage(stage.operators, inputs, outputs)
+    for stage, devices in enumerate(placed.devices):
+        homes = {ranks[device] for device in devices}
+        operators = plan.stages[stage].operators if stage < plan.num_stages else ()
+        inputs, outputs = _values(captured, placed.stages, stage, operators)
+        function = captured.stage(operators, inputs, outputs)
         for name in function.parameter_names:
-            readers.setdefault(prefix + name, set()).add(home)
+            readers.setdefault(prefix + name, set()).update(homes)
         for name in function.buffer_names:
             # The user's step may read constant buffers too, so rank 0 keeps them.
-            holders = {home} if name in changing else {home, 0}
+            holders = homes if name in changing else homes | {0}
             readers.setdefault(prefix + name, set()).update(holders)
-        if home == rank:
-            codes[stage.id] = StageCode(function, inputs, outputs)
+        if rank in homes:
+            codes[stage] = StageCode(function, inputs, outputs)
     return codes, readers
+
+
+def _values(
+    captured: CapturedModel, stages: StageGraph, stage: int, operators: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the values that enter a stage, and of those that others or the loss take from it."""
+    inputs = [name for edge in stages.edges if edge.target == stage for name in edge.values]
+    made = {v.name for name in operators for v in captured.graph.operator[name].outputs}
+    outputs = [name for edge in stages.edges if edge.source == stage for name in edge.values]
+    if stage == stages.num_stages - 1:
+        outputs += [name for name in captured.graph.outputs if name in made]
+    return tuple(dict.fromkeys(inputs)), tuple(dict.fromkeys(outputs))

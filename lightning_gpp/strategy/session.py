@@ -154,7 +154,7 @@ class Session:
     def unit_sizes(self, num_samples: int, at_a_time: int | None = None) -> list[int]:
         """Samples of each of the smallest micro-batches of a mini-batch."""
         if at_a_time is None:
-            at_a_time = 1 if self.pipeline is None else self.pipeline.largest_multiple
+            at_a_time = 1 if self.pipeline is None else self.pipeline.placed.units_at_a_time
         return unit_sizes(
             num_samples,
             full=max(self.full_batch, num_samples),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,28 +44,52 @@ def edges_to_graph(num_stages: int, pairs: set[tuple[int, int]]) -> StageGraph:
 
 
 class ToyStages:
-    """Stage i computes ``tanh(linear_i(sum of its inputs))``; the loss is the mean square."""
+    """Stage i computes ``tanh(linear(sum of its inputs))``; the loss is the mean square.
 
-    def __init__(self, stages: StageGraph, width: int = 3, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.stages = stages
-        self.weights = [
-            nn.Parameter(torch.randn(width, width, generator=generator, dtype=torch.float64))
-            for _ in range(stages.num_stages)
-        ]
+    Args:
+        stages: the stage graph; a last stage of the loss is not counted.
+        weight_of: for every stage the weight that it reads; stages may share one.
+    """
+
+    def __init__(
+        self, stages: StageGraph, weight_of: Sequence[int] | None = None, width: int = 3
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.weight_of = list(weight_of or range(stages.num_stages))
+        readers: dict[str, tuple[int, ...]] = {}
+        for stage, weight in enumerate(self.weight_of):
+            readers[f"w{weight}"] = (*readers.get(f"w{weight}", ()), stage)
+        self.stages = replace(stages, parameter_readers=tuple(sorted(readers.items())))
+        self.weights = {
+            name: nn.Parameter(torch.randn(width, width, generator=generator, dtype=torch.float64))
+            for name in readers
+        }
+
+    def copy(self) -> ToyStages:
+        """With weights of its own, as every device has them."""
+        return copy.deepcopy(self)
 
     def function(self, stage: int) -> Callable[..., Sequence[Any]]:
         """The stage as a function of its values."""
+        weight = self.weights[f"w{self.weight_of[stage]}"]
 
         def run(values: Sequence[Tensor], *, training: bool) -> Sequence[Tensor]:
-            return [torch.tanh(torch.stack(list(values)).sum(0) @ self.weights[stage])]
+            return [torch.tanh(torch.stack(list(values)).sum(0) @ weight)]
 
         return run
 
     def code(self, stage: int) -> StageCode:
-        """The stage for the executor."""
+        """The stage for the executor; one beyond the last takes outputs to the loss."""
+        if stage == self.stages.num_stages:
+            return StageCode(lambda values, *, training: [], (f"v{stage - 1}",), ())
         inputs = tuple(v for e in self.stages.edges if e.target == stage for v in e.values)
         return StageCode(self.function(stage), inputs, (f"v{stage}",))
+
+    def with_loss_stage(self) -> StageGraph:
+        """The stage graph with a stage after the last one that only computes the loss."""
+        last = self.stages.num_stages
+        edge = StageEdge(last - 1, last, (f"v{last - 1}",))
+        return replace(self.stages, num_stages=last + 1, edges=(*self.stages.edges, edge))
 
     def loss(self, x: Tensor) -> Tensor:
         """The whole model's loss on one device."""
@@ -77,10 +103,10 @@ class ToyStages:
 class ToyBoundary:
     """Feeds slices of ``x`` and takes the mean square of the last stage's value."""
 
-    def __init__(self, x: Tensor, sizes: Sequence[int], last: int) -> None:
+    def __init__(self, x: Tensor, sizes: Sequence[int], value: str) -> None:
         self.parts = x.split(list(sizes))
         self.total = x.shape[0]
-        self.value = f"v{last}"
+        self.value = value
         self.losses: list[float] = []
 
     def start(self, microbatch: int) -> dict[str, Tensor]:
@@ -99,21 +125,32 @@ def run_on_threads(
     unit_sizes: Sequence[int],
     on_record: Callable[[int, ActionRecord], None] | None = None,
 ) -> ToyBoundary:
-    """Runs a program with one thread per device; raises the first error of any."""
+    """Runs a program with one thread per device; raises the first error of any.
+
+    The gradients are in the weights of ``toy`` afterwards; devices with the same weight must agree.
+    """
     num_devices = 1 + max(program.devices)
     hub = ThreadHub(num_devices)
     pace = program.multiples[-1]
     sizes = [sum(unit_sizes[i : i + pace]) for i in range(0, len(unit_sizes), pace)]
-    boundary = ToyBoundary(x, sizes, program.loss_stage)
+    output = f"v{toy.stages.num_stages - 1}"
+    boundary = ToyBoundary(x, sizes, output)
+    copies = [toy.copy() for _ in range(num_devices)]
     errors: list[BaseException] = []
 
     def work(device: int) -> None:
+        own = copies[device]
         executor = Executor(
             transport=hub.transport(device),
             rank_of_device=tuple(range(num_devices)),
-            stages={s: toy.code(s) for s, home in enumerate(program.devices) if home == device},
-            output_names=(f"v{program.loss_stage}",),
+            stages={
+                program.replica(s).stage: own.code(program.replica(s).stage)
+                for s, home in enumerate(program.devices)
+                if home == device
+            },
+            output_names=(output,),
             batch_dims={name: (0,) for edge in program.edges for name in edge.values},
+            shared=own.weights,
             timeout_s=20,
             on_record=None if on_record is None else lambda record: on_record(device, record),
         )
@@ -132,4 +169,16 @@ def run_on_threads(
         thread.join()
     if errors:
         raise errors[0]
+    _collect_gradients(program, toy, copies)
     return boundary
+
+
+def _collect_gradients(program: Program, toy: ToyStages, copies: Sequence[ToyStages]) -> None:
+    for name, stages in toy.stages.parameter_readers:
+        holders = {
+            home for s, home in enumerate(program.devices) if program.replica(s).stage in stages
+        }
+        found = [copies[device].weights[name].grad for device in sorted(holders)]
+        for gradient in found:
+            torch.testing.assert_close(gradient, found[0], rtol=0, atol=0)
+        toy.weights[name].grad = found[0]

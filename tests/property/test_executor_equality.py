@@ -7,7 +7,35 @@ from helpers.stage_dags import ToyStages, run_on_threads, stage_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gpp.schedule import SCHEDULES, Program, build_program, dry_run
+from lightning_gpp.graph import StageGraph
+from lightning_gpp.planner.plan_graph import chained
+from lightning_gpp.schedule import (
+    SCHEDULES,
+    Kind,
+    Program,
+    build_program,
+    dry_run,
+    in_flight_microbatches,
+)
+
+
+@st.composite
+def placements(draw: st.DrawFn, num_stages: int, num_microbatches: int) -> tuple[list, list[int]]:
+    """Devices (of the replicas) and multiple of every stage."""
+    homes, multiples = [], []
+    for _ in range(num_stages):
+        multiple = draw(st.sampled_from([m for m in (1, 2, 4) if num_microbatches % m == 0]))
+        count = draw(st.sampled_from([n for n in (1, 2, 4) if multiple % n == 0]))
+        homes.append(tuple(draw(st.permutations(range(4)))[:count]))
+        multiples.append(multiple)
+    return homes, multiples
+
+
+def placed(toy: ToyStages, homes: list, multiples: list[int]) -> tuple[StageGraph, list, list[int]]:
+    """With a stage of the loss after a last stage that has replicas."""
+    if len(homes[-1]) == 1:
+        return toy.stages, homes, multiples
+    return toy.with_loss_stage(), [*homes, homes[-1][:1]], [*multiples, multiples[-1]]
 
 
 @given(
@@ -15,37 +43,33 @@ from lightning_gpp.schedule import SCHEDULES, Program, build_program, dry_run
     data=st.data(),
     schedule=st.sampled_from(sorted(SCHEDULES)),
     num_microbatches=st.sampled_from([1, 2, 4, 8]),
+    is_chain=st.booleans(),
 )
 @settings(deadline=None)
-def test_program_trains_like_one_device(stages, data, schedule, num_microbatches):
-    multiples = data.draw(
-        st.lists(
-            st.sampled_from([m for m in (1, 2, 4) if num_microbatches % m == 0]),
-            min_size=stages.num_stages,
-            max_size=stages.num_stages,
-        )
+def test_program_trains_like_one_device(stages, data, schedule, num_microbatches, is_chain):
+    count = stages.num_stages
+    weight_of = data.draw(
+        st.lists(st.integers(0, count - 1), min_size=count, max_size=count) | st.none()
     )
-    devices = data.draw(
-        st.lists(st.integers(0, 3), min_size=stages.num_stages, max_size=stages.num_stages)
-    )
+    toy = ToyStages(chained(stages) if is_chain else stages, weight_of)
+    stages, homes, multiples = placed(toy, *data.draw(placements(count, num_microbatches)))
     sizes = data.draw(
         st.lists(st.integers(1, 3), min_size=num_microbatches, max_size=num_microbatches)
     )
     program = build_program(
         stages,
-        devices=devices,
+        devices=homes,
         num_microbatches=num_microbatches,
         schedule=schedule,
         multiples=multiples,
     )
     assert Program.from_json(program.to_json()) == program
-    toy = ToyStages(stages)
     x = torch.randn(sum(sizes), 3, dtype=torch.float64, requires_grad=True)
 
     boundary = run_on_threads(program, toy, x, sizes)
-    gradients = [weight.grad for weight in toy.weights]
+    gradients = {name: weight.grad for name, weight in toy.weights.items()}
     x_gradient = x.grad
-    for weight in toy.weights:
+    for weight in toy.weights.values():
         weight.grad = None
     x.grad = None
     loss = toy.loss(x)
@@ -53,8 +77,55 @@ def test_program_trains_like_one_device(stages, data, schedule, num_microbatches
 
     torch.testing.assert_close(sum(boundary.losses), loss.item(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(x_gradient, x.grad, rtol=1e-10, atol=1e-12)
-    for weight, gradient in zip(toy.weights, gradients, strict=True):
-        torch.testing.assert_close(gradient, weight.grad, rtol=1e-10, atol=1e-12)
+    for name, weight in toy.weights.items():
+        torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-10, atol=1e-12)
+
+
+@given(
+    stages=stage_graphs(),
+    data=st.data(),
+    schedule=st.sampled_from(sorted(SCHEDULES)),
+    num_microbatches=st.sampled_from([6, 12, 24]),
+)
+@settings(deadline=None)
+def test_programs_with_replicas_complete(stages, data, schedule, num_microbatches):
+    """No deadlock, every unit once forward and once backward, in flight as the plan counts."""
+    homes, multiples = [], []
+    for _ in range(stages.num_stages):
+        multiple = data.draw(st.sampled_from([1, 2, 6, 6]))
+        home = data.draw(st.permutations(range(6)))
+        count = data.draw(st.sampled_from([n for n in (1, 2, 3, 6) if multiple % n == 0]))
+        homes.append(tuple(home[:count]))
+        multiples.append(multiple)
+    stages, homes, multiples = placed(ToyStages(stages), homes, multiples)
+    program = build_program(
+        stages,
+        devices=homes,
+        num_microbatches=num_microbatches,
+        schedule=schedule,
+        multiples=multiples,
+    )
+    seen = dry_run(program)
+    in_flight = in_flight_microbatches(stages, num_microbatches, multiples)
+    for stage in range(program.num_stages):
+        assert program.replica(stage).count == len(homes[program.replica(stage).stage])
+        if schedule == "1f1b":
+            assert seen.in_flight[stage] <= in_flight[program.replica(stage).stage]
+    for stage, home in enumerate(homes):
+        units = sorted(
+            unit
+            for action in program.compute_actions()
+            if program.replica(action.stage).stage == stage and action.kind is Kind.FORWARD
+            for unit in program.units(action.stage, action.microbatch)
+        )
+        assert units == list(range(num_microbatches)), (stage, home)
+    for pair, parts in program.parts.items():
+        for part in parts:
+            carried = set(range(part.start, part.stop))
+            assert carried == (
+                set(program.units(pair[0], part.source_microbatch))
+                & set(program.units(pair[1], part.target_microbatch))
+            )
 
 
 @given(stages=stage_graphs(), num_microbatches=st.integers(1, 9))

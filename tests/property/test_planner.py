@@ -113,7 +113,7 @@ def test_equal_branches_land_on_different_devices(length, num_branches, num_micr
         profile=profile,
         num_microbatches=num_microbatches + 3,
     )
-    stages = validate_plan(plan, graph, num_branches + 1)
+    stages = validate_plan(plan, graph, num_branches + 1).stages
     assert list(stages.depths.values()) == [2] * num_branches + [1]
     assert {len(stage.operators) for stage in plan.stages[:-1]} == {length}
 

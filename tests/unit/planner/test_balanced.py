@@ -46,12 +46,12 @@ def test_a_chain_is_cut_into_equal_work():
 def test_equal_branches_run_side_by_side():
     graph = two_branches(length=3)
     plan = balanced_plan(graph, num_devices=3, profile=costs(graph, head=3e-3), num_microbatches=8)
-    stages = validate_plan(plan, graph, num_devices=3)
+    placed = validate_plan(plan, graph, num_devices=3)
     assert {stage.operators for stage in plan.stages[:2]} == {
         ("a_0", "a_1", "a_2"),
         ("b_0", "b_1", "b_2"),
     }
-    assert list(stages.depths.values()) == [2, 2, 1]
+    assert list(placed.stages.depths.values()) == [2, 2, 1]
 
 
 def test_two_devices_take_a_branch_each():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
+from lightning_gpp.planner.plan_graph import chained
 from lightning_gpp.schedule import (
     Action,
     Kind,
@@ -113,7 +114,9 @@ def test_towers_shorten_the_pipeline():
 
 def test_shared_parameters_are_reduced_once_per_device():
     stages = StageGraph(
-        3, CHAIN.edges, shared_parameters=(("emb", (0, 2)), ("local", (0, 1)), ("head", (0, 2)))
+        3,
+        CHAIN.edges,
+        parameter_readers=(("emb", (0, 2)), ("local", (0, 1)), ("own", (1,)), ("head", (0, 2))),
     )
     program = build_program(stages, devices=[0, 0, 1], num_microbatches=1)
     assert [group.parameters for group in program.reduce_groups] == [("emb", "head")]
@@ -121,6 +124,43 @@ def test_shared_parameters_are_reduced_once_per_device():
         "0R0",
         "2R0",
     ]
+
+
+def test_replicas_take_their_share_of_every_microbatch():
+    #   0 ──▶ 1 (on two devices) ──▶ 2      stage 2 and 3 of the program are replicas of stage 1
+    program = build_program(
+        CHAIN, devices=[0, (1, 2), 3], num_microbatches=4, multiples=[1, 2, 4], schedule="gpipe"
+    )
+    assert [str(replica) for replica in program.replicas] == [
+        "stage 0",
+        "stage 1, replica 0 of 2",
+        "stage 1, replica 1 of 2",
+        "stage 2",
+    ]
+    assert str(program).splitlines() == [
+        "device 0: 0F0 0SF0>1 0F1 0SF0>2 0F2 0SF1>1 0F3 0SF1>2"
+        " 0RB0<1 0B0 0RB0<2 0B1 0RB1<1 0B2 0RB1<2 0B3",
+        "device 1: 1RF0<0 1F0 1SF0>3 1RF1<0 1F1 1SF1>3 1RB0<3 1B0 1SB0>0 1RB1<3 1B1 1SB1>0",
+        "device 2: 2RF0<0 2F0 2SF0>3 2RF1<0 2F1 2SF1>3 2RB0<3 2B0 2SB0>0 2RB1<3 2B1 2SB1>0",
+        "device 3: -1F0 3RF0<1 3RF1<1 3RF0<2 3RF1<2 3F0 3B0 3SB0>1 3SB1>1 3SB0>2 3SB1>2",
+    ]
+    assert [program.units(2, m) for m in (0, 1)] == [range(1, 2), range(3, 4)]
+
+
+def test_replicas_reduce_their_gradients():
+    stages = StageGraph(2, graph(2, (0, 1)).edges, parameter_readers=(("w", (0,)), ("v", (1,))))
+    program = build_program(stages, devices=[(0, 1), 2], num_microbatches=2)
+    assert [(g.parameters, g.devices, g.is_replicated) for g in program.reduce_groups] == [
+        (("w",), (0, 1), True)
+    ]
+    assert [str(actions[-1]) for actions in program.actions] == ["0R0", "1R0", "2SB0>1"]
+
+
+def test_a_chain_waits_where_no_data_flow():
+    chain = build_program(chained(TWO_TOWERS), devices=[0, 1, 2], num_microbatches=4)
+    assert compute_rows(chain)[0] == "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3"
+    towers = build_program(TWO_TOWERS, devices=[0, 1, 2], num_microbatches=4)
+    assert dry_run(chain).step_s > dry_run(towers).step_s
 
 
 def test_program_survives_json():
@@ -142,6 +182,9 @@ def test_what_is_not_an_action(text):
         ({"devices": [0, 1]}, "one entry per stage: got 2 for 3 stages"),
         ({"devices": [0, 1, -1]}, "counted from 0, got -1"),
         ({"multiples": [1, 3, 1]}, "does not divide num_microbatches=4"),
+        ({"devices": [(0, 1), 1, 2], "multiples": [1, 1, 1]}, "must be a multiple of 2, got 1"),
+        ({"devices": [(0, 0), 1, 2]}, r"different devices, got \[0, 0\]"),
+        ({"devices": [0, 1, (2, 3)]}, r"computes the loss on one device, got \[2, 3\]"),
     ],
 )
 def test_wrong_arguments(arguments, message):
