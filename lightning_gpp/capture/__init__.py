@@ -4,7 +4,7 @@ from lightning_gpp.capture.attempts import capture
 from lightning_gpp.capture.blocks import Block, BlockGraph
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.profiler import profile
+from lightning_gpp.capture.profiler import device_kind, profile, profile_costs
 from lightning_gpp.capture.stage import StageModule
 
 __all__ = [
@@ -14,5 +14,7 @@ __all__ = [
     "CapturedModel",
     "StageModule",
     "capture",
+    "device_kind",
     "profile",
+    "profile_costs",
 ]

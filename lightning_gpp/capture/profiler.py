@@ -1,22 +1,28 @@
-"""Measures what every operator of a captured model costs."""
+"""Measures what the operators of a captured model cost, at several micro-batch sizes."""
 
 from __future__ import annotations
 
-import statistics
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.operator_probe import OperatorProbe
 from lightning_gpp.capture.rollback import rollback
-from lightning_gpp.capture.samples import first_sample
-from lightning_gpp.capture.stage import StageModule
-from lightning_gpp.capture.structure import flatten
-from lightning_gpp.cost import OpProfile, Profile
-from lightning_gpp.graph import OpNode
+from lightning_gpp.capture.samples import first_sample, resized
+from lightning_gpp.cost import Costs, OpProfile, Profile
+
+DEFAULT_BUDGET_S = 60.0
+"""Seconds after which an operator runs once and no further micro-batch size begins."""
+
+NUM_SIZES = 3
+"""Micro-batch sizes that are measured: enough to see whether a line fits."""
+
+_logger = logging.getLogger(__name__)
 
 
 def profile(
@@ -26,115 +32,95 @@ def profile(
     *,
     repeats: int = 3,
 ) -> Profile:
-    """Runs the operators one by one and measures them.
+    """Measures every operator for one micro-batch; see :func:`profile_costs`."""
+    return profile_costs(captured, args, kwargs, repeats=repeats, num_sizes=1).profiles[0]
 
-    Each operator runs once to warm up and ``repeats`` times more, on detached inputs; the median
-    counts. Saved activations are counted by storage, parameters left out. The module is left as
-    it was.
+
+def profile_costs(
+    captured: CapturedModel,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    repeats: int = 3,
+    num_sizes: int = NUM_SIZES,
+    budget_s: float = DEFAULT_BUDGET_S,
+) -> Costs:
+    """Runs the operators one by one, for micro-batches of several sizes, and measures them.
+
+    The sizes are that of the given micro-batch, its half and its quarter; where it has too few
+    samples, its double and fourfold (samples repeated). A model that takes one size only is
+    measured at that.
+
+    Each operator runs once to warm up and ``repeats`` times more, on detached inputs, and on (up to
+    nine times) until the middle half of its times lies within 20 % of their median, which counts.
+    Saved activations are counted by storage, parameters left out; floating-point operations by
+    torch's counter, which knows matrix products and convolutions, not look-ups. The bytes of
+    parameters and outputs are in the graph. The module is left as it was.
 
     Args:
         captured: in the mode (train or eval) that its module is in.
         args: one micro-batch.
         kwargs: its keyword arguments.
-        repeats: measured runs per operator.
+        repeats: least measured runs per operator.
+        num_sizes: most sizes to measure.
+        budget_s: seconds after which an operator runs once and no further size begins.
     """
     tensors = captured.inputs(args, kwargs or {})
+    size = first_sample(tensors).num_samples
+    device = next(iter(tensors.values())).device
+    deadline_s = time.monotonic() + budget_s
+    probes = [OperatorProbe(captured, operator, device) for operator in captured.graph]
+    profiles: list[Profile] = []
+    with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
+        for other in _sizes(captured, size, num_sizes):
+            inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
+            try:
+                operators = _measure(probes, inputs, repeats, deadline_s)
+            except Exception as error:  # the model itself may not take another size
+                if not profiles:
+                    raise
+                _logger.info("the model does not run on %d samples: %s", other, error)
+                continue
+            profiles.append(Profile(operators, other, device_kind(device)))
+            if time.monotonic() > deadline_s:
+                _logger.warning(
+                    "profiling took more than its %.0f s: %d of %d micro-batch sizes were "
+                    "measured, some operators once only; the plan may be a little worse",
+                    *(budget_s, len(profiles), num_sizes),
+                )
+                break
+    return Costs(tuple(profiles))
+
+
+def device_kind(device: torch.device) -> str:
+    """The kind of a device, as profiles and clusters name it."""
+    if device.type == "cuda":
+        name: str = torch.cuda.get_device_name(device)
+        return name
+    return device.type
+
+
+def _sizes(captured: CapturedModel, size: int, count: int) -> list[int]:
+    """Micro-batch sizes to measure, the given one first."""
+    inputs = [spec for item in captured.graph.inputs for spec in item.value.tensors]
+    if captured.takes_graphs or not any(spec.batch_dim is not None for spec in inputs):
+        return [size]
+    smaller = [size // part for part in (2, 4) if not size % part]
+    larger = [size * part for part in (2, 4)]
+    return [size, *smaller, *larger][:count] if count > 1 else [size]
+
+
+def _measure(
+    probes: Sequence[OperatorProbe],
+    tensors: Mapping[str, Tensor],
+    repeats: int,
+    deadline_s: float,
+) -> dict[str, OpProfile]:
     values: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         values[name].requires_grad_(tensor.requires_grad)
-    device = next(iter(tensors.values())).device
     profiles = {}
-    with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
-        for operator in captured.graph:
-            probe = _Probe(captured, operator, device)
-            profiles[operator.name] = probe.measure(values, repeats)
-            values |= probe.results
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return Profile(profiles, first_sample(tensors).num_samples, name)
-
-
-class _Probe:
-    """Measures one operator."""
-
-    def __init__(self, captured: CapturedModel, operator: OpNode, device: torch.device) -> None:
-        self.outputs = tuple(value.name for value in operator.outputs)
-        self.stage: StageModule = captured.stage([operator.name], operator.inputs, self.outputs)
-        self.training = captured.module.training
-        self.device = device
-        self.parameters = [
-            captured.module.get_parameter(name) for name in self.stage.parameter_names
-        ]
-        self.own_storages = {_storage(parameter) for parameter in self.parameters}
-        self.results: dict[str, Any] = {}
-
-    def measure(self, values: Mapping[str, Any], repeats: int) -> OpProfile:
-        """Profile of the operator on the given values; keeps its results."""
-        inputs = [values[name] for name in self.stage.inputs]
-        runs = [self._run(inputs) for _ in range(repeats + 1)][1:]
-        return OpProfile(
-            forward_s=statistics.median(run.forward_s for run in runs),
-            backward_s=statistics.median(run.backward_s for run in runs),
-            activation_bytes=runs[0].activation_bytes,
-        )
-
-    def _run(self, values: Sequence[Any]) -> OpProfile:
-        inputs = [_map_tensors(value, _detached_copy) for value in values]
-        saved: dict[Any, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            key = _storage(tensor)
-            if key not in self.own_storages:
-                saved[key] = _stored_bytes(tensor)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            start_s = self._now_s()
-            outputs = self.stage(inputs, training=self.training)
-            forward_s = self._now_s() - start_s
-        self.results = dict(zip(self.outputs, outputs, strict=True))
-        return OpProfile(forward_s, self._backward_s(outputs), sum(saved.values()))
-
-    def _backward_s(self, outputs: tuple[Any, ...]) -> float:
-        roots = [leaf for leaf in flatten(outputs)[0] if _needs_grad(leaf)]
-        if not roots:
-            return 0.0
-        for parameter in self.parameters:
-            parameter.grad = None  # rollback puts it back
-        seeds = [torch.ones_like(root) for root in roots]
-        start_s = self._now_s()
-        torch.autograd.backward(roots, seeds)
-        return self._now_s() - start_s
-
-    def _now_s(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
-
-def _needs_grad(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
-
-
-def _detached_copy(tensor: Tensor) -> Tensor:
-    copy = tensor.detach().clone()
-    # a view of a leaf, so that the operator may change it in place
-    return copy.requires_grad_().view_as(copy) if tensor.requires_grad else copy
-
-
-def _map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    leaves, structure = flatten(value)
-    return structure.unflatten(
-        [function(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    )
-
-
-def _storage(tensor: Tensor) -> Any:
-    if tensor.layout is not torch.strided:
-        return id(tensor)
-    return tensor.untyped_storage()._cdata
-
-
-def _stored_bytes(tensor: Tensor) -> int:
-    if tensor.layout is not torch.strided:
-        return tensor.numel() * tensor.element_size()
-    return tensor.untyped_storage().nbytes()
+    for probe in probes:
+        profiles[probe.name] = probe.measure(values, repeats, deadline_s)
+        values |= probe.results
+    return profiles

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.capture.graph_inputs import GraphInputs
+from lightning_gpp.graph import ModelGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,23 @@ def other_samples(sample: Sample) -> Iterator[Sample]:
         yield Sample(_along_batch(sample, torch.arange(half)), half)
     yield Sample(_along_batch(sample, torch.arange(2 * num) % num), 2 * num)
     yield Sample(_along_batch(sample, torch.arange(num).roll(1)), num)
+
+
+def resized(tensors: Mapping[str, Tensor], graph: ModelGraph, factor: float) -> dict[str, Tensor]:
+    """The inputs of a micro-batch with ``factor`` times as many samples.
+
+    The first of them, or all of them over and over; inputs without samples stay as they are.
+    """
+    dims = {item.value.name: item.value.tensors[0].batch_dim for item in graph.inputs}
+    return {name: _resized(tensor, dims[name], factor) for name, tensor in tensors.items()}
+
+
+def _resized(tensor: Tensor, dim: int | None, factor: float) -> Tensor:
+    if dim is None:
+        return tensor
+    length = tensor.shape[dim]
+    index = torch.arange(round(length * factor), device=tensor.device) % length
+    return tensor.detach().index_select(dim, index).requires_grad_(tensor.requires_grad)
 
 
 def _along_batch(sample: Sample, rows: Tensor) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lightning_gpp.cluster.device_kind import DeviceKind
-from lightning_gpp.cluster.known_kinds import known_kind
+from lightning_gpp.cluster.known_kinds import DEVICE_KINDS, known_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,10 @@ class Cluster:
         hosts = {device.host for device in devices}
         links = tuple(own for own in self.host_links if own.host in hosts)
         return replace(self, devices=devices, host_links=links)
+
+    def knows(self, kind: str) -> bool:
+        """Whether there is a data sheet of a kind of device."""
+        return kind in DEVICE_KINDS or any(own.name == kind for own in self.device_kinds)
 
     def device_kind(self, name: str) -> DeviceKind:
         """The data sheet of a kind of device: the cluster's own, or the one that is known.

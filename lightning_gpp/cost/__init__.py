@@ -1,7 +1,7 @@
 """What operators cost: measured profiles, and estimates where there is none."""
 
 from lightning_gpp.cost.costs import ANY_DEVICE, ESTIMATED, Costs
-from lightning_gpp.cost.estimate import estimate_costs, estimate_profile, graph_work
+from lightning_gpp.cost.estimate import estimate_costs, estimate_profile, graph_work, with_estimates
 from lightning_gpp.cost.json_form import (
     costs_from_json,
     costs_to_json,
@@ -31,4 +31,5 @@ __all__ = [
     "profile_from_json",
     "profile_to_json",
     "roofline_costs",
+    "with_estimates",
 ]

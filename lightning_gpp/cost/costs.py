@@ -21,6 +21,8 @@ ANY_DEVICE = "any"
 ESTIMATED = "estimated"
 """The ``device`` of a profile that was estimated for no kind in particular."""
 
+_STAND_INS = (ANY_DEVICE, ESTIMATED)
+
 WORST_MISFIT = 0.1
 """A line that misses a measurement by more than this part of it is not used."""
 
@@ -60,13 +62,17 @@ class Costs:
             found.setdefault(profile.device, []).append(profile)
         return {kind: tuple(profiles) for kind, profiles in found.items()}
 
+    def knows(self, kind: str) -> bool:
+        """Whether there are costs that hold for devices of a kind."""
+        return any(name in self.by_kind for name in (kind, *_STAND_INS))
+
     def kind_for(self, kind: str) -> str:
         """The kind whose profiles hold for devices of a kind: itself, or one that fits them all.
 
         Raises:
             ValueError: nothing is known of such devices.
         """
-        for name in (kind, ANY_DEVICE, ESTIMATED):
+        for name in (kind, *_STAND_INS):
             if name in self.by_kind:
                 return name
         raise ValueError(

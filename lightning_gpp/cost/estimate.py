@@ -12,7 +12,7 @@ A graph knows no types of operators, so that judgement is coarse: it misses prod
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lightning_gpp.cluster import Cluster, DeviceKind
 from lightning_gpp.cost.costs import ESTIMATED, Costs
@@ -64,11 +64,47 @@ def estimate_costs(
             the type of each operator's output.
 
     Raises:
-        ValueError: nothing is known of a kind, or not its speed in that type.
+        ValueError: nothing is known of a kind (of the only one: a nominal device stands for it),
+            or not its speed in that type.
     """
     works = graph_work(graph, measured, dtype)
-    kinds = [cluster.device_kind(name) for name in cluster.kinds]
-    return roofline_costs(works, kinds, powers_of_two(minibatch_size))
+    return roofline_costs(works, _kinds(cluster, cluster.kinds), powers_of_two(minibatch_size))
+
+
+def with_estimates(
+    costs: Costs,
+    graph: ModelGraph,
+    cluster: Cluster,
+    minibatch_size: int,
+    *,
+    dtype: str | None = None,
+) -> Costs:
+    """Costs, with estimates for those kinds of a cluster's devices that they do not know.
+
+    Args:
+        costs: measured, or read from a file.
+        graph: the model.
+        cluster: whose devices.
+        minibatch_size: samples of a mini-batch.
+        dtype: as in :func:`estimate_costs`.
+
+    Raises:
+        ValueError: nothing is known of such a kind.
+    """
+    missing = [name for name in cluster.kinds if not costs.knows(name)]
+    if not missing:
+        return costs
+    kinds = [cluster.device_kind(name) for name in missing]
+    works = graph_work(graph, costs, dtype)
+    estimates = roofline_costs(works, kinds, powers_of_two(minibatch_size))
+    return Costs((*costs.profiles, *estimates.profiles))
+
+
+def _kinds(cluster: Cluster, names: Sequence[str]) -> list[DeviceKind]:
+    """Data sheets; a nominal one for the only kind of a cluster where it has none."""
+    if len(names) == 1 and not cluster.knows(names[0]):
+        return [NOMINAL_KIND]
+    return [cluster.device_kind(name) for name in names]
 
 
 def graph_work(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from lightning_gpp.cluster import Cluster, uniform_cluster
-from lightning_gpp.cost import ANY_DEVICE, Costs, Profile, estimate_profile
+from lightning_gpp.cost import ANY_DEVICE, ESTIMATED, Costs, Profile, estimate_costs, with_estimates
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import ADAM_VALUES, Planner, PlanRequest
@@ -37,8 +37,8 @@ def make_plan(
             link.
         minibatch_size: samples of one optimizer step.
         planner: name in :data:`PLANNERS`.
-        costs: what the operators cost. Without them they are estimated from sizes, and the plan's
-            ``planner`` says so.
+        costs: what the operators cost. Without them, or for kinds of devices that they do not
+            know, they are estimated from sizes and data sheets, and the plan's ``planner`` says so.
         num_microbatches: fixes the number of micro-batches; the planner chooses if not given.
         schedule: name of the schedule that will run the plan.
         optimizer_values: values that the optimizer keeps per trained parameter.
@@ -76,15 +76,17 @@ def plan_request(
     may_recompute: bool = False,
 ) -> PlanRequest:
     """The question to a planner, from what people give; the arguments are :func:`make_plan`'s."""
-    if costs is None:
-        costs = estimate_profile(graph)
     if isinstance(costs, Profile):
         costs = Costs((costs,))
     if isinstance(cluster, int):
         if cluster < 1:
             raise ValueError(f"a cluster needs at least 1 device, got {cluster}")
-        kind = costs.profiles[0].device
+        kind = ESTIMATED if costs is None else costs.profiles[0].device
         cluster = uniform_cluster(cluster, kind="device" if kind == ANY_DEVICE else kind)
+    if costs is None:
+        costs = estimate_costs(graph, cluster, minibatch_size)
+    else:
+        costs = with_estimates(costs, graph, cluster, minibatch_size)
     return PlanRequest(
         graph=graph,
         cluster=cluster,

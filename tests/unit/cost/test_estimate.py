@@ -3,7 +3,19 @@ from __future__ import annotations
 import pytest
 from helpers.graphs import MICROBATCH_SIZE, literal_graph
 
-from lightning_gpp.cost import ESTIMATED, OpProfile, estimate_profile
+from lightning_gpp.cluster import ClusterLayout, HostGroup, cluster_preset
+from lightning_gpp.cluster.known_kinds import V100_16GB
+from lightning_gpp.cost import (
+    ESTIMATED,
+    Costs,
+    OpProfile,
+    Profile,
+    estimate_costs,
+    estimate_profile,
+    graph_work,
+    with_estimates,
+)
+from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
 
 GRAPH = literal_graph({"a": "x", "add()": "a x"})
 
@@ -28,3 +40,59 @@ def test_the_microbatch_size_is_read_from_the_inputs():
 def test_negative_costs_are_refused():
     with pytest.raises(ValueError, match="costs cannot be negative"):
         OpProfile(forward_s=-1.0)
+
+
+def test_a_measured_profile_gives_the_flops_of_an_estimate():
+    cluster = cluster_preset("dgx_a100", 2)
+    (kind,) = cluster.kinds
+    measured = Costs(
+        tuple(
+            Profile({n: OpProfile(9.0, 9.0, 70 * size, 5e15 * size) for n in ("a", "add")}, size)
+            for size in (1, 2)
+        )
+    )
+    guessed = estimate_costs(GRAPH, cluster, 8).at(8, kind).operators["a"]
+    costs = estimate_costs(GRAPH, cluster, 8, measured=measured)
+    assert [profile.microbatch_size for profile in costs.profiles] == [1, 2, 4, 8]
+    found = costs.at(8, kind).operators["a"]
+    speed = cluster.device_kind(kind).flops_per_s("float32")
+    assert found.forward_s == pytest.approx(8 * 5e15 / speed, rel=1e-3)
+    assert found.activation_bytes == 560
+    assert found.forward_s > 1e6 * guessed.forward_s
+
+
+def test_flops_are_judged_by_parameters_and_rows():
+    work = graph_work(GRAPH)["a"]
+    assert work.flops.at(MICROBATCH_SIZE) == 2 * (1000 / 4) * MICROBATCH_SIZE
+    assert graph_work(GRAPH)["add"].flops.at(MICROBATCH_SIZE) == 0
+
+
+def test_of_a_table_only_the_rows_are_read():
+    ids = Value("ids", (TensorSpec((4, 3), "int64", 0),))
+    rows = Value("rows", (TensorSpec((4, 3, 8), "float32", 0),))
+    table = OpNode("table", "table", "table", ("ids",), (rows,), ("table.weight",))
+    graph = ModelGraph((GraphInput(ids),), (table,), ("rows",), (Parameter("table.weight", 10**9),))
+    work = graph_work(graph)["table"]
+    assert work.flops.at(4) == 0
+    assert work.moved_bytes.at(4) == ids.size_bytes + 2 * rows.size_bytes
+
+
+def test_missing_kinds_are_estimated_and_measured_ones_kept():
+    pool = ClusterLayout((HostGroup("cpu", 1, num_hosts=1), HostGroup(V100_16GB, 1, num_hosts=1)))
+    measured = Costs((Profile({n: OpProfile(1.0, 2.0) for n in ("a", "add")}, 4, "cpu"),))
+    costs = with_estimates(measured, GRAPH, pool.cluster(), 8)
+    assert costs.at(4, "cpu").operators["a"].forward_s == 1.0
+    assert costs.at(4, V100_16GB).operators["a"].forward_s < 1e-3
+    assert costs.is_estimated and not measured.is_estimated
+    only = pool.cluster(1)
+    assert with_estimates(measured, GRAPH, only, 8) is measured
+
+
+def test_an_unknown_kind_beside_known_ones_is_refused():
+    pool = ClusterLayout(
+        (HostGroup("abacus", 1, num_hosts=1), HostGroup(V100_16GB, 1, num_hosts=1))
+    )
+    with pytest.raises(ValueError, match="nothing is known of devices of kind 'abacus'"):
+        estimate_costs(GRAPH, pool.cluster(), 8)
+    nominal = estimate_costs(GRAPH, pool.cluster(1), 8)
+    assert {profile.device for profile in nominal.profiles} == {ESTIMATED}
