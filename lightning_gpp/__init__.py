@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lightning_gpp.planner import Plan, Stage, make_plan
     from lightning_gpp.schedule import Program, build_program
     from lightning_gpp.strategy import GraphPipeStrategy, TimelineCallback
+    from lightning_gpp.workloads import read_pipedream_profile, read_piper_workload
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,8 @@ _HOMES = {
     "TimelineCallback": "strategy",
     "build_program": "schedule",
     "make_plan": "planner",
+    "read_pipedream_profile": "workloads",
+    "read_piper_workload": "workloads",
 }
 
 __all__ = [
@@ -49,6 +52,8 @@ __all__ = [
     "TimelineCallback",
     "build_program",
     "make_plan",
+    "read_pipedream_profile",
+    "read_piper_workload",
 ]
 
 

@@ -15,8 +15,9 @@ ALLOWED = {
     "graph": set(),
     "cluster": {"graph"},
     "cost": {"graph", "cluster"},
+    "workloads": {"graph", "cluster", "cost"},
     "schedule": {"graph", "cluster", "cost"},
-    "planner": {"graph", "cluster", "cost", "schedule"},
+    "planner": {"graph", "cluster", "cost", "schedule", "workloads"},
     "simulate": {"graph", "cluster", "cost", "schedule", "planner"},
     "capture": {"graph", "cost"},
     "runtime": {"graph", "schedule"},
@@ -27,7 +28,7 @@ ALLOWED = {
 }
 """Room -> rooms that it may import, itself left out."""
 
-WITHOUT_TORCH = ("graph", "cluster", "cost", "schedule", "planner", "simulate")
+WITHOUT_TORCH = ("graph", "cluster", "cost", "workloads", "schedule", "planner", "simulate")
 WITHOUT_LIGHTNING = (*WITHOUT_TORCH, "capture", "runtime")
 
 
@@ -79,6 +80,7 @@ def test_planning_needs_neither_torch_nor_lightning() -> None:
     code = (
         "import sys, lightning_gpp\n"
         "from lightning_gpp import make_plan, Plan, ModelGraph, build_program, simulate\n"
+        "from lightning_gpp import read_pipedream_profile, read_piper_workload\n"
         "print([n for n in ('torch', 'lightning', 'numpy', 'matplotlib') if n in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

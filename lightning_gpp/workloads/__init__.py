@@ -1,0 +1,33 @@
+"""Published workloads: readers of profiles measured by others, and models of papers as data."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from lightning_gpp.workloads.pipedream_profile import read_pipedream_profile
+from lightning_gpp.workloads.piper_format import read_piper_instance
+from lightning_gpp.workloads.piper_instance import PiperEdge, PiperInstance, PiperOperator, Tmpc
+from lightning_gpp.workloads.piper_workload import read_piper_workload
+from lightning_gpp.workloads.recommenders import candle_uno, dlrm
+from lightning_gpp.workloads.transformers import mmt, transformer
+from lightning_gpp.workloads.workload import Workload
+
+WORKLOADS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
+    {"mmt": mmt, "dlrm": dlrm, "candle_uno": candle_uno, "transformer": transformer}
+)
+"""Models of papers by name; their keyword arguments are the options."""
+
+__all__ = [
+    "WORKLOADS",
+    "PiperEdge",
+    "PiperInstance",
+    "PiperOperator",
+    "Tmpc",
+    "Workload",
+    "candle_uno",
+    "dlrm",
+    "mmt",
+    "read_pipedream_profile",
+    "read_piper_instance",
+    "read_piper_workload",
+    "transformer",
+]

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers.published import piper_document, shared_graph, write_piper
+
+import lightning_gpp
+from lightning_gpp.cost import OpProfile
+from lightning_gpp.workloads import read_piper_instance
+
+DOCUMENT = piper_document()
+
+
+def test_graph_costs_and_units(tmp_path):
+    workload = lightning_gpp.read_piper_workload(write_piper(tmp_path / "w.json", DOCUMENT))
+    graph = workload.graph
+    assert [o.name for o in graph] == ["a", "b", "c"]
+    assert graph.predecessors["c"] == ("a", "b")
+    assert {name: v.size_bytes for name, v in graph.values.items()} == {
+        "samples": 0,
+        "a_out": 1_000_000,
+        "b_out": 2_000_000,
+        "c_out": 0,
+    }
+    costs = workload.costs.at(2).operators  # two samples; recomputation tells the forward
+    assert costs["b"] == pytest.approx(OpProfile(4e-3, 8e-3, 200_000_000))
+    assert graph.parameter["a.weight"].size_bytes == 4_000_000
+    assert workload.minibatch_size(2) == 32
+
+
+def test_a_sample_may_stand_for_several(tmp_path):
+    path = write_piper(tmp_path / "w.json", DOCUMENT)
+    workload = lightning_gpp.read_piper_workload(path, samples=100)
+    assert workload.graph.microbatch_size == 100
+    assert workload.costs.at(50).operators["a"].forward_s == pytest.approx(0.5e-3)
+
+
+def test_results_of_different_sizes_are_different_values(tmp_path):
+    path = write_piper(tmp_path / "w.json", DOCUMENT, "edges", 2, "communicationCost", value=5e5)
+    graph = lightning_gpp.read_piper_workload(path).graph
+    assert [value.name for value in graph.operator["a"].outputs] == ["a_out", "a_out1"]
+    assert graph.operator["c"].inputs == ("a_out1", "b_out")
+
+
+def test_the_instance_keeps_every_way(tmp_path):
+    instance = read_piper_instance(write_piper(tmp_path / "w.json", DOCUMENT))
+    assert [way.name for way in instance.operators[1].ways[1]] == ["vanilla", "activation recomp"]
+    assert instance.operators[1].ways[1][1].seconds_per_sample == pytest.approx(8e-3)
+    assert (instance.num_samples, instance.bandwidth_bytes_per_s) == (64, 1e10)
+
+
+def scaled(factor: float) -> dict[str, Any]:
+    """The document with its times in another unit."""
+    document = piper_document()
+    for node in document["nodes"]:
+        for way in node["TMPCs"]["1"]:
+            way["timePerSample"] *= factor
+    return document
+
+
+@pytest.mark.parametrize(
+    ("factor", "match"),
+    [
+        (1e-3, r"1.7e\+13 bytes .*, expected 2e\+08 to 5e\+12; .* seconds \(time_unit_s=1\)"),
+        (1e3, r"1.7e\+07 bytes .*probably in microseconds \(1e-6\)"),
+    ],
+)
+def test_a_wrong_unit_of_time_is_refused_not_scaled(tmp_path, factor, match):
+    path = write_piper(tmp_path / "w.json", scaled(factor))
+    with pytest.raises(ValueError, match=match):
+        lightning_gpp.read_piper_workload(path)
+    given = lightning_gpp.read_piper_workload(path, time_unit_s=1e-3 / factor).costs
+    usual = lightning_gpp.read_piper_workload(write_piper(path, DOCUMENT)).costs
+    assert given.at(1).operators["a"] == pytest.approx(usual.at(1).operators["a"])
+
+
+TMPC = ("nodes", 1, "TMPCs", "1", 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "match"),
+    [
+        (("nodes",), KeyError, r"w.json: key 'nodes' is missing; expected an array of objects"),
+        (("nodes",), [], "nodes: expected at least one, got none"),
+        (("nodes", 1), 7, r"nodes\[1\]: expected an object, got int"),
+        (("nodes", 1, "id"), 0, r"nodes\[1\]: id 0 is there twice"),
+        (("nodes", 1, "id"), 1.5, r"nodes\[1\]: id: expected a whole number, got 1.5"),
+        (("nodes", 1, "name"), "", r"nodes\[1\]: name: expected a text, got ''"),
+        (("nodes", 1, "TMPCs"), {}, r"nodes\[1\]: TMPCs: expected at least one way"),
+        (("nodes", 1, "TMPCs"), {"one": []}, "TMPCs: expected whole numbers as keys, got 'one'"),
+        ((*TMPC, "timePerSample"), KeyError, r"TMPCs: 1\[0\]: key 'timePerSample' is missing"),
+        ((*TMPC, "timePerSample"), "6", "timePerSample: expected a number of at least 0, got '6'"),
+        ((*TMPC, "timePerSample"), -1, "timePerSample: expected a number of at least 0, got -1"),
+        ((*TMPC, "memoryUsageA"), True, "memoryUsageA: expected a number of at least 0, got True"),
+        ((*TMPC, "memoryUsageB"), float("nan"), "memoryUsageB: expected a number .*got nan"),
+        ((*TMPC, "parameterSize"), None, "parameterSize: expected a number .*got None"),
+        ((*TMPC, "syncTimeFw"), [], "syncTimeFw: expected an object, got list"),
+        ((*TMPC, "id"), 3, "id: expected a text, got 3"),
+        (("edges", 0, "destId"), 9, r"edges\[0\]: no node has the id 9"),
+        (("edges", 0, "destId"), 2, r"edges\[2\]: the edge 0->2 is there twice"),
+        (("edges", 2, "communicationCost"), "x", r"edges\[2\]: communicationCost: expected a numb"),
+        (("edges", 0, "destId"), 0, "expected a graph without cycles, but a -> a"),
+        (("bandwidth",), 0, "bandwidth: expected a number above 0, got 0"),
+        (("maxDevices",), 2.5, "maxDevices: expected a whole number, got 2.5"),
+        (("maxDevices",), 0, "maxDevices: expected a number above 0, got 0"),
+        (("mbsInBatch",), KeyError, "key 'maxBatchSize' is missing"),
+    ],
+)
+def test_broken_files(tmp_path, place, value, match):
+    path = write_piper(tmp_path / "w.json", DOCUMENT, *place, value=value)
+    with pytest.raises(ValueError, match=match):
+        lightning_gpp.read_piper_workload(path)
+
+
+def test_no_json(tmp_path):
+    path = tmp_path / "w.json"
+    path.write_text('{"nodes": [')
+    with pytest.raises(ValueError, match=r"w.json: not JSON: .*line 1"):
+        lightning_gpp.read_piper_workload(path)
+    with pytest.raises(ValueError, match="time_unit_s must be above 0 seconds, got 0"):
+        lightning_gpp.read_piper_workload(path, time_unit_s=0)
+
+
+def test_tensor_parallel_operators_have_no_plain_plan(tmp_path):
+    ways = DOCUMENT["nodes"][1]["TMPCs"]["1"]
+    path = write_piper(tmp_path / "w.json", DOCUMENT, "nodes", 1, "TMPCs", value={"2": ways})
+    with pytest.raises(ValueError, match=r"operator 'b' needs tensor parallelism .*\[2\]"):
+        lightning_gpp.read_piper_workload(path)
+
+
+def test_piper_and_pipedream_tell_the_same_of_resnet():
+    path = shared_graph("piper/resnet.json")
+    piper = lightning_gpp.read_piper_workload(path, samples=128)
+    dream = lightning_gpp.read_pipedream_profile(shared_graph("pipedream/resnet50.txt"))
+    costs = piper.costs.at(128).operators
+    assert costs.keys() - dream.costs.at(128).operators.keys() == {"node1"}  # the input
+    for name, cost in dream.costs.at(128).operators.items():
+        assert costs[name].forward_s == pytest.approx(cost.forward_s)
+        assert costs[name].backward_s == pytest.approx(cost.backward_s)
+        assert costs[name].activation_bytes == cost.activation_bytes
