@@ -1,6 +1,11 @@
-"""Bytes and seconds as people read them."""
+"""Bytes, seconds and counts as people read them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+SHORTEST_S = 5e-9
+"""Less than this is nothing."""
 
 
 def bytes_text(size_bytes: float) -> str:
@@ -11,23 +16,65 @@ def bytes_text(size_bytes: float) -> str:
     """
     if size_bytes < 1000:
         return f"{size_bytes:.0f} B"
-    return _scaled(size_bytes / 1000, ("kB", "MB", "GB", "TB"), step=1000.0)
+    return _scaled(size_bytes / 1000, ("kB", "MB", "GB", "TB"), decimals=1)
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration with a fitting unit.
+    """A duration with a fitting unit, three digits where it has them.
 
-    >>> seconds_text(0.00123), seconds_text(0.25), seconds_text(90.0)
-    ('1.2 ms', '250 ms', '90.0 s')
+    >>> seconds_text(0.00123), seconds_text(0.25), seconds_text(90.0), seconds_text(2e-9)
+    ('1.23 ms', '250 ms', '90.0 s', '0 s')
     """
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    return _scaled(seconds * 1e6, ("us", "ms"), step=1000.0)
+    if seconds < SHORTEST_S:
+        return "0 s"
+    return _scaled(seconds * 1e6, ("us", "ms", "s"), decimals=2)
 
 
-def _scaled(value: float, units: tuple[str, ...], step: float) -> str:
+def percent_text(part: float, whole: float) -> str:
+    """A part in percent of the whole.
+
+    >>> percent_text(1, 3), percent_text(1, 0)
+    ('33 %', '0 %')
+    """
+    return f"{100 * part / whole if whole else 0:.0f} %"
+
+
+def count_text(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count_text(1, "stage"), count_text(2, "micro-batch")
+    ('1 stage', '2 micro-batches')
+    """
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
+def indices_text(indices: Sequence[int]) -> str:
+    """Indices with runs of consecutive ones joined.
+
+    >>> indices_text([4, 5, 6, 7]), indices_text([0, 2]), indices_text([3])
+    ('4-7', '0,2', '3')
+    """
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ",".join(texts)
+
+
+def _scaled(value: float, units: Sequence[str], decimals: int) -> str:
+    """The value in the first unit in which it is below 1000."""
     for unit in units[:-1]:
         if value < 999.5:
-            return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"
-        value /= step
-    return f"{value:.1f} {units[-1]}" if value < 99.95 else f"{value:.0f} {units[-1]}"
+            return f"{_digits(value, decimals)} {unit}"
+        value /= 1000
+    return f"{_digits(value, decimals)} {units[-1]}"
+
+
+def _digits(value: float, decimals: int) -> str:
+    """Three digits, and no more than so many behind the point."""
+    behind = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{min(behind, decimals)}f}"

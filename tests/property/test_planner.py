@@ -17,13 +17,16 @@ from lightning_gpp.planner import (
     Stage,
     describe_plan,
     draw_stage_graph,
+    evaluate_plan,
     plan_from_json,
+    plan_request,
     plan_to_json,
     predict,
     resolve_plan,
     validate_plan,
 )
 from lightning_gpp.planner.coarsen import coarse_units
+from lightning_gpp.planner.device_time import device_times
 from lightning_gpp.planner.units import build_units, indivisible_groups
 from lightning_gpp.schedule import SCHEDULES
 
@@ -189,12 +192,17 @@ def test_pictures_fit_and_show_every_edge(stages, max_width, ascii_only):
         assert f"{stages.num_stages - 1}: stage" in listed
 
 
-@given(st.data(), num_devices_st)
-def test_every_plan_can_be_described(data, num_devices):
+@given(st.data(), num_devices_st, st.sampled_from([80, 100]))
+def test_every_plan_can_be_described(data, num_devices, max_width):
     graph = data.draw(model_graphs(with_state=False))
     assume(len(graph) >= num_devices)
     plan = balanced_plan(graph, num_devices=num_devices, num_microbatches=2)
-    text = describe_plan(plan, graph, num_microbatches=2)
+    request = plan_request(graph, num_devices, minibatch_size=8, num_microbatches=2)
+    found = evaluate_plan(plan, request)
+    text = describe_plan(found, request, max_width=max_width)
     table = text.split("\n\n")[1]
-    assert len(table.split("\n")) >= num_devices + 4
-    assert max(map(len, text.split("\n"))) <= 100
+    assert len(table.split("\n")) >= num_devices + 3
+    assert max(map(len, text.split("\n"))) <= max_width
+    for time in device_times(found, request):
+        whole_s = time.compute_s + time.reduce_s + time.wait_s
+        assert whole_s == pytest.approx(found.step_s, abs=1e-9)

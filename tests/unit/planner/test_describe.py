@@ -1,10 +1,28 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers.graphs import literal_graph, profile_of
 
-from lightning_gpp.planner import describe_plan, resolve_plan
-from lightning_gpp.planner.describe import report_stage
+from lightning_gpp.cluster import Link, uniform_cluster
+from lightning_gpp.planner import (
+    Plan,
+    PlanRequest,
+    Stage,
+    describe_plan,
+    evaluate_plan,
+    plan_request,
+    resolve_plan,
+)
+from lightning_gpp.planner.describe import describe_source
+from lightning_gpp.planner.device_time import device_times
+from lightning_gpp.planner.explain import (
+    Alternative,
+    describe_alternatives,
+    describe_devices,
+    why_it_lost,
+)
 from lightning_gpp.planner.units_of_measure import bytes_text, seconds_text
 
 GRAPH = literal_graph(
@@ -18,66 +36,222 @@ GRAPH = literal_graph(
     parameters={"head": ["stem.weight", "head.bias"]},
 )
 PLAN = resolve_plan([["stem"], ["enc.a"], ["enc.b"], ["head", "cat"]], GRAPH)
+FREE = Link(1e30)
 
 
-def test_the_table_and_the_picture():
-    text = describe_plan(PLAN, GRAPH, profile_of(GRAPH), num_microbatches=4)
-    lines = text.split("\n")
-    assert lines[0] == "Plan 'manual': 4 stages on 4 devices, 4 micro-batches, schedule 1f1b"
-    assert lines[2].split() == [
-        "stage",
-        "device",
-        "operators",
-        "parameters",
-        "memory",
-        "in",
-        "flight",
-        "time",
-        "share",
+def question(**options) -> PlanRequest:
+    """16 samples in 4 micro-batches of 4, on devices of 10 kB with free links."""
+    cluster = uniform_cluster(4, FREE)
+    devices = tuple(replace(device, memory_bytes=10_000) for device in cluster.devices)
+    return plan_request(
+        GRAPH,
+        replace(cluster, devices=devices),
+        costs=profile_of(GRAPH),
+        minibatch_size=16,
+        num_microbatches=4,
+        **options,
+    )
+
+
+REQUEST = question()
+FOUND = evaluate_plan(PLAN, REQUEST)
+
+
+def lines_of(text: str) -> str:
+    """An indented literal without its margin."""
+    lines = text.strip("\n").rstrip().split("\n")
+    margin = min(len(line) - len(line.lstrip()) for line in lines if line)
+    return "\n".join(line[margin:] for line in lines)
+
+
+def test_the_whole_text():
+    """Every operator takes 3 ms and 100 B, and has 1 kB, of which Adam makes 4 kB."""
+    assert describe_plan(FOUND, REQUEST, max_width=90) == lines_of("""
+        Plan 'manual': 4 stages on 4 devices, depth 3, 4 micro-batches of 4, schedule 1f1b
+        Predicted step: 30.0 ms for 16 samples, 533.3 samples/s
+
+                                  micro-      in                         per
+        stage  device  operators   batch  flight  compute  messages   sample   load  memory
+        ───────────────────────────────────────────────────────────────────────────────────
+            0       0  stem            4       3  3.00 ms       0 s   750 us   50 %  4.3 kB
+            1       1  enc.a           4       2  3.00 ms       0 s   750 us   50 %  4.2 kB
+            2       2  enc.b           4       2  3.00 ms       0 s   750 us   50 %  4.2 kB
+            3       3  head, cat       4       1  6.00 ms       0 s  1.50 ms  100 %  8.2 kB
+
+        Pace: stage 3 (device 3) sets it by compute, 1.50 ms per sample: compute 6.00 ms per
+          micro-batch of 4, messages 0 s meanwhile.
+        Step: 24.0 ms at that pace, and 6.00 ms (20 %) to fill and to empty the pipeline.
+        Memory: device 3 is the fullest, 8.2 kB of 10.0 kB (82 %).
+
+        Compute: forward and backward of one micro-batch (measured on cpu).
+        Messages: what a replica sends or receives meanwhile, the longer of both.
+        Per sample: the longer of both, and sums of gradients. Load: of the slowest stage's.
+        Memory: parameters, gradients, optimizer state (Adam: 2 values per parameter) and
+          activations in flight, on each device. r: activations are computed again.
+
+                ┌──────────────────────────┐
+                │    stage 0 · device 0    │
+                │           stem           │
+                │    4.3 kB · 50 % load    │
+                │        feed 256 B        │
+                └─┬──────────────────────┬─┘
+                  │ 256 B                │ 256 B
+        ┌─────────▼──────────┐ ┌─────────▼──────────┐
+        │ stage 1 · device 1 │ │ stage 2 · device 2 │
+        │       enc.a        │ │       enc.b        │
+        │ 4.2 kB · 50 % load │ │ 4.2 kB · 50 % load │
+        └─────────┬──────────┘ └─────────┬──────────┘
+                  │ 256 B                │ 256 B
+                ┌─▼──────────────────────▼─┐
+                │    stage 3 · device 3    │
+                │        head, cat         │
+                │   8.2 kB · 100 % load    │
+                └──────────────────────────┘
+    """)
+
+
+def test_devices_and_what_they_wait_for():
+    """Stage 3 works from 2 ms to 26 ms; the first gradient is back at stage 0 after 8 ms."""
+    rows = [row.split("  ") for row in describe_devices(FOUND, REQUEST).split("\n")[3:]]
+    assert [[cell.strip() for cell in row if cell] for row in rows] == [
+        [
+            "0",
+            "0",
+            "12.0 ms 40 %",
+            "18.0 ms 60 %",
+            "0 %",
+            "0 %",
+            "60 %",
+            "0 %",
+            "4.0 kB",
+            "300 B",
+            "43 %",
+        ],
+        [
+            "1",
+            "1",
+            "12.0 ms 40 %",
+            "18.0 ms 60 %",
+            "3 %",
+            "0 %",
+            "50 %",
+            "7 %",
+            "4.0 kB",
+            "200 B",
+            "42 %",
+        ],
+        [
+            "2",
+            "2",
+            "12.0 ms 40 %",
+            "18.0 ms 60 %",
+            "3 %",
+            "0 %",
+            "50 %",
+            "7 %",
+            "4.0 kB",
+            "200 B",
+            "42 %",
+        ],
+        [
+            "3",
+            "3",
+            "24.0 ms 80 %",
+            "6.00 ms 20 %",
+            "7 %",
+            "0 %",
+            "0 %",
+            "13 %",
+            "8.0 kB",
+            "200 B",
+            "82 %",
+        ],
     ]
-    # 1 kB of parameters: 4 kB with gradients and Adam, and 3 x 100 B of activations
-    assert lines[4].split() == [
-        "0",
-        "0",
-        "stem",
-        "1.0",
-        "kB",
-        "(1)",
-        "4.3",
-        "kB",
-        "3",
-        "3.0",
-        "ms",
-        "20",
-        "%",
-    ]
-    assert lines[7].split()[2:4] == ["head,", "cat"]
-    assert "measured on cpu" in text
-    assert "│  stage 1 · device 1   │" in text
-    assert max(map(len, lines)) <= 100
+
+
+def test_narrow_terminals_have_two_tables_of_devices():
+    wide, narrow = (describe_devices(FOUND, REQUEST, max_width=width) for width in (100, 80))
+    assert max(map(len, narrow.split("\n"))) <= 80
+    assert "\n\n" not in wide
+    (time, memory) = narrow.split("\n\n")
+    row = wide.split("\n")[-1].split()
+    assert time.split("\n")[-1].split() == row[:-6]
+    assert memory.split("\n")[-1].split() == row[:2] + row[-6:]
+
+
+def test_the_time_of_a_device_is_the_step():
+    for time in device_times(FOUND, REQUEST):
+        assert time.compute_s + time.wait_s + time.reduce_s == pytest.approx(FOUND.step_s)
+    assert [time.fill_s for time in device_times(FOUND, REQUEST)] == pytest.approx(
+        [0.0, 1e-3, 1e-3, 2e-3]
+    )
+
+
+REPLICAS = Plan(
+    (
+        Stage(0, ("stem", "enc_a", "enc_b"), (0, 1), 2, recompute=True),
+        Stage(1, ("cat", "head"), (2, 3), 2),
+    ),
+    num_microbatches=4,
+)
+
+
+def test_replicas_share_a_row_and_the_loss_has_a_box():
+    found = evaluate_plan(REPLICAS, REQUEST)
+    text = describe_plan(found, REQUEST)
+    assert "stage 0 (device 0-1) sets it" in text
+    assert "8 r" in text
+    assert "but has 10.0 kB (128 %): the plan does not fit" in text
+    assert "loss · device 2" in text
+    rows = describe_devices(found, REQUEST).split("\n")[3:]
+    assert [row.split()[:2] for row in rows] == [["0-1", "0"], ["2-3", "1"]]
+
+
+class TestAlternatives:
+    def test_reasons(self):
+        free = replace(REQUEST, cluster=uniform_cluster(4, FREE))
+        two = resolve_plan([["stem", "enc.a", "enc.b"], ["head", "cat"]], GRAPH)
+        chain = replace(PLAN, is_chain=True)
+        others = {
+            "gpipe": evaluate_plan(PLAN, question(schedule="gpipe")),
+            "chain": evaluate_plan(chain, REQUEST),
+            "too large": evaluate_plan(REPLICAS, REQUEST),
+            "slow": evaluate_plan(two, free),
+            "same": FOUND,
+        }
+        found = [Alternative(name, evaluation) for name, evaluation in others.items()]
+        found.append(Alternative("piper", failure="more than 10 ideals"))
+        assert {other.name: why_it_lost(FOUND, other) for other in found} == {
+            "gpipe": "same step, more memory",
+            "chain": "same pace, but filling and emptying takes 9.00 ms, not 6.00 ms",
+            "too large": "device 0 needs 12.8 kB of 10.0 kB",
+            "slow": "stage 0 takes 2.25 ms per sample (compute), not 1.50 ms",
+            "same": "same step and memory",
+            "piper": "more than 10 ideals",
+        }
+        assert (
+            why_it_lost(others["chain"], found[-2]) == "it is faster: the planner did not find it"
+        )
+
+    def test_table(self):
+        two = Alternative("two", evaluate_plan(REPLICAS, REQUEST))
+        none = Alternative("piper", failure="more than 10 ideals")
+        assert describe_alternatives(FOUND, [two, none]) == lines_of("""
+            plan   stages  depth     step         memory  why not
+            ───────────────────────────────────────────────────────────────────────────────
+            two         2      3  30.0 ms  +0 %  12.8 kB  device 0 needs 12.8 kB of 10.0 kB
+            piper                                         more than 10 ideals
+        """)
 
 
 def test_estimates_say_so():
-    text = describe_plan(PLAN, GRAPH, num_microbatches=4)
-    assert "estimated from sizes, not measured" in text
-
-
-def test_memory_counts_trained_parameters_four_times_under_adam():
-    report = report_stage(PLAN.stages[3], GRAPH, profile_of(GRAPH), in_flight=5)
-    assert report.num_parameters == 2
-    assert report.parameter_bytes == 2000
-    assert report.training_bytes == 4 * 2000
-    assert report.activation_bytes == 5 * 200
-    plain = report_stage(PLAN.stages[3], GRAPH, profile_of(GRAPH), in_flight=5, optimizer_values=0)
-    assert plain.training_bytes == 2 * 2000
-    assert plain.memory_bytes == 2 * 2000 + 5 * 200
-
-
-def test_multiples_are_shown():
-    plan = resolve_plan([{"modules": ["stem", "enc"], "microbatch_multiple": 2}, "head"], GRAPH)
-    text = describe_plan(plan, GRAPH, profile_of(GRAPH), num_microbatches=4)
-    assert "x2" in text
-    assert "x1" in text
+    estimated = plan_request(GRAPH, 4, minibatch_size=4, num_microbatches=4)
+    text = describe_plan(evaluate_plan(PLAN, estimated), estimated)
+    assert "estimated, not measured" in text
+    assert "its limit is not known" in text
+    published = replace(profile_of(GRAPH), device="any")
+    request = plan_request(GRAPH, 4, costs=published, minibatch_size=4, num_microbatches=4)
+    assert describe_source(request) == "from the published profile"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +264,15 @@ def test_bytes(size_bytes, text):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0, "0.0 us"), (2e-6, "2.0 us"), (0.0123, "12.3 ms"), (0.5, "500 ms"), (61.0, "61.0 s")],
+    [
+        (0.0, "0 s"),
+        (2e-6, "2.00 us"),
+        (0.0123, "12.3 ms"),
+        (0.5, "500 ms"),
+        (0.99951, "1.00 s"),
+        (61.0, "61.0 s"),
+        (4321.0, "4321 s"),
+    ],
 )
 def test_seconds(seconds, text):
     assert seconds_text(seconds) == text
