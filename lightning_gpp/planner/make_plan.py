@@ -10,10 +10,11 @@ from lightning_gpp.cost import ANY_DEVICE, ESTIMATED, Costs, Profile, estimate_c
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import ADAM_VALUES, Planner, PlanRequest
+from lightning_gpp.planner.pipedream import pipedream
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.planner.validate import validate_plan
 
-PLANNERS: Mapping[str, Planner] = MappingProxyType({"balanced": balanced})
+PLANNERS: Mapping[str, Planner] = MappingProxyType({"balanced": balanced, "pipedream": pipedream})
 """Planners by name. A new planner is a file with one function, and an entry here."""
 
 
