@@ -2,6 +2,7 @@
 
 from lightning_gpp.cluster.cluster import (
     DEFAULT_LINK,
+    UNSPECIFIED_KIND,
     Cluster,
     Device,
     HostLink,
@@ -13,11 +14,13 @@ from lightning_gpp.cluster.json_form import cluster_from_json, cluster_to_json, 
 from lightning_gpp.cluster.known_kinds import DEVICE_KINDS, known_kind
 from lightning_gpp.cluster.layout import ClusterLayout, HostGroup
 from lightning_gpp.cluster.presets import PRESETS, cluster_preset
+from lightning_gpp.cluster.this_machine import host_memory_bytes
 
 __all__ = [
     "DEFAULT_LINK",
     "DEVICE_KINDS",
     "PRESETS",
+    "UNSPECIFIED_KIND",
     "Cluster",
     "ClusterLayout",
     "Device",
@@ -28,6 +31,7 @@ __all__ = [
     "cluster_from_json",
     "cluster_preset",
     "cluster_to_json",
+    "host_memory_bytes",
     "known_kind",
     "load_cluster",
     "uniform_cluster",

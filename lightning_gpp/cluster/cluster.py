@@ -8,6 +8,9 @@ from functools import cached_property
 from lightning_gpp.cluster.device_kind import DeviceKind
 from lightning_gpp.cluster.known_kinds import DEVICE_KINDS, known_kind
 
+UNSPECIFIED_KIND = "device"
+"""Kind of devices of which nothing is said: of whatever kind the costs are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:

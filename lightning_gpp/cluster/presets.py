@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from lightning_gpp.cluster.cluster import DEFAULT_LINK, Cluster, Link
+from lightning_gpp.cluster.cluster import DEFAULT_LINK, UNSPECIFIED_KIND, Cluster, Link
 from lightning_gpp.cluster.json_form import load_cluster
 from lightning_gpp.cluster.known_kinds import A100_80GB, H100_80GB, V100_16GB
 from lightning_gpp.cluster.layout import ClusterLayout, HostGroup
@@ -99,7 +99,7 @@ def _layout(layout: ClusterLayout) -> Callable[..., Cluster]:
 def _uniform(
     num_devices: int | None = None,
     *,
-    kind: str = "device",
+    kind: str = UNSPECIFIED_KIND,
     memory_bytes: int | None = None,
     bandwidth_bytes_per_s: float = DEFAULT_LINK.bandwidth_bytes_per_s,
     latency_s: float = DEFAULT_LINK.latency_s,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from lightning_gpp.cluster import UNSPECIFIED_KIND
 from lightning_gpp.cost.profile import OpProfile, Profile
 from lightning_gpp.cost.work import Line
 
@@ -20,8 +21,6 @@ ANY_DEVICE = "any"
 
 ESTIMATED = "estimated"
 """The ``device`` of a profile that was estimated for no kind in particular."""
-
-_STAND_INS = (ANY_DEVICE, ESTIMATED)
 
 WORST_MISFIT = 0.1
 """A line that misses a measurement by more than this part of it is not used."""
@@ -64,7 +63,7 @@ class Costs:
 
     def knows(self, kind: str) -> bool:
         """Whether there are costs that hold for devices of a kind."""
-        return any(name in self.by_kind for name in (kind, *_STAND_INS))
+        return self._stand_in(kind) is not None
 
     def kind_for(self, kind: str) -> str:
         """The kind whose profiles hold for devices of a kind: itself, or one that fits them all.
@@ -72,13 +71,18 @@ class Costs:
         Raises:
             ValueError: nothing is known of such devices.
         """
-        for name in (kind, *_STAND_INS):
-            if name in self.by_kind:
-                return name
-        raise ValueError(
-            f"no costs for devices of kind {kind!r}, only for {', '.join(self.by_kind)}; profile "
-            "on such a device, or estimate its costs"
-        )
+        name = self._stand_in(kind)
+        if name is None:
+            raise ValueError(
+                f"no costs for devices of kind {kind!r}, only for {', '.join(self.by_kind)}; "
+                "profile on such a device, or estimate its costs"
+            )
+        return name
+
+    def _stand_in(self, kind: str) -> str | None:
+        if kind == UNSPECIFIED_KIND and len(self.by_kind) == 1:
+            return next(iter(self.by_kind))
+        return next((name for name in (kind, ANY_DEVICE, ESTIMATED) if name in self.by_kind), None)
 
     @property
     def is_estimated(self) -> bool:

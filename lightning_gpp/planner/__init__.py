@@ -3,7 +3,7 @@
 from lightning_gpp.planner.base import Planner, PlanRequest
 from lightning_gpp.planner.describe import describe_plan
 from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
-from lightning_gpp.planner.make_plan import PLANNERS, make_plan, plan_request
+from lightning_gpp.planner.make_plan import PLANNERS, answer, make_plan, plan_request
 from lightning_gpp.planner.manual import PlanLike, resolve_plan
 from lightning_gpp.planner.picture import draw_stage_graph
 from lightning_gpp.planner.plan import Plan, Stage
@@ -22,6 +22,7 @@ __all__ = [
     "PlanRequest",
     "Planner",
     "Stage",
+    "answer",
     "describe_plan",
     "draw_stage_graph",
     "evaluate_plan",

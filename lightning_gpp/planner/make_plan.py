@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lightning_gpp.cluster import Cluster, uniform_cluster
+from lightning_gpp.cluster import UNSPECIFIED_KIND, Cluster, uniform_cluster
 from lightning_gpp.cost import ANY_DEVICE, ESTIMATED, Costs, Profile, estimate_costs, with_estimates
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.balanced import balanced
@@ -58,10 +58,23 @@ def make_plan(
         optimizer_values=optimizer_values,
         may_recompute=may_recompute,
     )
+    return answer(request, planner)
+
+
+def answer(request: PlanRequest, planner: str) -> Plan:
+    """The valid plan of a planner.
+
+    Args:
+        request: the question.
+        planner: name in :data:`PLANNERS`.
+
+    Raises:
+        ValueError: the name is unknown, or the model cannot be planned like this.
+    """
     if planner not in PLANNERS:
         raise ValueError(f"unknown planner {planner!r}; known planners: {', '.join(PLANNERS)}")
     plan = PLANNERS[planner](request)
-    validate_plan(plan, graph, request.num_devices)
+    validate_plan(plan, request.graph, request.num_devices)
     return plan
 
 
@@ -83,7 +96,7 @@ def plan_request(
         if cluster < 1:
             raise ValueError(f"a cluster needs at least 1 device, got {cluster}")
         kind = ESTIMATED if costs is None else costs.profiles[0].device
-        cluster = uniform_cluster(cluster, kind="device" if kind == ANY_DEVICE else kind)
+        cluster = uniform_cluster(cluster, kind=UNSPECIFIED_KIND if kind == ANY_DEVICE else kind)
     if costs is None:
         costs = estimate_costs(graph, cluster, minibatch_size)
     else:

@@ -13,6 +13,7 @@ from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.logs import EveryLogCall, LogCall, recording
 from lightning_gpp.strategy.microbatches import copy_tensors, cut_batch, size_or_none
 from lightning_gpp.strategy.pipeline import pipelined_module
+from lightning_gpp.strategy.planning import Example
 from lightning_gpp.strategy.steps import first_call
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class EvaluationSteps:
                 self._session.leader_state.apply(message.changes)
                 return None, message.calls
             if message is None:
-                self._session.build(None, 0)
+                self._session.build(None)
             else:
                 self._session.run(message, None)
 
@@ -78,7 +79,7 @@ class EvaluationSteps:
             call = first_call(self._session.module, boundary)
         if call is not None:
             self._session.control.tell(None)
-            self._session.build(call, len(units))
+            self._session.build(Example.of(call, num_samples, len(units)))
 
     def _pipelined_forward(
         self, name: str, num_samples: int | None

@@ -26,6 +26,7 @@ from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import PLANNERS, Plan
 from lightning_gpp.runtime.executor import ActionRecord
 from lightning_gpp.schedule import SCHEDULES
+from lightning_gpp.strategy.devices_at_hand import ClusterLike, check_cluster
 from lightning_gpp.strategy.finetuning import finetuning_hooks
 from lightning_gpp.strategy.hooks import HookRelay
 from lightning_gpp.strategy.lightning_private import (
@@ -37,19 +38,16 @@ from lightning_gpp.strategy.lightning_private import (
 )
 from lightning_gpp.strategy.loaders import RemoteBatch, follow_leader
 from lightning_gpp.strategy.metrics import keep_local
-from lightning_gpp.strategy.pipeline import (
-    Pipeline,
-    PlanLike,
-    Settings,
-)
+from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.precision import pipeline_precision
 from lightning_gpp.strategy.refusals import (
     check_name,
     refuse_callbacks,
     refuse_manual_optimization,
 )
-from lightning_gpp.strategy.report import describe_pipeline, show
+from lightning_gpp.strategy.report import describe_planned, show
 from lightning_gpp.strategy.session import Session
+from lightning_gpp.strategy.settings import PlanLike, Settings
 from lightning_gpp.strategy.throughput import count_one_replica
 
 log = logging.getLogger(__name__)
@@ -71,6 +69,9 @@ class GraphPipeStrategy(ParallelStrategy):
             LightningModule's own forward.
         blocks: the graph of blocks, for a forward that cannot be captured.
         leaf_modules: module types or qualified names that stay one operator each.
+        cluster: what the planner takes the devices and links for, one device per rank in the order
+            of the ranks: a :class:`~lightning_gpp.cluster.Cluster`, a preset (``"dgx_a100"``) or a
+            file. By default the devices at hand with their memory, and links as is common.
         timeout: seconds after which a wait for another rank ends in an error.
         start_method: how processes are started on this host.
 
@@ -89,6 +90,7 @@ class GraphPipeStrategy(ParallelStrategy):
         *,
         blocks: BlockGraph | None = None,
         leaf_modules: Sequence[type | str] = (),
+        cluster: ClusterLike | None = None,
         timeout: float = 1800.0,
         start_method: StartMethod = "popen",
         accelerator: Accelerator | None = None,
@@ -108,6 +110,7 @@ class GraphPipeStrategy(ParallelStrategy):
         check_name("planner", planner, PLANNERS)
         if num_microbatches is not None and num_microbatches < 1:
             raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
+        check_cluster(cluster)
         if timeout <= 0:
             raise ValueError(f"timeout is in seconds and must be positive, got {timeout}")
         self.settings = Settings(
@@ -119,6 +122,7 @@ class GraphPipeStrategy(ParallelStrategy):
             blocks=blocks,
             leaf_modules=tuple(leaf_modules),
             timeout_s=timeout,
+            cluster=cluster,
         )
         self.plan: Plan | None = None
         self.stage_graph: StageGraph | None = None
@@ -256,11 +260,11 @@ class GraphPipeStrategy(ParallelStrategy):
         session.on_record = self.on_record
         return session.step(name, batch, args, kwargs)
 
-    def _show(self, pipeline: Pipeline, num_microbatches: int) -> None:
+    def _show(self, pipeline: Pipeline) -> None:
         """Keeps the plan and prints it once, where a person looks."""
         self.plan, self.stage_graph = pipeline.plan, pipeline.placed.stages
-        if self.is_global_zero:
-            show(describe_pipeline(pipeline, num_microbatches))
+        if pipeline.planned is not None:
+            show(describe_planned(pipeline.planned))
 
     # Data ------------------------------------------------------------------------------------
 

@@ -4,48 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
-from lightning_gpp.capture import BlockGraph, CapturedModel, capture, profile
-from lightning_gpp.cost import Profile
+from lightning_gpp.capture import CapturedModel, capture
 from lightning_gpp.graph import StageGraph
-from lightning_gpp.planner import (
-    Plan,
-    PlanGraph,
-    make_plan,
-    num_separable,
-    plan_graph,
-    resolve_plan,
-    validate_plan,
-)
+from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.transport import Transport
 from lightning_gpp.schedule import Program
 from lightning_gpp.strategy.control import Control
+from lightning_gpp.strategy.devices_at_hand import DeviceAtHand, cluster_at_hand
 from lightning_gpp.strategy.partition import Partition, ownership
-from lightning_gpp.strategy.steps import ForwardCall
-
-PlanLike = Plan | str | Path | Sequence[Any] | dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the user asked for; see :class:`~lightning_gpp.strategy.GraphPipeStrategy`."""
-
-    num_microbatches: int | None
-    schedule: str
-    planner: str
-    plan: PlanLike | None
-    module: str | None
-    blocks: BlockGraph | None
-    leaf_modules: tuple[type | str, ...]
-    timeout_s: float
+from lightning_gpp.strategy.planning import Example, Planned, plan_pipeline
+from lightning_gpp.strategy.settings import Settings
 
 
 @dataclass(slots=True)
@@ -56,7 +30,7 @@ class Pipeline:
         captured: graph and runnable operators.
         plan: operators of every stage.
         placed: the stages as they run.
-        profile: measured costs; None with a plan made by hand.
+        planned: how the plan came about; on rank 0 only.
         rank_of_device: rank of every device of the plan; the loss is on rank 0.
         partition: which rank holds which parameters.
         executor: runs programs on this rank.
@@ -66,7 +40,7 @@ class Pipeline:
     captured: CapturedModel
     plan: Plan
     placed: PlanGraph
-    profile: Profile | None
+    planned: Planned | None
     rank_of_device: tuple[int, ...]
     partition: Partition
     executor: Executor
@@ -128,9 +102,8 @@ def pipelined_module(module: nn.Module, name: str | None) -> nn.Module:
 def build_pipeline(
     settings: Settings,
     module: nn.Module,
-    call: ForwardCall | None,
+    example: Example | None,
     *,
-    num_microbatches: int,
     train_modes: dict[str, bool],
     transport: Transport,
     control: Control,
@@ -141,35 +114,34 @@ def build_pipeline(
     Args:
         settings: what the user asked for.
         module: the whole LightningModule.
-        call: an example of the forward's arguments; known on rank 0.
-        num_microbatches: in a mini-batch, for the planner.
+        example: a micro-batch, known on rank 0.
         train_modes: training flags of the sub-modules while training.
         transport: between the ranks.
         control: between rank 0 and the others.
         device: where this rank's stages run.
     """
     target = pipelined_module(module, settings.module)
-    example = control.share(
-        None if call is None else (call.args, call.kwargs),
+    args, kwargs = control.share(
+        None if example is None else (example.args, example.kwargs),
         "waiting for rank 0's first micro-batch",
     )
-    args, kwargs = tuple(example[0]), dict(example[1])
     prefix = f"{settings.module}." if settings.module else ""
     captured = capture(
         target,
-        args,
-        kwargs,
+        tuple(args),
+        dict(kwargs),
         leaf_modules=settings.leaf_modules,
         blocks=settings.blocks,
         train_modes=_relative(train_modes, settings.module),
     )
     _check_same(captured.fingerprint, control)
-    plan, costs = control.share(
-        _plan(settings, captured, args, kwargs, num_microbatches, transport.num_ranks)
-        if control.is_leader
-        else None,
-        "waiting for rank 0's plan",
+    found = control.gather(DeviceAtHand.of(device), "collecting what devices there are")
+    planned = (
+        None
+        if example is None
+        else plan_pipeline(settings, captured, example, cluster_at_hand(found))
     )
+    plan: Plan = control.share(planned and planned.plan, "waiting for rank 0's plan")
     placed = plan_graph(plan, captured.graph)
     ranks = rank_of_device(plan, transport.num_ranks)
     codes, readers = _codes(captured, plan, placed, ranks, transport.rank, prefix)
@@ -192,7 +164,7 @@ def build_pipeline(
         },
         timeout_s=settings.timeout_s,
     )
-    return Pipeline(settings, captured, plan, placed, costs, ranks, partition, executor)
+    return Pipeline(settings, captured, plan, placed, planned, ranks, partition, executor)
 
 
 def share_parameters(pipeline: Pipeline, target: nn.Module) -> None:
@@ -228,44 +200,6 @@ def _check_same(fingerprint: str, control: Control) -> None:
                 f"rank {rank} captured another model than rank 0; all ranks must build the same "
                 "model and take the same path through its forward"
             )
-
-
-def _plan(
-    settings: Settings,
-    captured: CapturedModel,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    num_microbatches: int,
-    num_devices: int,
-) -> tuple[Plan, Profile | None]:
-    costs = None
-    if settings.plan is not None:
-        plan = resolve_plan(settings.plan, captured.graph)
-    else:
-        costs = profile(captured, args, kwargs)
-        plan = make_plan(
-            captured.graph,
-            _num_used(captured, num_devices),
-            planner=settings.planner,
-            costs=costs,
-            minibatch_size=round(costs.microbatch_size * num_microbatches),
-            num_microbatches=num_microbatches,
-            schedule=settings.schedule,
-        )
-    validate_plan(plan, captured.graph, num_devices)
-    return plan, costs
-
-
-def _num_used(captured: CapturedModel, num_devices: int) -> int:
-    """Devices that get a stage; a model of fewer operators leaves the others idle."""
-    num_used = min(num_devices, num_separable(captured.graph))
-    if num_used < num_devices:
-        rank_zero_warn(
-            f"the model has only {num_used} operators that can be separated, so "
-            f"{num_devices - num_used} of {num_devices} devices stay idle; use devices={num_used}, "
-            "or make the model's leaf modules smaller"
-        )
-    return num_used
 
 
 def _codes(

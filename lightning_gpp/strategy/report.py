@@ -5,23 +5,14 @@ from __future__ import annotations
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from tqdm.auto import tqdm
 
-from lightning_gpp.planner import describe_plan, evaluate_plan, plan_request
-from lightning_gpp.strategy.pipeline import Pipeline
+from lightning_gpp.planner import describe_plan, evaluate_plan
+from lightning_gpp.strategy.planning import Planned
 
 
-def describe_pipeline(pipeline: Pipeline, num_microbatches: int) -> str:
-    """The plan as a table, what bounds the step, and the stage graph as a picture."""
-    graph, costs = pipeline.captured.graph, pipeline.profile
-    size = graph.microbatch_size if costs is None else costs.microbatch_size
-    request = plan_request(
-        graph,
-        pipeline.plan.num_devices,
-        costs=costs,
-        minibatch_size=round(size * num_microbatches),
-        num_microbatches=num_microbatches,
-        schedule=pipeline.settings.schedule,
-    )
-    return describe_plan(evaluate_plan(pipeline.plan, request), request)
+def describe_planned(planned: Planned) -> str:
+    """The plan as a table, what bounds the step, the stage graph as a picture, and notes."""
+    evaluation = evaluate_plan(planned.plan, planned.request)
+    return "\n\n".join((describe_plan(evaluation, planned.request), *planned.notes))
 
 
 def show(text: str) -> None:

@@ -24,13 +24,14 @@ from lightning_gpp.strategy.microbatches import default_microbatches, unit_sizes
 from lightning_gpp.strategy.optimizers import PartialOptimizer
 from lightning_gpp.strategy.pipeline import (
     Pipeline,
-    Settings,
     build_pipeline,
     pipelined_module,
     share_parameters,
 )
+from lightning_gpp.strategy.planning import Example
 from lightning_gpp.strategy.recorder import StepRecorder
-from lightning_gpp.strategy.steps import ForwardCall, StepBoundary
+from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.steps import StepBoundary
 from lightning_gpp.strategy.training_steps import TrainingSteps
 
 
@@ -56,7 +57,7 @@ class Session:
         self.control = Control(self.transport, settings.timeout_s)
         self.failures = FailureWatch(host, self.transport.abort)
         self.pipeline: Pipeline | None = None
-        self.on_built: Callable[[Pipeline, int], None] | None = None
+        self.on_built: Callable[[Pipeline], None] | None = None
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.recorder = StepRecorder()
         self._threads = StepThreads()
@@ -158,12 +159,19 @@ class Session:
         return unit_sizes(
             num_samples,
             full=max(self.full_batch, num_samples),
-            asked=self.settings.num_microbatches or default_microbatches(dist.get_world_size()),
+            asked=self._num_microbatches,
             at_a_time=at_a_time,
         )
 
-    def build(self, call: ForwardCall | None, num_microbatches: int) -> None:
-        """Captures, plans, partitions. Rank 0 gives the example and the number."""
+    @property
+    def _num_microbatches(self) -> int:
+        """Smallest micro-batches of a full mini-batch: as asked, as planned, or a first guess."""
+        planned = None if self.pipeline is None else self.pipeline.plan.num_microbatches
+        guess = default_microbatches(dist.get_world_size())
+        return self.settings.num_microbatches or planned or guess
+
+    def build(self, example: Example | None) -> None:
+        """Captures, plans, partitions. Rank 0 gives the example."""
         if self.module.training:
             self._train_modes = _modes(self.module)
         logged = LogRecorder(self.module)
@@ -171,8 +179,7 @@ class Session:
             pipeline = build_pipeline(
                 self.settings,
                 self.module,
-                call,
-                num_microbatches=num_microbatches,
+                example,
                 train_modes=self._train_modes,
                 transport=self.transport,
                 control=self.control,
@@ -194,7 +201,7 @@ class Session:
         self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
         self.pipeline = pipeline
         if self.on_built is not None:
-            self.on_built(pipeline, num_microbatches)
+            self.on_built(pipeline)
 
     # State -----------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from lightning_gpp.strategy.microbatches import (
     refuse_full_graph,
 )
 from lightning_gpp.strategy.pipeline import Pipeline
+from lightning_gpp.strategy.planning import Example
 from lightning_gpp.strategy.rehearsals import Rehearsals
 from lightning_gpp.strategy.steps import first_call
 
@@ -82,7 +83,7 @@ class TrainingSteps:
                 call = first_call(session.module, boundary)
             if call is None:
                 raise boundary.no_call()
-            session.build(call, len(units))
+            session.build(Example.of(call, num_samples, len(units)))
         assert session.pipeline is not None
         session.pipeline.captured.check_reads()
         if is_first:
@@ -92,7 +93,7 @@ class TrainingSteps:
     def follow(self, name: str) -> tuple[Any, list[LogCall]]:
         """Other ranks: the loss, and what rank 0's step logged."""
         if self._session.pipeline is None:
-            self._session.build(None, 0)
+            self._session.build(None)
         units = self._rehearsals.hear(f"waiting for rank 0 to begin {name}")
         stash = self._session.train(units, None)
         value, calls, changes = self._rehearsals.hear(f"waiting for the result of {name}")

@@ -1,0 +1,128 @@
+"""From a captured model and the devices at hand to a plan: measure, ask the planner, check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_gpp.capture import CapturedModel, profile_costs
+from lightning_gpp.cluster import Cluster
+from lightning_gpp.cost import Costs
+from lightning_gpp.planner import (
+    Plan,
+    PlanRequest,
+    answer,
+    num_separable,
+    plan_request,
+    resolve_plan,
+    validate_plan,
+)
+from lightning_gpp.strategy.devices_at_hand import in_plan_order, resolve_cluster
+from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.steps import ForwardCall
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What capture and measurement see of a mini-batch.
+
+    Attributes:
+        args: arguments of the pipelined forward for the first micro-batch.
+        kwargs: likewise, by name.
+        minibatch_size: samples of the mini-batch; None where the batch cannot be cut.
+        num_microbatches: micro-batches that the mini-batch was cut into for it.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    minibatch_size: int | None
+    num_microbatches: int
+
+    @classmethod
+    def of(cls, call: ForwardCall, minibatch_size: int | None, num_microbatches: int) -> Example:
+        """The example that a call of the forward is."""
+        return cls(call.args, call.kwargs, minibatch_size, num_microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan and the question that it answers.
+
+    Attributes:
+        plan: the plan.
+        request: the question; without costs of its own (estimated) for a plan made by hand.
+        notes: what the user should know of how it came about.
+    """
+
+    plan: Plan
+    request: PlanRequest
+    notes: tuple[str, ...] = ()
+
+
+def plan_pipeline(
+    settings: Settings, captured: CapturedModel, example: Example, at_hand: Cluster
+) -> Planned:
+    """Rank 0: the plan of a run.
+
+    With ``num_microbatches`` in the settings all stages have micro-batches of one size; otherwise
+    the planner chooses the sizes. Every device gets a stage or a replica of one; a warning says
+    where that is not so.
+
+    Args:
+        settings: what the user asked for.
+        captured: the model.
+        example: a micro-batch to measure with.
+        at_hand: the devices of all ranks, by rank.
+
+    Raises:
+        ValueError: the model cannot be planned like this.
+    """
+    num_devices = at_hand.num_devices
+    chosen = settings.cluster
+    cluster = in_plan_order(at_hand if chosen is None else resolve_cluster(chosen, num_devices))
+    if settings.plan is not None:
+        plan = resolve_plan(settings.plan, captured.graph)
+        validate_plan(plan, captured.graph, num_devices)
+        return Planned(plan, _request(settings, captured, example, cluster, None, plan))
+    costs = profile_costs(captured, example.args, example.kwargs)
+    cluster = cluster.first(_num_used(captured, num_devices))
+    request = _request(settings, captured, example, cluster, costs, None)
+    plan = answer(request, settings.planner)
+    return Planned(plan, request)
+
+
+def _num_used(captured: CapturedModel, num_devices: int) -> int:
+    """Devices that get a stage; a model of fewer operators leaves the others idle."""
+    num_used = min(num_devices, num_separable(captured.graph))
+    if num_used < num_devices:
+        rank_zero_warn(
+            f"the model has only {num_used} operators that can be separated, so "
+            f"{num_devices - num_used} of {num_devices} devices stay idle; use devices={num_used}, "
+            "or make the model's leaf modules smaller"
+        )
+    return num_used
+
+
+def _request(
+    settings: Settings,
+    captured: CapturedModel,
+    example: Example,
+    cluster: Cluster,
+    costs: Costs | None,
+    plan: Plan | None,
+) -> PlanRequest:
+    num_microbatches = settings.num_microbatches and example.num_microbatches
+    if plan is not None:
+        num_microbatches = num_microbatches or plan.num_microbatches or example.num_microbatches
+    size = captured.graph.microbatch_size * example.num_microbatches
+    return plan_request(
+        captured.graph,
+        cluster,
+        costs=costs,
+        minibatch_size=example.minibatch_size or size,
+        num_microbatches=num_microbatches,
+        schedule=settings.schedule,
+    )

@@ -1,0 +1,29 @@
+"""What the user asked of the strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_gpp.capture import BlockGraph
+from lightning_gpp.planner import Plan
+from lightning_gpp.strategy.devices_at_hand import ClusterLike
+
+PlanLike = Plan | str | Path | Sequence[Any] | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked for; see :class:`~lightning_gpp.strategy.GraphPipeStrategy`."""
+
+    num_microbatches: int | None
+    schedule: str
+    planner: str
+    plan: PlanLike | None
+    module: str | None
+    blocks: BlockGraph | None
+    leaf_modules: tuple[type | str, ...]
+    timeout_s: float
+    cluster: ClusterLike | None = None
