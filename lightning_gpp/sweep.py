@@ -23,6 +23,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 LINES = "sweep.jsonl"
+COMPARISONS = "compare.jsonl"
+"""What the jobs of ``job=compare`` found, a line per job."""
+
 NOT_ENDED = "did not end"
 
 ERROR_WIDTH = 60
@@ -57,7 +60,8 @@ class SweepReport(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Begins an empty report; Hydra leaves out ``on_multirun_end`` when a job failed."""
         folder = sweep_folder(config)
-        (folder / LINES).unlink(missing_ok=True)
+        for name in (LINES, COMPARISONS):
+            (folder / name).unlink(missing_ok=True)
         atexit.register(report, folder)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -73,6 +77,7 @@ class SweepReport(Callback):
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """Notes how the job ended."""
         _add(config, round(time.monotonic() - self._start_s, 1), *_outcome(config, job_return))
+        _add_comparison(config)
 
 
 def sweep_folder(config: DictConfig) -> Path:
@@ -90,6 +95,16 @@ def _add(
     job = SweptJob(config.hydra.job.num, overrides, seconds, metrics, error)
     with (sweep_folder(config) / LINES).open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(job)) + "\n")
+
+
+def _add_comparison(config: DictConfig) -> None:
+    """Keeps what a job of a sweep has compared, for one table of all of them."""
+    path = Path(config.hydra.runtime.output_dir, "compare.json")
+    if config.hydra.mode != RunMode.MULTIRUN or not path.exists():
+        return
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    with (sweep_folder(config) / COMPARISONS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"number": config.hydra.job.num, "rows": rows}) + "\n")
 
 
 def _outcome(config: DictConfig, job_return: JobReturn) -> tuple[dict[str, float], str | None]:
@@ -119,7 +134,27 @@ def report(folder: Path) -> None:
     if not jobs:
         return
     write_csv(jobs, folder / "sweep.csv")
-    print(f"\n{describe_sweep(jobs)}\nwritten to {folder}: sweep.csv", flush=True)
+    if (folder / COMPARISONS).exists():
+        report_comparison(folder)
+    if any(job.error for job in jobs) or not (folder / COMPARISONS).exists():
+        print(f"\n{describe_sweep(jobs)}\nwritten to {folder}: sweep.csv", flush=True)
+
+
+def report_comparison(folder: Path) -> None:
+    """Writes and prints one table of what all jobs have compared."""
+    from lightning_gpp.jobs.comparison import (
+        CSV_FILE,
+        JSON_FILE,
+        describe_comparison,
+        read_compared_jobs,
+        write_comparison,
+    )
+    from lightning_gpp.jobs.console_width import console_width
+
+    rows = read_compared_jobs(folder / COMPARISONS)
+    write_comparison(rows, folder)
+    table = describe_comparison(rows, max_width=console_width())
+    print(f"\n{table}\nwritten to {folder}: {JSON_FILE}, {CSV_FILE}, sweep.csv", flush=True)
 
 
 def read_jobs(folder: Path) -> list[SweptJob]:

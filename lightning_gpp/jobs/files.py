@@ -10,7 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 
 CONFIG = "config.yaml"
 METRICS = "metrics.json"
-FILES = (METRICS, "plan.json", "timeline.png", "trace.json", CONFIG)
+FILES = (
+    *(METRICS, "plan.json", "plan.png", "compare.json", "compare.csv"),
+    *("timeline.png", "trace.json", CONFIG),
+)
 """Every file that a job may write, in the order in which a person is told of them."""
 
 

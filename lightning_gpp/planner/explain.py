@@ -117,7 +117,7 @@ def why_it_lost(best: PlanEvaluation, other: Alternative) -> str:
     if found is None:
         return other.failure
     if not found.is_feasible:
-        return _does_not_fit(found)
+        return does_not_fit(found)
     if found.step_s <= best.step_s * (1 + EQUAL):
         return _equal_or_better(best, found)
     if found.seconds_per_sample > best.seconds_per_sample * (1 + EQUAL):
@@ -128,7 +128,8 @@ def why_it_lost(best: PlanEvaluation, other: Alternative) -> str:
     )
 
 
-def _does_not_fit(found: PlanEvaluation) -> str:
+def does_not_fit(found: PlanEvaluation) -> str:
+    """Which device lacks memory, for a plan that is not feasible."""
     device = max(found.devices, key=lambda d: d.memory_bytes - (d.limit_bytes or d.memory_bytes))
     return (
         f"device {device.device} needs {bytes_text(device.memory_bytes)} of "

@@ -1,0 +1,55 @@
+"""The job ``compare``: asks all planners the same question and puts their plans side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, ListConfig
+
+from lightning_gpp.job_scope import is_sweep
+from lightning_gpp.jobs.comparison import compared, describe_comparison, write_comparison
+from lightning_gpp.jobs.console_width import console_width
+from lightning_gpp.jobs.files import written_to
+from lightning_gpp.jobs.problem import problem_of
+from lightning_gpp.jobs.searched import check_planner, search
+from lightning_gpp.planner import PLANNERS
+from lightning_gpp.sweep import split_override
+
+
+def run(config: DictConfig, folder: Path) -> dict[str, float]:
+    """Prints the table, and writes ``compare.json`` and ``compare.csv``.
+
+    Returns:
+        The throughput of every planner that found a plan, in samples per second, by its name.
+    """
+    names = planners(config)
+    problem = problem_of(config)
+    print(f"{problem.describe(max_width=console_width())}\n", flush=True)
+    settings = sweep_settings()
+    rows = [compared(search(name, problem.request), settings) for name in names]
+    write_comparison(rows, folder)
+    print(describe_comparison(rows, max_width=console_width()))
+    print(f"\n{written_to(folder)}")
+    return {row.planner: row.samples_per_s for row in rows if row.samples_per_s is not None}
+
+
+def planners(config: DictConfig) -> Sequence[str]:
+    """The planners to compare: those asked for, or all.
+
+    Raises:
+        ValueError: there is none of a name.
+    """
+    asked: ListConfig | None = config.job.planners
+    names = list(PLANNERS) if asked is None else list(asked)
+    for name in names:
+        check_planner(name)
+    return names
+
+
+def sweep_settings() -> dict[str, str]:
+    """The overrides of this job of a sweep, name -> value; none in a single run."""
+    if not is_sweep():
+        return {}
+    return dict(split_override(text) for text in HydraConfig.get().overrides.task)

@@ -1,0 +1,174 @@
+"""Planners side by side: a row for each, as text, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+from lightning_gpp.jobs.searched import Searched
+from lightning_gpp.planner import PlanEvaluation
+from lightning_gpp.planner.explain import does_not_fit
+from lightning_gpp.planner.text_table import text_table
+from lightning_gpp.planner.units_of_measure import bytes_text, seconds_text
+
+JSON_FILE = "compare.json"
+CSV_FILE = "compare.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedPlan:
+    """What one planner found, in plain numbers; they are None where it found nothing.
+
+    Attributes:
+        planner: its name.
+        step_s: seconds of a step.
+        samples_per_s: throughput.
+        num_stages: stages.
+        depth: stages on the longest path.
+        in_flight: most micro-batches between forward and backward in any stage.
+        in_flight_samples: samples of these.
+        bottleneck_stage: the stage that sets the pace.
+        bottleneck_bound: ``"compute"`` or ``"communication"``.
+        bottleneck_seconds_per_sample: what that stage takes.
+        peak_memory_bytes: on the fullest device.
+        search_s: seconds that the planner searched.
+        error: why there is no plan, or why it cannot be used.
+        settings: overrides of the job of a sweep, name -> value.
+    """
+
+    planner: str
+    step_s: float | None = None
+    samples_per_s: float | None = None
+    num_stages: int | None = None
+    depth: int | None = None
+    in_flight: int | None = None
+    in_flight_samples: float | None = None
+    bottleneck_stage: int | None = None
+    bottleneck_bound: str | None = None
+    bottleneck_seconds_per_sample: float | None = None
+    peak_memory_bytes: int | None = None
+    search_s: float | None = None
+    error: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def compared(searched: Searched, settings: Mapping[str, str]) -> ComparedPlan:
+    """The row of a planner's answer in a job of a sweep, or in none."""
+    found = searched.evaluation
+    if found is None:
+        return ComparedPlan(
+            searched.planner,
+            search_s=searched.search_s,
+            error=searched.failure,
+            settings=settings,
+        )
+    return _row(searched, found, settings)
+
+
+def _row(searched: Searched, found: PlanEvaluation, settings: Mapping[str, str]) -> ComparedPlan:
+    fullest = max(found.stages, key=lambda stage: stage.in_flight * stage.microbatch_size)
+    slowest = found.bottleneck
+    return ComparedPlan(
+        searched.planner,
+        step_s=found.step_s,
+        samples_per_s=found.throughput,
+        num_stages=found.plan.num_stages,
+        depth=found.depth,
+        in_flight=fullest.in_flight,
+        in_flight_samples=fullest.in_flight * fullest.microbatch_size,
+        bottleneck_stage=slowest.stage.id,
+        bottleneck_bound=slowest.bound,
+        bottleneck_seconds_per_sample=slowest.seconds_per_sample,
+        peak_memory_bytes=found.peak_memory_bytes,
+        search_s=searched.search_s,
+        error="" if found.is_feasible else does_not_fit(found),
+        settings=settings,
+    )
+
+
+def describe_comparison(rows: Sequence[ComparedPlan], *, max_width: int = 100) -> str:
+    """A table with a row per planner; what went wrong stands behind, or below.
+
+    Columns that say least are left out where the terminal is narrow.
+    """
+    columns = _columns(rows)
+    flexible = "error" if any(row.error for row in rows) else None
+    for dropped in ("", "in\nflight", "stages", "bound\nby", "memory"):
+        columns.pop(dropped, None)
+        shown = columns if flexible else {n: c for n, c in columns.items() if n != "error"}
+        cells = [list(row) for row in zip(*shown.values(), strict=True)]
+        left = {"planner", "error", "bound\nby"}
+        table = text_table([*shown], cells, left=left, flexible=flexible, max_width=max_width)
+        if max(map(len, table.split("\n"))) <= max_width:
+            break
+    return table
+
+
+def varied_settings(rows: Sequence[ComparedPlan]) -> list[str]:
+    """Names of the settings that are not the same in all rows."""
+    names = list(dict.fromkeys(name for row in rows for name in row.settings))
+    return [name for name in names if len({row.settings.get(name) for row in rows}) > 1]
+
+
+def _columns(rows: Sequence[ComparedPlan]) -> dict[str, list[str]]:
+    """Header -> cells."""
+    columns = {
+        name.replace(".", ".\n"): [row.settings.get(name, "") for row in rows]
+        for name in varied_settings(rows)
+    }
+    return columns | {
+        "planner": [row.planner for row in rows],
+        "step": [_text(row.step_s, seconds_text) for row in rows],
+        "samples/s": [_text(row.samples_per_s, "{:.4g}".format) for row in rows],
+        "stages": [_text(row.num_stages, str) for row in rows],
+        "depth": [_text(row.depth, str) for row in rows],
+        "in\nflight": [_in_flight(row) for row in rows],
+        "bottleneck\nper sample": [
+            _text(row.bottleneck_seconds_per_sample, seconds_text) for row in rows
+        ],
+        "bound\nby": [_bound(row) for row in rows],
+        "memory": [_text(row.peak_memory_bytes, bytes_text) for row in rows],
+        "search": [_text(row.search_s, seconds_text) for row in rows],
+        "error": [row.error.replace("\n", " ") for row in rows],
+    }
+
+
+def _in_flight(row: ComparedPlan) -> str:
+    if row.in_flight is None or row.in_flight_samples is None:
+        return ""
+    return f"{row.in_flight} x {row.in_flight_samples / row.in_flight:.3g}"
+
+
+def _bound(row: ComparedPlan) -> str:
+    if row.bottleneck_bound is None:
+        return ""
+    what = {"compute": "compute", "communication": "messages"}[row.bottleneck_bound]
+    return f"{row.bottleneck_stage} {what}"
+
+
+def _text(value: float | None, write: Callable[..., str]) -> str:
+    return "" if value is None else write(value)
+
+
+def write_comparison(rows: Sequence[ComparedPlan], folder: Path) -> None:
+    """Writes ``compare.json`` and ``compare.csv``; numbers are in seconds, bytes and samples."""
+    text = json.dumps([asdict(row) for row in rows], indent=2)
+    (folder / JSON_FILE).write_text(text + "\n", encoding="utf-8")
+    settings = list(dict.fromkeys(name for row in rows for name in row.settings))
+    plain = [item.name for item in fields(ComparedPlan) if item.name != "settings"]
+    with (folder / CSV_FILE).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*settings, *plain])
+        for row in rows:
+            values = [getattr(row, name) for name in plain]
+            writer.writerow([*(row.settings.get(name, "") for name in settings), *values])
+
+
+def read_compared_jobs(path: Path) -> list[ComparedPlan]:
+    """The rows of all jobs of a sweep, in the order of the jobs."""
+    jobs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    ordered = sorted(jobs, key=lambda job: int(job["number"]))
+    return [ComparedPlan(**row) for job in ordered for row in job["rows"]]

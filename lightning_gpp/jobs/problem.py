@@ -1,0 +1,146 @@
+"""What the planning jobs plan: a published workload, a graph file, or a recipe's module."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from lightning_gpp.cluster import Cluster
+from lightning_gpp.cost import graph_work, load_costs
+from lightning_gpp.graph import graph_from_json
+from lightning_gpp.graph.json_form import FORMAT as GRAPH_FORMAT
+from lightning_gpp.planner import PlanRequest, plan_request
+from lightning_gpp.planner.text_table import wrapped
+from lightning_gpp.planner.units_of_measure import count_text
+from lightning_gpp.workloads import (
+    WORKLOADS,
+    Workload,
+    read_pipedream_profile,
+    read_piper_workload,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question to planners, and where it comes from.
+
+    Attributes:
+        name: of the model.
+        source: where the graph and the costs come from.
+        request: the question.
+    """
+
+    name: str
+    source: str
+    request: PlanRequest
+
+    def describe(self, *, max_width: int = 100) -> str:
+        """What is planned, for which devices, and where it is from."""
+        cluster = self.request.cluster
+        hosts = len({device.host for device in cluster.devices})
+        what = (
+            f"{self.name}: {count_text(len(self.request.graph), 'operator')} for "
+            f"{count_text(cluster.num_devices, 'device')} ({', '.join(cluster.kinds)}) in "
+            f"{count_text(hosts, 'host')}, mini-batches of {self.request.minibatch_size}"
+        )
+        return wrapped([what, f"  from {self.source}"], max_width)
+
+
+def problem_of(config: DictConfig) -> Problem:
+    """The problem of a configuration: that of ``graph``, or of the recipe's module.
+
+    Raises:
+        ValueError: a file is missing or broken, a name is unknown, or the numbers make no sense.
+    """
+    cluster: Cluster = instantiate(config.cluster)
+    if config.graph is None:
+        # Imports torch and Lightning, which graphs of files do not need.
+        from lightning_gpp.jobs.recipe_problem import recipe_problem
+
+        return recipe_problem(config, cluster)
+    workload = workload_of(config.graph, options=_plain(config.graph_options))
+    return workload_problem(workload, cluster, config)
+
+
+def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -> Problem:
+    """The problem of a workload, with the options of a configuration."""
+    minibatch_size = config.minibatch_size or workload.minibatch_size(cluster.num_devices)
+    costs = (
+        load_costs(config.costs) if config.costs else workload.costs_for(cluster, minibatch_size)
+    )
+    request = plan_request(
+        workload.graph,
+        cluster,
+        minibatch_size=minibatch_size,
+        costs=costs,
+        num_microbatches=config.num_microbatches,
+        schedule=config.schedule,
+        may_recompute=config.recompute,
+    )
+    return Problem(workload.name, workload.source, request)
+
+
+def workload_of(graph: str, options: Mapping[str, Any] | None = None) -> Workload:
+    """A workload by its name, or from a file of any known form.
+
+    Args:
+        graph: name in :data:`~lightning_gpp.workloads.WORKLOADS`; or a file: a PipeDream profile
+            (``.txt``), an input of Piper, or a model graph of ours (both ``.json``).
+        options: of the model or the reader.
+
+    Raises:
+        ValueError: there is no such model or file, the file is broken, or an option is unknown.
+    """
+    reader = WORKLOADS.get(graph) or partial(_reader(_existing(graph)), graph)
+    try:
+        return reader(**(options or {}))
+    except TypeError as error:
+        raise ValueError(f"graph_options of {graph}: {error}") from error
+
+
+def _existing(graph: str) -> Path:
+    path = Path(graph)
+    if not path.is_file():
+        raise ValueError(
+            f"graph={graph} is neither a file nor a known model ({', '.join(WORKLOADS)}); expected "
+            "a PipeDream profile (.txt), an input of Piper or a model graph (.json)"
+        )
+    return path
+
+
+def _reader(path: Path) -> Callable[..., Workload]:
+    if path.suffix != ".json":
+        return read_pipedream_profile
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
+    is_ours = isinstance(data, Mapping) and data.get("format") == GRAPH_FORMAT.name
+    return read_graph_file if is_ours else read_piper_workload
+
+
+def read_graph_file(path: str | Path) -> Workload:
+    """A workload of a model graph in our own form; costs are estimated."""
+    graph = graph_from_json(Path(path).read_text(encoding="utf-8"), source=str(path))
+    size = graph.microbatch_size
+    return Workload(Path(path).stem, graph, graph_work(graph), size, source=str(path))
+
+
+def strategy_option(config: DictConfig, name: str) -> Any:
+    """An option of the strategy; None where it has none of that name."""
+    if isinstance(config.strategy, str):
+        return None
+    found: Any = config.strategy.get(name)
+    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+
+
+def _plain(options: Any) -> dict[str, Any]:
+    found: Any = OmegaConf.to_container(options, resolve=True) if options is not None else {}
+    return dict(found)

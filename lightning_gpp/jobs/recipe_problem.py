@@ -1,0 +1,135 @@
+"""The problem of a recipe: its module captured and profiled where its training would begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hydra.utils import instantiate
+from lightning.pytorch import LightningModule, Trainer
+from omegaconf import DictConfig
+from torch import nn
+
+from lightning_gpp.capture import CapturedModel, capture, profile_costs
+from lightning_gpp.cluster import Cluster
+from lightning_gpp.console import QuietConsole
+from lightning_gpp.cost import Costs
+from lightning_gpp.jobs.problem import Problem, strategy_option
+from lightning_gpp.jobs.train import build_recipe
+from lightning_gpp.planner import plan_request
+from lightning_gpp.strategy.instance_attribute import instance_attribute
+from lightning_gpp.strategy.microbatches import (
+    batch_size,
+    cut_batch,
+    default_microbatches,
+    microbatch_sizes,
+)
+from lightning_gpp.strategy.pipeline import pipelined_module
+
+
+class _SeenError(Exception):
+    """Ends a training that has shown what it was asked for."""
+
+
+class _Look:
+    """What the first step of a training shows."""
+
+    def __init__(self) -> None:
+        self.minibatch_size = 0
+        self.captured: CapturedModel | None = None
+        self.costs: Costs | None = None
+
+
+def recipe_problem(config: DictConfig, cluster: Cluster) -> Problem:
+    """Captures and profiles a recipe's module on this machine.
+
+    Kinds of devices that are not here get estimates by the roofline model.
+
+    Raises:
+        ValueError: the strategy is none that pipelines, or the numbers make no sense.
+        CaptureError: the module cannot be captured.
+    """
+    asked = config.num_microbatches or strategy_option(config, "num_microbatches")
+    look = _look(config, asked or default_microbatches(cluster.num_devices))
+    assert look.captured is not None and look.costs is not None
+    request = plan_request(
+        look.captured.graph,
+        cluster,
+        minibatch_size=config.minibatch_size or look.minibatch_size,
+        costs=look.costs,
+        num_microbatches=asked,
+        schedule=config.schedule,
+        may_recompute=config.recompute,
+    )
+    sizes = sorted(profile.microbatch_size for profile in look.costs.profiles)
+    source = (
+        f"{config.recipe.module._target_}, captured and measured here on "
+        f"{', '.join(look.costs.by_kind)} (micro-batches of {', '.join(f'{s:g}' for s in sizes)})"
+    )
+    return Problem(_name(config), source, request)
+
+
+def _name(config: DictConfig) -> str:
+    """The class of the module."""
+    parts: list[str] = config.recipe.module._target_.split(".")
+    return next((part for part in parts if part[:1].isupper()), parts[-1])
+
+
+def _look(config: DictConfig, num_microbatches: int) -> _Look:
+    """Trains on one device up to the first call of the pipelined forward."""
+    QuietConsole()
+    module, data = build_recipe(config)
+    trainer: Trainer = instantiate(
+        config.trainer,
+        devices=1,
+        strategy="auto",
+        callbacks=[],
+        logger=False,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    target = pipelined_module(module, strategy_option(config, "module"))
+    look = _Look()
+    step = _small_step(module, look, num_microbatches)
+    forward = _watched_forward(target, look, strategy_option(config, "leaf_modules") or ())
+    with (
+        instance_attribute(module, "training_step", step),
+        instance_attribute(target, "forward", forward),
+    ):
+        try:
+            trainer.fit(module, datamodule=data)
+        except _SeenError:
+            return look
+    raise ValueError(
+        f"training_step of {type(module).__name__} did not call the pipelined forward of "
+        f"{type(target).__name__}; name the sub-module that it calls: strategy.module=..."
+    )
+
+
+def _small_step(module: LightningModule, look: _Look, num_microbatches: int) -> Callable[..., Any]:
+    """The module's step on the first micro-batch of a batch."""
+    whole_step = module.training_step
+
+    def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        look.minibatch_size = batch_size(batch)
+        sizes = microbatch_sizes(look.minibatch_size, num_microbatches)
+        return whole_step(cut_batch(batch, sizes)[0], *args, **kwargs)
+
+    return step
+
+
+def _watched_forward(target: nn.Module, look: _Look, leaf_modules: Any) -> Callable[..., Any]:
+    """A forward that captures and profiles the module and ends the training."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        own = target.__dict__.pop("forward")
+        try:
+            look.captured = capture(target, args, kwargs, leaf_modules=tuple(leaf_modules))
+            look.costs = profile_costs(look.captured, args, kwargs)
+        finally:
+            target.__dict__["forward"] = own
+        raise _SeenError
+
+    return forward
