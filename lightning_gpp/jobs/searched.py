@@ -5,13 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from lightning_gpp.planner import (
-    PLANNERS,
-    PlanEvaluation,
-    PlanRequest,
-    evaluate_plan,
-    validate_plan,
-)
+from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest, answer, evaluate_plan
 from lightning_gpp.planner.explain import Alternative
 
 
@@ -45,11 +39,10 @@ def search(planner: str, request: PlanRequest) -> Searched:
     check_planner(planner)
     start_s = time.perf_counter()
     try:
-        plan = PLANNERS[planner](request)
+        plan = answer(request, planner)
     except ValueError as error:
         return Searched(planner, None, time.perf_counter() - start_s, str(error))
     search_s = time.perf_counter() - start_s
-    validate_plan(plan, request.graph, request.num_devices)
     return Searched(planner, evaluate_plan(plan, request), search_s)
 
 

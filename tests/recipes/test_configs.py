@@ -26,9 +26,14 @@ CHOICES = sorted(
     for choice in group.iterdir()
     if choice.name.endswith(".yaml")
 )
-RECIPE_OF = {f"data={name}": ("recipe=dlrm",) for name in ("adult", "clicks", "criteo", "dlrm")}
-RECIPE_OF |= {f"data={name}": ("recipe=gnn",) for name in ("gnn", "motifs", "tu")}
-"""What else a choice takes: data belong to a recipe."""
+NEEDED_BY = {f"data={name}": ("recipe=dlrm",) for name in ("adult", "clicks", "criteo", "dlrm")}
+NEEDED_BY |= {f"data={name}": ("recipe=gnn",) for name in ("gnn", "motifs", "tu")}
+NEEDED_BY |= {
+    f"cluster={name}": ("job=plan",)
+    for name in ("cpu", "dgx_a100", "dgx_h100", "summit", "uniform")
+}
+NEEDED_BY["cluster=from_file"] = ("job=plan", "cluster.path=cluster.yaml")
+"""What else a choice takes: data belong to a recipe, clusters to a job that plans."""
 MODULE_OF = {
     "recipe=dlrm": DLRM,
     "recipe=gnn": GraphNetwork,
@@ -58,10 +63,10 @@ def test_choice_composes_and_instantiates(
     write_small_tables(tmp_path)
     write_small_graphs(tmp_path)
     monkeypatch.setenv("LIGHTNING_GPP_DATA", str(tmp_path))
-    config = composed(choice, *RECIPE_OF.get(choice, ()))
+    config = composed(choice, *NEEDED_BY.get(choice, ()))
     assert resolved(config)
     module = instantiate(config.recipe.module, instantiate(config.data))
-    given = [item for item in (choice, *RECIPE_OF.get(choice, ())) if item.startswith("recipe=")]
+    given = [item for item in (choice, *NEEDED_BY.get(choice, ())) if item.startswith("recipe=")]
     assert type(module) is MODULE_OF[given[0] if given else "recipe=multimodal"]
 
 
