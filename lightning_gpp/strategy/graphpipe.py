@@ -31,7 +31,6 @@ from lightning_gpp.strategy.finetuning import finetuning_hooks
 from lightning_gpp.strategy.hooks import HookRelay
 from lightning_gpp.strategy.lightning_private import (
     LightningOptimizer,
-    MultiProcessingLauncher,
     SubprocessScriptLauncher,
     distributed_is_initialized,
     init_dist_connection,
@@ -40,6 +39,7 @@ from lightning_gpp.strategy.loaders import RemoteBatch, follow_leader
 from lightning_gpp.strategy.metrics import keep_local
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.precision import pipeline_precision
+from lightning_gpp.strategy.process_launcher import ProcessLauncher
 from lightning_gpp.strategy.refusals import (
     check_name,
     refuse_callbacks,
@@ -163,7 +163,7 @@ class GraphPipeStrategy(ParallelStrategy):
                 self.cluster_environment, self.num_processes, self.num_nodes
             )
         else:
-            self._launcher = MultiProcessingLauncher(self, start_method=self._start_method)
+            self._launcher = ProcessLauncher(self, start_method=self._start_method)
 
     def set_world_ranks(self) -> None:
         """Tells the cluster environment who this rank is."""
@@ -218,7 +218,7 @@ class GraphPipeStrategy(ParallelStrategy):
         self._finetuning.close()
         session, self._session = self._session, None
         if session is not None:
-            session.close(on_all_ranks=not isinstance(self._launcher, MultiProcessingLauncher))
+            session.close(on_all_ranks=not isinstance(self._launcher, ProcessLauncher))
         self.precision_plugin.teardown()
         assert self.accelerator is not None and self.cluster_environment is not None
         self.accelerator.teardown()

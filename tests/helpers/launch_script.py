@@ -1,7 +1,7 @@
 """A user's script: trains with a strategy given by name and lets Lightning start the ranks.
 
-Arguments: name of the strategy, folder for the results, and a fault (``none``, ``raise``,
-``kill``) that strikes rank 1.
+Arguments: name of the strategy, folder for the results, and a fault: ``none``; ``raise`` or
+``kill``, which strike rank 1; ``leave``, by which all ranks end without a result; ``forever``.
 """
 
 from __future__ import annotations
@@ -32,18 +32,28 @@ class WritePid(lp.Callback):
         (self.folder / f"rank_{trainer.global_rank}.pid").write_text(str(os.getpid()))
 
 
+class Leave(lp.Callback):
+    """Ends every rank as if all was well."""
+
+    def on_train_batch_start(self, *args: object) -> None:
+        sys.exit()
+
+
 def main(strategy: str, folder: Path, fault: str) -> None:
     """Trains a few steps; rank 0 saves the trained weights and the logged loss."""
     torch.set_num_threads(1)
     callbacks: list[lp.Callback] = [WritePid(folder)]
-    if fault != "none":
+    if fault == "leave":
+        callbacks.append(Leave())
+    elif fault in ("raise", "kill"):
         callbacks.append(FailOnRank(1, fault))
     with quiet():
         trainer = lp.Trainer(
             accelerator="cpu",
             devices=1 if strategy == "auto" else NUM_RANKS,
             strategy=strategy,
-            max_steps=NUM_STEPS,
+            max_steps=-1 if fault == "forever" else NUM_STEPS,
+            max_epochs=-1,
             callbacks=callbacks,
             logger=False,
             enable_checkpointing=False,

@@ -175,6 +175,7 @@ class TestReport:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_ends_all_processes_and_reports(run_folder: Path) -> None:
     """Ctrl-C in the middle of a job with two ranks: the sweep ends, with its report."""
     overrides = ["trainer.devices=2", *FAST[1:-1], "trainer.max_epochs=1000000", *FOLDER]

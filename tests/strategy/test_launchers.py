@@ -1,8 +1,9 @@
-"""Lightning starts the ranks itself: from a script, by spawn and by fork."""
+"""Lightning starts the ranks itself: from a script, by spawn and by fork; all end together."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,28 +12,51 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import launch_script
+from helpers.processes import wait_until_ended
 from helpers.reference import relative_error, weight_differences
 
 pytestmark = pytest.mark.timeout(200)
 
+NUM_RANKS = launch_script.NUM_RANKS
 LIMIT_S = 90.0
 ORPHAN_LIMIT_S = 10.0
+
+
+def start_script(strategy: str, folder: Path, fault: str = "none") -> subprocess.Popen[str]:
+    """Starts the user's script in a process of its own."""
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join([str(tests), *filter(None, sys.path)])
+    return subprocess.Popen(
+        [sys.executable, launch_script.__file__, strategy, str(folder), fault],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def run_script(
     strategy: str, folder: Path, fault: str = "none"
 ) -> subprocess.CompletedProcess[str]:
     """Runs the user's script in a process of its own."""
-    tests = Path(__file__).parents[1]
-    path = os.pathsep.join([str(tests), *filter(None, sys.path)])
-    return subprocess.run(
-        [sys.executable, launch_script.__file__, strategy, str(folder), fault],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    script = start_script(strategy, folder, fault)
+    try:
+        output, errors = script.communicate(timeout=LIMIT_S)
+    finally:
+        script.kill()
+        script.wait()
+    return subprocess.CompletedProcess(script.args, script.returncode, output, errors)
+
+
+def rank_pids(folder: Path) -> list[int]:
+    """Process ids of the ranks, for whose beginning it waits."""
+    end = time.monotonic() + LIMIT_S
+    while len(texts := [path.read_text() for path in folder.glob("rank_*.pid")]) < NUM_RANKS or (
+        "" in texts
+    ):
+        assert time.monotonic() < end, texts
+        time.sleep(0.1)
+    return [int(text) for text in texts]
 
 
 @pytest.mark.parametrize("strategy", ["graphpipe", "graphpipe_spawn", "graphpipe_fork"])
@@ -44,7 +68,7 @@ def test_training_from_a_script(strategy: str, tmp_path: Path) -> None:
     got, want = (torch.load(tmp_path / f"{name}.pt") for name in (strategy, "auto"))
     assert not weight_differences(got["weights"], want["weights"], 1e-9)
     assert relative_error(got["val_loss"], want["val_loss"]) < 1e-9
-    assert len(list(tmp_path.glob("rank_*.pid"))) == launch_script.NUM_RANKS
+    assert len(list(tmp_path.glob("rank_*.pid"))) == NUM_RANKS
 
 
 @pytest.mark.parametrize(
@@ -58,17 +82,27 @@ def test_a_failing_rank_ends_the_job(strategy: str, fault: str, text: str, tmp_p
     done = run_script(strategy, tmp_path, fault)
     assert done.returncode != 0
     assert text in done.stderr.lower() or text in done.stderr, done.stderr[-4000:]
-    pids = [int(path.read_text()) for path in tmp_path.glob("rank_*.pid")]
-    assert len(pids) == launch_script.NUM_RANKS
-    end = time.monotonic() + ORPHAN_LIMIT_S
-    while any(_is_running(pid) for pid in pids):
-        assert time.monotonic() < end, f"processes {pids} outlive the job"
-        time.sleep(0.1)
+    wait_until_ended(rank_pids(tmp_path), ORPHAN_LIMIT_S)
 
 
-def _is_running(pid: int) -> bool:
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_of_the_first_process_alone_ends_the_job(tmp_path: Path) -> None:
+    """The stop button of a notebook and ``kill -INT`` do not reach the ranks."""
+    script = start_script("graphpipe_spawn", tmp_path, "forever")
     try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
+        pids = rank_pids(tmp_path)
+        script.send_signal(signal.SIGINT)
+        _, errors = script.communicate(timeout=LIMIT_S)
+    finally:
+        script.kill()
+        script.wait()
+    assert script.returncode == 1, errors[-4000:]
+    wait_until_ended(pids, 0.0)
+
+
+def test_ranks_that_leave_without_a_result_end_the_job(tmp_path: Path) -> None:
+    """A process that is told 0 by all its ranks would wait for what rank 0 returns."""
+    done = run_script("graphpipe_spawn", tmp_path, "leave")
+    assert done.returncode == 1
+    assert "sys.exit() was called on this rank before the run had ended" in done.stderr
+    wait_until_ended(rank_pids(tmp_path), ORPHAN_LIMIT_S)

@@ -1,0 +1,41 @@
+"""Lightning's launcher of processes, without its ways to wait for ever."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Any
+
+from lightning_gpp.runtime.rank_processes import end_with_starter, ended_after_error
+from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher
+
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit code of a rank that was interrupted, as shells have it."""
+
+
+class ProcessLauncher(MultiProcessingLauncher):
+    """Starts the ranks by ``spawn``, ``fork`` or ``forkserver``; none outlives the job."""
+
+    def launch(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a function on all ranks and returns what it returns on rank 0."""
+        with ended_after_error():
+            return super().launch(*args, **kwargs)
+
+    def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
+        """A rank. One that ends early must not end with 0: its starter would wait for a result.
+
+        Raises:
+            RuntimeError: user code ended the process as if all was well.
+        """
+        end_with_starter()
+        try:
+            super()._wrapping_function(*args, **kwargs)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+        except SystemExit as error:
+            if error.code in (None, 0):
+                raise RuntimeError(
+                    "sys.exit() was called on this rank before the run had ended. To stop early, "
+                    "set trainer.should_stop = True"
+                ) from error
+            raise
