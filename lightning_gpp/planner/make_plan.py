@@ -10,11 +10,20 @@ from lightning_gpp.cost import ANY_DEVICE, ESTIMATED, Costs, Profile, estimate_c
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import ADAM_VALUES, Planner, PlanRequest
+from lightning_gpp.planner.graphpipe import graphpipe
 from lightning_gpp.planner.pipedream import pipedream
 from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.sequential import sequential
 from lightning_gpp.planner.validate import validate_plan
 
-PLANNERS: Mapping[str, Planner] = MappingProxyType({"balanced": balanced, "pipedream": pipedream})
+PLANNERS: Mapping[str, Planner] = MappingProxyType(
+    {
+        "balanced": balanced,
+        "graphpipe": graphpipe,
+        "pipedream": pipedream,
+        "sequential": sequential,
+    }
+)
 """Planners by name. A new planner is a file with one function, and an entry here."""
 
 

@@ -1,0 +1,16 @@
+"""The planner ``graphpipe``: stages of a model graph whose branches run in parallel.
+
+GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
+
+- ``layout``: the series-parallel tree of the model as runs and blocks, and where a stage may end;
+- ``rates``: what a stage takes, and how many micro-batches it can hold;
+- ``partition`` (with ``siblings``, ``frontier``, ``usage``): the dynamic program for one limit;
+- ``search``: the binary search on the limit for one micro-batch size;
+- ``placement``: devices;
+- ``result``: the choice by the time of the whole step.
+"""
+
+from lightning_gpp.planner.graphpipe.planner import graphpipe, search_plans
+from lightning_gpp.planner.graphpipe.result import RankedPlan, SearchResult
+
+__all__ = ["RankedPlan", "SearchResult", "graphpipe", "search_plans"]

@@ -1,0 +1,326 @@
+"""All divisions into stages that are fast enough: the dynamic program of GraphPipe.
+
+For a limit on every stage's seconds per sample, a micro-batch size and a tree, the fewest devices
+for each number of micro-batches in flight at the first stage. It is the dual of ``DP`` in
+algorithm 1 of GraphPipe (arXiv 2406.17145, section 5.2), which is given the devices and seeks the
+fewest micro-batches in flight; like it, it goes from the end of the model to its beginning, as the
+number in flight of a stage depends on the stages behind it.
+
+Stages of this search space are
+
+- a piece of a run: neighbouring elements, blocks only as a whole;
+- such a piece with the beginning of one branch of the block behind it (it holds the *fork*), and
+  with the end of one branch of the block before it (it holds the *join*); then it may hold more,
+  whole, branches of that block;
+- some whole branches of a block together.
+
+So a join needs no stage of its own: the last layers of a branch take it in, and 32 equal layers in
+branches with a cheap concatenation fill 32 stages, not 33. The stage that holds a fork or join is
+the one to which this leaves the fewest devices.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, count
+
+from lightning_gpp.planner.graphpipe.frontier import Beside, Cut, Way, add_way
+from lightning_gpp.planner.graphpipe.layout import Frame, Interval, Layout, Point, Run
+from lightning_gpp.planner.graphpipe.rates import Crew, Rates
+from lightning_gpp.planner.graphpipe.siblings import Siblings, joined
+from lightning_gpp.planner.graphpipe.usage import Usage
+
+Tables = dict[int, list[list[Way]]]
+"""Frame -> for every boundary the ways to divide what follows."""
+
+ROUNDING = 1 + 1e-12
+SMALL = 14
+"""Up to this many units everything is tried; beyond, long stages are tried first."""
+
+FEW_ENDS = 2
+"""In larger models, ends of a stage that are tried after the longest that is fast enough."""
+
+
+FEW_OWNERS = 2
+"""In larger models, branches of a block that are tried as its owner, the heaviest first."""
+
+MANY = 12
+"""In larger models, ends that are tried at most."""
+
+NOT_POSSIBLE, TOO_MANY_DEVICES, ACCEPTED = 0, 1, 2
+"""What became of a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where a stage begins.
+
+    Attributes:
+        frame: the frame.
+        boundary: the element.
+        room: devices that it and what follows may use.
+        ways: the ways that are collected.
+        tables: the ways at all places behind.
+    """
+
+    frame: Frame
+    boundary: int
+    room: int
+    ways: list[Way]
+    tables: Tables
+
+
+class Space:
+    """What stays the same for all limits: the frames, the crews, running sums along the frames."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        rates: Rates,
+        crews: Sequence[Crew],
+        usage: Usage,
+        most_in_flight: int,
+        *,
+        holds_all: bool = False,
+    ) -> None:
+        self.layout = layout
+        self.rates = rates
+        self.crews = crews
+        self.usage = usage
+        self.most_in_flight = most_in_flight
+        self.holds_all = holds_all
+        self.is_small = len(layout.order) <= SMALL
+        self._numbers = count()
+        self.root = self._frame(layout.root, is_model_end=True)
+        self._side_frames: dict[int, Frame] = {}
+        self._paths: dict[tuple[Crew, int], list[float]] = {}
+
+    def _frame(self, run: Run, *, is_model_end: bool) -> Frame:
+        most = len(self.layout.order) if self.is_small else FEW_OWNERS
+        return Frame(run, self._numbers, is_model_end=is_model_end, most_owners=most)
+
+    def in_flight(self, depth: int) -> int:
+        """Micro-batches in flight at a depth: no more than there are."""
+        return self.most_in_flight if self.holds_all else min(depth, self.most_in_flight)
+
+    def side_frame(self, run: Run) -> Frame:
+        """The frame of a branch that is cut on its own, the same for all branches like it."""
+        frame = self._side_frames.get(run.kind)
+        if frame is None:
+            frame = self._side_frames[run.kind] = self._frame(run, is_model_end=False)
+        return frame
+
+    @cached_property
+    def work(self) -> list[float]:
+        """Running sums over the places of device-seconds per sample that units take at least."""
+        sums = [(crew.num_replicas, self.rates.least_seconds(crew)) for crew in self.crews]
+        places = range(len(self.layout.order))
+        each = (min(count * (s[p + 1] - s[p]) for count, s in sums) for p in places)
+        return [*accumulate(each, initial=0.0)]
+
+    def work_before(self, frame: Frame, boundary: int) -> float:
+        """Device-seconds per sample of what comes before a boundary, in a frame and around it."""
+        run, work = frame.run, self.work
+        before = work[run.bounds[boundary]] - work[run.bounds[0]]
+        return before + (self.work_before(frame.outer, frame.element) if frame.outer else 0.0)
+
+    def path(self, crew: Crew, frame: Frame) -> list[float]:
+        """Running seconds at the points of a frame's trunk (see ``Rates.least_seconds``)."""
+        key = crew, frame.number
+        path = self._paths.get(key)
+        if path is None:
+            sums = self.rates.least_seconds(crew)
+            stop = sums[frame.run.bounds[-1]]
+            path = self._paths[key] = [
+                sums[frame.run.bounds[point.boundary]]
+                if point.frame is frame and not point.crossed
+                else stop + sum(sums[b] - sums[a] for a, b in point.beyond)
+                for point in frame.trunk
+            ]
+        return path
+
+
+class Partition:
+    """The ways that respect one limit."""
+
+    def __init__(self, space: Space, limit_s: float) -> None:
+        self._space = space
+        self._usage = space.usage
+        self._limit_s = limit_s * ROUNDING
+        self._sides: dict[tuple[int, int], list[Way]] = {}
+        self.siblings = Siblings(self, space)
+        self._crews = [(crew, self._usage.of(crew.num_replicas, crew.kind)) for crew in space.crews]
+
+    def ways(self) -> list[Way]:
+        """The ways to divide the whole model, deepest last."""
+        end = [Way(0, 0, (), None)]
+        found = self._solve(self._space.root, end)
+        return sorted(found, key=lambda way: way.in_flight)
+
+    def side(self, run: Run, in_flight: int) -> list[Way]:
+        """The ways to divide a branch whose join is in a stage with some micro-batches in flight.
+
+        Their places are those of another branch like it: add ``shift``.
+        """
+        key = run.kind, in_flight
+        found = self._sides.get(key)
+        if found is None:
+            frame = self._space.side_frame(run)
+            found = self._sides[key] = self._solve(frame, [Way(in_flight, 0, (), None)])
+        return found
+
+    def shift(self, run: Run) -> int:
+        """Places from the branch that stands for a run to the run itself."""
+        return run.start - self._space.side_frame(run).run.start
+
+    def fits(self, intervals: tuple[Interval, ...], crew: Crew, depth: int) -> bool:
+        """Whether a stage is fast enough and finds enough memory."""
+        rate = self._space.rates(intervals, crew)
+        in_flight = self._space.in_flight(depth)
+        if rate.seconds_per_sample <= self._limit_s and in_flight <= rate.most_in_flight:
+            return True
+        return (
+            rate.recomputed_seconds_per_sample <= self._limit_s
+            and in_flight <= rate.recomputed_most_in_flight
+        )
+
+    def _solve(self, frame: Frame, end: list[Way]) -> list[Way]:
+        tables: Tables = {}
+        self._fill(frame, end, tables)
+        return tables[frame.number][0]
+
+    def _fill(self, frame: Frame, end: list[Way], tables: Tables) -> None:
+        """Finds the ways of a frame from its last boundary to its first."""
+        size = len(frame.run)
+        table: list[list[Way]] = [[] for _ in range(size)]
+        table.append(end)
+        tables[frame.number] = table
+        for boundary in range(size - 1, -1, -1):
+            if boundary in frame.run.blocks:
+                for child in frame.children(boundary):
+                    self._fill(child, self._at_join(child, table[boundary + 1]), tables)
+                    for way in tables[child.number][0]:
+                        self._add(table[boundary], _forked(way))
+            self._cut(frame, boundary, tables)
+
+    def _add(self, ways: list[Way], way: Way) -> None:
+        if self._usage.fits(way.used):
+            add_way(ways, way, self._usage)
+
+    def _at_join(self, child: Frame, behind: list[Way]) -> list[Way]:
+        """The ways at the end of an owner where a stage begins at the join."""
+        ways: list[Way] = []
+        for way in behind:
+            if way.in_flight:  # otherwise nothing follows, and an end of a branch must come last
+                for side in self.siblings.ways(child, way.in_flight):
+                    trace = Beside(side.branches, way.trace)
+                    beside = (*way.beside, side.in_flight)
+                    self._add(ways, Way(way.in_flight, way.used + side.used, beside, trace))
+        return ways
+
+    def _cut(self, frame: Frame, boundary: int, tables: Tables) -> None:
+        """Adds the ways whose first stage begins at a boundary of a frame."""
+        space, ways = self._space, tables[frame.number][boundary]
+        start = _Start(frame, boundary, self._room(frame, boundary), ways, tables)
+        place = frame.run.bounds[boundary]
+        reached: dict[int, int] = {}  # by kind: a larger crew is only worth a longer stage
+        for crew, used in self._crews:
+            path = space.path(crew, frame)
+            stop_s = space.rates.least_seconds(crew)[place] + self._limit_s
+            index = bisect_right(path, stop_s)
+            first = max(boundary, boundary if space.is_small else reached.get(crew.kind, 0))
+            tried = accepted = 0
+            while index > first and (space.is_small or (accepted <= FEW_ENDS and tried < MANY)):
+                index -= 1
+                point = frame.trunk[index]
+                intervals = _intervals(frame, place, point)
+                outcome = self._try(start, crew, used, point, intervals)
+                if point.boundary in point.frame.run.blocks:
+                    left_s = stop_s - path[index]
+                    for longer, head in self._heads(point, intervals, crew, left_s):
+                        outcome = max(outcome, self._try(start, crew, used, head, longer))
+                if outcome == TOO_MANY_DEVICES and not space.is_small:
+                    break  # shorter stages leave more to others
+                tried += 1
+                accepted += outcome == ACCEPTED
+                if outcome == ACCEPTED:
+                    reached[crew.kind] = max(reached.get(crew.kind, 0), index + 1)
+
+    def _room(self, frame: Frame, boundary: int) -> int:
+        """Devices that what follows a boundary may use, so that what precedes finds some, too."""
+        num_devices = self._usage.total(self._usage.available)
+        if not frame.is_model_end:
+            return num_devices
+        return int(num_devices - self._space.work_before(frame, boundary) / self._limit_s + 1e-6)
+
+    def _heads(
+        self, point: Point, intervals: tuple[Interval, ...], crew: Crew, left_s: float
+    ) -> Iterator[tuple[tuple[Interval, ...], Point]]:
+        """Ends of a stage in the branches of the block behind a point."""
+        sums = self._space.rates.least_seconds(crew)
+        for child in point.frame.children(point.boundary):
+            start = child.run.start
+            boundary = (
+                bisect_right(child.run.bounds, sums[start] + left_s, key=sums.__getitem__) - 1
+            )
+            last = 1 if self._space.is_small else max(1, boundary - FEW_ENDS)
+            for end in range(boundary, last - 1, -1):
+                head = Point(child, end, (), point.crossed)
+                longer = joined(intervals, (start, child.run.bounds[end]))
+                yield longer, head
+                if end in child.run.blocks:
+                    rest_s = left_s - (sums[child.run.bounds[end]] - sums[start])
+                    yield from self._heads(head, longer, crew, rest_s)
+
+    def _try(
+        self, start: _Start, crew: Crew, used: int, point: Point, intervals: tuple[Interval, ...]
+    ) -> int:
+        """Adds the ways whose first stage is of some intervals; says what became of it."""
+        level = start.frame.level - len(point.crossed)
+        outcome = NOT_POSSIBLE
+        for way in start.tables[point.frame.number][point.boundary]:
+            if not self._has_room(way.used + used, start.room):
+                outcome = outcome or TOO_MANY_DEVICES
+                continue
+            in_flight = 1 + max((way.in_flight, *way.beside[level:]))
+            if in_flight == 1 and crew.num_replicas > 1:
+                in_flight = 2  # the loss of replicas is computed in a stage of its own
+            if not self.fits(intervals, crew, in_flight):
+                continue
+            outcome = ACCEPTED
+            if not point.crossed:
+                cut = Cut(intervals, crew, in_flight, way.trace)
+                add_way(
+                    start.ways,
+                    Way(in_flight, way.used + used, way.beside[:level], cut),
+                    self._usage,
+                )
+                continue
+            for found in self.siblings.with_join(point.crossed, intervals, crew, in_flight):
+                total = way.used + used + found.used
+                if self._has_room(total, start.room):
+                    cut = Cut(found.intervals, crew, in_flight, way.trace)
+                    beside = (*way.beside[:level], *found.beside)
+                    new = Way(in_flight, total, beside, Beside(found.branches, cut))
+                    add_way(start.ways, new, self._usage)
+        return outcome
+
+    def _has_room(self, used: int, room: int) -> bool:
+        return self._usage.total(used) <= room and self._usage.fits(used)
+
+
+def _forked(way: Way) -> Way:
+    """A way at the beginning of an owner as one at the fork."""
+    return Way(max(way.in_flight, way.beside[-1]), way.used, way.beside[:-1], way.trace)
+
+
+def _intervals(frame: Frame, place: int, point: Point) -> tuple[Interval, ...]:
+    run = frame.run
+    is_own = point.frame is frame and not point.crossed
+    stop = run.bounds[point.boundary if is_own else -1]
+    if not point.beyond:
+        return ((place, stop),)
+    return joined(((place, stop),), *point.beyond)

@@ -1,0 +1,131 @@
+"""Stages that a search found, as a plan: their order, and which devices they are on.
+
+Devices are given out depth first, so that the stages of a branch are neighbours in the cluster and
+what they exchange stays in a host; a second way gives the stages with most replicas the first
+choice, so that their groups do not lie across hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lightning_gpp.planner.dag import topological_order
+from lightning_gpp.planner.graphpipe.frontier import Way, collect_cuts
+from lightning_gpp.planner.graphpipe.problem import Problem
+from lightning_gpp.planner.graphpipe.rates import Crew, Rates
+from lightning_gpp.planner.plan import Plan, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStage:
+    """A stage before it has a number and devices.
+
+    Attributes:
+        places: places of its units in the layout.
+        crew: its devices.
+        in_flight: its micro-batches in flight, as the search took them.
+        recompute: whether it runs its forward twice.
+        seconds_per_sample: as the search took it.
+    """
+
+    places: tuple[int, ...]
+    crew: Crew
+    in_flight: int
+    recompute: bool
+    seconds_per_sample: float
+
+
+def found_stages(way: Way, rates: Rates, limit_s: float, most_in_flight: int) -> list[FoundStage]:
+    """The stages of a way, those of the first places first."""
+    stages = []
+    for cut, shift in collect_cuts(way.trace):
+        rate = rates(cut.intervals, cut.crew)
+        in_flight = min(cut.in_flight, most_in_flight)
+        recompute = not (
+            rate.seconds_per_sample <= limit_s * (1 + 1e-9) and in_flight <= rate.most_in_flight
+        )
+        stages.append(
+            FoundStage(
+                tuple(p + shift for start, stop in cut.intervals for p in range(start, stop)),
+                cut.crew,
+                cut.in_flight,
+                recompute,
+                rate.recomputed_seconds_per_sample if recompute else rate.seconds_per_sample,
+            )
+        )
+    return sorted(stages, key=lambda stage: stage.places)
+
+
+def plans_of(
+    problem: Problem,
+    stages: Sequence[FoundStage],
+    microbatch_size: float,
+    name: str,
+    *,
+    is_chain: bool,
+) -> Iterator[Plan]:
+    """The plans of some stages, with different placements."""
+    numbered = _numbered(problem, stages)
+    most = max(stage.crew.num_replicas for stage in stages)
+    count = round(problem.request.minibatch_size / microbatch_size) * most
+    position = {operator.name: place for place, operator in enumerate(problem.request.graph)}
+    seen = set()
+    for devices in _placements(problem, numbered, stages):
+        if tuple(devices) in seen:
+            continue
+        seen.add(tuple(devices))
+        made = []
+        for number, found in enumerate(numbered):
+            units = [problem.layout.order[place] for place in found.places]
+            names = [name for unit in units for name in problem.units.operators[unit]]
+            operators = tuple(sorted(names, key=position.__getitem__))
+            made.append(Stage(number, operators, devices[number], most, found.recompute))
+        yield Plan(tuple(made), name, count, is_chain)
+
+
+def _numbered(problem: Problem, stages: Sequence[FoundStage]) -> list[FoundStage]:
+    """The stages in topological order, the one with the loss last."""
+    last = min(range(len(stages)), key=lambda index: (stages[index].in_flight, -index))
+    order = [index for index in range(len(stages)) if index != last] + [last]
+    rank = {index: number for number, index in enumerate(order)}
+    place = problem.layout.place
+    home = {p: rank[index] for index, stage in enumerate(stages) for p in stage.places}
+    successors: dict[int, set[int]] = {
+        number: {len(stages) - 1} for number in range(len(stages) - 1)
+    }
+    successors[len(stages) - 1] = set()
+    for unit, sources in enumerate(problem.units.predecessors):
+        target = home[place[unit]]
+        for source in sources:
+            if home[place[source]] != target:
+                successors[home[place[source]]].add(target)
+    return [stages[order[number]] for number in topological_order(successors)]
+
+
+def _placements(
+    problem: Problem, numbered: Sequence[FoundStage], depth_first: Sequence[FoundStage]
+) -> Iterator[list[tuple[int, ...]]]:
+    """Devices of the numbered stages."""
+    kinds = problem.request.cluster.kinds
+    yield _given_out(problem, numbered, depth_first)
+    if len({stage.crew.num_replicas for stage in numbered}) > 1:
+        by_size = sorted(depth_first, key=lambda stage: -stage.crew.num_replicas)
+        yield _given_out(problem, numbered, by_size)
+    assert kinds
+
+
+def _given_out(
+    problem: Problem, numbered: Sequence[FoundStage], turns: Sequence[FoundStage]
+) -> list[tuple[int, ...]]:
+    cluster = problem.request.cluster
+    free = {
+        kind: [i for i, device in enumerate(cluster.devices) if device.kind == name]
+        for kind, name in enumerate(cluster.kinds)
+    }
+    devices = {}
+    for stage in turns:
+        own = free[stage.crew.kind]
+        devices[stage.places] = tuple(own[: stage.crew.num_replicas])
+        del own[: stage.crew.num_replicas]
+    return [devices[stage.places] for stage in numbered]

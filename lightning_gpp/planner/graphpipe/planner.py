@@ -1,0 +1,58 @@
+"""The planner's function, and the same search with its alternatives."""
+
+from __future__ import annotations
+
+from lightning_gpp.graph.series_parallel import leaves
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
+from lightning_gpp.planner.graphpipe.result import Choice, SearchResult, ranked_plans
+from lightning_gpp.planner.plan import Plan
+
+NAME = "graphpipe"
+
+
+def graphpipe(request: PlanRequest) -> Plan:
+    """The plan with the shortest predicted step.
+
+    Stages form a graph, have replicas in powers of two, and may leave devices unused.
+
+    Raises:
+        ValueError: no plan fits into the devices' memory.
+    """
+    return search_plans(request).best
+
+
+def search_plans(request: PlanRequest) -> SearchResult:
+    """The search of :func:`graphpipe`, with what it looked at.
+
+    Beside the series-parallel tree it searches the model as a chain of units, as ``sequential``
+    does, where branches may be divided at any place; the stages still wait only for what they
+    need.
+
+    Raises:
+        ValueError: no plan fits into the devices' memory.
+    """
+    units = search_units(request)
+    problem = branching(request, units)
+    name = f"{NAME} (estimated)" if request.is_estimated else NAME
+    choice = Choice(request)
+    choice.search(problem, name, is_chain=False)
+    if problem.layout.root.blocks:
+        choice.search(linear(request, units, tuple(leaves(problem.tree))), name, is_chain=False)
+    found = choice.finish()
+    if not found:
+        raise ValueError("no division of the model into stages fits into the devices' memory")
+    return SearchResult(found[0].plan, ranked_plans(found), _notes(problem))
+
+
+def _notes(problem: Problem) -> tuple[str, ...]:
+    notes = []
+    if problem.added:
+        names = problem.units.operators
+        one, other = problem.added[0]
+        notes.append(
+            f"the model is not series-parallel: the search puts {len(problem.added)} pairs of "
+            f"operators in an order that the model does not ask for ({names[one][-1]} before "
+            f"{names[other][0]}, …)"
+        )
+    return tuple(notes)

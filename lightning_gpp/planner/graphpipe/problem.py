@@ -1,0 +1,117 @@
+"""What a search prepares once: units, their tree, what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from lightning_gpp.graph.series_parallel import Leaf, Series, Tree, decompose, leaves
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.coarsen import coarse_units
+from lightning_gpp.planner.graphpipe.layout import Layout, heavy_first, lay_out
+from lightning_gpp.planner.graphpipe.partition import Space
+from lightning_gpp.planner.graphpipe.rates import Contents, Crew, Rates, UnitTimes
+from lightning_gpp.planner.graphpipe.usage import Usage
+from lightning_gpp.planner.units import UnitGraph
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A request with the units of its model and a tree of them.
+
+    Attributes:
+        request: the question.
+        units: what is never divided.
+        tree: the order of the units that the search respects; finer than that of the model.
+        added: edges between units that the model does not have.
+    """
+
+    request: PlanRequest
+    units: UnitGraph
+    tree: Tree
+    added: tuple[tuple[int, int], ...] = ()
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The tree as runs."""
+        order = tuple(leaves(self.tree))
+        contents = Contents(self.request, self.units, order)
+        profiles = self.request.costs.profiles
+        likeness: list[object] = [None] * len(order)
+        for place, unit in enumerate(order):
+            names = self.units.operators[unit]
+            times = tuple(profile.operators[name] for profile in profiles for name in names)
+            likeness[unit] = contents.likeness(place), times
+        return lay_out(self.tree, likeness)
+
+    @cached_property
+    def contents(self) -> Contents:
+        """What stages hold and exchange."""
+        return Contents(self.request, self.units, self.layout.order)
+
+    @cached_property
+    def times(self) -> UnitTimes:
+        """What units take."""
+        return UnitTimes(self.request, self.units, self.layout.order)
+
+    @cached_property
+    def available(self) -> tuple[int, ...]:
+        """Devices of each kind."""
+        kinds = [device.kind for device in self.request.cluster.devices]
+        return tuple(kinds.count(kind) for kind in self.request.cluster.kinds)
+
+    def space(self, microbatch_size: float) -> Space:
+        """The space of divisions with one micro-batch size."""
+        request = self.request
+        return Space(
+            self.layout,
+            Rates(request, self.contents, self.times, microbatch_size),
+            _crews(microbatch_size, self.available),
+            Usage(self.available),
+            most_in_flight=round(request.minibatch_size / microbatch_size),
+            holds_all=request.schedule == "gpipe",
+        )
+
+
+def _crews(microbatch_size: float, available: Sequence[int]) -> list[Crew]:
+    """Replicas in powers of two that share a micro-batch in whole samples, on every kind."""
+    crews = []
+    for kind, count in enumerate(available):
+        num_replicas = 1
+        while num_replicas <= count and (num_replicas == 1 or not microbatch_size % num_replicas):
+            crews.append(Crew(num_replicas, kind))
+            num_replicas *= 2
+    return crews
+
+
+def search_units(request: PlanRequest) -> UnitGraph:
+    """The units that a search divides."""
+    profile = request.profile(request.microbatch_sizes[-1])
+    return coarse_units(request.graph, profile, request.num_devices)
+
+
+def branching(request: PlanRequest, units: UnitGraph) -> Problem:
+    """The problem on the series-parallel tree of the model."""
+    decomposition = decompose(_with_ends(units))
+    tree = heavy_first(decomposition.tree, units.compute_s)
+    return Problem(request, units, tree, decomposition.added)
+
+
+def linear(request: PlanRequest, units: UnitGraph, order: Sequence[int]) -> Problem:
+    """The problem on a chain of the units."""
+    parts = tuple(map(Leaf, order))
+    return Problem(request, units, Series(parts) if len(parts) > 1 else parts[0])
+
+
+def _with_ends(units: UnitGraph) -> list[tuple[int, ...]]:
+    """Predecessors, where units that end without an output come before one that has one."""
+    predecessors = list(units.predecessors)
+    last = units.finals[-1]
+    dead = [
+        unit
+        for unit, targets in enumerate(units.successors)
+        if not targets and unit not in units.finals and unit < last
+    ]
+    predecessors[last] = tuple(sorted({*predecessors[last], *dead}))
+    return predecessors

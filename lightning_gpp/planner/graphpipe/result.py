@@ -1,0 +1,115 @@
+"""The best of all candidates, by the time of the whole step, and what became of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.evaluate import PlanEvaluation
+from lightning_gpp.planner.graphpipe.problem import Problem
+from lightning_gpp.planner.graphpipe.search import Candidate, candidates, lower_bound_s
+from lightning_gpp.planner.plan import Plan
+
+EVALUATIONS = 10
+"""Candidates that are evaluated at the end of a search, beside one for each micro-batch size."""
+
+NUM_RANKED = 8
+"""Plans that a result lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankedPlan:
+    """A plan that a search looked at.
+
+    Attributes:
+        plan: the plan.
+        evaluation: what it would do.
+        note: why it won or lost, in a few words.
+    """
+
+    plan: Plan
+    evaluation: PlanEvaluation
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        best: the plan with the shortest step.
+        ranked: the best plan and the next ones, in this order.
+        notes: what to know about the search.
+    """
+
+    best: Plan
+    ranked: tuple[RankedPlan, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Choice:
+    """Evaluates candidates and keeps what it saw."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self._request = request
+        self._seen: dict[Plan, PlanEvaluation] = {}
+        self._pending: list[Candidate] = []
+
+    @property
+    def best_s(self) -> float:
+        """Step time of the best plan so far."""
+        fitting = [found.step_s for found in self._seen.values() if found.is_feasible]
+        return min(fitting, default=float("inf"))
+
+    def search(self, problem: Problem, name: str, *, is_chain: bool) -> None:
+        """Looks at all micro-batch sizes, those that promise the shortest step first."""
+        sizes = problem.request.microbatch_sizes
+        spaces = sorted(
+            (problem.space(size) for size in sizes),
+            key=lambda space: (lower_bound_s(space), space.rates.microbatch_size),
+        )
+        for space in spaces:
+            found = candidates(problem, space, self.best_s, name, is_chain=is_chain)
+            if found:
+                self._evaluate(found[0])
+                self._pending += found[1:]
+
+    def finish(self) -> list[PlanEvaluation]:
+        """Evaluates the most promising of the others; all that fit into memory, best first."""
+        self._pending.sort(key=lambda candidate: candidate.estimate_s)
+        for candidate in self._pending[:EVALUATIONS]:
+            least_s = candidate.seconds_per_sample * self._request.minibatch_size
+            if least_s <= self.best_s:
+                self._evaluate(candidate)
+        fitting = (found for found in self._seen.values() if found.is_feasible)
+        return sorted(fitting, key=lambda found: (found.step_s, found.peak_memory_bytes))
+
+    def _evaluate(self, candidate: Candidate) -> None:
+        for found in candidate.evaluations():
+            self._seen.setdefault(found.plan, found)
+
+
+def ranked_plans(found: Sequence[PlanEvaluation]) -> tuple[RankedPlan, ...]:
+    """The first plans with a word on each."""
+    best = found[0]
+    return tuple(RankedPlan(one.plan, one, _note(one, best)) for one in found[:NUM_RANKED])
+
+
+def _note(one: PlanEvaluation, best: PlanEvaluation) -> str:
+    form = (
+        f"{len(one.stages)} stages, depth {one.depth}, "
+        f"micro-batches of {one.stages[0].microbatch_size:g}"
+    )
+    if one is best:
+        return f"{form}: the shortest step"
+    longer = one.step_s / best.step_s - 1
+    if longer < 1e-9:
+        return f"{form}: as fast, but needs {_percent(one.peak_memory_bytes, best)} more memory"
+    slower = one.seconds_per_sample / best.seconds_per_sample - 1
+    why = "its bottleneck is slower" if slower > longer / 2 else "it warms up and drains longer"
+    return f"{form}: {longer:.1%} slower, as {why}"
+
+
+def _percent(peak_bytes: int, best: PlanEvaluation) -> str:
+    return f"{peak_bytes / max(1, best.peak_memory_bytes) - 1:.1%}"

@@ -1,0 +1,188 @@
+"""The search: micro-batch sizes, a binary search on the bottleneck, and the choice by step time.
+
+Algorithm 1 of GraphPipe (arXiv 2406.17145, section 5.2) for every micro-batch size. The plan with
+the smallest bottleneck is not always the fastest: one with fewer stages on its longest path warms
+up and drains sooner. So the search also asks for the shallowest plans at slightly slower
+bottlenecks, ranks all it has seen by an estimate of the step, and evaluates the best of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
+from lightning_gpp.planner.graphpipe.partition import Partition, Space
+from lightning_gpp.planner.graphpipe.placement import FoundStage, found_stages, plans_of
+from lightning_gpp.planner.graphpipe.problem import Problem
+
+PRECISION = 1.004
+"""The binary search ends when the limits are this close; then it tries to beat what it found."""
+
+SLOWER = (1.02, 1.05, 1.1, 1.2, 1.4, 1.8)
+"""Limits, as multiples of the smallest bottleneck, at which shallower plans are sought."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Stages that a search found.
+
+    Attributes:
+        problem: what was searched.
+        stages: the stages.
+        microbatch_size: samples of a micro-batch.
+        seconds_per_sample: of the slowest stage, as the search took it.
+        estimate_s: seconds of a step, estimated.
+        name: of the planner.
+        is_chain: whether every stage waits for the one before it.
+    """
+
+    problem: Problem
+    stages: tuple[FoundStage, ...]
+    microbatch_size: float
+    seconds_per_sample: float
+    estimate_s: float
+    name: str
+    is_chain: bool
+
+    def evaluations(self) -> Iterable[PlanEvaluation]:
+        """Its plans, evaluated."""
+        for plan in plans_of(
+            self.problem, self.stages, self.microbatch_size, self.name, is_chain=self.is_chain
+        ):
+            yield evaluate_plan(plan, self.problem.request)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Divisions at one limit.
+
+    Attributes:
+        seconds_per_sample: of the slowest stage of the first.
+        divisions: (depth, stages) with the fewest devices for each depth.
+    """
+
+    seconds_per_sample: float
+    divisions: tuple[tuple[int, tuple[FoundStage, ...]], ...]
+
+
+def divide(space: Space, limit_s: float) -> Found | None:
+    """The divisions whose stages all keep to a limit per sample; None if there are none."""
+    ways = Partition(space, limit_s).ways()
+    if not ways:
+        return None
+    divisions = []
+    for way in ways:
+        stages = found_stages(way, space.rates, limit_s, space.most_in_flight)
+        divisions.append((way.in_flight, tuple(stages)))
+    slowest = min(max(stage.seconds_per_sample for stage in stages) for _, stages in divisions)
+    return Found(slowest, tuple(divisions))
+
+
+def lower_bound_s(space: Space) -> float:
+    """Seconds per sample that no division can beat: equal shares, or the slowest unit."""
+    num_devices = space.usage.total(space.usage.available)
+    sums = [space.rates.least_seconds(crew) for crew in space.crews]
+    places = range(len(space.layout.order))
+    slowest_s = max(min(s[place + 1] - s[place] for s in sums) for place in places)
+    return max(space.work[-1] / num_devices, slowest_s)
+
+
+def smallest_bottleneck(space: Space, at_most_s: float = math.inf) -> list[Found]:
+    """The division with the smallest bottleneck, first, and those that were found on the way.
+
+    Args:
+        space: what to divide.
+        at_most_s: larger bottlenecks are of no interest.
+    """
+    low = max(lower_bound_s(space) * (1 - 1e-9), 1e-18)
+    if low > at_most_s:
+        return []
+    found: list[Found] = []
+    limit_s = min(low * 1.05, at_most_s)
+    while not found:
+        if (new := divide(space, limit_s)) is not None:
+            found.append(new)
+        elif limit_s >= at_most_s:
+            return []
+        else:
+            low = limit_s
+            limit_s = _next_limit(limit_s, space, at_most_s)
+    while found[-1].seconds_per_sample > low * PRECISION:
+        middle = math.sqrt(low * found[-1].seconds_per_sample)
+        if (new := divide(space, middle)) is not None:
+            found.append(new)
+        else:
+            low = middle
+    for _ in range(1000 if space.is_small else 2):
+        new = divide(space, found[-1].seconds_per_sample * (1 - 1e-9))
+        if new is None:
+            break
+        found.append(new)
+    return found[::-1]
+
+
+def _next_limit(limit_s: float, space: Space, at_most_s: float) -> float:
+    """A larger limit; none at all once a single device with the whole model keeps to it."""
+    whole_s = min(space.rates.least_seconds(crew)[-1] for crew in space.crews)
+    if limit_s > 4 * whole_s:
+        return at_most_s
+    return min(limit_s * 1.5, at_most_s)
+
+
+def candidates(
+    problem: Problem, space: Space, best_s: float, name: str, *, is_chain: bool
+) -> list[Candidate]:
+    """Divisions for one micro-batch size that may beat a step time, the most promising first."""
+    request, microbatch_size = problem.request, space.rates.microbatch_size
+    found = smallest_bottleneck(space, best_s / request.minibatch_size)
+    if not found:
+        return []
+    for factor in SLOWER:
+        limit_s = found[0].seconds_per_sample * factor
+        shallowest = min(depth for new in found for depth, _ in new.divisions)
+        if shallowest <= 1 or limit_s * request.minibatch_size > best_s:
+            break
+        if (new := divide(space, limit_s)) is not None:
+            found.append(new)
+    divisions = {stages: None for new in found for _, stages in new.divisions}
+    made = [
+        Candidate(
+            problem,
+            stages,
+            microbatch_size,
+            max(stage.seconds_per_sample for stage in stages),
+            estimate_step_s(problem, stages, microbatch_size),
+            name,
+            is_chain,
+        )
+        for stages in divisions
+    ]
+    return sorted(made, key=lambda candidate: candidate.estimate_s)
+
+
+def estimate_step_s(
+    problem: Problem, stages: Sequence[FoundStage], microbatch_size: float
+) -> float:
+    """The first micro-batch on its longest way, then the bottleneck for each of the others."""
+    home = {place: index for index, stage in enumerate(stages) for place in stage.places}
+    place = problem.layout.place
+    sources: list[set[int]] = [set() for _ in stages]
+    for unit, before in enumerate(problem.units.predecessors):
+        target = home[place[unit]]
+        sources[target].update(home[place[source]] for source in before)
+    way_s: dict[int, float] = {}
+
+    def way(index: int) -> float:
+        if index not in way_s:
+            before_s = max(
+                (way(source) for source in sources[index] if source != index), default=0.0
+            )
+            way_s[index] = before_s + stages[index].seconds_per_sample
+        return way_s[index]
+
+    longest_s = max(way(index) for index in range(len(stages)))
+    slowest_s = max(stage.seconds_per_sample for stage in stages)
+    num_others = problem.request.minibatch_size / microbatch_size - 1
+    return microbatch_size * (longest_s + num_others * slowest_s)

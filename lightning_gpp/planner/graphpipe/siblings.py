@@ -1,0 +1,243 @@
+"""The branches beside the owner of a block: each cut on its own, or several whole ones together.
+
+Light branches share a stage. With few branches all groups are tried; with many, branches are packed
+from the heaviest to the lightest into the first stage that has room (first-fit decreasing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from lightning_gpp.planner.graphpipe.frontier import Beside, Cut, Trace, Way, add_way
+from lightning_gpp.planner.graphpipe.layout import Frame, Interval, Run
+from lightning_gpp.planner.graphpipe.rates import Crew
+
+if TYPE_CHECKING:
+    from lightning_gpp.planner.graphpipe.partition import Partition, Space
+
+FEW_BRANCHES = 6
+"""In small models, up to this many branches are grouped in all ways."""
+
+Branches = tuple[tuple[int, Trace], ...]
+"""(shift, stages) of each branch, as in :class:`Beside`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """One way to divide the branches beside an owner.
+
+    Attributes:
+        in_flight: most micro-batches in flight of their first stages; 0 without branches.
+        used: their devices.
+        branches: their stages.
+    """
+
+    in_flight: int
+    used: int
+    branches: Branches
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A stage that holds joins, with the branches before them.
+
+    Attributes:
+        intervals: places of the stage, whole branches that it took in included.
+        beside: micro-batches in flight beside the owner of each join, outermost first.
+        used: devices of the branches, the stage itself not counted.
+        branches: their stages.
+    """
+
+    intervals: tuple[Interval, ...]
+    beside: tuple[int, ...]
+    used: int
+    branches: Branches
+
+
+class Siblings:
+    """Finds, for one limit, the ways of the branches beside owners."""
+
+    def __init__(self, partition: Partition, space: Space) -> None:
+        self._partition = partition
+        self._space = space
+        self._found: dict[tuple[tuple[Interval, ...], int], list[Sides]] = {}
+
+    def ways(self, child: Frame, in_flight: int) -> list[Sides]:
+        """The ways of all branches but the owner.
+
+        Args:
+            child: the frame of the owner.
+            in_flight: micro-batches in flight of the stage with the join.
+        """
+        return self._ways(child.others, in_flight)
+
+    def with_join(
+        self, crossed: Sequence[Frame], intervals: tuple[Interval, ...], crew: Crew, in_flight: int
+    ) -> Iterator[Join]:
+        """A stage with joins as it is, and with whole branches taken in.
+
+        Args:
+            crossed: the frames of the owners, innermost first.
+            intervals: places of the stage.
+            crew: its devices.
+            in_flight: its micro-batches in flight.
+        """
+        joins = [Join(intervals, (), 0, ())]
+        for frame in reversed(crossed):
+            joins = [
+                Join(
+                    stage,
+                    (*join.beside, sides.in_flight),
+                    join.used + sides.used,
+                    join.branches + sides.branches,
+                )
+                for join in joins
+                for stage, left in self._taken_in(join.intervals, frame.others, crew, in_flight)
+                for sides in self._ways(left, in_flight)
+            ]
+        yield from joins
+
+    def _taken_in(
+        self,
+        intervals: tuple[Interval, ...],
+        others: tuple[Run, ...],
+        crew: Crew,
+        in_flight: int,
+    ) -> Iterator[tuple[tuple[Interval, ...], tuple[Run, ...]]]:
+        """A stage with some of the branches in it, and the branches that are left."""
+        yield intervals, others
+        if self._space.is_small and len(others) <= FEW_BRANCHES:
+            for size in range(1, len(others) + 1):
+                for runs in combinations(others, size):
+                    stage = joined(intervals, *(run.interval for run in runs))
+                    if self._partition.fits(stage, crew, in_flight):
+                        yield stage, tuple(run for run in others if run not in runs)
+            return
+        stage, left = intervals, []
+        for run in self._by_weight(others, crew):
+            longer = joined(stage, run.interval)
+            if self._partition.fits(longer, crew, in_flight):
+                stage = longer
+            else:
+                left.append(run)
+        if stage != intervals:
+            yield stage, tuple(left)
+
+    def _ways(self, runs: tuple[Run, ...], in_flight: int) -> list[Sides]:
+        key = tuple(run.interval for run in runs), in_flight
+        found = self._found.get(key)
+        if found is None:
+            ways: list[Way] = []
+            if self._space.is_small and len(runs) <= FEW_BRANCHES:
+                self._all_groups(runs, in_flight, Way(0, 0, (), None), ways)
+            else:
+                self._packed(runs, in_flight, ways)
+            found = self._found[key] = [Sides(w.in_flight, w.used, _branches(w)) for w in ways]
+        return found
+
+    def _all_groups(
+        self, runs: tuple[Run, ...], in_flight: int, done: Way, ways: list[Way]
+    ) -> None:
+        """Every grouping of branches; the first one with any of the others."""
+        if not runs:
+            add_way(ways, done, self._space.usage)
+            return
+        first, others = runs[0], runs[1:]
+        for size in range(len(others) + 1):
+            for more in combinations(others, size):
+                left = tuple(run for run in others if run not in more)
+                for way in self._together((first, *more), in_flight):
+                    self._all_groups(left, in_flight, _plus(done, way), ways)
+
+    def _together(self, runs: tuple[Run, ...], in_flight: int) -> list[Way]:
+        """The ways of one branch, or of several in one stage; their traces are in place."""
+        if len(runs) == 1:
+            shift = self._partition.shift(runs[0])
+            return [
+                Way(w.in_flight, w.used, (), Beside(((shift, w.trace),), None))
+                for w in self._partition.side(runs[0], in_flight)
+                if w.trace is not None
+            ]
+        ways: list[Way] = []
+        intervals = joined((), *(run.interval for run in runs))
+        kinds = set()
+        for crew in self._space.crews:
+            if crew.kind not in kinds and self._partition.fits(intervals, crew, in_flight + 1):
+                kinds.add(crew.kind)
+                used = self._space.usage.of(crew.num_replicas, crew.kind)
+                cut = Cut(intervals, crew, in_flight + 1, None)
+                add_way(ways, Way(in_flight + 1, used, (), cut), self._space.usage)
+        return ways
+
+    def _packed(self, runs: tuple[Run, ...], in_flight: int, ways: list[Way]) -> None:
+        """Branches packed into stages of one crew, for each crew; what is too heavy on its own."""
+        packings: set[frozenset[tuple[Run, ...]]] = {frozenset((run,) for run in runs)}
+        together: set[int] = set()
+        for crew in self._space.crews if len(runs) > 1 else ():
+            if crew.kind not in together:
+                groups = frozenset(self._first_fit(runs, crew, in_flight + 1))
+                packings.add(groups)
+                if len(groups) == 1:
+                    together.add(crew.kind)
+        for groups in packings:
+            found = [Way(0, 0, (), None)]
+            for group in sorted(groups, key=lambda group: group[0].start):
+                longer: list[Way] = []
+                for one in found:
+                    for other in self._together(group, in_flight):
+                        way = _plus(one, other)
+                        if self._space.usage.fits(way.used):
+                            add_way(longer, way, self._space.usage)
+                found = longer
+            for way in found:
+                add_way(ways, way, self._space.usage)
+
+    def _first_fit(self, runs: tuple[Run, ...], crew: Crew, depth: int) -> list[tuple[Run, ...]]:
+        groups: list[tuple[Run, ...]] = []
+        stages: list[tuple[Interval, ...]] = []
+        for run in self._by_weight(runs, crew):
+            for index, stage in enumerate(stages):
+                longer = joined(stage, run.interval)
+                if self._partition.fits(longer, crew, depth):
+                    stages[index] = longer
+                    groups[index] = (*groups[index], run)
+                    break
+            else:
+                stages.append((run.interval,))
+                groups.append((run,))
+        return groups
+
+    def _by_weight(self, runs: Sequence[Run], crew: Crew) -> list[Run]:
+        sums = self._space.rates.least_seconds(crew)
+        return sorted(runs, key=lambda run: sums[run.interval[0]] - sums[run.interval[1]])
+
+
+def joined(intervals: tuple[Interval, ...], *more: Interval) -> tuple[Interval, ...]:
+    """Intervals in order, those that touch as one.
+
+    >>> joined(((0, 2), (5, 6)), (2, 3))
+    ((0, 3), (5, 6))
+    """
+    found: list[Interval] = []
+    for start, stop in sorted((*intervals, *more)):
+        if found and found[-1][1] == start:
+            found[-1] = found[-1][0], stop
+        else:
+            found.append((start, stop))
+    return tuple(found)
+
+
+def _plus(one: Way, other: Way) -> Way:
+    assert other.trace is not None
+    branches = (*_branches(one), *_branches(other))
+    trace = Beside(branches, None)
+    return Way(max(one.in_flight, other.in_flight), one.used + other.used, (), trace)
+
+
+def _branches(way: Way) -> Branches:
+    if way.trace is None:
+        return ()
+    return way.trace.branches if isinstance(way.trace, Beside) else ((0, way.trace),)

@@ -1,0 +1,42 @@
+"""The planner ``sequential``: GraphPipe's own search on the model as a chain.
+
+The ablation of GraphPipe (arXiv 2406.17145, section 7.4): the same cost model, micro-batch sizes,
+replicas and memory limits, but the operators stand in one line and every stage waits for the one
+before it, so that branches never run in parallel.
+"""
+
+from __future__ import annotations
+
+from lightning_gpp.graph.series_parallel import leaves
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
+from lightning_gpp.planner.graphpipe.result import Choice, SearchResult, ranked_plans
+from lightning_gpp.planner.plan import Plan
+
+NAME = "sequential"
+
+
+def sequential(request: PlanRequest) -> Plan:
+    """The chain of stages with the shortest predicted step.
+
+    Raises:
+        ValueError: no plan fits into the devices' memory.
+    """
+    return search_chains(request).best
+
+
+def search_chains(request: PlanRequest) -> SearchResult:
+    """The search of :func:`sequential`, with what it looked at.
+
+    Raises:
+        ValueError: no plan fits into the devices' memory.
+    """
+    units = search_units(request)
+    problem = linear(request, units, tuple(leaves(branching(request, units).tree)))
+    choice = Choice(request)
+    name = f"{NAME} (estimated)" if request.is_estimated else NAME
+    choice.search(problem, name, is_chain=True)
+    found = choice.finish()
+    if not found:
+        raise ValueError("no division of the model into stages fits into the devices' memory")
+    return SearchResult(found[0].plan, ranked_plans(found))

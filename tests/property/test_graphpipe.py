@@ -1,0 +1,44 @@
+"""The planners ``graphpipe`` and ``sequential`` on random models."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.graphs import model_graphs, profiles
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_gpp.cost import Costs
+from lightning_gpp.planner import PlanRequest, validate_plan
+from lightning_gpp.planner.evaluate import evaluate_plan
+from lightning_gpp.planner.graphpipe import search_plans
+from lightning_gpp.planner.make_plan import PLANNERS, plan_request
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> PlanRequest:
+    graph = draw(model_graphs())
+    return plan_request(
+        graph,
+        draw(st.integers(1, 4)),
+        minibatch_size=draw(st.sampled_from([4, 8, 12])),
+        costs=Costs((draw(profiles(graph)),)),
+        num_microbatches=draw(st.sampled_from([None, None, 1, 2])),
+        schedule=draw(st.sampled_from(["1f1b", "gpipe"])),
+    )
+
+
+@pytest.mark.parametrize("planner", ["graphpipe", "sequential"])
+@given(requests())
+@settings(max_examples=60)
+def test_plans_are_valid(planner, request):
+    plan = PLANNERS[planner](request)
+    validate_plan(plan, request.graph, request.num_devices)
+    assert evaluate_plan(plan, request).is_feasible
+    assert plan.is_chain == (planner == "sequential")
+
+
+@given(requests())
+@settings(max_examples=40)
+def test_graphpipe_is_never_slower_than_sequential(request):
+    best = search_plans(request).ranked[0].evaluation.step_s
+    assert best <= evaluate_plan(PLANNERS["sequential"](request), request).step_s * (1 + 1e-9)
