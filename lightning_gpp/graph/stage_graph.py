@@ -49,8 +49,8 @@ class StageGraph:
     Attributes:
         num_stages: number of stages, the feed not counted.
         edges: sorted by (source, target), each pair once.
-        parameter_readers: canonical names of the parameters, each with the stages that read it in
-            ascending order.
+        parameter_readers: canonical names of the parameters in the order of the operators, each
+            with the stages that read it, ascending.
 
     Raises:
         ValueError: an edge does not go from a lower to a higher id, or is given twice.
@@ -205,4 +205,4 @@ def _parameter_readers(
     for operator in graph:
         for name in operator.parameters:
             readers.setdefault(name, set()).add(stage_of[operator.name])
-    return tuple((name, tuple(sorted(stages))) for name, stages in sorted(readers.items()))
+    return tuple((name, tuple(sorted(stages))) for name, stages in readers.items())

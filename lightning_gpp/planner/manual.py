@@ -25,12 +25,26 @@ class NamedStage:
     Attributes:
         modules: qualified names of modules (``"encoders.image"``) or names of operators.
         device: index of its device; the position in the list if not given.
-        microbatch_multiple: as in :class:`~lightning_gpp.planner.plan.Stage`.
+        devices: indices of the devices of its replicas, instead of ``device``.
+        microbatch_multiple: as in :class:`~lightning_gpp.planner.plan.Stage`; by default the
+            number of its devices.
+        recompute: as in :class:`~lightning_gpp.planner.plan.Stage`.
     """
 
     modules: tuple[str, ...]
     device: int | None = None
-    microbatch_multiple: int = 1
+    devices: tuple[int, ...] | None = None
+    microbatch_multiple: int | None = None
+    recompute: bool = False
+
+    def stage(self, id: int, operators: tuple[str, ...], position: int) -> Stage:
+        """The stage of a plan, with its operators known."""
+        devices, multiple = self.devices, self.microbatch_multiple
+        if devices is None:
+            devices = (position if self.device is None else self.device,)
+        if multiple is None:
+            multiple = len(devices)
+        return Stage(id, operators, devices, multiple, self.recompute)
 
     def __str__(self) -> str:
         return f"[{', '.join(self.modules)}]"
@@ -42,7 +56,7 @@ def resolve_plan(plan: PlanLike, graph: ModelGraph) -> Plan:
     Args:
         plan: a :class:`Plan`; the path of a plan file; a mapping in the JSON form of plans; or a
             sequence of stages, each a sequence of module names or a mapping such as ``{"modules":
-            ["encoders.image"], "device": 1, "microbatch_multiple": 2}``. A name stands for the
+            ["encoders.image"], "devices": [1, 2], "recompute": True}``. A name stands for the
             module with all modules in it; the longest name that matches an operator wins.
             Operators that are no modules and that nobody names find their stage themselves: what
             works on the result of one stage stays there; what joins several stages (a ``cat``) or
@@ -79,6 +93,8 @@ def _named_stage(item: object, position: int) -> NamedStage:
     stage = from_data(NamedStage, data, where=f"plan: stage {position}")
     if not stage.modules:
         raise ValueError(f"plan: stage {position} names no module")
+    if stage.device is not None and stage.devices is not None:
+        raise ValueError(f"plan: stage {position} has both device and devices; give one of them")
     return stage
 
 
@@ -96,10 +112,8 @@ def _from_names(named: Sequence[NamedStage], graph: ModelGraph) -> Plan:
     stage_of = _with_others(graph, {name: place_of[pos] for name, pos in claimed.items()})
     stages = []
     for place, position in enumerate(order):
-        stage = named[position]
         operators = tuple(o.name for o in graph if stage_of[o.name] == place)
-        device = position if stage.device is None else stage.device
-        stages.append(Stage(place, operators, (device,), stage.microbatch_multiple))
+        stages.append(named[position].stage(place, operators, position))
     return Plan(tuple(stages), planner="manual")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,9 +19,11 @@ from torch.nn import Parameter
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.runtime.handover import Handover
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
+from lightning_gpp.runtime.reduction import GradientReduction
 from lightning_gpp.runtime.stage_run import Flight, StageCode, run_forward
+from lightning_gpp.runtime.sums import Sums
 from lightning_gpp.runtime.transport import Tag, Transport
-from lightning_gpp.schedule import Action, Kind, Program
+from lightning_gpp.schedule import Action, Kind, Program, ReduceGroup
 
 _REDUCE = -2
 
@@ -69,6 +72,7 @@ class Executor:
         output_names: values that the model returns; the loss stage returns them all.
         batch_dims: value name -> dimension of the samples for each of its tensors.
         shared: parameters by canonical name, for the reduce groups.
+        sums: sums the gradients of replicas; not needed where no stage has replicas.
         timeout_s: limit of every wait.
         on_record: gets a record of every action when set.
     """
@@ -79,6 +83,7 @@ class Executor:
     output_names: tuple[str, ...] = ()
     batch_dims: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     shared: Mapping[str, Parameter] = field(default_factory=dict)
+    sums: Sums | None = None
     timeout_s: float = 1800.0
     on_record: Callable[[ActionRecord], None] | None = None
 
@@ -103,9 +108,9 @@ class Executor:
                 f"the program has {program.num_microbatches} micro-batches, got sizes of "
                 f"{len(unit_sizes)}"
             )
-        handover = Handover(program, unit_sizes, self.batch_dims)
-        step = _Step(self, program, handover, training, boundary)
         device = self.rank_of_device.index(self.transport.rank)
+        handover = Handover(program, unit_sizes, self.batch_dims)
+        step = _Step(self, program, handover, training, boundary, self._reduction(program, device))
         actions = program.actions[device] if device < len(program.actions) else ()
         for action in actions:
             if self.on_record is None:
@@ -113,6 +118,12 @@ class Executor:
             else:
                 self.on_record(step.perform_timed(action))
         self.transport.flush()
+
+    def _reduction(self, program: Program, device: int) -> GradientReduction | None:
+        if all(group.stage is None for group in program.reduce_groups):
+            return None
+        assert self.sums is not None, "stages with replicas need sums of their gradients"
+        return GradientReduction(program, device, self.rank_of_device, self.shared, self.sums)
 
 
 @dataclass(slots=True)
@@ -124,6 +135,7 @@ class _Step:
     handover: Handover
     training: bool
     boundary: Boundary | None
+    reduction: GradientReduction | None
     flights: dict[tuple[int, int], Flight] = field(default_factory=dict)
     loss_start_ns: int | None = None
 
@@ -147,7 +159,8 @@ class _Step:
             case Kind.FORWARD:
                 self.forward(action.stage, action.microbatch)
             case Kind.BACKWARD:
-                self.backward(action.stage, action.microbatch)
+                with self.reduction.watching(action) if self.reduction else nullcontext():
+                    self.backward(action.stage, action.microbatch)
             case Kind.REDUCE:
                 self.reduce(action)
             case _ if action.kind.is_send:
@@ -170,8 +183,12 @@ class _Step:
             source=source,
             tag=tag,
             timeout_s=self.executor.timeout_s,
-            purpose=f"{self.program.replica(action.stage)}, action {action}",
+            purpose=self.purpose(action),
         )
+
+    def purpose(self, action: Action) -> str:
+        """What an action is for, for errors."""
+        return f"{self.program.replica(action.stage)}, action {action}"
 
     # Forward ---------------------------------------------------------------------------------
 
@@ -186,7 +203,9 @@ class _Step:
                 payload = self.handover.take(edges, stage, microbatch, backward=False)
                 inputs |= zip(edges[0].values, unpack(payload), strict=True)
             code = self.executor.stages[self.program.replica(stage).stage]
-            flight = run_forward(code, inputs, training=self.training)
+            flight = run_forward(
+                code, inputs, training=self.training, has_backward=self.program.has_backward
+            )
         for edges in self.program.out_groups[stage]:
             payload = pack([flight.outputs[name] for name in edges[0].values])
             self.check_gradients(edges[0], payload)
@@ -200,6 +219,7 @@ class _Step:
             self.loss_start_ns = time.monotonic_ns()
             flight.loss = self.boundary.finish(microbatch, outputs)
         if self.program.has_backward:
+            flight.let_go()
             self.flights[stage, microbatch] = flight
 
     def check_gradients(self, edge: StageEdge, payload: Payload) -> None:
@@ -229,11 +249,19 @@ class _Step:
                 payload = pack_gradients(flight.input_gradients(edges[0].values))
                 self.handover.put(edges, stage, microbatch, payload, backward=True)
 
-    # Shared parameters -----------------------------------------------------------------------
+    # Parameters on several ranks -------------------------------------------------------------
 
     def reduce(self, action: Action) -> None:
-        """Sums the gradients of shared parameters: the owner adds up and answers with the sum."""
+        """Sums the gradients of parameters that several ranks hold."""
         group = self.program.reduce_groups[action.microbatch]
+        if group.stage is None:
+            self.reduce_shared(group, action)
+        else:
+            assert self.reduction is not None
+            self.reduction.finish(action.microbatch, self.executor.timeout_s, self.purpose(action))
+
+    def reduce_shared(self, group: ReduceGroup, action: Action) -> None:
+        """Of different stages: the owner adds up and answers with the sum."""
         parameters = [self.executor.shared[name] for name in group.parameters]
         ranks = [self.executor.rank_of_device[device] for device in group.devices]
         transport = self.executor.transport

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.checkpoint import checkpoint
 
 from lightning_gpp.runtime.payload import tensors_in
 
@@ -27,11 +29,14 @@ class StageCode:
         function: the operators.
         inputs: names of the values it takes, in order.
         outputs: names of the values it returns, in order.
+        recompute: whether only the inputs (and the states of random generators) are kept for the
+            backward, which runs the forward again.
     """
 
     function: StageFunction
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    recompute: bool = False
 
 
 @dataclass(slots=True)
@@ -40,15 +45,24 @@ class Flight:
 
     Attributes:
         inputs: values that came in, by name; their tensors are leaves.
-        outputs: values that go out, by name, with their autograd graph.
+        outputs: values that go out, by name, with their autograd graph; let go in between.
         loss: the loss of this micro-batch, where it is computed.
     """
 
     inputs: dict[str, Any]
     outputs: dict[str, Any]
     loss: Tensor | None = None
-    roots: list[Tensor] = field(default_factory=list)
+    ends: dict[str, list[GradientEdge | None]] = field(default_factory=dict)
+    roots: list[GradientEdge] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
+
+    def let_go(self) -> None:
+        """Keeps of the outputs only where gradients enter; their data live on where needed."""
+        self.ends = {
+            name: [get_gradient_edge(t) if t.requires_grad else None for t in tensors_in([value])]
+            for name, value in self.outputs.items()
+        }
+        self.outputs = {}
 
     def add_gradients(self, values: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
         """Takes the gradients that came back for some outputs.
@@ -57,16 +71,16 @@ class Flight:
             values: names of the outputs.
             gradients: one per tensor in them; None where the consumer has none.
         """
-        tensors = tensors_in([self.outputs[name] for name in values])
-        for tensor, gradient in zip(tensors, gradients, strict=True):
-            if gradient is not None and tensor.requires_grad:
-                self.roots.append(tensor)
+        ends = [end for name in values for end in self.ends[name]]
+        for end, gradient in zip(ends, gradients, strict=True):
+            if gradient is not None and end is not None:
+                self.roots.append(end)
                 self.gradients.append(gradient)
 
     def backward(self, *, retain_graph: bool = False) -> None:
         """Runs autograd from the loss and the outputs to parameters and inputs."""
         if self.loss is not None and self.loss.requires_grad:
-            self.roots.append(self.loss)
+            self.roots.append(get_gradient_edge(self.loss))
             self.gradients.append(torch.ones_like(self.loss))
         if self.roots:
             torch.autograd.backward(self.roots, self.gradients, retain_graph=retain_graph)
@@ -76,7 +90,24 @@ class Flight:
         return [tensor.grad for tensor in tensors_in([self.inputs[name] for name in values])]
 
 
-def run_forward(code: StageCode, inputs: Mapping[str, Any], *, training: bool) -> Flight:
-    """Runs a stage for one micro-batch."""
-    outputs = code.function([inputs[name] for name in code.inputs], training=training)
+def run_forward(
+    code: StageCode, inputs: Mapping[str, Any], *, training: bool, has_backward: bool
+) -> Flight:
+    """Runs a stage for one micro-batch.
+
+    Args:
+        code: the stage.
+        inputs: the values that enter it, by name.
+        training: whether modules are in training mode.
+        has_backward: whether a backward will follow.
+    """
+
+    def function(*values: Any) -> Sequence[Any]:
+        return code.function(values, training=training)
+
+    values = [inputs[name] for name in code.inputs]
+    if code.recompute and has_backward:
+        outputs = checkpoint(function, *values, use_reentrant=False)
+    else:
+        outputs = function(*values)
     return Flight(dict(inputs), dict(zip(code.outputs, outputs, strict=True)))

@@ -174,29 +174,39 @@ def _messages(
 
 
 def reduce_groups(stages: StageGraph, devices: Sequence[Sequence[int]]) -> tuple[ReduceGroup, ...]:
-    """The parameters that are on several devices, by these devices.
+    """The parameters that are on several devices.
+
+    Those of one stage with replicas are a group each, the last stage first, as their gradients
+    come; those that different stages share are grouped by their devices.
 
     Args:
         stages: says which stages read which parameter.
         devices: of every stage, one per replica.
     """
-    groups: dict[tuple[tuple[int, ...], bool], list[str]] = {}
+    replicated: dict[int, list[str]] = {}
+    shared: dict[tuple[int, ...], list[str]] = {}
     for name, readers in stages.parameter_readers:
         holders = tuple(sorted({device for stage in readers for device in devices[stage]}))
-        if len(holders) > 1:
-            groups.setdefault((holders, len(readers) == 1), []).append(name)
-    return tuple(
-        ReduceGroup(tuple(names), holders, is_replicated)
-        for (holders, is_replicated), names in sorted(groups.items())
-    )
+        if len(readers) == 1 and len(holders) > 1:
+            replicated.setdefault(readers[0], []).append(name)
+        elif len(holders) > 1:
+            shared.setdefault(holders, []).append(name)
+    groups = [
+        ReduceGroup(tuple(names), tuple(sorted(devices[stage])), stage)
+        for stage, names in sorted(replicated.items(), reverse=True)
+    ]
+    groups += [ReduceGroup(tuple(names), holders) for holders, names in sorted(shared.items())]
+    return tuple(groups)
 
 
 def _reduces(program: Program, device: int) -> list[Action]:
-    stage = min(
-        (stage for stage, home in enumerate(program.devices) if home == device), default=FEED
-    )
+    mine = [stage for stage, home in enumerate(program.devices) if home == device]
     return [
-        Action(stage, Kind.REDUCE, index)
+        Action(
+            next((s for s in mine if program.replica(s).stage == group.stage), min(mine)),
+            Kind.REDUCE,
+            index,
+        )
         for index, group in enumerate(program.reduce_groups)
         if device in group.devices
     ]

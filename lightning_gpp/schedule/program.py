@@ -38,13 +38,13 @@ class ReduceGroup:
     Attributes:
         parameters: canonical names.
         devices: the devices that hold them, ascending; the first one owns them.
-        is_replicated: whether the devices run replicas of one stage, which all make the same
-            gradients; otherwise the parameters are shared by different stages.
+        stage: the stage of the plan whose replicas hold them; None where different stages share
+            the parameters.
     """
 
     parameters: tuple[str, ...]
     devices: tuple[int, ...]
-    is_replicated: bool = False
+    stage: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,9 +309,7 @@ class Program:
             ),
             actions=tuple(tuple(map(Action.parse, row)) for row in data["actions"]),
             reduce_groups=tuple(
-                ReduceGroup(
-                    tuple(group["parameters"]), tuple(group["devices"]), group["is_replicated"]
-                )
+                ReduceGroup(tuple(group["parameters"]), tuple(group["devices"]), group["stage"])
                 for group in data["reduce_groups"]
             ),
             replicas=tuple(Replica(**replica) for replica in data["replicas"]),

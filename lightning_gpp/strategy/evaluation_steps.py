@@ -105,4 +105,4 @@ class EvaluationSteps:
 
     def _sizes(self, num_samples: int) -> list[int]:
         """Samples of each micro-batch of an evaluation batch."""
-        return self._session.unit_sizes(num_samples, at_a_time=1)
+        return self._session.unit_sizes(num_samples, is_training=False)

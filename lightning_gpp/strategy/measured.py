@@ -9,7 +9,7 @@ from lightning_gpp.graph import FEED
 from lightning_gpp.planner.operator_names import summarize_operators
 from lightning_gpp.runtime.clock import ClockOffset
 from lightning_gpp.runtime.executor import ActionRecord
-from lightning_gpp.schedule import Action, Kind
+from lightning_gpp.schedule import Action, Kind, Replica
 from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.recorder import RankRecord
@@ -18,16 +18,22 @@ _COMPUTE = {Kind.FORWARD: SpanKind.FORWARD, Kind.BACKWARD: SpanKind.BACKWARD}
 
 
 def timeline_stages(pipeline: Pipeline) -> tuple[TimelineStage, ...]:
-    """What a timeline shows of the stages of a pipeline."""
+    """What a timeline shows of the stages of a pipeline: of each replica, and of the loss."""
+    program = pipeline.program(pipeline.placed.units_at_a_time, has_backward=True)
     return tuple(
-        TimelineStage(
-            id=stage.id,
-            rank=pipeline.rank_of_device[stage.devices[0]],
-            label=summarize_operators(pipeline.captured.graph, stage.operators),
-            operators=stage.operators,
-        )
-        for stage in pipeline.plan.stages
+        _timeline_stage(pipeline, stage, program.replica(stage), program.device(stage))
+        for stage in range(program.num_stages)
     )
+
+
+def _timeline_stage(pipeline: Pipeline, id: int, replica: Replica, device: int) -> TimelineStage:
+    plan, graph = pipeline.plan, pipeline.captured.graph
+    is_loss = replica.stage == plan.num_stages
+    operators = () if is_loss else plan.stages[replica.stage].operators
+    label = "loss" if is_loss else summarize_operators(graph, operators)
+    if replica.count > 1 or replica.stage != id:  # ids count replicas, those of the plan do not
+        label = f"{label} ({replica})" if not is_loss else label
+    return TimelineStage(id, pipeline.rank_of_device[device], label, operators)
 
 
 def measured_timeline(

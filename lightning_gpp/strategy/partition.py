@@ -99,6 +99,24 @@ class Partition:
             else:
                 self._replace(name, torch.empty_like(tensor, device="meta"))
 
+    def check_copies(self) -> None:
+        """All ranks: compares the copies of what several ranks hold (replicas, shared parameters).
+
+        Raises:
+            RuntimeError: on rank 0, when two differ; the text names the first.
+        """
+        shared = [name for name, ranks in self.owners.holders.items() if len(ranks) > 1]
+        held = set(self.owners.held_by(self._rank))
+        own = {name: _checksum(self._tensor(name)) for name in shared if name in held}
+        found = self._control.gather(own, "comparing the weights of replicas")
+        for name in shared if found else ():
+            sums = {rank: found[rank][name] for rank in self.owners.holders[name]}
+            if len(set(sums.values())) > 1:
+                raise RuntimeError(
+                    f"{name!r} starts from different values on ranks {sorted(sums)}, which hold "
+                    "copies of it; does something change weights before the first step?"
+                )
+
     def whole_values(self) -> dict[str, Tensor]:
         """All ranks: on rank 0 the CPU values of what it does not hold, elsewhere nothing."""
         names = self.owners.counted_by(self._rank)
@@ -188,6 +206,15 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             for key, tensor in table.items():
                 if tensor is not None:
                     yield (f"{prefix}.{key}" if prefix else key), tensor
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+def _checksum(tensor: Tensor) -> int:
+    """The sum of the bits of a tensor taken as integers: equal for equal values."""
+    bits = tensor.detach().contiguous().reshape(-1).view(_INTEGERS[tensor.element_size()])
+    return int(bits.sum(dtype=torch.int64))
 
 
 def _move(tensor: Tensor, device: torch.device) -> None:

@@ -12,9 +12,10 @@ from lightning_gpp.capture import CapturedModel, capture
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor
+from lightning_gpp.runtime.process_sums import ProcessSums
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.transport import Transport
-from lightning_gpp.schedule import Program
+from lightning_gpp.schedule import Program, reduce_groups
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.devices_at_hand import DeviceAtHand, cluster_at_hand
 from lightning_gpp.strategy.partition import Partition, ownership
@@ -75,6 +76,16 @@ class Pipeline:
         """Samples of each call of the user's step, which goes at the pace of the loss stage."""
         pace = self.placed.multiples[-1]
         return [sum(unit_sizes[start : start + pace]) for start in range(0, len(unit_sizes), pace)]
+
+    def abort(self, error: BaseException) -> None:
+        """Ends the waiting for sums of gradients with an error."""
+        if self.executor.sums is not None:
+            self.executor.sums.abort(error)
+
+    def close(self) -> None:
+        """All ranks: gives back what the pipeline needed for its sums."""
+        if isinstance(self.executor.sums, ProcessSums):
+            self.executor.sums.close()
 
     def record(self, on_record: Callable[[ActionRecord], None] | None) -> None:
         """Sets who gets a record of every action; None for nobody."""
@@ -162,9 +173,20 @@ def build_pipeline(
             name: tuple(spec.batch_dim for spec in value.tensors)
             for name, value in captured.graph.values.items()
         },
+        sums=_sums(placed, ranks, settings.timeout_s),
         timeout_s=settings.timeout_s,
     )
     return Pipeline(settings, captured, plan, placed, planned, ranks, partition, executor)
+
+
+def _sums(placed: PlanGraph, ranks: Sequence[int], timeout_s: float) -> ProcessSums | None:
+    """All ranks: what sums the gradients of replicas."""
+    groups = {
+        tuple(sorted(ranks[device] for device in group.devices))
+        for group in reduce_groups(placed.stages, placed.devices)
+        if group.stage is not None
+    }
+    return ProcessSums(groups, timeout_s) if groups else None
 
 
 def share_parameters(pipeline: Pipeline, target: nn.Module) -> None:
@@ -216,7 +238,8 @@ def _codes(
     changing = {name for operator in captured.graph for name in operator.state}
     for stage, devices in enumerate(placed.devices):
         homes = {ranks[device] for device in devices}
-        operators = plan.stages[stage].operators if stage < plan.num_stages else ()
+        is_loss = stage == plan.num_stages  # a stage that only takes the outputs of replicas
+        operators = () if is_loss else plan.stages[stage].operators
         inputs, outputs = _values(captured, placed.stages, stage, operators)
         function = captured.stage(operators, inputs, outputs)
         for name in function.parameter_names:
@@ -226,7 +249,8 @@ def _codes(
             holders = homes if name in changing else homes | {0}
             readers.setdefault(prefix + name, set()).update(holders)
         if rank in homes:
-            codes[stage] = StageCode(function, inputs, outputs)
+            recompute = not is_loss and plan.stages[stage].recompute
+            codes[stage] = StageCode(function, inputs, outputs, recompute)
     return codes, readers
 
 

@@ -13,6 +13,7 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import (
     Plan,
+    PlanGraph,
     PlanRequest,
     answer,
     num_separable,
@@ -85,13 +86,23 @@ def plan_pipeline(
     cluster = in_plan_order(at_hand if chosen is None else resolve_cluster(chosen, num_devices))
     if settings.plan is not None:
         plan = resolve_plan(settings.plan, captured.graph)
-        validate_plan(plan, captured.graph, num_devices)
+        _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
         return Planned(plan, _request(settings, captured, example, cluster, None, plan))
     costs = profile_costs(captured, example.args, example.kwargs)
     cluster = cluster.first(_num_used(captured, num_devices))
     request = _request(settings, captured, example, cluster, costs, None)
     plan = answer(request, settings.planner)
     return Planned(plan, request)
+
+
+def _check_microbatches(settings: Settings, stages: PlanGraph) -> None:
+    asked, at_a_time = settings.num_microbatches, stages.units_at_a_time
+    if asked is not None and asked % at_a_time:
+        raise ValueError(
+            f"num_microbatches={asked} does not fit the plan, whose stages take "
+            f"{', '.join(map(str, sorted(set(stages.multiples))))} micro-batches at a time; use a "
+            f"multiple of {at_a_time}, or leave num_microbatches to the plan"
+        )
 
 
 def _num_used(captured: CapturedModel, num_devices: int) -> int:

@@ -55,8 +55,8 @@ class Session:
         self.device = device
         self.transport = open_transport(device, settings.timeout_s)
         self.control = Control(self.transport, settings.timeout_s)
-        self.failures = FailureWatch(host, self.transport.abort)
         self.pipeline: Pipeline | None = None
+        self.failures = FailureWatch(host, self._abort)
         self.on_built: Callable[[Pipeline], None] | None = None
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.recorder = StepRecorder()
@@ -152,10 +152,13 @@ class Session:
         boundary.captured = None if self.pipeline is None else self.pipeline.captured
         return boundary
 
-    def unit_sizes(self, num_samples: int, at_a_time: int | None = None) -> list[int]:
+    def unit_sizes(self, num_samples: int, *, is_training: bool = True) -> list[int]:
         """Samples of each of the smallest micro-batches of a mini-batch."""
-        if at_a_time is None:
-            at_a_time = 1 if self.pipeline is None else self.pipeline.placed.units_at_a_time
+        at_a_time = 1
+        if self.pipeline is not None and is_training:
+            at_a_time = self.pipeline.placed.units_at_a_time
+        elif self.pipeline is not None and num_samples >= self.pipeline.placed.replicas_at_a_time:
+            at_a_time = self.pipeline.placed.replicas_at_a_time
         return unit_sizes(
             num_samples,
             full=max(self.full_batch, num_samples),
@@ -195,6 +198,7 @@ class Session:
             PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
         ]
         pipeline.partition.spread()
+        pipeline.partition.check_copies()
         share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
         self._stash = GradientStash(held)
         holders = pipeline.partition.owners.holders
@@ -251,9 +255,17 @@ class Session:
                 if self.pipeline is not None:
                     self._make_whole(self.pipeline, on_all_ranks)
                 dist.barrier()
+                if self.pipeline is not None:
+                    self.pipeline.close()
             self.failures.close()
             self.transport.close()
         self._threads.close()
+
+    def _abort(self, error: BaseException) -> None:
+        """Ends every wait of this rank with the error of another."""
+        self.transport.abort(error)
+        if self.pipeline is not None:
+            self.pipeline.abort(error)
 
     def _make_whole(self, pipeline: Pipeline, on_all_ranks: bool) -> None:
         partition = pipeline.partition

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
 from helpers.training import Training
 from lightning_gpp.capture import capture
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner.plan import Plan, Stage
+from lightning_gpp.planner import Plan, Stage, validate_plan
 
 MAX_EXTRA_STAGES = 3
 
@@ -20,11 +21,19 @@ def captured_graph(training: Training) -> ModelGraph:
     return capture(module, args, kwargs).graph
 
 
-def random_plan(graph: ModelGraph, *, num_devices: int, seed: int) -> Plan:
+def random_plan(
+    graph: ModelGraph, *, num_devices: int, seed: int, with_replicas: bool = False
+) -> Plan:
     """Cuts a random topological order at random points over all devices.
 
     Every cut of a topological order gives convex stages in topological order, so all plans
     made here are valid; a device may get several stages that do not touch.
+
+    Args:
+        graph: the model.
+        num_devices: all get a stage.
+        seed: of the choice.
+        with_replicas: draw replicas, micro-batches of other sizes, recomputation and chains too.
 
     Raises:
         ValueError: the graph has fewer operators than there are devices.
@@ -39,12 +48,33 @@ def random_plan(graph: ModelGraph, *, num_devices: int, seed: int) -> Plan:
     devices = list(range(num_devices))
     devices += choose.choices(range(num_devices), k=num_stages - num_devices)
     choose.shuffle(devices)
-    return Plan(
+    plan = Plan(
         tuple(
             Stage(i, tuple(order[start:end]), (devices[i],))
             for i, (start, end) in enumerate(bounds)
         )
     )
+    while with_replicas:
+        other = _with_replicas(plan, graph, num_devices, choose)
+        with contextlib.suppress(ValueError):  # values without samples cannot be cut
+            validate_plan(other, graph, num_devices)
+            return other
+    return plan
+
+
+def _with_replicas(plan: Plan, graph: ModelGraph, num_devices: int, choose: random.Random) -> Plan:
+    """The same stages, where each may get more devices, larger micro-batches, recomputation."""
+    stages = []
+    for stage in plan.stages:
+        state = any(graph.operator[name].state for name in stage.operators)
+        multiple = choose.choice([1, 2, 4])
+        counts = [n for n in (1, 2, 4) if multiple % n == 0 and n <= num_devices]
+        others = [device for device in range(num_devices) if device not in stage.devices]
+        count = 1 if state else choose.choice(counts)
+        devices = [*stage.devices, *choose.sample(others, count - 1)]
+        recompute = not state and choose.random() < 0.3
+        stages.append(Stage(stage.id, stage.operators, tuple(devices), multiple, recompute))
+    return Plan(tuple(stages), num_microbatches=4, is_chain=choose.random() < 0.3)
 
 
 def _topological_order(graph: ModelGraph, choose: random.Random) -> list[str]:

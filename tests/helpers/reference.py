@@ -41,7 +41,16 @@ def assert_equal_training(
     expected = train_one_device(training)
     results = train_pipeline(pool, training, num_ranks=num_ranks, **strategy)
     assert_same_training(results, expected, training.data.dtype)
+    assert_equal_copies(results)
     return results
+
+
+def assert_equal_copies(results: Sequence[Result]) -> None:
+    """What several ranks held at the end of training has the same bits on all of them."""
+    first: dict[str, Tensor] = {}
+    for result in results:
+        for name, tensor in result.held.items():
+            assert torch.equal(first.setdefault(name, tensor), tensor), name
 
 
 def assert_same_training(results: Sequence[Result], expected: Result, dtype: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.runtime.executor import ActionRecord, Executor
 from lightning_gpp.runtime.stage_run import StageCode
+from lightning_gpp.runtime.sums import ThreadSumHub, ThreadSums
 from lightning_gpp.runtime.thread_transport import ThreadHub
 from lightning_gpp.schedule import Program
 
@@ -130,7 +131,8 @@ def run_on_threads(
     The gradients are in the weights of ``toy`` afterwards; devices with the same weight must agree.
     """
     num_devices = 1 + max(program.devices)
-    hub = ThreadHub(num_devices)
+    hub, sums_hub = ThreadHub(num_devices), ThreadSumHub()
+    sums = [ThreadSums(sums_hub, device) for device in range(num_devices)]
     pace = program.multiples[-1]
     sizes = [sum(unit_sizes[i : i + pace]) for i in range(0, len(unit_sizes), pace)]
     output = f"v{toy.stages.num_stages - 1}"
@@ -151,6 +153,7 @@ def run_on_threads(
             output_names=(output,),
             batch_dims={name: (0,) for edge in program.edges for name in edge.values},
             shared=own.weights,
+            sums=sums[device],
             timeout_s=20,
             on_record=None if on_record is None else lambda record: on_record(device, record),
         )
@@ -161,6 +164,8 @@ def run_on_threads(
             errors.append(error)
             for mailbox in hub.mailboxes:
                 mailbox.fail(error)
+            for each in sums:
+                each.abort(error)
 
     threads = [threading.Thread(target=work, args=(d,)) for d in range(num_devices)]
     for thread in threads:

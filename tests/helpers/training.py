@@ -64,6 +64,7 @@ class Result:
 
     Attributes:
         weights: state dict entries that exist on this rank (none on the meta device).
+        held: the same at the end of training, when a rank of a pipeline holds its own only.
         losses: the logged ``train_loss`` of every batch.
         learning_rates: of every parameter group after every batch.
         validations: the logged metrics after every validation, sanity check left out.
@@ -77,6 +78,7 @@ class Result:
     """
 
     weights: dict[str, Tensor] = field(default_factory=dict)
+    held: dict[str, Tensor] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     learning_rates: list[list[float]] = field(default_factory=list)
     validations: list[dict[str, float]] = field(default_factory=list)
@@ -107,6 +109,9 @@ class Recording(lp.Callback):
         names = {parameter: name for name, parameter in pl_module.named_parameters()}
         self.result.own_parameters = {n for p, n in names.items() if not p.is_meta}
         self.result.optimizer_state = {names[p] for p in optimizer.state if optimizer.state[p]}
+
+    def on_train_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
+        self.result.held = real_tensors(pl_module)
 
     def on_validation_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
         if not trainer.sanity_checking:

@@ -73,6 +73,41 @@ def test_random_models_with_random_plans(
     )
 
 
+@settings(
+    max_examples=max(4, settings.default.max_examples // 2),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
+@given(
+    spec=model_specs(),
+    optimizer=optimizer_specs(),
+    schedule=st.sampled_from(SCHEDULES),
+    num_ranks=st.integers(2, 4),
+    plan_seed=st.integers(0, 999),
+    options=st.sampled_from(
+        [
+            {},
+            {"accumulate_grad_batches": 2},
+            {"gradient_clip_val": 0.3, "check_val_every_n_epoch": 2},
+        ]
+    ),
+)
+def test_random_plans_with_replicas(
+    pool: WorkerPool,
+    spec: ModelSpec,
+    optimizer: OptimizerSpec,
+    schedule: str,
+    num_ranks: int,
+    plan_seed: int,
+    options: dict[str, object],
+) -> None:
+    """Replicas, micro-batches of other sizes, recomputation and chains; see the random plan."""
+    training = replace(branchy(spec, optimizer, dtype="float64"), trainer=options)
+    graph = captured_graph(training)
+    num_devices = min(num_ranks, len(graph))
+    plan = random_plan(graph, num_devices=num_devices, seed=plan_seed, with_replicas=True)
+    assert_equal_training(pool, training, num_ranks=num_devices, schedule=schedule, plan=plan)
+
+
 @pytest.mark.parametrize(
     ("name", "num_ranks", "schedule", "optimizer"),
     [

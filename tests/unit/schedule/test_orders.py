@@ -150,8 +150,8 @@ def test_replicas_take_their_share_of_every_microbatch():
 def test_replicas_reduce_their_gradients():
     stages = StageGraph(2, graph(2, (0, 1)).edges, parameter_readers=(("w", (0,)), ("v", (1,))))
     program = build_program(stages, devices=[(0, 1), 2], num_microbatches=2)
-    assert [(g.parameters, g.devices, g.is_replicated) for g in program.reduce_groups] == [
-        (("w",), (0, 1), True)
+    assert [(g.parameters, g.devices, g.stage) for g in program.reduce_groups] == [
+        (("w",), (0, 1), 0)
     ]
     assert [str(actions[-1]) for actions in program.actions] == ["0R0", "1R0", "2SB0>1"]
 
