@@ -57,7 +57,7 @@ class Bucket:
         assert self.pending is not None and self.flat is not None
         self.pending.wait(timeout_s, purpose)
         sizes = [parameter.numel() for parameter in self.parameters.values()]
-        *pieces, flags = self.flat.split([*sizes, len(sizes)])
+        *pieces, flags = torch.split(self.flat, [*sizes, len(sizes)])
         for parameter, piece, flag in zip(
             self.parameters.values(), pieces, flags.tolist(), strict=True
         ):

@@ -164,7 +164,7 @@ def test_a_stage_must_keep_something():
         ([[1]], r"stage 0: modules\[0\]: expected a string, got 1"),
         ([{"modules": ["head"], "place": 1}], "stage 0: unknown key 'place'"),
         ([{"modules": ["head"], "device": 1, "devices": [1]}], "both device and devices"),
-        ([{"modules": ["head"], "devices": [0, 0]}], "names a device twice"),
+        ([{"modules": ["encoders", "fusion", "head"], "devices": [0, 0]}], "a device twice"),
         ([{"device": 1}], "stage 0: key 'modules' is missing"),
         ([3], "stage 0: modules: expected an array"),
         (3, "not a plan: 3; expected a Plan"),
