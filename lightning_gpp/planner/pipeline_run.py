@@ -12,7 +12,7 @@ from lightning_gpp.planner.plan import Plan
 from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.timing import TimedStage, Timing, play
 from lightning_gpp.planner.traffic import Traffic, plan_traffic
-from lightning_gpp.schedule import Action, Kind, Steps, build_program, dry_run, schedule_steps
+from lightning_gpp.schedule import Action, Kind, Program, Steps, dry_run, schedule_steps
 
 
 class StageSeconds(Protocol):
@@ -78,25 +78,58 @@ class PipelineRun:
         return len(set(devices)) < len(devices)
 
     def _dry_run(self, stages: Sequence[StageSeconds]) -> Timing:
-        """The same where a device holds several stages, whose orders the program merges."""
-        if any(stage.num_replicas > 1 for stage in self.plan.stages):
-            raise ValueError("stages with replicas cannot share devices with other stages yet")
-        program = build_program(
-            self.graph.stages,
-            devices=[devices[0] for devices in self.graph.devices],
-            num_microbatches=self.num_microbatches,
-            schedule=self.schedule,
-            multiples=self.graph.multiples,
-            check=False,
-        )
-        found = dry_run(program, _durations(self.traffic, stages))
-        own = {action: at_s for action, at_s in found.start_s.items() if action.stage != FEED}
+        """The same where a device holds several stages, whose orders the program merges.
+
+        Replicas act on their own then; the starts are those of the first replica of each stage.
+        """
+        program = self.graph.program(self.num_microbatches, schedule=self.schedule, check=False)
+        found = dry_run(program, self._durations(program, stages))
         starts: dict[int, list[float]] = {stage: [] for stage in self.steps}
-        for action, at_s in sorted(own.items(), key=lambda item: item[1]):
-            if action.kind in (Kind.FORWARD, Kind.BACKWARD):
-                starts[action.stage].append(at_s)
-        ends = tuple(starts[number][-1] + stage.backward_s for number, stage in enumerate(stages))
-        return Timing(found.step_s, ends, tuple(tuple(starts[stage]) for stage in sorted(starts)))
+        ends = [0.0] * self.graph.stages.num_stages
+        for action, at_s in sorted(found.start_s.items(), key=lambda item: item[1]):
+            replica = program.replica(action.stage)
+            if not action.kind.is_compute or action.stage == FEED:
+                continue
+            if replica.index == 0:
+                starts[replica.stage].append(at_s)
+            if replica.stage < len(stages):
+                taken_s = stages[replica.stage].backward_s + stages[replica.stage].reduce_s
+                ends[replica.stage] = max(ends[replica.stage], at_s + taken_s)
+        return Timing(
+            found.step_s,
+            tuple(ends[: len(stages)]),
+            tuple(tuple(starts[stage]) for stage in sorted(starts)),
+        )
+
+    def _durations(
+        self, program: Program, stages: Sequence[StageSeconds]
+    ) -> Callable[[Action], float]:
+        def action_s(action: Action) -> float:
+            stage = program.replica(action.stage).stage
+            if action.kind is Kind.REDUCE:
+                reduced = program.reduce_groups[action.microbatch].stage
+                return 0.0 if reduced is None else stages[reduced].reduce_s
+            if action.kind.is_send:
+                return self._message_s(program, action)
+            if stage == FEED or stage >= len(stages) or not action.kind.is_compute:
+                return 0.0
+            found = stages[stage]
+            return found.forward_s if action.kind is Kind.FORWARD else found.backward_s
+
+        return action_s
+
+    def _message_s(self, program: Program, send: Action) -> float:
+        """Seconds of the part of a message that goes from one replica to another."""
+        assert send.peer is not None
+        sender, receiver = (program.replica(stage) for stage in (send.stage, send.peer))
+        if send.kind is Kind.SEND_FORWARD:
+            messages = self.traffic.forward[sender.stage, receiver.stage]
+        elif receiver.stage == FEED:
+            return 0.0
+        else:
+            messages = self.traffic.backward[receiver.stage, sender.stage]
+        units = min(self.graph.multiples[end.stage] for end in (sender, receiver))
+        return messages.message_s * sender.count * program.num_units(send) / units
 
 
 def pipeline_run(plan: Plan, request: PlanRequest) -> PipelineRun:
@@ -130,18 +163,3 @@ def num_microbatches(plan: Plan, request: PlanRequest) -> int:
             "num_microbatches, or the one of the request"
         )
     return count
-
-
-def _durations(traffic: Traffic, stages: Sequence[StageSeconds]) -> Callable[[Action], float]:
-    def action_s(action: Action) -> float:
-        if action.kind is Kind.SEND_FORWARD:
-            return traffic.forward[action.stage, action.peer or 0].message_s
-        if action.kind is Kind.SEND_BACKWARD:
-            assert action.peer is not None
-            return traffic.backward[action.peer, action.stage].message_s
-        if action.stage == FEED or not action.kind.is_compute:
-            return 0.0
-        found = stages[action.stage]
-        return found.forward_s if action.kind is Kind.FORWARD else found.backward_s
-
-    return action_s
