@@ -6,10 +6,13 @@ tested without it.
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +34,11 @@ settings.register_profile(
 )
 settings.register_profile("thorough", deadline=None, max_examples=200, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+# Profiles and plans that tests make are kept apart from the user's, for as long as the tests run;
+# worker processes inherit the folder.
+os.environ["LIGHTNING_GPP_CACHE"] = CACHE = tempfile.mkdtemp(prefix="lightning-gpp-tests-")
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 
 RUN_FOLDERS = ("lightning_logs", "checkpoints", "outputs", "multirun")
 """What training leaves in the working directory when a test forgets to change it."""

@@ -4,6 +4,7 @@ from lightning_gpp.capture.attempts import capture
 from lightning_gpp.capture.blocks import Block, BlockGraph
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.module_content import module_content
 from lightning_gpp.capture.profiler import device_kind, profile, profile_costs
 from lightning_gpp.capture.stage import StageModule
 
@@ -15,6 +16,7 @@ __all__ = [
     "StageModule",
     "capture",
     "device_kind",
+    "module_content",
     "profile",
     "profile_costs",
 ]

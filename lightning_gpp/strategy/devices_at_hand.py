@@ -62,18 +62,22 @@ class DeviceAtHand:
 def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:
     """The devices of all ranks, by rank. Processes on the CPU of a host share its memory equally.
 
+    Hosts are numbered, so that a job finds the plan of the last one whatever hosts it gets.
+
     >>> here = DeviceAtHand("cpu", "cpu", 8_000_000_000, "here")
     >>> [(d.name, d.memory_bytes) for d in cluster_at_hand([here, here]).devices]
     [('rank0 (cpu)', 4000000000), ('rank1 (cpu)', 4000000000)]
     """
     on_host = Counter(each.host for each in found if each.kind == "cpu")
+    names = dict.fromkeys(each.host for each in found)
+    hosts = {name: f"host{index}" for index, name in enumerate(names)}
     devices = []
     for rank, each in enumerate(found):
         memory_bytes: int | None = each.memory_bytes
         if memory_bytes is not None and each.kind == "cpu":
             memory_bytes //= on_host[each.host]
         name = f"rank{rank} ({each.name})"
-        devices.append(Device(name, each.kind, memory_bytes, each.host))
+        devices.append(Device(name, each.kind, memory_bytes, hosts[each.host]))
     is_cpu = any(each.kind == "cpu" for each in found)
     return Cluster(tuple(devices), DEFAULT_LINK if is_cpu else GPU_HOST_LINK, NETWORK_LINK)
 

@@ -38,6 +38,7 @@ from lightning_gpp.strategy.lightning_private import (
 from lightning_gpp.strategy.loaders import RemoteBatch, follow_leader
 from lightning_gpp.strategy.metrics import keep_local
 from lightning_gpp.strategy.pipeline import Pipeline
+from lightning_gpp.strategy.plan_cache import CacheLike
 from lightning_gpp.strategy.precision import pipeline_precision
 from lightning_gpp.strategy.process_launcher import ProcessLauncher
 from lightning_gpp.strategy.refusals import (
@@ -72,6 +73,9 @@ class GraphPipeStrategy(ParallelStrategy):
         cluster: what the planner takes the devices and links for, one device per rank in the order
             of the ranks: a :class:`~lightning_gpp.cluster.Cluster`, a preset (``"dgx_a100"``) or a
             file. By default the devices at hand with their memory, and links as is common.
+        cache: whether profiles and plans are kept and found again by content; a folder to keep them
+            in. The default folder is the one that the environment variable LIGHTNING_GPP_CACHE
+            names (empty: none), or the platform's for caches.
         timeout: seconds after which a wait for another rank ends in an error.
         start_method: how processes are started on this host.
 
@@ -91,6 +95,7 @@ class GraphPipeStrategy(ParallelStrategy):
         blocks: BlockGraph | None = None,
         leaf_modules: Sequence[type | str] = (),
         cluster: ClusterLike | None = None,
+        cache: CacheLike = True,
         timeout: float = 1800.0,
         start_method: StartMethod = "popen",
         accelerator: Accelerator | None = None,
@@ -123,6 +128,7 @@ class GraphPipeStrategy(ParallelStrategy):
             leaf_modules=tuple(leaf_modules),
             timeout_s=timeout,
             cluster=cluster,
+            cache=cache,
         )
         self.plan: Plan | None = None
         self.stage_graph: StageGraph | None = None

@@ -150,7 +150,7 @@ def build_pipeline(
     planned = (
         None
         if example is None
-        else plan_pipeline(settings, captured, example, cluster_at_hand(found))
+        else plan_pipeline(settings, captured, example, cluster_at_hand(found), device)
     )
     plan: Plan = control.share(planned and planned.plan, "waiting for rank 0's plan")
     placed = plan_graph(plan, captured.graph)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp.capture import CapturedModel, profile_costs
@@ -22,6 +23,7 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.strategy.devices_at_hand import in_plan_order, resolve_cluster
+from lightning_gpp.strategy.plan_cache import PlanCache
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.steps import ForwardCall
 
@@ -64,7 +66,11 @@ class Planned:
 
 
 def plan_pipeline(
-    settings: Settings, captured: CapturedModel, example: Example, at_hand: Cluster
+    settings: Settings,
+    captured: CapturedModel,
+    example: Example,
+    at_hand: Cluster,
+    device: torch.device,
 ) -> Planned:
     """Rank 0: the plan of a run.
 
@@ -77,6 +83,7 @@ def plan_pipeline(
         captured: the model.
         example: a micro-batch to measure with.
         at_hand: the devices of all ranks, by rank.
+        device: where the example is.
 
     Raises:
         ValueError: the model cannot be planned like this.
@@ -88,11 +95,16 @@ def plan_pipeline(
         plan = resolve_plan(settings.plan, captured.graph)
         _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
         return Planned(plan, _request(settings, captured, example, cluster, None, plan))
-    costs = profile_costs(captured, example.args, example.kwargs)
+    cache = PlanCache(settings.cache)
+    costs, notes = cache.costs(
+        captured, device, lambda: profile_costs(captured, example.args, example.kwargs)
+    )
     cluster = cluster.first(_num_used(captured, num_devices))
     request = _request(settings, captured, example, cluster, costs, None)
-    plan = answer(request, settings.planner)
-    return Planned(plan, request)
+    plan, more_notes = cache.plan(
+        request, settings.planner, lambda: answer(request, settings.planner)
+    )
+    return Planned(plan, request, (*notes, *more_notes))
 
 
 def _check_microbatches(settings: Settings, stages: PlanGraph) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.planner import Plan
 from lightning_gpp.strategy.devices_at_hand import ClusterLike
+from lightning_gpp.strategy.plan_cache import CacheLike
 
 PlanLike = Plan | str | Path | Sequence[Any] | dict[str, Any]
 
@@ -27,3 +28,4 @@ class Settings:
     leaf_modules: tuple[type | str, ...]
     timeout_s: float
     cluster: ClusterLike | None = None
+    cache: CacheLike = True
