@@ -12,6 +12,7 @@ from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import ADAM_VALUES, Planner, PlanRequest
 from lightning_gpp.planner.graphpipe import graphpipe
 from lightning_gpp.planner.pipedream import pipedream
+from lightning_gpp.planner.piper import piper
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.planner.sequential import sequential
 from lightning_gpp.planner.validate import validate_plan
@@ -21,6 +22,7 @@ PLANNERS: Mapping[str, Planner] = MappingProxyType(
         "balanced": balanced,
         "graphpipe": graphpipe,
         "pipedream": pipedream,
+        "piper": piper,
         "sequential": sequential,
     }
 )

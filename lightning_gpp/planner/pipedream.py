@@ -12,6 +12,7 @@ not keep, and no optimizer).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.planner.base import PlanRequest
@@ -19,7 +20,7 @@ from lightning_gpp.planner.best_plan import BestPlan
 from lightning_gpp.planner.linear import Layers, linear_layers
 from lightning_gpp.planner.pipedream_recurrence import Level, Segment, pipedream_stages
 from lightning_gpp.planner.plan import Plan
-from lightning_gpp.planner.uniform_replicas import uniform_plans
+from lightning_gpp.planner.uniform_replicas import ReplicatedStage, uniform_plans
 
 NAME = "pipedream"
 
@@ -50,11 +51,8 @@ def _plans(
     if found is None:
         return
     stages = [
-        (
-            [name for names in layers.operators[inner[0].start : inner[0].stop] for name in names],
-            devices,
-        )
-        for inner, devices in zip(found, stage_devices(found, levels))
+        ReplicatedStage(tuple(chain(*layers.operators[inner.start : inner.stop])), devices)
+        for (inner, *_), devices in zip(found, stage_devices(found, levels))
     ]
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
     yield from uniform_plans(request, stages, microbatch_size, name)

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan import Plan, Stage
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicatedStage:
+    """A stage before its micro-batches are decided.
+
+    Attributes:
+        operators: operator names, in topological order.
+        devices: one per replica.
+        recompute: whether it runs its forward again.
+    """
+
+    operators: tuple[str, ...]
+    devices: tuple[int, ...]
+    recompute: bool = False
+
+
 def uniform_plans(
     request: PlanRequest,
-    stages: Sequence[tuple[Sequence[str], Sequence[int]]],
+    stages: Sequence[ReplicatedStage],
     microbatch_size: float,
     planner: str,
 ) -> Iterator[Plan]:
@@ -22,21 +38,21 @@ def uniform_plans(
 
     Args:
         request: the mini-batch.
-        stages: operators and devices of every stage, in topological order.
+        stages: in topological order.
         microbatch_size: in samples.
         planner: its name.
     """
-    most = max(len(devices) for _, devices in stages)
+    most = max(len(stage.devices) for stage in stages)
     for shares in dict.fromkeys((1, most)):
         unit_size = microbatch_size / shares
         count = round(request.minibatch_size / unit_size)
-        multiples = [len(devices) if shares == 1 else most for _, devices in stages]
+        multiples = [len(stage.devices) if shares == 1 else most for stage in stages]
         if unit_size < 1 or any(count % multiple for multiple in multiples):
             continue
         yield Plan(
             tuple(
-                Stage(number, tuple(operators), tuple(devices), multiple)
-                for number, ((operators, devices), multiple) in enumerate(zip(stages, multiples))
+                Stage(number, stage.operators, stage.devices, multiple, stage.recompute)
+                for number, (stage, multiple) in enumerate(zip(stages, multiples))
             ),
             planner,
             num_microbatches=count,
