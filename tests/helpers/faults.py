@@ -118,6 +118,17 @@ class FailOnRank(lp.Callback):
             raise ArithmeticError("the callback is out of order")
 
 
+class FailInBackward(FailOnRank):
+    """A gradient of the first layer that fails on one rank, while others wait for their sum."""
+
+    def on_train_batch_start(self, trainer: lp.Trainer, pl_module: Any, *args: Any) -> None:
+        if trainer.global_rank == self._rank and trainer.global_step == FAULTY_BATCH:
+            pl_module.left[0].weight.register_hook(self._fail)
+
+    def _fail(self, gradient: Tensor) -> None:
+        raise ArithmeticError(f"{self._how} of {tuple(gradient.shape)} is out of order")
+
+
 @dataclass(frozen=True)
 class Fault:
     """A job that must fail.
@@ -194,6 +205,16 @@ FAULTS = {
     ),
     "callback of rank 0": Fault(
         "the callback is out of order", callbacks=lambda: [FailOnRank(0, "raise")]
+    ),
+    "backward of one replica": Fault(
+        r"the gradient of \(6, 3\) is out of order",
+        strategy={
+            "plan": [
+                {"modules": ["left"], "devices": [1, 2]},
+                {"modules": ["right", "fuse", "norm", "head"], "device": 0},
+            ]
+        },
+        callbacks=lambda: [FailInBackward(2, "the gradient")],
     ),
     "killed rank": Fault("(?i)rank 1", callbacks=lambda: [FailOnRank(1, "kill")], killed_rank=1),
     "killed rank 0": Fault("(?i)rank 0", callbacks=lambda: [FailOnRank(0, "kill")], killed_rank=0),

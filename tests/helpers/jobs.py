@@ -107,3 +107,28 @@ def warnings_of_fit(training: Training, strategy: dict[str, Any], num_ranks: int
         )
         trainer.fit(training.module(), training.data.loader())
     return [str(w.message) for w in seen if "lightning_gpp" in w.filename]
+
+
+def predictions(strategy: Strategy, num_ranks: int = 1) -> list[Tensor]:
+    """What ``predict`` returns for batches of eight samples and a last one of two (rank 0)."""
+    training = Training(ExportableModel, DataSpec(num_inputs=2, num_samples=26))
+    with quiet():
+        trainer = make_trainer(strategy, num_ranks)
+        found = trainer.predict(_Predicting().double(), training.data.loader())
+    return list(found or [])
+
+
+class _Predicting(ExportableModel):
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.call_forward(batch[0])
+
+
+def actions_of_fit(strategy: dict[str, Any], num_ranks: int) -> list[str]:
+    """The actions that this rank runs for one mini-batch of a fit."""
+    seen: list[str] = []
+    with quiet():
+        trainer = make_trainer(strategy, num_ranks, max_steps=1)
+        chosen: Any = trainer.strategy
+        chosen.on_record = lambda record: seen.append(str(record.action))
+        trainer.fit(ExportableModel().double(), DataSpec(num_inputs=2).loader())
+    return seen

@@ -42,9 +42,10 @@ def fit_with_timeline(
     *,
     num_steps: int = 4,
     fail_on: int | None = None,
+    plan: Any = None,
     **trainer_arguments: Any,
 ) -> TimelineRun:
-    """Trains a model of two towers; returns what the callback left."""
+    """Trains a model of two towers, with a plan of its own or a given one."""
     timeline = TimelineCallback(**callback)
     others: list[lp.Callback] = [] if fail_on is None else [FailOnRank(fail_on, "raise")]
     logger = MemoryLogger()
@@ -52,7 +53,7 @@ def fit_with_timeline(
     run = TimelineRun(timeline.timelines)
     with quiet():
         trainer = make_trainer(
-            {"num_microbatches": 4, "timeout": 20.0},
+            {"num_microbatches": 4, "timeout": 20.0, "plan": plan},
             num_ranks,
             max_steps=num_steps,
             logger=logger,

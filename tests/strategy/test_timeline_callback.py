@@ -99,6 +99,29 @@ def test_accumulated_steps_and_several_of_them(pool: WorkerPool, tmp_path: Path)
     assert kinds.count(SpanKind.DATA) == 2  # not those of the validation
 
 
+def test_replicas_are_rows_of_their_own(pool: WorkerPool, tmp_path: Path) -> None:
+    plan = [
+        {"modules": ["left", "right"], "device": 1},
+        {"modules": ["fuse", "norm", "head"], "devices": [0, 2]},
+    ]
+    runs = pool.run(
+        fit_with_timeline, 3, {"steps": (2,), "dirpath": tmp_path}, plan=plan, num_ranks=3
+    )
+    timeline = runs[0].timelines[2]
+    assert [(stage.rank, stage.label.partition(" (stage")[2]) for stage in timeline.stages] == [
+        (1, ""),
+        (0, " 1, replica 0 of 2)"),
+        (2, " 1, replica 1 of 2)"),
+        (0, ""),
+    ]
+    assert timeline.stages[3].label == "loss"
+    for rank, run in enumerate(runs):
+        spans = [s for s in timeline.of_rank(rank) if s.kind not in PARTS]
+        assert Counter(s.action for s in spans if s.action) == Counter(run.program)
+    sums = [s for s in timeline.spans if s.kind is SpanKind.REDUCE]
+    assert {span.rank for span in sums} == {0, 2}
+
+
 def test_a_rank_that_fails_in_a_recorded_step_ends_all(pool: WorkerPool, tmp_path: Path) -> None:
     outcomes = pool.outcomes(
         fit_with_timeline, 3, {"steps": (2,), "dirpath": tmp_path}, fail_on=2, num_ranks=3

@@ -1,0 +1,135 @@
+"""Replicas of stages in processes: data-parallel stages inside of a pipeline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.jobs import actions_of_fit, predictions
+from helpers.models import DataSpec, ExportableModel, TiedEmbeddings
+from helpers.modules import TrainedAroundModel, epoch_checkpoints
+from helpers.plans import captured_graph
+from helpers.reference import (
+    assert_equal_training,
+    assert_same_training,
+    train_one_device,
+    train_pipeline,
+)
+from helpers.training import Training
+from helpers.workers import WorkerError, WorkerPool
+
+from lightning_gpp.planner import Plan, resolve_plan
+from lightning_gpp.schedule import Action, Kind
+
+pytestmark = pytest.mark.timeout(180)
+
+BUILD = partial(ExportableModel, hidden=5, optimizer_name="adamw", scheduler="step")
+TOWERS = ["left", "right"]
+TOP = ["fuse", "norm", "head"]
+
+
+def test_one_stage_on_all_devices_is_data_parallel(pool: WorkerPool) -> None:
+    """Accumulated gradients, clipped by their norm; the last batch of an epoch is smaller."""
+    training = replace(
+        Training(BUILD, DataSpec(num_inputs=2)),
+        trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
+    )
+    plan = [{"modules": [*TOWERS, *TOP], "devices": [0, 1, 2, 3]}]
+    results = assert_equal_training(pool, training, num_ranks=4, num_microbatches=4, plan=plan)
+    assert all(result.own_parameters == results[0].own_parameters for result in results)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_parameter_of_two_stages_with_replicas(pool: WorkerPool, schedule: str) -> None:
+    """The embedding is also the output layer: two stages with replicas on other devices."""
+    plan = [
+        {"modules": ["embed"], "devices": [0, 1]},
+        {"modules": ["left", "right"], "devices": [2, 3], "recompute": True},
+        {"modules": ["norm", "out"], "devices": [1, 2], "microbatch_multiple": 4},
+    ]
+    training = Training(TiedEmbeddings, DataSpec(tokens=True))
+    assert_equal_training(
+        pool, training, num_ranks=4, num_microbatches=4, schedule=schedule, plan=plan
+    )
+
+
+def test_trainable_layers_around_replicas(pool: WorkerPool) -> None:
+    """The user's step runs on the device of a replica; gradients go back to before the forward."""
+    training = Training(TrainedAroundModel, DataSpec())
+    plan = [{"modules": ["0", "1", "2"], "devices": [0, 1]}]
+    assert_equal_training(pool, training, num_ranks=2, num_microbatches=4, module="net", plan=plan)
+
+
+@pytest.mark.parametrize("replicas_first", [True, False])
+def test_a_checkpoint_of_replicas_resumes_on_another_plan(
+    pool: WorkerPool, tmp_path: Path, replicas_first: bool
+) -> None:
+    training = Training(BUILD, DataSpec(num_inputs=2))
+    expected = train_one_device(training)
+    replicas = [{"modules": TOWERS, "device": 0}, {"modules": TOP, "devices": [1, 2]}]
+    plans: list[Any] = [replicas, [["left"], ["right"], TOP]]
+    first, second = plans if replicas_first else reversed(plans)
+    saving = replace(
+        training,
+        num_steps=8,
+        trainer={"enable_checkpointing": True},
+        callbacks=partial(epoch_checkpoints, str(tmp_path)),
+    )
+    strategy = {"num_ranks": 3, "num_microbatches": 2}
+    train_pipeline(pool, saving, plan=first, **strategy)
+    resumed = replace(training, checkpoint=str(tmp_path / "epoch=1.ckpt"))
+    results = train_pipeline(pool, resumed, plan=second, **strategy)
+    rest = replace(
+        expected,
+        losses=expected.losses[8:],
+        learning_rates=expected.learning_rates[8:],
+        validations=results[0].validations,  # compared by test_checkpoints
+        logged=results[0].logged,
+    )
+    assert_same_training(results, rest, "float64")
+
+
+def test_predictions_come_in_order(pool: WorkerPool) -> None:
+    """Batches of which the replicas share the samples, and one with fewer samples than replicas."""
+    plan = [{"modules": TOWERS, "devices": [0, 1]}, {"modules": TOP, "devices": [1, 0, 2, 3]}]
+    expected = predictions(None)
+    found = pool.run(predictions, {"plan": plan, "timeout": 30.0}, 4, num_ranks=4)[0]
+    assert len(found) == len(expected) == 4
+    for batch, whole in zip(found, expected, strict=True):
+        torch.testing.assert_close(batch, whole, rtol=1e-12, atol=1e-12)
+
+
+def plan_of(*stages: dict[str, Any], **more: Any) -> Plan:
+    graph = captured_graph(Training(BUILD, DataSpec(num_inputs=2)))
+    return replace(resolve_plan(list(stages), graph), **more)
+
+
+def test_the_plan_sets_the_number_of_microbatches(pool: WorkerPool) -> None:
+    plan = plan_of(
+        {"modules": TOWERS, "device": 0, "microbatch_multiple": 4},
+        {"modules": TOP, "devices": [1, 2]},
+        num_microbatches=8,
+    )
+    rows = pool.run(actions_of_fit, {"plan": plan, "timeout": 30.0}, 3, num_ranks=3)
+    actions = [[Action.parse(text) for text in row] for row in rows]
+    forwards = [[a.stage for a in row if a.kind is Kind.FORWARD] for row in actions]
+    # Stage 0 takes four of eight at a time. Rank 0 has a replica of stage 1, the loss, the feed.
+    assert [Counter(stages) for stages in forwards] == [{1: 4, 3: 4, -1: 4}, {0: 2}, {2: 4}]
+    sums = [[str(a) for a in row if a.kind is Kind.REDUCE] for row in actions]
+    assert sums == [["1R0"], [], ["2R0"]]
+
+
+def test_a_number_of_microbatches_that_does_not_fit_the_plan(pool: WorkerPool) -> None:
+    plan = plan_of(
+        {"modules": TOWERS, "device": 0, "microbatch_multiple": 4},
+        {"modules": TOP, "devices": [1, 2]},
+    )
+    with pytest.raises(WorkerError, match=r"num_microbatches=6 does not fit .* multiple of 4"):
+        pool.run(
+            actions_of_fit, {"plan": plan, "num_microbatches": 6, "timeout": 30.0}, 3, num_ranks=3
+        )
