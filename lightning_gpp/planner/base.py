@@ -35,6 +35,8 @@ class PlanRequest:
         schedule: name of the schedule that will run the plan.
         optimizer_values: values that the optimizer keeps per trained parameter.
         may_recompute: whether stages may run their forward again instead of keeping activations.
+        max_replicas: most data-parallel replicas of a stage; 1 plans pipelines alone, None does
+            not limit them.
 
     Raises:
         ValueError: a number makes no sense, the schedule is unknown, or the costs lack an operator
@@ -49,12 +51,15 @@ class PlanRequest:
     schedule: str = "1f1b"
     optimizer_values: int = ADAM_VALUES
     may_recompute: bool = False
+    max_replicas: int | None = None
 
     def __post_init__(self) -> None:
         if self.minibatch_size < 1:
             raise ValueError(f"minibatch_size must be at least 1, got {self.minibatch_size}")
         if self.num_microbatches is not None and self.num_microbatches < 1:
             raise ValueError(f"num_microbatches must be at least 1, got {self.num_microbatches}")
+        if self.max_replicas is not None and self.max_replicas < 1:
+            raise ValueError(f"max_replicas must be at least 1, got {self.max_replicas}")
         check_schedule(self.schedule)
         for kind in self.cluster.kinds:
             self.costs.kind_for(kind)
@@ -87,6 +92,15 @@ class PlanRequest:
             return (self.minibatch_size / self.num_microbatches,)
         powers = [2**power for power in range(self.minibatch_size.bit_length())]
         return tuple(float(size) for size in powers if not self.minibatch_size % size)
+
+    def replica_counts(self, available: int) -> tuple[int, ...]:
+        """The numbers of replicas to choose from on so many devices: powers of two.
+
+        As GraphPipe restricts them (arXiv 2406.17145, section 5); replicas share every micro-batch
+        equally.
+        """
+        most = min(available, self.max_replicas or available)
+        return tuple(2**power for power in range(most.bit_length()))
 
     def profile(self, microbatch_size: float, kind: str | None = None) -> Profile:
         """Costs for a micro-batch size on a kind of device (that of device 0 if not given)."""

@@ -40,6 +40,7 @@ def make_plan(
     schedule: str = "1f1b",
     optimizer_values: int = ADAM_VALUES,
     may_recompute: bool = False,
+    max_replicas: int | None = None,
 ) -> Plan:
     """Plans a model for a cluster.
 
@@ -55,6 +56,7 @@ def make_plan(
         schedule: name of the schedule that will run the plan.
         optimizer_values: values that the optimizer keeps per trained parameter.
         may_recompute: whether stages may run their forward again instead of keeping activations.
+        max_replicas: most data-parallel replicas of a stage; 1 plans pipelines alone.
 
     Raises:
         ValueError: a name is unknown, or the model cannot be planned like this.
@@ -68,6 +70,7 @@ def make_plan(
         schedule=schedule,
         optimizer_values=optimizer_values,
         may_recompute=may_recompute,
+        max_replicas=max_replicas,
     )
     return answer(request, planner)
 
@@ -99,6 +102,7 @@ def plan_request(
     schedule: str = "1f1b",
     optimizer_values: int = ADAM_VALUES,
     may_recompute: bool = False,
+    max_replicas: int | None = None,
 ) -> PlanRequest:
     """The question to a planner, from what people give; the arguments are :func:`make_plan`'s."""
     if isinstance(costs, Profile):
@@ -121,4 +125,5 @@ def plan_request(
         schedule=schedule,
         optimizer_values=optimizer_values,
         may_recompute=may_recompute,
+        max_replicas=max_replicas,
     )

@@ -46,8 +46,8 @@ def _plans(
 ) -> Iterator[Plan]:
     levels = cluster_levels(request.cluster)
     most = max(level.num_machines for level in levels)
-    powers = [2**power for power in range(most.bit_length())]
-    found = pipedream_stages(layers, levels, replicas=powers, memory_bytes=memory_bytes)
+    replicas = request.replica_counts(most)
+    found = pipedream_stages(layers, levels, replicas=replicas, memory_bytes=memory_bytes)
     if found is None:
         return
     stages = [

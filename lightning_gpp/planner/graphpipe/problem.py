@@ -67,22 +67,21 @@ class Problem:
         return Space(
             self.layout,
             Rates(request, self.contents, self.times, microbatch_size),
-            _crews(microbatch_size, self.available),
+            _crews(request, microbatch_size, self.available),
             Usage(self.available),
             most_in_flight=round(request.minibatch_size / microbatch_size),
             holds_all=request.schedule == "gpipe",
         )
 
 
-def _crews(microbatch_size: float, available: Sequence[int]) -> list[Crew]:
-    """Replicas in powers of two that share a micro-batch in whole samples, on every kind."""
-    crews = []
-    for kind, count in enumerate(available):
-        num_replicas = 1
-        while num_replicas <= count and (num_replicas == 1 or not microbatch_size % num_replicas):
-            crews.append(Crew(num_replicas, kind))
-            num_replicas *= 2
-    return crews
+def _crews(request: PlanRequest, microbatch_size: float, available: Sequence[int]) -> list[Crew]:
+    """Replicas that share a micro-batch in whole samples, on every kind."""
+    return [
+        Crew(num_replicas, kind)
+        for kind, count in enumerate(available)
+        for num_replicas in request.replica_counts(count)
+        if num_replicas == 1 or not microbatch_size % num_replicas
+    ]
 
 
 def search_units(request: PlanRequest) -> UnitGraph:
