@@ -25,7 +25,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
         The throughput of every planner that found a plan, in samples per second, by its name.
     """
     names = planners(config)
-    problem = problem_of(config)
+    problem = problem_of(config, folder)
     print(f"{problem.describe(max_width=console_width())}\n", flush=True)
     settings = sweep_settings()
     rows = [compared(search(name, problem.request), settings) for name in names]

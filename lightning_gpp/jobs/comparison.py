@@ -12,7 +12,7 @@ from lightning_gpp.jobs.searched import Searched
 from lightning_gpp.planner import PlanEvaluation
 from lightning_gpp.planner.explain import does_not_fit
 from lightning_gpp.planner.text_table import text_table
-from lightning_gpp.planner.units_of_measure import bytes_text, seconds_text
+from lightning_gpp.planner.units_of_measure import bytes_text, number_text, seconds_text
 
 JSON_FILE = "compare.json"
 CSV_FILE = "compare.csv"
@@ -122,7 +122,7 @@ def _columns(rows: Sequence[ComparedPlan]) -> dict[str, list[str]]:
     return columns | {
         "planner": [row.planner for row in rows],
         "step": [_text(row.step_s, seconds_text) for row in rows],
-        "samples/s": [_text(row.samples_per_s, "{:.4g}".format) for row in rows],
+        "samples/s": [_text(row.samples_per_s, number_text) for row in rows],
         "stages": [_text(row.num_stages, str) for row in rows],
         "depth": [_text(row.depth, str) for row in rows],
         "in\nflight": [_in_flight(row) for row in rows],

@@ -8,11 +8,14 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_gpp.cost import Costs, costs_to_json
+from lightning_gpp.graph import ModelGraph, graph_to_json
+
 CONFIG = "config.yaml"
 METRICS = "metrics.json"
 FILES = (
     *(METRICS, "plan.json", "plan.png", "compare.json", "compare.csv"),
-    *("timeline.png", "trace.json", CONFIG),
+    *("graph.json", "costs.json", "timeline.png", "trace.json", CONFIG),
 )
 """Every file that a job may write, in the order in which a person is told of them."""
 
@@ -26,6 +29,12 @@ def save_config(config: DictConfig, folder: Path) -> None:
 def save_metrics(metrics: Mapping[str, float], folder: Path) -> None:
     """Writes the numbers that a sweep shows of a job."""
     (folder / METRICS).write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+
+
+def save_graph(graph: ModelGraph, costs: Costs, folder: Path) -> None:
+    """Writes a captured model and what it costs: ``job=plan graph=... costs=...`` reads them."""
+    (folder / "graph.json").write_text(graph_to_json(graph), encoding="utf-8")
+    (folder / "costs.json").write_text(costs_to_json(costs), encoding="utf-8")
 
 
 def written_to(folder: Path) -> str:

@@ -34,14 +34,15 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
         What a sweep compares plans by.
     """
     width = console_width()
-    problem = problem_of(config)
+    names = planners(config)
+    problem = problem_of(config, folder)
     request = problem.request
     print(f"{problem.describe(max_width=width)}\n", flush=True)
     searched, evaluation = chosen_plan(config, request)
     save_plan(evaluation.plan, folder / "plan.json")
     print(describe_plan(evaluation, request, max_width=width), flush=True)
     print(f"\n{describe_devices(evaluation, request, max_width=width)}", flush=True)
-    others = [search(name, request) for name in other_planners(config, searched.planner)]
+    others = [search(name, request) for name in names if name != searched.planner]
     if others:
         rows = [other.as_alternative() for other in others]
         print(f"\n{describe_alternatives(evaluation, rows, max_width=width)}", flush=True)
@@ -69,19 +70,28 @@ def chosen_plan(config: DictConfig, request: PlanRequest) -> tuple[Searched, Pla
         validate_plan(plan, request.graph, request.num_devices)
         evaluation = evaluate_plan(plan, request)
         return Searched(plan.planner, evaluation, search_s=0.0), evaluation
-    searched = search(strategy_option(config, "planner") or config.planner, request)
+    searched = search(chosen_planner(config), request)
     if searched.evaluation is None:
         raise ValueError(searched.failure)
     return searched, searched.evaluation
 
 
-def other_planners(config: DictConfig, chosen: str) -> Sequence[str]:
-    """The planners to compare with, the chosen one left out."""
+def planners(config: DictConfig) -> Sequence[str]:
+    """The planners to compare with; the chosen one may be among them.
+
+    Raises:
+        ValueError: there is none of a name.
+    """
     asked: ListConfig | None = config.job.alternatives
     names = [name for name in QUICK_PLANNERS if name in PLANNERS] if asked is None else list(asked)
-    for name in names:
+    for name in (chosen_planner(config), *names):
         check_planner(name)
-    return [name for name in names if name != chosen]
+    return names
+
+
+def chosen_planner(config: DictConfig) -> str:
+    """The planner that training would ask."""
+    return str(strategy_option(config, "planner") or config.planner)
 
 
 def plan_metrics(evaluation: PlanEvaluation, search_s: float) -> dict[str, float]:

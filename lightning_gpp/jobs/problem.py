@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import graph_work, load_costs
 from lightning_gpp.graph import graph_from_json
-from lightning_gpp.graph.json_form import FORMAT as GRAPH_FORMAT
 from lightning_gpp.planner import PlanRequest, plan_request
 from lightning_gpp.planner.text_table import wrapped
 from lightning_gpp.planner.units_of_measure import count_text
@@ -53,8 +52,12 @@ class Problem:
         return wrapped([what, f"  from {self.source}"], max_width)
 
 
-def problem_of(config: DictConfig) -> Problem:
+def problem_of(config: DictConfig, folder: Path) -> Problem:
     """The problem of a configuration: that of ``graph``, or of the recipe's module.
+
+    Args:
+        config: of the run.
+        folder: where the graph and the costs of a recipe's module are kept.
 
     Raises:
         ValueError: a file is missing or broken, a name is unknown, or the numbers make no sense.
@@ -64,14 +67,16 @@ def problem_of(config: DictConfig) -> Problem:
         # Imports torch and Lightning, which graphs of files do not need.
         from lightning_gpp.jobs.recipe_problem import recipe_problem
 
-        return recipe_problem(config, cluster)
+        return recipe_problem(config, cluster, folder)
     workload = workload_of(config.graph, options=_plain(config.graph_options))
     return workload_problem(workload, cluster, config)
 
 
 def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -> Problem:
     """The problem of a workload, with the options of a configuration."""
-    minibatch_size = config.minibatch_size or workload.minibatch_size(cluster.num_devices)
+    minibatch_size = config.minibatch_size
+    if minibatch_size is None:
+        minibatch_size = workload.minibatch_size(cluster.num_devices)
     costs = (
         load_costs(config.costs) if config.costs else workload.costs_for(cluster, minibatch_size)
     )
@@ -122,7 +127,7 @@ def _reader(path: Path) -> Callable[..., Workload]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: not JSON: {error}") from error
-    is_ours = isinstance(data, Mapping) and data.get("format") == GRAPH_FORMAT.name
+    is_ours = isinstance(data, Mapping) and "format" in data
     return read_graph_file if is_ours else read_piper_workload
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.utils import instantiate
 from lightning.pytorch import LightningModule, Trainer
 from omegaconf import DictConfig
@@ -12,8 +15,10 @@ from torch import nn
 
 from lightning_gpp.capture import CapturedModel, capture, profile_costs
 from lightning_gpp.cluster import Cluster
+from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.console import QuietConsole
 from lightning_gpp.cost import Costs
+from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.problem import Problem, strategy_option
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.planner import plan_request
@@ -40,22 +45,29 @@ class _Look:
         self.costs: Costs | None = None
 
 
-def recipe_problem(config: DictConfig, cluster: Cluster) -> Problem:
+def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Problem:
     """Captures and profiles a recipe's module on this machine.
 
-    Kinds of devices that are not here get estimates by the roofline model.
+    Kinds of devices that are not here get estimates by the roofline model. The graph and the costs
+    are written down: with them the module can be planned for other clusters without torch.
 
     Raises:
         ValueError: the strategy is none that pipelines, or the numbers make no sense.
         CaptureError: the module cannot be captured.
     """
-    asked = config.num_microbatches or strategy_option(config, "num_microbatches")
-    look = _look(config, asked or default_microbatches(cluster.num_devices))
+    asked = config.num_microbatches
+    if asked is None:
+        asked = strategy_option(config, "num_microbatches")
+    with _threads_of_one_of(cluster):
+        look = _look(config, asked or default_microbatches(cluster.num_devices))
     assert look.captured is not None and look.costs is not None
+    save_graph(look.captured.graph, look.costs, folder)
     request = plan_request(
         look.captured.graph,
         cluster,
-        minibatch_size=config.minibatch_size or look.minibatch_size,
+        minibatch_size=(
+            look.minibatch_size if config.minibatch_size is None else config.minibatch_size
+        ),
         costs=look.costs,
         num_microbatches=asked,
         schedule=config.schedule,
@@ -67,6 +79,18 @@ def recipe_problem(config: DictConfig, cluster: Cluster) -> Problem:
         f"{', '.join(look.costs.by_kind)} (micro-batches of {', '.join(f'{s:g}' for s in sizes)})"
     )
     return Problem(_name(config), source, request)
+
+
+@contextlib.contextmanager
+def _threads_of_one_of(cluster: Cluster) -> Iterator[None]:
+    """Gives torch the cores that one of the cluster's processes would have on this machine."""
+    before = torch.get_num_threads()
+    if CPU in cluster.kinds:
+        torch.set_num_threads(max(1, num_cores() // cluster.num_devices))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _name(config: DictConfig) -> str:

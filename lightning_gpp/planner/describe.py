@@ -19,6 +19,7 @@ from lightning_gpp.planner.units_of_measure import (
     bytes_text,
     count_text,
     indices_text,
+    number_text,
     percent_text,
     seconds_text,
 )
@@ -58,7 +59,8 @@ def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
     )
     step = (
         f"Predicted step: {seconds_text(evaluation.step_s)} for "
-        f"{count_text(request.minibatch_size, 'sample')}, {evaluation.throughput:.4g} samples/s"
+        f"{count_text(request.minibatch_size, 'sample')}, "
+        f"{number_text(evaluation.throughput)} samples/s"
     )
     return wrapped([what, step], max_width)
 

@@ -16,6 +16,7 @@ from lightning_gpp.planner.units_of_measure import (
     bytes_text,
     count_text,
     indices_text,
+    number_text,
     percent_text,
     seconds_text,
 )
@@ -60,8 +61,8 @@ def _subtitle(evaluation: PlanEvaluation) -> str:
     stage = evaluation.bottleneck
     return (
         f"predicted step {seconds_text(evaluation.step_s)} for "
-        f"{count_text(evaluation.minibatch_size, 'sample')}, {evaluation.throughput:.4g} samples/s;"
-        f" stage {stage.stage.id} bounds it ({stage.bound})"
+        f"{count_text(evaluation.minibatch_size, 'sample')}, "
+        f"{number_text(evaluation.throughput)} samples/s; stage {stage.stage.id} bounds it ({stage.bound})"
     )
 
 

@@ -30,6 +30,15 @@ def seconds_text(seconds: float) -> str:
     return _scaled(seconds * 1e6, ("us", "ms", "s"), decimals=2)
 
 
+def number_text(number: float) -> str:
+    """A number with four digits where it has them, and no exponent.
+
+    >>> number_text(7.25), number_text(415.958), number_text(49890.4)
+    ('7.25', '416', '49890')
+    """
+    return f"{number:.0f}" if number >= 1000 else f"{number:.4g}"
+
+
 def percent_text(part: float, whole: float) -> str:
     """A part in percent of the whole.
 
