@@ -22,6 +22,8 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.planner.explain import describe_alternatives, describe_devices
+from lightning_gpp.planner.forks_and_joins import forks_and_joins
+from lightning_gpp.planner.text_table import wrapped
 
 QUICK_PLANNERS = ("graphpipe", "sequential", "balanced")
 """Planners that take no longer than a person waits; others are asked on request."""
@@ -41,10 +43,16 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     searched, evaluation = chosen_plan(config, request)
     save_plan(evaluation.plan, folder / "plan.json")
     print(describe_plan(evaluation, request, max_width=width), flush=True)
+    notes = [
+        *forks_and_joins(evaluation.plan, request.graph),
+        *(f"Search: {note}." for note in searched.notes),
+    ]
+    if notes:
+        print(f"\n{wrapped(notes, width)}", flush=True)
     print(f"\n{describe_devices(evaluation, request, max_width=width)}", flush=True)
     others = [search(name, request) for name in names if name != searched.planner]
-    if others:
-        rows = [other.as_alternative() for other in others]
+    rows = [*searched.next_alternatives(), *(other.as_alternative() for other in others)]
+    if rows:
         print(f"\n{describe_alternatives(evaluation, rows, max_width=width)}", flush=True)
     seconds = ", ".join(f"{s.planner} {s.search_s:.2f} s" for s in (searched, *others))
     print(f"\nsearched: {seconds}", flush=True)

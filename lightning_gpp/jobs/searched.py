@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest, answer, evaluate_plan
+from lightning_gpp.planner import (
+    PLANNERS,
+    PlanEvaluation,
+    PlanRequest,
+    evaluate_plan,
+    validate_plan,
+)
 from lightning_gpp.planner.explain import Alternative
+from lightning_gpp.planner.graphpipe import SearchResult, search_plans
+from lightning_gpp.planner.sequential import search_chains
+
+RANKING: Mapping[str, Callable[[PlanRequest], SearchResult]] = MappingProxyType(
+    {"graphpipe": search_plans, "sequential": search_chains}
+)
+"""Planners that tell which plans they rank next."""
+
+NUM_NEXT = 3
+"""Next best plans that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +36,27 @@ class Searched:
         evaluation: what its plan would do; None where it found none.
         search_s: seconds that it searched.
         failure: why it found none.
+        next_best: the plans that it ranks next, where it says.
+        notes: what to know of its search, where it says.
     """
 
     planner: str
     evaluation: PlanEvaluation | None
     search_s: float
     failure: str = ""
+    next_best: tuple[PlanEvaluation, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def as_alternative(self) -> Alternative:
         """The answer beside another one."""
         return Alternative(self.planner, self.evaluation, self.failure)
+
+    def next_alternatives(self) -> list[Alternative]:
+        """Its own next best plans."""
+        return [
+            Alternative(f"{self.planner}, {number}.", evaluation)
+            for number, evaluation in enumerate(self.next_best, start=2)
+        ]
 
 
 def search(planner: str, request: PlanRequest) -> Searched:
@@ -39,11 +68,22 @@ def search(planner: str, request: PlanRequest) -> Searched:
     check_planner(planner)
     start_s = time.perf_counter()
     try:
-        plan = answer(request, planner)
+        if planner in RANKING:
+            result = RANKING[planner](request)
+            plan, others, notes = result.best, result.ranked[1 : 1 + NUM_NEXT], result.notes
+        else:
+            plan, others, notes = PLANNERS[planner](request), (), ()
     except ValueError as error:
         return Searched(planner, None, time.perf_counter() - start_s, str(error))
     search_s = time.perf_counter() - start_s
-    return Searched(planner, evaluate_plan(plan, request), search_s)
+    validate_plan(plan, request.graph, request.num_devices)
+    return Searched(
+        planner,
+        evaluate_plan(plan, request),
+        search_s,
+        next_best=tuple(other.evaluation for other in others),
+        notes=notes,
+    )
 
 
 def check_planner(planner: str) -> None:

@@ -20,8 +20,14 @@ EQUAL = 1e-6
 """Differences below this part of a number are none."""
 
 
+LEAST_SHOWN = 0.005
+"""Parts of a step below this would read 0 %."""
+
 PLACE = ("device", "stage")
 TIME = ("computes", "waits", "for\nstart", "\ninputs", "gradi-\nents", "\nend")
+SUMS = "sums"
+"""Seconds in which a device adds up the gradients of replicas; only where there are such."""
+
 MEMORY = ("weights", "acti-\nvations", "of its\nmemory")
 
 
@@ -32,17 +38,20 @@ def describe_devices(
 
     Neighbours of which everything reads the same share a row; narrow terminals get two tables.
     """
-    rows = _joined([_device_row(time, evaluation) for time in device_times(evaluation, request)])
-    table = text_table([*PLACE, *TIME, *MEMORY], rows)
+    times = device_times(evaluation, request)
+    has_sums = any(time.reduce_s > LEAST_SHOWN * evaluation.step_s for time in times)
+    times_of = [*TIME[:1], *([SUMS] if has_sums else []), *TIME[1:]]
+    rows = _joined([_device_row(time, evaluation, has_sums=has_sums) for time in times])
+    table = text_table([*PLACE, *times_of, *MEMORY], rows)
     if max(map(len, table.split("\n"))) <= max_width:
         return table
-    first, last = len(PLACE), len(PLACE) + len(TIME)
-    time = text_table([*PLACE, *TIME], [row[:last] for row in rows])
-    memory = text_table([*PLACE, *MEMORY], [row[:first] + row[last:] for row in rows])
-    return f"{time}\n\n{memory}"
+    first, last = len(PLACE), len(PLACE) + len(times_of)
+    left = text_table([*PLACE, *times_of], [row[:last] for row in rows])
+    right = text_table([*PLACE, *MEMORY], [row[:first] + row[last:] for row in rows])
+    return f"{left}\n\n{right}"
 
 
-def _device_row(time: DeviceTime, evaluation: PlanEvaluation) -> list[str]:
+def _device_row(time: DeviceTime, evaluation: PlanEvaluation, *, has_sums: bool) -> list[str]:
     step_s = evaluation.step_s
     own = [evaluation.stages[stage].memory for stage in time.stages]
     device = next(found for found in evaluation.devices if found.device == time.device)
@@ -53,6 +62,7 @@ def _device_row(time: DeviceTime, evaluation: PlanEvaluation) -> list[str]:
         str(time.device),
         indices_text(time.stages),
         f"{seconds_text(time.compute_s)} {percent_text(time.compute_s, step_s):>4}",
+        *([percent_text(time.reduce_s, step_s)] if has_sums else []),
         f"{seconds_text(time.wait_s)} {percent_text(time.wait_s, step_s):>4}",
         *(percent_text(part_s, step_s) for part_s in waits),
         bytes_text(device.memory_bytes - activations),
@@ -91,7 +101,7 @@ def describe_alternatives(
     best: PlanEvaluation, others: Sequence[Alternative], *, max_width: int = 100
 ) -> str:
     """Other plans, and why each of them lost."""
-    header = ["plan", "stages", "depth", "step", "", "memory", "why not"]
+    header = ["plan", "stages", "depth", "micro-\nbatch", "step", "", "memory", "why not"]
     rows = [[other.name, *_numbers(best, other), why_it_lost(best, other)] for other in others]
     return text_table(
         header, rows, left=["plan", "why not"], flexible="why not", max_width=max_width
@@ -101,10 +111,11 @@ def describe_alternatives(
 def _numbers(best: PlanEvaluation, other: Alternative) -> list[str]:
     found = other.evaluation
     if found is None:
-        return [""] * 5
+        return [""] * 6
     return [
         str(found.plan.num_stages),
         str(found.depth),
+        _microbatch_sizes(found),
         seconds_text(found.step_s),
         f"{100 * (found.step_s / best.step_s - 1):+.0f} %",
         bytes_text(found.peak_memory_bytes),
@@ -123,8 +134,8 @@ def why_it_lost(best: PlanEvaluation, other: Alternative) -> str:
     if found.seconds_per_sample > best.seconds_per_sample * (1 + EQUAL):
         return _slower_pace(best, found)
     return (
-        f"same pace, but filling and emptying takes {seconds_text(_ends_s(found))}, not "
-        f"{seconds_text(_ends_s(best))}"
+        f"same pace, but {seconds_text(_ends_s(found))} to fill and empty, not "
+        f"{seconds_text(_ends_s(best))}{_why_longer_ends(best, found)}"
     )
 
 
@@ -158,6 +169,25 @@ def _slower_pace(best: PlanEvaluation, found: PlanEvaluation) -> str:
         if share > 0.1:
             text += f"; {100 * share:.0f} % of it sums gradients"
     return text
+
+
+def _why_longer_ends(best: PlanEvaluation, found: PlanEvaluation) -> str:
+    reasons = []
+    if found.depth > best.depth:
+        reasons.append("deeper")
+    if _largest_microbatch(found) > _largest_microbatch(best):
+        reasons.append("larger micro-batches")
+    return f" ({', '.join(reasons)})" if reasons else ""
+
+
+def _largest_microbatch(found: PlanEvaluation) -> float:
+    return max(stage.microbatch_size for stage in found.stages)
+
+
+def _microbatch_sizes(found: PlanEvaluation) -> str:
+    smallest = min(stage.microbatch_size for stage in found.stages)
+    largest = _largest_microbatch(found)
+    return f"{smallest:.3g}" if smallest == largest else f"{smallest:.3g}-{largest:.3g}"
 
 
 def _ends_s(found: PlanEvaluation) -> float:

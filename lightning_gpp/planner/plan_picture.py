@@ -59,10 +59,11 @@ def _title(evaluation: PlanEvaluation) -> str:
 
 def _subtitle(evaluation: PlanEvaluation) -> str:
     stage = evaluation.bottleneck
+    samples = count_text(evaluation.minibatch_size, "sample")
     return (
-        f"predicted step {seconds_text(evaluation.step_s)} for "
-        f"{count_text(evaluation.minibatch_size, 'sample')}, "
-        f"{number_text(evaluation.throughput)} samples/s; stage {stage.stage.id} bounds it ({stage.bound})"
+        f"predicted step {seconds_text(evaluation.step_s)} for {samples}, "
+        f"{number_text(evaluation.throughput)} samples/s; "
+        f"stage {stage.stage.id} bounds it ({stage.bound})"
     )
 
 

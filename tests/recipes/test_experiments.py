@@ -25,6 +25,7 @@ from mfeat_files import write_mfeat
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp import cli
+from lightning_gpp.jobs import train as train_job
 from lightning_gpp.recipes.multimodal import MultipleFeatures
 
 FILES = sorted(importlib.resources.files("lightning_gpp.configs").joinpath("experiment").iterdir())
@@ -158,7 +159,7 @@ def train_in_pool(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
         assert first == second
         return first
 
-    monkeypatch.setattr(cli, "train", train)
+    monkeypatch.setattr(train_job, "train", train)
 
 
 def call_graphpipe(overrides: list[str]) -> str:

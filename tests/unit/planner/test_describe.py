@@ -223,7 +223,7 @@ class TestAlternatives:
         found.append(Alternative("piper", failure="more than 10 ideals"))
         assert {other.name: why_it_lost(FOUND, other) for other in found} == {
             "gpipe": "same step, more memory",
-            "chain": "same pace, but filling and emptying takes 9.00 ms, not 6.00 ms",
+            "chain": "same pace, but 9.00 ms to fill and empty, not 6.00 ms (deeper)",
             "too large": "device 0 needs 12.8 kB of 10.0 kB",
             "slow": "stage 0 takes 2.25 ms per sample (compute), not 1.50 ms",
             "same": "same step and memory",
@@ -237,10 +237,11 @@ class TestAlternatives:
         two = Alternative("two", evaluate_plan(REPLICAS, REQUEST))
         none = Alternative("piper", failure="more than 10 ideals")
         assert describe_alternatives(FOUND, [two, none]) == lines_of("""
-            plan   stages  depth     step         memory  why not
-            ───────────────────────────────────────────────────────────────────────────────
-            two         2      3  30.0 ms  +0 %  12.8 kB  device 0 needs 12.8 kB of 10.0 kB
-            piper                                         more than 10 ideals
+                                  micro-
+            plan   stages  depth   batch     step         memory  why not
+            ───────────────────────────────────────────────────────────────────────────────────────
+            two         2      3       8  30.0 ms  +0 %  12.8 kB  device 0 needs 12.8 kB of 10.0 kB
+            piper                                                 more than 10 ideals
         """)
 
 

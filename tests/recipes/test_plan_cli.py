@@ -1,0 +1,219 @@
+"""The jobs that plan: what they print and write, quickly and without torch; edited plans train."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.experiment_jobs import train_configuration
+from helpers.graphs import literal_graph
+from helpers.workers import WorkerPool
+
+from lightning_gpp import cli
+from lightning_gpp.graph import graph_to_json
+from lightning_gpp.planner import PLANNERS, load_plan, save_plan
+
+GRAPH = literal_graph({"stem": "x", "a": "stem", "b": "stem", "cat()": "a b", "head": "cat()"})
+Run = Callable[..., str]
+PLAN = ["job=plan", "hydra.run.dir=run", "graph=graph.json", "cluster=dgx_a100"]
+
+
+@pytest.fixture
+def graph_file(run_folder: Path) -> Path:
+    """A model graph in the working directory."""
+    path = run_folder / "graph.json"
+    path.write_text(graph_to_json(GRAPH))
+    return path
+
+
+@pytest.fixture
+def graphpipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command line in this process; gives back what it prints."""
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*overrides: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["graphpipe", *overrides])
+        cli.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.usefixtures("restored_logging", "graph_file")
+class TestPlan:
+    def test_prints_and_writes_the_plan(self, graphpipe: Run, run_folder: Path) -> None:
+        printed = graphpipe(*PLAN, "cluster.num_devices=2", "minibatch_size=16")
+        assert printed.startswith(
+            "graph: 5 operators for 2 devices (NVIDIA A100-SXM4-80GB) in 1 host, mini-batches of 16"
+        )
+        for heading in ("Predicted step:", "Pace: stage", "computes", "why not", "searched: "):
+            assert heading in printed
+        assert max(map(len, printed.split("\n"))) <= 100 or str(run_folder) in printed
+        run = run_folder / "run"
+        plan = load_plan(run / "plan.json")
+        assert f"Plan {plan.planner!r}: {plan.num_stages} stage" in printed
+        assert (run / "plan.png").read_bytes().startswith(b"\x89PNG")
+        metrics = json.loads((run / "metrics.json").read_text())
+        assert metrics["samples_per_s"] == pytest.approx(16 / metrics["step_s"])
+        assert f"written to {run}: metrics.json, plan.json, plan.png, config.yaml" in printed
+
+    @pytest.mark.parametrize("planner", sorted(PLANNERS))
+    def test_planner_is_chosen_by_name(
+        self, graphpipe: Run, run_folder: Path, planner: str
+    ) -> None:
+        options = [f"planner={planner}", "cluster.num_devices=2", "job.picture=false"]
+        graphpipe(*PLAN, *options, "job.alternatives=[]")
+        assert load_plan(run_folder / "run" / "plan.json").planner.startswith(planner)
+        graphpipe(*PLAN, *options[1:], "job.alternatives=[]", f"strategy.planner={planner}")
+        assert load_plan(run_folder / "run" / "plan.json").planner.startswith(planner)
+
+    def test_explains_a_plan_by_hand(self, graphpipe: Run, run_folder: Path) -> None:
+        by_hand = "strategy.plan=[[stem,a],[b],[cat,head]]"
+        options = ["cluster.num_devices=3", "num_microbatches=4", "job.picture=false"]
+        printed = graphpipe(*PLAN, *options, by_hand)
+        assert "Plan 'manual': 3 stages on 3 devices" in printed
+        assert "Join: stage 2 owns cat, of stages 0, 1" in printed
+
+    @pytest.mark.parametrize(
+        ("overrides", "message"),
+        [
+            (["graph=nowhere.txt"], "graph=nowhere.txt is neither a file nor a known model"),
+            (["graph=broken.json"], "broken.json: not JSON: Expecting ',' delimiter: line 1"),
+            (["graph=plan.json"], 'plan.json: expected "format": "lightning_gpp.model_graph"'),
+            (["graph=broken.txt"], "broken.txt, line 1: expected 'node"),
+            (["graph=mmt", "+graph_options.branches=2"], "unexpected keyword argument 'branches'"),
+            (["costs=graph.json"], 'graph.json: expected "format": "lightning_gpp.costs"'),
+            (["cluster=from_file", "cluster.path=broken.json"], "broken.json: not JSON"),
+            (["cluster.num_devices=0"], "a cluster needs at least 1 device"),
+            (["planner=best"], "unknown planner 'best'; known planners: balanced"),
+            (["job.alternatives=[best]"], "unknown planner 'best'; known planners: balanced"),
+            (["minibatch_size=0"], "minibatch_size must be at least 1, got 0"),
+        ],
+    )
+    def test_a_mistake_is_one_message(
+        self,
+        graphpipe: Run,
+        run_folder: Path,
+        capsys: pytest.CaptureFixture[str],
+        overrides: list[str],
+        message: str,
+    ) -> None:
+        for name in ("broken.json", "broken.txt"):
+            (run_folder / name).write_text('{"a": 1 "b"}')
+        (run_folder / "plan.json").write_text('{"format": "lightning_gpp.plan", "version": 1}')
+        with pytest.raises(SystemExit):
+            graphpipe(*PLAN, *overrides)
+        printed = capsys.readouterr()
+        assert message in printed.err
+        assert "Traceback" not in printed.err
+        assert printed.out == ""
+
+
+@pytest.mark.usefixtures("restored_logging", "graph_file")
+class TestCompare:
+    def test_a_row_for_every_planner(self, graphpipe: Run, run_folder: Path) -> None:
+        printed = graphpipe("job=compare", *PLAN[1:], "cluster.num_devices=2", "minibatch_size=16")
+        rows = json.loads((run_folder / "run" / "compare.json").read_text())
+        assert [row["planner"] for row in rows] == list(PLANNERS)
+        for row in rows:
+            assert row["samples_per_s"] == pytest.approx(16 / row["step_s"])
+            assert any(line.startswith(row["planner"]) for line in printed.split("\n"))
+        with (run_folder / "run" / "compare.csv").open(newline="") as file:
+            assert [row["planner"] for row in csv.DictReader(file)] == list(PLANNERS)
+
+    def test_a_planner_without_a_plan_says_why(self, graphpipe: Run, run_folder: Path) -> None:
+        """``balanced`` wants a stage for each of 6 devices, and there are 5 operators."""
+        printed = graphpipe(
+            "job=compare", *PLAN[1:], "cluster.num_devices=6", "job.planners=[balanced,graphpipe]"
+        )
+        none, found = json.loads((run_folder / "run" / "compare.json").read_text())
+        assert none["step_s"] is None and "6 devices need as many stages" in none["error"]
+        assert found["step_s"] > 0 and not found["error"]
+        assert "6 devices need as many" in printed
+        assert max(map(len, printed.split("\n")[:-2])) <= 100
+
+    def test_a_sweep_has_one_table(self, graphpipe: Run, run_folder: Path) -> None:
+        printed = graphpipe(
+            "-m", "job=compare", "graph=graph.json", "cluster=dgx_a100", "hydra.sweep.dir=sweep",
+            "cluster.num_devices=1,2", "job.planners=[balanced,graphpipe]",
+        )  # fmt: skip
+        rows = json.loads((run_folder / "sweep" / "compare.json").read_text())
+        settings = [(row["settings"]["cluster.num_devices"], row["planner"]) for row in rows]
+        assert settings == [("1", "balanced"), ("1", "graphpipe"), ("2", "balanced"),
+                            ("2", "graphpipe")]  # fmt: skip
+        table = printed.rpartition("num_devices")[2]
+        assert [line.split()[:2] for line in table.split("\n")[2:6]] == [list(s) for s in settings]
+        with (run_folder / "sweep" / "compare.csv").open(newline="") as file:
+            assert [row["cluster.num_devices"] for row in csv.DictReader(file)] == [*"1122"]
+
+
+def test_planning_a_published_workload_imports_neither_torch_nor_lightning(
+    run_folder: Path,
+) -> None:
+    """The real command, with its picture."""
+    overrides = ["graph=mmt", "cluster=summit", "job=plan", "hydra.run.dir=run"]
+    code = (
+        f"import sys; sys.argv = ['graphpipe', *{overrides}]\n"
+        "from lightning_gpp.cli import main; main()\n"
+        "print([n for n in ('torch', 'lightning', 'networkx', 'scipy') if n in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stdout.startswith("mmt-4: 97 operators for 4 devices")
+    assert (run_folder / "run" / "plan.png").exists()
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_an_edited_plan_of_a_recipe_trains(
+    graphpipe: Run, run_folder: Path, pool: WorkerPool
+) -> None:
+    """Plan a recipe for two devices, move an operator by hand, explain that, train it."""
+    recipe = ["data=digits", "recipe.module.encoder_width=16", "data.batch_size=64"]
+    printed = graphpipe(
+        "job=plan", *recipe, "cluster.num_devices=2", "hydra.run.dir=run", "job.picture=false",
+        "planner=balanced", "job.alternatives=[]",
+    )  # fmt: skip
+    assert "MultimodalClassifier: 30 operators for 2 devices (cpu)" in printed
+    assert "measured on cpu" in printed
+    plan = load_plan(run_folder / "run" / "plan.json")
+    assert plan.num_stages == 2
+
+    first, last = plan.stages
+    moved = first.operators[-1]
+    edited = replace(
+        plan,
+        planner="by hand",
+        stages=(
+            replace(first, operators=first.operators[:-1]),
+            replace(last, operators=(moved, *last.operators)),
+        ),
+    )
+    save_plan(edited, run_folder / "edited.json")
+
+    kept = ["graph=run/graph.json", "costs=run/costs.json", "cluster=uniform"]
+    again = graphpipe(
+        "job=plan", *kept, "cluster.num_devices=2", "strategy.plan=edited.json",
+        "hydra.run.dir=again", "minibatch_size=64", "job.picture=false",
+    )  # fmt: skip
+    assert "Plan 'by hand': 2 stages on 2 devices" in again
+
+    overrides = [
+        *recipe, "trainer.devices=2", "trainer.max_epochs=1", "+trainer.limit_train_batches=2",
+        "+trainer.limit_val_batches=1", "trainer.enable_progress_bar=false",
+        "callbacks.timeline=null", "strategy.start_method=popen",
+        f"strategy.plan={run_folder / 'edited.json'}",
+    ]  # fmt: skip
+    metrics, _ = pool.run(train_configuration, overrides, run_folder / "trained", num_ranks=2)
+    assert math.isfinite(metrics["train_loss"])
+    assert load_plan(run_folder / "trained" / "plan.json") == edited
