@@ -14,8 +14,8 @@ from lightning_gpp.planner import PLANNERS, make_plan, validate_plan
 from lightning_gpp.planner.evaluate import evaluate_plan
 from lightning_gpp.planner.linear import Layers, linear_layers
 from lightning_gpp.planner.make_plan import plan_request
-from lightning_gpp.planner.pipedream import cluster_levels, stage_devices
-from lightning_gpp.planner.pipedream_recurrence import (
+from lightning_gpp.planner.pipedream.planner import cluster_levels, stage_devices
+from lightning_gpp.planner.pipedream.recurrence import (
     Level,
     Segment,
     pipedream_stages,

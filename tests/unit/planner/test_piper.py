@@ -15,8 +15,8 @@ from lightning_gpp.planner import PLANNERS, make_plan, validate_plan
 from lightning_gpp.planner.evaluate import evaluate_plan
 from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.planner.piper import plan_instance
-from lightning_gpp.planner.piper_downsets import downsets
-from lightning_gpp.planner.piper_search import PiperPlan, PiperRules, search
+from lightning_gpp.planner.piper.downsets import downsets
+from lightning_gpp.planner.piper.search import PiperPlan, PiperRules, search
 from lightning_gpp.workloads import (
     PiperEdge,
     PiperInstance,

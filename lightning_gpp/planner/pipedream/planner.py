@@ -1,7 +1,7 @@
 """The planner ``pipedream``: PipeDream's partitioning, the first baseline of the GraphPipe paper.
 
 The model is put in a line and divided by PipeDream's recurrences
-(:mod:`lightning_gpp.planner.pipedream_recurrence`) for every micro-batch size; the plan with the
+(:mod:`lightning_gpp.planner.pipedream.recurrence`) for every micro-batch size; the plan with the
 shortest step by our cost model is taken. Two things are not as published: replicas come in powers
 of two, since replicas take equal shares here, and devices whose hosts are not equally full are
 planned as if there were no hosts, over the slowest link. The published memory filter is used only
@@ -18,7 +18,7 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.best_plan import BestPlan
 from lightning_gpp.planner.linear import Layers, linear_layers
-from lightning_gpp.planner.pipedream_recurrence import Level, Segment, pipedream_stages
+from lightning_gpp.planner.pipedream.recurrence import Level, Segment, pipedream_stages
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.planner.uniform_replicas import ReplicatedStage, uniform_plans
 

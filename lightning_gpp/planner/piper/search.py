@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_gpp.planner.piper_costs import Array, StageCosts, degree_costs
-from lightning_gpp.planner.piper_downsets import DOWNSETS_LIMIT, downsets
+from lightning_gpp.planner.piper.costs import Array, StageCosts, degree_costs
+from lightning_gpp.planner.piper.downsets import DOWNSETS_LIMIT, downsets
 from lightning_gpp.workloads import PiperInstance
 
 Indices = NDArray[np.intp]

@@ -26,7 +26,7 @@ from lightning_gpp.planner.units import UnitGraph, build_units, indivisible_grou
 from lightning_gpp.workloads import PiperEdge, PiperInstance, PiperOperator, Tmpc
 
 if TYPE_CHECKING:
-    from lightning_gpp.planner.piper_search import PiperPlan
+    from lightning_gpp.planner.piper.search import PiperPlan
 
 NAME = "piper"
 
@@ -53,7 +53,7 @@ def plan_instance(
         ValueError: the model has too many downsets (parallel branches), or operators have ways to
             run that Piper's knapsack cannot choose from.
     """
-    from lightning_gpp.planner.piper_search import search  # numpy only where it is needed
+    from lightning_gpp.planner.piper.search import search  # numpy only where it is needed
 
     given = {
         "num_devices": num_devices,
@@ -78,7 +78,7 @@ def piper(request: PlanRequest) -> Plan:
 
 
 def _plans(request: PlanRequest, microbatch_size: float) -> Iterator[Plan]:
-    from lightning_gpp.planner.piper_search import PiperRules, search
+    from lightning_gpp.planner.piper.search import PiperRules, search
 
     profile = slowest_profile(request, microbatch_size)
     units = build_units(request.graph, profile, indivisible_groups(request.graph))
