@@ -197,10 +197,8 @@ def _solve(
                     for copies in replicas:
                         if copies >= m:
                             break
-                        before = slowest[i][k][m - copies]
-                        if before >= best:
-                            continue
-                        found = max(before, stage_s(k + 1, j, m, copies, 1))
+                        last_s = stage_s(k + 1, j, m, copies, 1)
+                        found = max(slowest[i][k][m - copies], last_s)
                         if found < best:
                             best, best_start, best_copies = found, k + 1, copies
                 slowest[i][j][m] = best
