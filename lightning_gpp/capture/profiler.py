@@ -81,7 +81,7 @@ def profile_costs(
                     raise
                 _logger.info("the model does not run on %d samples: %s", other, error)
                 continue
-            profiles.append(Profile(operators, other, device_kind(device)))
+            profiles.append(Profile(operators, float(other), device_kind(device)))
             if time.monotonic() > deadline_s:
                 _logger.warning(
                     "profiling took more than its %.0f s: %d of %d micro-batch sizes were "

@@ -1,5 +1,6 @@
 """Plans: which operators form which stage on which device, and the planners that find them."""
 
+from lightning_gpp.planner.all_devices import num_devices_used, on_all_devices
 from lightning_gpp.planner.base import Planner, PlanRequest
 from lightning_gpp.planner.describe import describe_plan
 from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
@@ -28,7 +29,9 @@ __all__ = [
     "evaluate_plan",
     "load_plan",
     "make_plan",
+    "num_devices_used",
     "num_separable",
+    "on_all_devices",
     "plan_from_json",
     "plan_graph",
     "plan_request",

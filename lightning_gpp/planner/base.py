@@ -20,6 +20,9 @@ from lightning_gpp.schedule.orders import check_schedule
 ADAM_VALUES = 2
 """Values per parameter that Adam keeps; the default assumption on the optimizer."""
 
+FEW_MICROBATCHES = 4
+"""A mini-batch can be cut into so few whole micro-batches of a power of two, or is cut unevenly."""
+
 
 @dataclass(frozen=True)
 class PlanRequest:
@@ -86,12 +89,18 @@ class PlanRequest:
         """The micro-batch sizes to choose from, in samples, ascending.
 
         The one size of a fixed number of micro-batches; otherwise the powers of two that divide
-        the mini-batch (the sizes that GraphPipe searches, arXiv 2406.17145 section 5).
+        the mini-batch (the sizes that GraphPipe searches, arXiv 2406.17145 section 5). Where these
+        would leave many micro-batches only (a mini-batch of 50), the mini-batch is divided by
+        powers of two instead, which makes micro-batches that differ by a sample.
         """
+        size = self.minibatch_size
         if self.num_microbatches is not None:
-            return (self.minibatch_size / self.num_microbatches,)
-        powers = [2**power for power in range(self.minibatch_size.bit_length())]
-        return tuple(float(size) for size in powers if not self.minibatch_size % size)
+            return (size / self.num_microbatches,)
+        powers = [2**power for power in range(size.bit_length())]
+        whole = [float(power) for power in powers if not size % power]
+        if size / whole[-1] <= FEW_MICROBATCHES:
+            return tuple(whole)
+        return tuple(size / power for power in reversed(powers))
 
     def replica_counts(self, available: int) -> tuple[int, ...]:
         """The numbers of replicas to choose from on so many devices: powers of two.

@@ -60,8 +60,8 @@ class GraphPipeStrategy(ParallelStrategy):
     """Trains an unmodified LightningModule split over devices as a graph of pipeline stages.
 
     Args:
-        num_microbatches: micro-batches that a mini-batch is cut into; by default twice the number
-            of devices (one on a single device), or fewer where the batch is smaller.
+        num_microbatches: micro-batches that a mini-batch is cut into; by default the planner
+            chooses.
         schedule: ``"1f1b"`` or ``"gpipe"``.
         planner: name of the planner that makes the plan.
         plan: a plan made by hand instead: a :class:`~lightning_gpp.Plan`, its JSON file, or a list
@@ -76,6 +76,8 @@ class GraphPipeStrategy(ParallelStrategy):
         cache: whether profiles and plans are kept and found again by content; a folder to keep them
             in. The default folder is the one that the environment variable LIGHTNING_GPP_CACHE
             names (empty: none), or the platform's for caches.
+        use_all_devices: whether a plan that leaves devices idle, as it is predicted to be faster on
+            fewer, gives way to the fastest plan of ``balanced`` that uses all.
         timeout: seconds after which a wait for another rank ends in an error.
         start_method: how processes are started on this host.
 
@@ -88,7 +90,7 @@ class GraphPipeStrategy(ParallelStrategy):
         self,
         num_microbatches: int | None = None,
         schedule: str = "1f1b",
-        planner: str = "balanced",
+        planner: str = "graphpipe",
         plan: PlanLike | None = None,
         module: str | None = None,
         *,
@@ -96,6 +98,7 @@ class GraphPipeStrategy(ParallelStrategy):
         leaf_modules: Sequence[type | str] = (),
         cluster: ClusterLike | None = None,
         cache: CacheLike = True,
+        use_all_devices: bool = True,
         timeout: float = 1800.0,
         start_method: StartMethod = "popen",
         accelerator: Accelerator | None = None,
@@ -129,6 +132,7 @@ class GraphPipeStrategy(ParallelStrategy):
             timeout_s=timeout,
             cluster=cluster,
             cache=cache,
+            use_all_devices=use_all_devices,
         )
         self.plan: Plan | None = None
         self.stage_graph: StageGraph | None = None

@@ -17,11 +17,15 @@ from lightning_gpp.planner import (
     PlanGraph,
     PlanRequest,
     answer,
+    evaluate_plan,
+    num_devices_used,
     num_separable,
+    on_all_devices,
     plan_request,
     resolve_plan,
     validate_plan,
 )
+from lightning_gpp.planner.units_of_measure import seconds_text
 from lightning_gpp.strategy.devices_at_hand import in_plan_order, resolve_cluster
 from lightning_gpp.strategy.plan_cache import PlanCache
 from lightning_gpp.strategy.settings import Settings
@@ -99,12 +103,27 @@ def plan_pipeline(
     costs, notes = cache.costs(
         captured, device, lambda: profile_costs(captured, example.args, example.kwargs)
     )
-    cluster = cluster.first(_num_used(captured, num_devices))
     request = _request(settings, captured, example, cluster, costs, None)
     plan, more_notes = cache.plan(
         request, settings.planner, lambda: answer(request, settings.planner)
     )
-    return Planned(plan, request, (*notes, *more_notes))
+    notes += more_notes
+    if settings.use_all_devices and (fuller := on_all_devices(plan, request)) != plan:
+        notes += (_why_fuller(plan, fuller, request),)
+        plan = fuller
+    _warn_of_idle_devices(plan, request)
+    return Planned(plan, request, notes)
+
+
+def _why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:
+    """Why another planner's plan is used."""
+    few_s, full_s = (evaluate_plan(plan, request).step_s for plan in (fewer, fuller))
+    used = num_devices_used(fewer)
+    return (
+        f"The plan of {fewer.planner!r} would use {used} of {request.num_devices} devices and is "
+        f"predicted to take {seconds_text(few_s)} per step instead of {seconds_text(full_s)}. "
+        f"devices={used}, or GraphPipeStrategy(use_all_devices=False), takes it."
+    )
 
 
 def _check_microbatches(settings: Settings, stages: PlanGraph) -> None:
@@ -117,16 +136,20 @@ def _check_microbatches(settings: Settings, stages: PlanGraph) -> None:
         )
 
 
-def _num_used(captured: CapturedModel, num_devices: int) -> int:
-    """Devices that get a stage; a model of fewer operators leaves the others idle."""
-    num_used = min(num_devices, num_separable(captured.graph))
-    if num_used < num_devices:
-        rank_zero_warn(
-            f"the model has only {num_used} operators that can be separated, so "
-            f"{num_devices - num_used} of {num_devices} devices stay idle; use devices={num_used}, "
-            "or make the model's leaf modules smaller"
-        )
-    return num_used
+def _warn_of_idle_devices(plan: Plan, request: PlanRequest) -> None:
+    num_used = num_devices_used(plan)
+    if num_used == request.num_devices:
+        return
+    num_parts = num_separable(request.graph)
+    because = (
+        f"the model has only {num_parts} operators that can be separated"
+        if num_parts < request.num_devices
+        else "it is predicted to be faster, or the only one that fits into memory"
+    )
+    rank_zero_warn(
+        f"the plan uses {num_used} of {request.num_devices} devices, the others stay idle: "
+        f"{because}. Use devices={num_used}, or give a plan by hand."
+    )
 
 
 def _request(

@@ -29,3 +29,4 @@ class Settings:
     timeout_s: float
     cluster: ClusterLike | None = None
     cache: CacheLike = True
+    use_all_devices: bool = True

@@ -1,0 +1,50 @@
+"""Plans without idle devices.
+
+Who asks for so many devices expects them in use, while the fastest plan of a small model may be one
+on fewer of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lightning_gpp.planner.balanced import balanced
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.evaluate import evaluate_plan
+from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.units import num_separable
+
+MOST_MICROBATCHES = 4
+"""Micro-batches per device that are tried at most; more hardly shorten the step."""
+
+
+def on_all_devices(plan: Plan, request: PlanRequest) -> Plan:
+    """A plan, or where it leaves devices idle the fastest one of ``balanced`` that uses more.
+
+    Args:
+        plan: what some planner answered.
+        request: the question.
+    """
+    num_stages = min(request.num_devices, num_separable(request.graph))
+    if num_stages <= num_devices_used(plan):
+        return plan
+    part = replace(request, cluster=request.cluster.first(num_stages))
+    plans = [balanced(replace(part, num_microbatches=count)) for count in _counts(part)]
+    found = [evaluate_plan(other, request) for other in plans]
+    fitting = [evaluation for evaluation in found if evaluation.is_feasible]
+    if not fitting:
+        return plan
+    return min(fitting, key=lambda found: (found.step_s, found.peak_memory_bytes)).plan
+
+
+def num_devices_used(plan: Plan) -> int:
+    """Devices with a stage or a replica of one."""
+    return len({device for stage in plan.stages for device in stage.devices})
+
+
+def _counts(request: PlanRequest) -> list[int]:
+    """Numbers of micro-batches to try, of the sizes that a planner may choose: the two largest."""
+    counts = [round(request.minibatch_size / size) for size in request.microbatch_sizes]
+    most = MOST_MICROBATCHES * request.num_devices
+    few = [count for count in counts if count <= most]
+    return sorted(few, reverse=True)[:2] or [min(counts)]

@@ -1,0 +1,37 @@
+"""Fits that look at how a plan came about."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from helpers.jobs import plan_of_fit
+from lightning_gpp.planner.plan import Plan
+
+
+def plan_and_messages(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, list[str]]:
+    """The plan of a short fit, and what the cache of plans had to say."""
+    with messages_of("lightning_gpp.strategy.plan_cache") as messages:
+        plan, _ = plan_of_fit(strategy, num_ranks)
+    return plan, messages
+
+
+@contextmanager
+def messages_of(name: str) -> Iterator[list[str]]:
+    """The texts that a logger is given."""
+    logger, texts = logging.getLogger(name), []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            texts.append(record.getMessage())
+
+    handler, level = Keep(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield texts
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -1,0 +1,77 @@
+"""How a run comes to its plan: the default, the cluster, the cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers.jobs import plan_of_fit, warnings_of_fit
+from helpers.models import DataSpec
+from helpers.modules import ChainModel
+from helpers.planning_jobs import plan_and_messages
+from helpers.reference import assert_equal_training
+from helpers.training import Training
+from helpers.workers import WorkerPool
+
+from lightning_gpp.cluster import Cluster, Device, Link, cluster_to_json
+from lightning_gpp.planner import num_devices_used
+from lightning_gpp.strategy import GraphPipeStrategy
+
+FREE = Link(bandwidth_bytes_per_s=1e15)
+
+
+def test_by_default_every_device_is_used_and_the_planner_chooses_the_microbatches(
+    pool: WorkerPool,
+) -> None:
+    shown = pool.run(plan_of_fit, {"timeout": 30.0}, 3, num_ranks=3)
+    plan, _ = shown[0]
+    assert num_devices_used(plan) == 3
+    assert plan.num_microbatches is not None
+    assert shown == [shown[0]] * 3
+
+
+@pytest.mark.parametrize("batch_size", [8, 10])
+def test_what_the_planner_chooses_trains_as_one_device(pool: WorkerPool, batch_size: int) -> None:
+    data = DataSpec(dtype="float64", batch_size=batch_size)
+    assert_equal_training(pool, Training(ChainModel, data), num_ranks=2)
+
+
+def test_devices_may_stay_idle_where_that_is_asked_for(pool: WorkerPool) -> None:
+    slow = Cluster((Device("a"), Device("b")), Link(bandwidth_bytes_per_s=1e3))
+    strategy = {"use_all_devices": False, "cluster": slow}
+    training = Training(ChainModel, DataSpec(dtype="float64"), num_steps=2)
+    first, second = pool.run(warnings_of_fit, training, strategy, 2, num_ranks=2)
+    assert any("the plan uses 1 of 2 devices" in text for text in first), first
+    assert not second
+
+
+def test_a_cluster_file_with_too_little_memory_is_an_error(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    path = tmp_path / "small.json"
+    path.write_text(cluster_to_json(Cluster((Device("a", memory_bytes=8), Device("b")), FREE)))
+    with pytest.raises(Exception, match=r"(?s)memory"):
+        pool.run(plan_of_fit, {"cluster": str(path), "timeout": 30.0}, 2, num_ranks=2)
+
+
+def test_the_second_run_finds_profile_and_plan(pool: WorkerPool, tmp_path: Path) -> None:
+    strategy = {"cache": str(tmp_path), "timeout": 30.0}
+    (plan, messages), other = pool.run(plan_and_messages, strategy, 2, num_ranks=2)
+    assert messages == other[1] == []
+    kinds = sorted(re.match("[a-z]+", path.name)[0] for path in tmp_path.iterdir())
+    assert kinds == ["plan", "profile"]
+    (again, messages), other = pool.run(plan_and_messages, strategy, 2, num_ranks=2)
+    assert again == plan
+    assert [text.partition(" is of an earlier run: ")[0] for text in messages] == [
+        "The profile",
+        "The plan",
+    ]
+    assert other[1] == []  # rank 0 alone looks
+
+
+def test_mistakes_are_found_at_once() -> None:
+    with pytest.raises(ValueError, match="cluster='sumit' is neither a preset"):
+        GraphPipeStrategy(cluster="sumit")
+    with pytest.raises(ValueError, match="unknown planner 'best'"):
+        GraphPipeStrategy(planner="best")
