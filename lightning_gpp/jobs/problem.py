@@ -34,11 +34,13 @@ class Problem:
         name: of the model.
         source: where the graph and the costs come from.
         request: the question.
+        notes: what else to know, such as that a cache was used.
     """
 
     name: str
     source: str
     request: PlanRequest
+    notes: tuple[str, ...] = ()
 
     def describe(self, *, max_width: int = 100) -> str:
         """What is planned, for which devices, and where it is from."""
@@ -49,7 +51,7 @@ class Problem:
             f"{count_text(cluster.num_devices, 'device')} ({', '.join(cluster.kinds)}) in "
             f"{count_text(hosts, 'host')}, mini-batches of {self.request.minibatch_size}"
         )
-        return wrapped([what, f"  from {self.source}"], max_width)
+        return wrapped([what, f"  from {self.source}", *self.notes], max_width)
 
 
 def problem_of(config: DictConfig, folder: Path) -> Problem:

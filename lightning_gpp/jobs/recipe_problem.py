@@ -30,6 +30,7 @@ from lightning_gpp.strategy.microbatches import (
     microbatch_sizes,
 )
 from lightning_gpp.strategy.pipeline import pipelined_module
+from lightning_gpp.strategy.plan_cache import CacheLike, PlanCache
 
 
 class _SeenError(Exception):
@@ -43,6 +44,7 @@ class _Look:
         self.minibatch_size = 0
         self.captured: CapturedModel | None = None
         self.costs: Costs | None = None
+        self.notes: tuple[str, ...] = ()
 
 
 def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Problem:
@@ -75,10 +77,10 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Proble
     )
     sizes = sorted(profile.microbatch_size for profile in look.costs.profiles)
     source = (
-        f"{config.recipe.module._target_}, captured and measured here on "
+        f"{config.recipe.module._target_}, captured and measured on "
         f"{', '.join(look.costs.by_kind)} (micro-batches of {', '.join(f'{s:g}' for s in sizes)})"
     )
-    return Problem(_name(config), source, request)
+    return Problem(_name(config), source, request, look.notes)
 
 
 @contextlib.contextmanager
@@ -117,7 +119,13 @@ def _look(config: DictConfig, num_microbatches: int) -> _Look:
     target = pipelined_module(module, strategy_option(config, "module"))
     look = _Look()
     step = _small_step(module, look, num_microbatches)
-    forward = _watched_forward(target, look, strategy_option(config, "leaf_modules") or ())
+    cache = strategy_option(config, "cache")
+    forward = _watched_forward(
+        target,
+        look,
+        leaf_modules=strategy_option(config, "leaf_modules") or (),
+        cache=True if cache is None else cache,
+    )
     with (
         instance_attribute(module, "training_step", step),
         instance_attribute(target, "forward", forward),
@@ -144,14 +152,25 @@ def _small_step(module: LightningModule, look: _Look, num_microbatches: int) -> 
     return step
 
 
-def _watched_forward(target: nn.Module, look: _Look, leaf_modules: Any) -> Callable[..., Any]:
+def _costs(
+    captured: CapturedModel, args: tuple[Any, ...], kwargs: dict[str, Any], cache: CacheLike
+) -> tuple[Costs, tuple[str, ...]]:
+    """The costs, measured now or found in the cache of training, and a note where they are."""
+    tensors = captured.inputs(args, kwargs).values()
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    return PlanCache(cache).costs(captured, device, lambda: profile_costs(captured, args, kwargs))
+
+
+def _watched_forward(
+    target: nn.Module, look: _Look, leaf_modules: Any, cache: CacheLike
+) -> Callable[..., Any]:
     """A forward that captures and profiles the module and ends the training."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         own = target.__dict__.pop("forward")
         try:
             look.captured = capture(target, args, kwargs, leaf_modules=tuple(leaf_modules))
-            look.costs = profile_costs(look.captured, args, kwargs)
+            look.costs, look.notes = _costs(look.captured, args, kwargs, cache)
         finally:
             target.__dict__["forward"] = own
         raise _SeenError

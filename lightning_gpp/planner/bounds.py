@@ -6,7 +6,7 @@ from lightning_gpp.planner.evaluate import PlanEvaluation
 from lightning_gpp.planner.text_table import wrapped
 from lightning_gpp.planner.units_of_measure import (
     bytes_text,
-    indices_text,
+    devices_text,
     percent_text,
     seconds_text,
 )
@@ -25,7 +25,7 @@ def _pace(evaluation: PlanEvaluation) -> str:
     ]
     first, second = parts if stage.bound == "compute" else reversed(parts)
     text = (
-        f"Pace: stage {stage.stage.id} (device {indices_text(stage.stage.devices)}) sets it by "
+        f"Pace: stage {stage.stage.id} ({devices_text(stage.stage.devices)}) sets it by "
         f"{stage.bound}, {seconds_text(stage.seconds_per_sample)} per sample: {first} per "
         f"micro-batch of {stage.microbatch_size:.3g}, {second} meanwhile"
     )

@@ -18,6 +18,7 @@ from lightning_gpp.planner.text_table import text_table, wrapped
 from lightning_gpp.planner.units_of_measure import (
     bytes_text,
     count_text,
+    devices_text,
     indices_text,
     number_text,
     percent_text,
@@ -133,7 +134,7 @@ def _label(found: StageEvaluation, request: PlanRequest, slowest_s: float) -> st
     operators = summarize_operators(request.graph, found.stage.operators)
     return "\n".join(
         (
-            f"stage {found.stage.id} · device {indices_text(found.stage.devices)}",
+            f"stage {found.stage.id} · {devices_text(found.stage.devices)}",
             operators if len(operators) <= LABEL_WIDTH else f"{operators[: LABEL_WIDTH - 1]}…",
             f"{bytes_text(found.memory.total_bytes)} · "
             f"{percent_text(found.seconds_per_sample, slowest_s)} load",

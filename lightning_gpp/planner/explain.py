@@ -131,10 +131,13 @@ def why_it_lost(best: PlanEvaluation, other: Alternative) -> str:
         return does_not_fit(found)
     if found.step_s <= best.step_s * (1 + EQUAL):
         return _equal_or_better(best, found)
-    if found.seconds_per_sample > best.seconds_per_sample * (1 + EQUAL):
+    slower_s = found.minibatch_size * (found.seconds_per_sample - best.seconds_per_sample)
+    if slower_s > (found.step_s - best.step_s) / 2:
         return _slower_pace(best, found)
+    pace = "same pace" if abs(slower_s) < EQUAL * best.step_s else "similar pace"
+    pace = "faster pace" if slower_s < -EQUAL * best.step_s else pace
     return (
-        f"same pace, but {seconds_text(_ends_s(found))} to fill and empty, not "
+        f"{pace}, but {seconds_text(_ends_s(found))} to fill and empty, not "
         f"{seconds_text(_ends_s(best))}{_why_longer_ends(best, found)}"
     )
 

@@ -25,7 +25,7 @@ from lightning_gpp.planner.units_of_measure import bytes_text
 TEXT_WIDTHS = (40, 32, 26, 22, 18, 15, 12, 10)
 """Widths to which the text in the boxes is wrapped, until the picture is narrow enough."""
 
-_GLUE = re.compile(r"(?<=\d) (?=[kMGT]?B\b|[mu]?s\b|%)|(?<=stage|evice) (?=\d)| (?=\(\d+\))")
+_GLUE = re.compile(r"(?<=\d) (?=[kMGT]?B\b|[mu]?s\b|%)|(?<=stage|evice|vices) (?=\d)| (?=\(\d+\))")
 _UP, _DOWN, _LEFT, _RIGHT = 1, 2, 4, 8
 _LINES = {
     _UP | _DOWN: "│",

@@ -15,7 +15,7 @@ from lightning_gpp.planner.picture_png import StageBox, write_stage_graph
 from lightning_gpp.planner.units_of_measure import (
     bytes_text,
     count_text,
-    indices_text,
+    devices_text,
     number_text,
     percent_text,
     seconds_text,
@@ -27,6 +27,8 @@ TEXT_WIDTH = 30
 NARROW_WIDTH = 20
 CROWDED = 6
 """More boxes than this side by side are narrow."""
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 MOST_LINES = 2
 """Lines for the operators of a stage."""
@@ -72,9 +74,10 @@ def _box(
 ) -> StageBox:
     slowest = evaluation.bottleneck
     stage = found.stage
-    lines = [f"stage {stage.id} · device {indices_text(stage.devices)}"]
+    lines = [f"stage {stage.id} · {devices_text(stage.devices)}"]
     lines += _short(summarize_operators(request.graph, stage.operators), width)
-    lines.append(f"micro-batch {found.microbatch_size:.3g}, {found.in_flight} in flight")
+    batch = f"micro-batch {found.microbatch_size:.3g}, {found.in_flight} in flight"
+    lines += textwrap.wrap(batch, width)
     if stage.num_replicas > 1:
         lines.append(f"{stage.num_replicas} replicas")
     if stage.recompute:
@@ -84,7 +87,7 @@ def _box(
     used = found.memory.total_bytes
     load = found.seconds_per_sample / slowest.seconds_per_sample
     return StageBox(
-        tuple(part for line in lines for part in textwrap.wrap(line, width)),
+        tuple(lines),
         time_text=f"{seconds_text(found.seconds_per_sample)} · {percent_text(load, 1)}",
         time_share=load,
         bound=found.bound,
@@ -97,7 +100,8 @@ def _box(
 
 def _short(text: str, width: int) -> list[str]:
     """The first lines of a text."""
-    lines = textwrap.wrap(text, width)
+    glued = text.replace(" (", f"{NO_BREAK}(")
+    lines = [line.replace(NO_BREAK, " ") for line in textwrap.wrap(glued, width)]
     if len(lines) > MOST_LINES:
         lines = [*lines[: MOST_LINES - 1], f"{lines[MOST_LINES - 1][: width - 1]}…"]
     return lines

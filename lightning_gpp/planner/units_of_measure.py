@@ -58,6 +58,15 @@ def count_text(number: int, noun: str) -> str:
     return f"{number} {noun if number == 1 else plural}"
 
 
+def devices_text(devices: Sequence[int]) -> str:
+    """The devices of a stage.
+
+    >>> devices_text([3]), devices_text([4, 5, 6])
+    ('device 3', 'devices 4-6')
+    """
+    return f"device{'s' if len(devices) > 1 else ''} {indices_text(devices)}"
+
+
 def indices_text(indices: Sequence[int]) -> str:
     """Indices with runs of consecutive ones joined.
 

@@ -87,7 +87,7 @@ class PlanCache:
                 f"The {kind} is of an earlier run: {self._documents.path(kind, key)}; delete the "
                 "file, or use GraphPipeStrategy(cache=False), to make it anew."
             )
-            log.info("%s", note)
+            log.debug("%s", note)
             return found, (note,)
         made = make()
         self._documents.write(kind, key, write(made))

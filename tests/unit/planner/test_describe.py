@@ -199,7 +199,7 @@ REPLICAS = Plan(
 def test_replicas_share_a_row_and_the_loss_has_a_box():
     found = evaluate_plan(REPLICAS, REQUEST)
     text = describe_plan(found, REQUEST)
-    assert "stage 0 (device 0-1) sets it" in text
+    assert "stage 0 (devices 0-1) sets it" in text
     assert "8 r" in text
     assert "but has 10.0 kB (128 %): the plan does not fit" in text
     assert "loss · device 2" in text
