@@ -43,8 +43,6 @@ def uniform_plans(
         planner: its name.
     """
     most = max(len(stage.devices) for stage in stages)
-    if request.max_replicas is not None and most > request.max_replicas:
-        return  # replicas of hosts times replicas in a host
     for shares in dict.fromkeys((1, most)):
         unit_size = microbatch_size / shares
         count = round(request.minibatch_size / unit_size)

@@ -45,17 +45,34 @@ def _plans(
     request: PlanRequest, layers: Layers, microbatch_size: float, memory_bytes: int | None
 ) -> Iterator[Plan]:
     levels = cluster_levels(request.cluster)
-    most = max(level.num_machines for level in levels)
-    replicas = request.replica_counts(most)
-    found = pipedream_stages(layers, levels, replicas=replicas, memory_bytes=memory_bytes)
-    if found is None:
-        return
-    stages = [
-        ReplicatedStage(tuple(chain(*layers.operators[inner.start : inner.stop])), devices)
-        for (inner, *_), devices in zip(found, stage_devices(found, levels))
-    ]
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    yield from uniform_plans(request, stages, microbatch_size, name)
+    for replicas in replica_counts(request, levels):
+        found = pipedream_stages(layers, levels, replicas=replicas, memory_bytes=memory_bytes)
+        if found is None:
+            continue
+        stages = [
+            ReplicatedStage(tuple(chain(*layers.operators[inner.start : inner.stop])), devices)
+            for (inner, *_), devices in zip(found, stage_devices(found, levels))
+        ]
+        yield from uniform_plans(request, stages, microbatch_size, name)
+
+
+def replica_counts(request: PlanRequest, levels: Sequence[Level]) -> Iterator[list[Sequence[int]]]:
+    """Numbers of replicas at each level.
+
+    A stage has as many as those of its levels multiplied. So where the request limits them, the
+    limit is shared between the levels in every way.
+    """
+    limit = request.max_replicas
+    if limit is None or len(levels) == 1:
+        yield [request.replica_counts(level.num_machines) for level in levels]
+        return
+    for most in request.replica_counts(levels[0].num_machines):
+        limits = most, limit // most
+        yield [
+            [count for count in request.replica_counts(level.num_machines) if count <= limit]
+            for level, limit in zip(levels, limits)
+        ]
 
 
 def cluster_levels(cluster: Cluster) -> list[Level]:

@@ -96,7 +96,7 @@ def pipedream_stages(
     layers: Layers,
     levels: Sequence[Level],
     *,
-    replicas: Sequence[int] | None = None,
+    replicas: Sequence[Sequence[int]] | None = None,
     memory_bytes: float | None = None,
 ) -> list[list[Segment]] | None:
     """The stages with the smallest slowest time per micro-batch.
@@ -104,7 +104,8 @@ def pipedream_stages(
     Args:
         layers: the model.
         levels: the hierarchy of machines, devices of a host first.
-        replicas: numbers of replicas that a stage may have; all if not given, as published.
+        replicas: at each level the numbers of replicas that a stage may have; all if not given, as
+            published.
         memory_bytes: memory of a device for the published filter; no filter if not given.
 
     Returns:
@@ -133,7 +134,7 @@ def solve_levels(
     layers: Layers,
     levels: Sequence[Level],
     *,
-    replicas: Sequence[int] | None = None,
+    replicas: Sequence[Sequence[int]] | None = None,
     memory_bytes: float | None = None,
 ) -> list[Solution]:
     """The tables of all levels; arguments are :func:`pipedream_stages`'s."""
@@ -149,7 +150,7 @@ def solve_levels(
             level,
             inner=inner,
             starts=1 if number == len(levels) - 1 else count,
-            replicas=replicas or range(1, level.num_machines + 1),
+            replicas=replicas[number] if replicas else range(1, level.num_machines + 1),
             memory_bytes=math.inf if memory_bytes is None else memory_bytes,
         )
         compute_s = [[row[level.num_machines] for row in rows] for rows in solution.slowest_s]

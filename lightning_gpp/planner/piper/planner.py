@@ -83,7 +83,7 @@ def _plans(request: PlanRequest, microbatch_size: float) -> Iterator[Plan]:
     profile = slowest_profile(request, microbatch_size)
     units = build_units(request.graph, profile, indivisible_groups(request.graph))
     rules = PiperRules(
-        data_parallel=[2**power for power in range(request.num_devices.bit_length())],
+        data_parallel=request.replica_counts(request.num_devices),
         whole_stages=True,
         single=frozenset(_with_state(request.graph, units)),
         last=frozenset(units.finals),

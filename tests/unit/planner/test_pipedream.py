@@ -137,10 +137,10 @@ def test_two_levels_are_the_best_of_all_divisions(seed):
 def test_replicas_can_be_limited():
     stages = pipedream_stages(layers([9.0, 1.0]), [Level(4, BANDWIDTH)])
     assert [segment.num_replicas for (segment,) in stages] == [4]  # 2.5 s, or 3 and 1: 3 s
-    limited = pipedream_stages(layers([9.0, 1.0]), [Level(4, BANDWIDTH)], replicas=(1, 2))
+    limited = pipedream_stages(layers([9.0, 1.0]), [Level(4, BANDWIDTH)], replicas=[(1, 2)])
     assert [segment.num_replicas for (segment,) in limited] == [2, 2]
     # As published all machines are used, and two layers cannot fill four one by one.
-    assert pipedream_stages(layers([9.0, 1.0]), [Level(4, BANDWIDTH)], replicas=(1,)) is None
+    assert pipedream_stages(layers([9.0, 1.0]), [Level(4, BANDWIDTH)], replicas=[(1,)]) is None
 
 
 def test_layers_with_state_have_no_replicas():
@@ -227,6 +227,25 @@ def test_the_best_of_all_microbatch_sizes_is_taken():
     chosen = evaluate_plan(PLANNERS["pipedream"](free), free)
     assert chosen.step_s == pytest.approx(min(steps.values()))
     assert chosen.step_s < max(steps.values())
+
+
+@pytest.mark.parametrize("planner", ["pipedream", "piper"])
+@pytest.mark.parametrize("limit", [1, 2])
+def test_replicas_are_limited_over_hosts_too(planner, limit):
+    # Two hosts of 4 devices, 8 layers of which one has most of the work.
+    operators = two_branches()
+    profile = profile_of(
+        literal_graph(operators),
+        {"head": 20e-3}
+        | dict.fromkeys(
+            [name.replace(".", "_").removesuffix("()") for name in operators if name != "head"],
+            1e-3,
+        ),
+    )
+    free = PLANNERS[planner](request_of(hosts(4, 4), costs=profile))
+    assert max(stage.num_replicas for stage in free.stages) > 2
+    plan = PLANNERS[planner](request_of(hosts(4, 4), costs=profile, max_replicas=limit))
+    assert max(stage.num_replicas for stage in plan.stages) == limit
 
 
 def test_without_enough_memory_it_says_how_much_is_needed():
