@@ -74,7 +74,8 @@ def _one_f_one_b(
     in_flight = in_flight_microbatches(stages, num_microbatches, multiples)
     steps = {}
     for stage, size in enumerate(multiples):
-        k = max(itertools.chain([1], (multiples[j] // size for j in stages.successors[stage])))
+        ratios = [multiples[successor] // size for successor in stages.successors[stage]]
+        k = max(1, min(ratios, default=1))  # more would starve the successor with the smallest
         steps[stage] = k_f_k_b(num_microbatches // size, in_flight[stage], k)
     return steps
 

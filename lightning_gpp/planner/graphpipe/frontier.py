@@ -1,7 +1,11 @@
 """Ways to divide the end of a model into stages, of which only the best are kept.
 
-A way is better with fewer devices and with fewer micro-batches in flight at its beginning; one
-that is nowhere better than another is dropped.
+A way is better with fewer devices and with less in flight at its beginning; one that is nowhere
+better than another is dropped. What a stage holds in flight depends on the stages behind it by the
+rule of :mod:`lightning_gpp.schedule.in_flight`: with micro-batches of ``k`` units before stages
+``j`` of ``k_j`` units and ``i_j`` units in flight, ``i_j + k_j`` where ``k <= k_j`` and else
+``i_j - k_j + 2 k``. That is ``max(need, offset + 2 k)`` with ``need = max_j(i_j + k_j)`` and
+``offset = max_j(i_j - k_j)``, so two numbers say all about what follows.
 """
 
 from __future__ import annotations
@@ -24,13 +28,13 @@ class Cut:
     Attributes:
         intervals: places of its units.
         crew: its devices.
-        in_flight: its micro-batches in flight (its depth).
+        units: its smallest micro-batches in flight.
         rest: the stages behind it, and beside.
     """
 
     intervals: tuple[Interval, ...]
     crew: Crew
-    in_flight: int
+    units: int
     rest: Trace | None
 
 
@@ -54,41 +58,63 @@ class Way(NamedTuple):
     """One way to divide what follows some place.
 
     Attributes:
-        in_flight: micro-batches in flight of its first stage; 0 if there is none.
+        need: units in flight that a stage before it needs at least.
+        offset: units in flight of a stage before it, less twice its own micro-batch.
         used: devices (see :class:`Usage`).
-        beside: for every join that is still to be forked, outermost first, the most micro-batches
-            in flight of the first stages of the branches beside the owner.
+        beside: for every join that is still to be forked, outermost first, the need and the offset
+            of the branches beside the owner.
         trace: its stages.
     """
 
-    in_flight: int
+    need: int
+    offset: int
     used: int
     beside: tuple[int, ...]
     trace: Trace | None
 
 
+NO_OFFSET = -(1 << 40)
+"""The offset of nothing."""
+
+MODEL_END = Way(0, NO_OFFSET, 0, (), None)
+"""Nothing follows."""
+
+
+def units_in_flight(need: int, offset: int, multiple: int) -> int:
+    """Units in flight of a stage before others: a whole number of its micro-batches.
+
+    >>> units_in_flight(*MODEL_END[:2], multiple=4)
+    4
+    """
+    return -(-max(need, offset + 2 * multiple, multiple) // multiple) * multiple
+
+
 def add_way(ways: list[Way], new: Way, usage: Usage) -> None:
     """Adds a way to others, unless one of them is as good, and drops those that are worse."""
     guards = usage.guards
-    in_flight, used, beside, _ = new
-    kept = []
+    need, offset, used, beside, _ = new
+    is_worse = False
     for way in ways:
         if (
-            way[0] <= in_flight
-            and ((used | guards) - way[1]) & guards == guards
-            and (not beside or all(map(int.__le__, way[2], beside)))
+            way[0] <= need
+            and way[1] <= offset
+            and ((used | guards) - way[2]) & guards == guards
+            and (not beside or all(map(int.__le__, way[3], beside)))
         ):
             return
-        if not (
-            in_flight <= way[0]
-            and ((way[1] | guards) - used) & guards == guards
-            and (not beside or all(map(int.__le__, beside, way[2])))
-        ):
-            kept.append(way)
-    kept.append(new)
-    if len(kept) > MAX_WAYS:
-        kept.remove(max(kept, key=lambda way: (usage.total(way.used), way.in_flight)))
-    ways[:] = kept
+        is_worse = is_worse or (need <= way[0] and offset <= way[1])
+    if is_worse:
+        ways[:] = [
+            way
+            for way in ways
+            if need > way[0]
+            or offset > way[1]
+            or ((way[2] | guards) - used) & guards != guards
+            or (beside and not all(map(int.__le__, beside, way[3])))
+        ]
+    ways.append(new)
+    if len(ways) > MAX_WAYS:
+        ways.remove(max(ways, key=lambda way: (usage.total(way.used), way.need)))
 
 
 def collect_cuts(trace: Trace | None, shift: int = 0) -> list[tuple[Cut, int]]:

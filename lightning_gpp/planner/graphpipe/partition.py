@@ -27,7 +27,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, count
 
-from lightning_gpp.planner.graphpipe.frontier import Beside, Cut, Way, add_way
+from lightning_gpp.planner.graphpipe.frontier import (
+    MODEL_END,
+    Beside,
+    Cut,
+    Way,
+    add_way,
+    units_in_flight,
+)
 from lightning_gpp.planner.graphpipe.layout import Frame, Interval, Layout, Point, Run
 from lightning_gpp.planner.graphpipe.rates import Crew, Rates
 from lightning_gpp.planner.graphpipe.siblings import Siblings, joined
@@ -40,8 +47,8 @@ ROUNDING = 1 + 1e-12
 SMALL = 14
 """Up to this many units everything is tried; beyond, long stages are tried first."""
 
-FEW_ENDS = 2
-"""In larger models, ends of a stage that are tried after the longest that is fast enough."""
+FEW_ENDS = 1
+"""In larger models, ends of a stage that are taken, the longest that is fast enough first."""
 
 
 FEW_OWNERS = 2
@@ -82,7 +89,7 @@ class Space:
         rates: Rates,
         crews: Sequence[Crew],
         usage: Usage,
-        most_in_flight: int,
+        num_units: int,
         *,
         holds_all: bool = False,
     ) -> None:
@@ -90,7 +97,7 @@ class Space:
         self.rates = rates
         self.crews = crews
         self.usage = usage
-        self.most_in_flight = most_in_flight
+        self.num_units = num_units
         self.holds_all = holds_all
         self.is_small = len(layout.order) <= SMALL
         self._numbers = count()
@@ -102,9 +109,10 @@ class Space:
         most = len(self.layout.order) if self.is_small else FEW_OWNERS
         return Frame(run, self._numbers, is_model_end=is_model_end, most_owners=most)
 
-    def in_flight(self, depth: int) -> int:
-        """Micro-batches in flight at a depth: no more than there are."""
-        return self.most_in_flight if self.holds_all else min(depth, self.most_in_flight)
+    def in_flight(self, units: int, crew: Crew) -> int:
+        """Micro-batches of a stage in flight: no more than there are."""
+        most = self.num_units if self.holds_all else min(units, self.num_units)
+        return most // crew.multiple
 
     def side_frame(self, run: Run) -> Frame:
         """The frame of a branch that is cut on its own, the same for all branches like it."""
@@ -150,36 +158,37 @@ class Partition:
         self._space = space
         self._usage = space.usage
         self._limit_s = limit_s * ROUNDING
-        self._sides: dict[tuple[int, int], list[Way]] = {}
+        self._sides: dict[tuple[int, int, int], list[Way]] = {}
         self.siblings = Siblings(self, space)
-        self._crews = [(crew, self._usage.of(crew.num_replicas, crew.kind)) for crew in space.crews]
+        self._crews = [
+            (crew, self._usage.of(crew.num_replicas, crew.kind), space.rates.least_seconds(crew))
+            for crew in space.crews
+        ]
 
     def ways(self) -> list[Way]:
-        """The ways to divide the whole model, deepest last."""
-        end = [Way(0, 0, (), None)]
-        found = self._solve(self._space.root, end)
-        return sorted(found, key=lambda way: way.in_flight)
+        """The ways to divide the whole model."""
+        return self._solve(self._space.root, MODEL_END)
 
-    def side(self, run: Run, in_flight: int) -> list[Way]:
-        """The ways to divide a branch whose join is in a stage with some micro-batches in flight.
+    def side(self, run: Run, behind: Way) -> list[Way]:
+        """The ways to divide a branch, given what follows it.
 
         Their places are those of another branch like it: add ``shift``.
         """
-        key = run.kind, in_flight
+        key = run.kind, behind.need, behind.offset
         found = self._sides.get(key)
         if found is None:
             frame = self._space.side_frame(run)
-            found = self._sides[key] = self._solve(frame, [Way(in_flight, 0, (), None)])
+            found = self._sides[key] = self._solve(frame, behind)
         return found
 
     def shift(self, run: Run) -> int:
         """Places from the branch that stands for a run to the run itself."""
         return run.start - self._space.side_frame(run).run.start
 
-    def fits(self, intervals: tuple[Interval, ...], crew: Crew, depth: int) -> bool:
+    def fits(self, intervals: tuple[Interval, ...], crew: Crew, units: int) -> bool:
         """Whether a stage is fast enough and finds enough memory."""
         rate = self._space.rates(intervals, crew)
-        in_flight = self._space.in_flight(depth)
+        in_flight = self._space.in_flight(units, crew)
         if rate.seconds_per_sample <= self._limit_s and in_flight <= rate.most_in_flight:
             return True
         return (
@@ -187,9 +196,9 @@ class Partition:
             and in_flight <= rate.recomputed_most_in_flight
         )
 
-    def _solve(self, frame: Frame, end: list[Way]) -> list[Way]:
+    def _solve(self, frame: Frame, end: Way) -> list[Way]:
         tables: Tables = {}
-        self._fill(frame, end, tables)
+        self._fill(frame, [end], tables)
         return tables[frame.number][0]
 
     def _fill(self, frame: Frame, end: list[Way], tables: Tables) -> None:
@@ -199,41 +208,41 @@ class Partition:
         table.append(end)
         tables[frame.number] = table
         for boundary in range(size - 1, -1, -1):
+            room = self._room(frame, boundary)
             if boundary in frame.run.blocks:
                 for child in frame.children(boundary):
                     self._fill(child, self._at_join(child, table[boundary + 1]), tables)
                     for way in tables[child.number][0]:
-                        self._add(table[boundary], _forked(way))
-            self._cut(frame, boundary, tables)
-
-    def _add(self, ways: list[Way], way: Way) -> None:
-        if self._usage.fits(way.used):
-            add_way(ways, way, self._usage)
+                        if self._has_room(way.used, room):
+                            add_way(table[boundary], _forked(way), self._usage)
+            self._cut(_Start(frame, boundary, room, table[boundary], tables))
 
     def _at_join(self, child: Frame, behind: list[Way]) -> list[Way]:
         """The ways at the end of an owner where a stage begins at the join."""
         ways: list[Way] = []
         for way in behind:
-            if way.in_flight:  # otherwise nothing follows, and an end of a branch must come last
-                for side in self.siblings.ways(child, way.in_flight):
+            if way is MODEL_END:
+                continue  # the end of a branch must come last
+            for side in self.siblings.ways(child, way):
+                if self._usage.fits(way.used + side.used):
                     trace = Beside(side.branches, way.trace)
-                    beside = (*way.beside, side.in_flight)
-                    self._add(ways, Way(way.in_flight, way.used + side.used, beside, trace))
+                    beside = (*way.beside, side.need, side.offset)
+                    new = Way(way.need, way.offset, way.used + side.used, beside, trace)
+                    add_way(ways, new, self._usage)
         return ways
 
-    def _cut(self, frame: Frame, boundary: int, tables: Tables) -> None:
-        """Adds the ways whose first stage begins at a boundary of a frame."""
-        space, ways = self._space, tables[frame.number][boundary]
-        start = _Start(frame, boundary, self._room(frame, boundary), ways, tables)
+    def _cut(self, start: _Start) -> None:
+        """Adds the ways whose first stage begins at some place."""
+        space, frame, boundary = self._space, start.frame, start.boundary
         place = frame.run.bounds[boundary]
-        reached: dict[int, int] = {}  # by kind: a larger crew is only worth a longer stage
-        for crew, used in self._crews:
+        reached: dict[int, int] = {}  # by kind: more replicas are only worth a longer stage
+        for crew, used, sums in self._crews:
             path = space.path(crew, frame)
-            stop_s = space.rates.least_seconds(crew)[place] + self._limit_s
+            stop_s = sums[place] + self._limit_s
             index = bisect_right(path, stop_s)
-            first = max(boundary, boundary if space.is_small else reached.get(crew.kind, 0))
+            first = boundary if space.is_small else max(boundary, reached.get(crew.kind, 0))
             tried = accepted = 0
-            while index > first and (space.is_small or (accepted <= FEW_ENDS and tried < MANY)):
+            while index > first and (space.is_small or (accepted < FEW_ENDS and tried < MANY)):
                 index -= 1
                 point = frame.trunk[index]
                 intervals = _intervals(frame, place, point)
@@ -245,8 +254,8 @@ class Partition:
                 if outcome == TOO_MANY_DEVICES and not space.is_small:
                     break  # shorter stages leave more to others
                 tried += 1
-                accepted += outcome == ACCEPTED
                 if outcome == ACCEPTED:
+                    accepted += 1
                     reached[crew.kind] = max(reached.get(crew.kind, 0), index + 1)
 
     def _room(self, frame: Frame, boundary: int) -> int:
@@ -279,32 +288,35 @@ class Partition:
         self, start: _Start, crew: Crew, used: int, point: Point, intervals: tuple[Interval, ...]
     ) -> int:
         """Adds the ways whose first stage is of some intervals; says what became of it."""
-        level = start.frame.level - len(point.crossed)
+        level = 2 * (start.frame.level - len(point.crossed))
+        multiple = crew.multiple
         outcome = NOT_POSSIBLE
         for way in start.tables[point.frame.number][point.boundary]:
-            if not self._has_room(way.used + used, start.room):
+            total = way.used + used
+            if not self._has_room(total, start.room):
                 outcome = outcome or TOO_MANY_DEVICES
                 continue
-            in_flight = 1 + max((way.in_flight, *way.beside[level:]))
-            if in_flight == 1 and crew.num_replicas > 1:
-                in_flight = 2  # the loss of replicas is computed in a stage of its own
-            if not self.fits(intervals, crew, in_flight):
+            need, offset, _, beside, trace = way
+            if len(beside) > level:
+                need = max(need, *beside[level::2])
+                offset = max(offset, *beside[level + 1 :: 2])
+                beside = beside[:level]
+            units = units_in_flight(need, offset, multiple)
+            if way is MODEL_END and crew.num_replicas > 1:
+                units = 2 * multiple  # the loss of replicas is computed in a stage of its own
+            if not self.fits(intervals, crew, units):
                 continue
             outcome = ACCEPTED
+            need, offset = units + multiple, units - multiple
             if not point.crossed:
-                cut = Cut(intervals, crew, in_flight, way.trace)
-                add_way(
-                    start.ways,
-                    Way(in_flight, way.used + used, way.beside[:level], cut),
-                    self._usage,
-                )
+                new = Way(need, offset, total, beside, Cut(intervals, crew, units, trace))
+                add_way(start.ways, new, self._usage)
                 continue
-            for found in self.siblings.with_join(point.crossed, intervals, crew, in_flight):
-                total = way.used + used + found.used
-                if self._has_room(total, start.room):
-                    cut = Cut(found.intervals, crew, in_flight, way.trace)
-                    beside = (*way.beside[:level], *found.beside)
-                    new = Way(in_flight, total, beside, Beside(found.branches, cut))
+            for found in self.siblings.with_join(point.crossed, intervals, crew, units):
+                if self._has_room(total + found.used, start.room):
+                    cut = Cut(found.intervals, crew, units, trace)
+                    both = Beside(found.branches, cut)
+                    new = Way(need, offset, total + found.used, beside + found.beside, both)
                     add_way(start.ways, new, self._usage)
         return outcome
 
@@ -314,7 +326,8 @@ class Partition:
 
 def _forked(way: Way) -> Way:
     """A way at the beginning of an owner as one at the fork."""
-    return Way(max(way.in_flight, way.beside[-1]), way.used, way.beside[:-1], way.trace)
+    *beside, need, offset = way.beside
+    return Way(max(way.need, need), max(way.offset, offset), way.used, tuple(beside), way.trace)
 
 
 def _intervals(frame: Frame, place: int, point: Point) -> tuple[Interval, ...]:

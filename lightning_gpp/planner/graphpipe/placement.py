@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from lightning_gpp.planner.dag import topological_order
 from lightning_gpp.planner.graphpipe.frontier import Way, collect_cuts
+from lightning_gpp.planner.graphpipe.partition import Space
 from lightning_gpp.planner.graphpipe.problem import Problem
-from lightning_gpp.planner.graphpipe.rates import Crew, Rates
+from lightning_gpp.planner.graphpipe.rates import Crew
 from lightning_gpp.planner.plan import Plan, Stage
 
 
@@ -24,34 +25,40 @@ class FoundStage:
     Attributes:
         places: places of its units in the layout.
         crew: its devices.
-        in_flight: its micro-batches in flight, as the search took them.
+        units: its smallest micro-batches in flight, as the search took them.
         recompute: whether it runs its forward twice.
         seconds_per_sample: as the search took it.
+        message_s: seconds of its messages per micro-batch.
+        reduce_s: seconds to sum the gradients of its replicas.
     """
 
     places: tuple[int, ...]
     crew: Crew
-    in_flight: int
+    units: int
     recompute: bool
     seconds_per_sample: float
+    message_s: float
+    reduce_s: float
 
 
-def found_stages(way: Way, rates: Rates, limit_s: float, most_in_flight: int) -> list[FoundStage]:
+def found_stages(way: Way, space: Space, limit_s: float) -> list[FoundStage]:
     """The stages of a way, those of the first places first."""
     stages = []
     for cut, shift in collect_cuts(way.trace):
-        rate = rates(cut.intervals, cut.crew)
-        in_flight = min(cut.in_flight, most_in_flight)
+        rate = space.rates(cut.intervals, cut.crew)
         recompute = not (
-            rate.seconds_per_sample <= limit_s * (1 + 1e-9) and in_flight <= rate.most_in_flight
+            rate.seconds_per_sample <= limit_s * (1 + 1e-9)
+            and space.in_flight(cut.units, cut.crew) <= rate.most_in_flight
         )
         stages.append(
             FoundStage(
                 tuple(p + shift for start, stop in cut.intervals for p in range(start, stop)),
                 cut.crew,
-                cut.in_flight,
+                cut.units,
                 recompute,
                 rate.recomputed_seconds_per_sample if recompute else rate.seconds_per_sample,
+                rate.message_s,
+                rate.reduce_s,
             )
         )
     return sorted(stages, key=lambda stage: stage.places)
@@ -67,7 +74,7 @@ def plans_of(
 ) -> Iterator[Plan]:
     """The plans of some stages, with different placements."""
     numbered = _numbered(problem, stages)
-    most = max(stage.crew.num_replicas for stage in stages)
+    most = smallest_parts(stages)
     count = round(problem.request.minibatch_size / microbatch_size) * most
     position = {operator.name: place for place, operator in enumerate(problem.request.graph)}
     seen = set()
@@ -80,13 +87,25 @@ def plans_of(
             units = [problem.layout.order[place] for place in found.places]
             names = [name for unit in units for name in problem.units.operators[unit]]
             operators = tuple(sorted(names, key=position.__getitem__))
-            made.append(Stage(number, operators, devices[number], most, found.recompute))
+            made.append(
+                Stage(
+                    number, operators, devices[number], most * found.crew.multiple, found.recompute
+                )
+            )
         yield Plan(tuple(made), name, count, is_chain)
+
+
+def smallest_parts(stages: Sequence[FoundStage]) -> int:
+    """Parts that a smallest micro-batch of the search has for replicas to share it."""
+    return max(-(-stage.crew.num_replicas // stage.crew.multiple) for stage in stages)
 
 
 def _numbered(problem: Problem, stages: Sequence[FoundStage]) -> list[FoundStage]:
     """The stages in topological order, the one with the loss last."""
-    last = min(range(len(stages)), key=lambda index: (stages[index].in_flight, -index))
+    last = min(
+        range(len(stages)),
+        key=lambda index: (stages[index].units // stages[index].crew.multiple, -index),
+    )
     order = [index for index in range(len(stages)) if index != last] + [last]
     rank = {index: number for number, index in enumerate(order)}
     place = problem.layout.place

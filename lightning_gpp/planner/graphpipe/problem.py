@@ -61,26 +61,50 @@ class Problem:
         kinds = [device.kind for device in self.request.cluster.devices]
         return tuple(kinds.count(kind) for kind in self.request.cluster.kinds)
 
-    def space(self, microbatch_size: float) -> Space:
-        """The space of divisions with one micro-batch size."""
+    def space(self, microbatch_size: float, *, take_turns: bool = False) -> Space:
+        """The space of divisions with one smallest micro-batch.
+
+        Args:
+            microbatch_size: in samples.
+            take_turns: whether replicas take whole micro-batches in turn, so that the stage takes
+                as many at a time as it has replicas; otherwise they share each micro-batch.
+        """
         request = self.request
+        num_units = round(request.minibatch_size / microbatch_size)
         return Space(
             self.layout,
             Rates(request, self.contents, self.times, microbatch_size),
-            _crews(request, microbatch_size, self.available),
+            _crews(request, microbatch_size, num_units, self.available, take_turns=take_turns),
             Usage(self.available),
-            most_in_flight=round(request.minibatch_size / microbatch_size),
+            num_units=num_units,
             holds_all=request.schedule == "gpipe",
         )
 
+    @cached_property
+    def can_take_turns(self) -> bool:
+        """Whether stages may have micro-batches of different sizes: all values can be split."""
+        graph = self.request.graph
+        has_one_size = self.request.num_microbatches is not None
+        return not has_one_size and all(
+            spec.batch_dim is not None for value in graph.values.values() for spec in value.tensors
+        )
 
-def _crews(request: PlanRequest, microbatch_size: float, available: Sequence[int]) -> list[Crew]:
-    """Replicas that share a micro-batch in whole samples, on every kind."""
+
+def _crews(
+    request: PlanRequest,
+    microbatch_size: float,
+    num_units: int,
+    available: Sequence[int],
+    *,
+    take_turns: bool,
+) -> list[Crew]:
+    """Replicas on every kind that share a micro-batch in whole samples, or take turns."""
+    shared = num_units if take_turns else microbatch_size
     return [
-        Crew(num_replicas, kind)
+        Crew(num_replicas, kind, num_replicas if take_turns else 1)
         for kind, count in enumerate(available)
         for num_replicas in request.replica_counts(count)
-        if num_replicas == 1 or not microbatch_size % num_replicas
+        if num_replicas == 1 or not shared % num_replicas
     ]
 
 

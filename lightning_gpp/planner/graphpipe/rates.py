@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from lightning_gpp.graph import FEED, ModelGraph
 from lightning_gpp.planner.base import PlanRequest
@@ -216,12 +217,16 @@ class Rate:
         most_in_flight: micro-batches in flight that fit into memory.
         recomputed_seconds_per_sample: with recomputation; infinite where it is not allowed.
         recomputed_most_in_flight: micro-batches in flight that then fit.
+        message_s: seconds that a replica sends or receives, the longer, per micro-batch.
+        reduce_s: seconds to sum the gradients of the replicas.
     """
 
     seconds_per_sample: float
     most_in_flight: float
     recomputed_seconds_per_sample: float
     recomputed_most_in_flight: float
+    message_s: float = 0.0
+    reduce_s: float = 0.0
 
 
 class UnitTimes:
@@ -254,16 +259,22 @@ class UnitTimes:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Crew:
-    """The devices of a stage: how many replicas, on which kind of device."""
+class Crew(NamedTuple):
+    """The devices of a stage, and how it uses them.
+
+    Attributes:
+        num_replicas: how many devices, all of one kind.
+        kind: their kind, as an index into the kinds of the cluster.
+        multiple: its micro-batch, all replicas together, in units of the smallest one.
+    """
 
     num_replicas: int
     kind: int
+    multiple: int
 
 
 class Rates:
-    """The rates of stages with one micro-batch size."""
+    """The rates of stages with one smallest micro-batch."""
 
     def __init__(
         self, request: PlanRequest, contents: Contents, times: UnitTimes, microbatch_size: float
@@ -279,7 +290,7 @@ class Rates:
             known = [limit for limit in limits if limit is not None]
             self._limits.append(min(known) if known else math.inf)
         self._reduce: dict[int, tuple[float, float]] = {}
-        self._found: dict[tuple[Intervals, Crew], Rate] = {}
+        self._found: dict[Crew, dict[Intervals, Rate]] = {}
         self._least: dict[Crew, list[float]] = {}
 
     def reduce_line(self, num_replicas: int) -> tuple[float, float]:
@@ -296,7 +307,7 @@ class Rates:
         found = self._least.get(crew)
         if found is None:
             per_byte_s = self.reduce_line(crew.num_replicas)[1] / self._request.minibatch_size
-            size = self.microbatch_size
+            size = self.microbatch_size * crew.multiple
             pairs = zip(self.seconds(crew), self._contents.gradient_bytes)
             found = self._least[crew] = [s / size + n * per_byte_s for s, n in pairs]
         return found
@@ -304,14 +315,21 @@ class Rates:
     def seconds(self, crew: Crew) -> list[float]:
         """Running sums of the seconds of a replica's share of a micro-batch."""
         kind = self._request.cluster.kinds[crew.kind]
-        return self._times.sums(self.microbatch_size / crew.num_replicas, kind)[0]
+        return self._times.sums(self._share(crew), kind)[0]
+
+    def _share(self, crew: Crew) -> float:
+        return self.microbatch_size * crew.multiple / crew.num_replicas
+
+    def of(self, crew: Crew) -> dict[Intervals, Rate]:
+        """The rates found so far for some devices."""
+        return self._found.setdefault(crew, {})
 
     def __call__(self, intervals: Intervals, crew: Crew) -> Rate:
         """The rate of a stage, found once."""
-        key = intervals, crew
-        found = self._found.get(key)
+        known = self.of(crew)
+        found = known.get(intervals)
         if found is None:
-            found = self._found[key] = self._rate(intervals, crew)
+            found = known[intervals] = self._rate(intervals, crew)
         return found
 
     def _rate(self, intervals: Intervals, crew: Crew) -> Rate:
@@ -319,8 +337,8 @@ class Rates:
         num_replicas = crew.num_replicas
         if content.has_state and num_replicas > 1:
             return Rate(math.inf, 0, math.inf, 0)
-        size = self.microbatch_size
-        share = size / num_replicas
+        size = self.microbatch_size * crew.multiple
+        share = self._share(crew)
         both, forward, kept = self._times.sums(share, self._request.cluster.kinds[crew.kind])
         compute_s = forward_s = activation_bytes = 0.0
         for start, stop in intervals:
@@ -331,16 +349,20 @@ class Rates:
         reduce_s = (
             at_least_s + per_byte_s * content.gradient_bytes if content.gradient_bytes else 0.0
         )
-        reduce_s /= self._request.minibatch_size
+        reduce_per_sample_s = reduce_s / self._request.minibatch_size
         message_s = self._message_s(content, share)
         free = self._limits[crew.kind] - content.kept_bytes
         again = self._request.may_recompute and not content.has_state
         input_bytes = content.inputs[0] * share + content.inputs[1]
         return Rate(
-            max(compute_s, message_s) / size + reduce_s,
+            max(compute_s, message_s) / size + reduce_per_sample_s,
             _count(free, activation_bytes),
-            max(compute_s + forward_s, message_s) / size + reduce_s if again else math.inf,
+            max(compute_s + forward_s, message_s) / size + reduce_per_sample_s
+            if again
+            else math.inf,
             _count(free - activation_bytes, input_bytes) if again else 0,
+            message_s,
+            reduce_s,
         )
 
     def _message_s(self, content: Content, share: float) -> float:

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import PlanEvaluation
+from lightning_gpp.planner.graphpipe.partition import Space
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.search import Candidate, candidates, lower_bound_s
 from lightning_gpp.planner.plan import Plan
 
 EVALUATIONS = 10
 """Candidates that are evaluated at the end of a search, beside one for each micro-batch size."""
+
+STAGES_IN_A_ROW = 4
+"""Guess of the depth of a plan, to begin with micro-batch sizes that are likely."""
 
 NUM_RANKED = 8
 """Plans that a result lists."""
@@ -64,12 +68,12 @@ class Choice:
 
     def search(self, problem: Problem, name: str, *, is_chain: bool) -> None:
         """Looks at all micro-batch sizes, those that promise the shortest step first."""
-        sizes = problem.request.microbatch_sizes
-        spaces = sorted(
-            (problem.space(size) for size in sizes),
-            key=lambda space: (lower_bound_s(space), space.rates.microbatch_size),
-        )
-        for space in spaces:
+        spaces = [problem.space(size) for size in problem.request.microbatch_sizes]
+        if problem.can_take_turns:
+            spaces += [
+                problem.space(size, take_turns=True) for size in problem.request.microbatch_sizes
+            ]
+        for space in sorted(spaces, key=_promise):
             found = candidates(problem, space, self.best_s, name, is_chain=is_chain)
             if found:
                 self._evaluate(found[0])
@@ -88,6 +92,12 @@ class Choice:
     def _evaluate(self, candidate: Candidate) -> None:
         for found in candidate.evaluations():
             self._seen.setdefault(found.plan, found)
+
+
+def _promise(space: Space) -> float:
+    """A step that may be had: a bottleneck like the lower bound, and some stages in a row."""
+    samples = (space.num_units + STAGES_IN_A_ROW) * space.rates.microbatch_size
+    return lower_bound_s(space) * samples
 
 
 def ranked_plans(found: Sequence[PlanEvaluation]) -> tuple[RankedPlan, ...]:

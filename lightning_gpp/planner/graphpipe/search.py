@@ -17,10 +17,13 @@ from lightning_gpp.planner.graphpipe.partition import Partition, Space
 from lightning_gpp.planner.graphpipe.placement import FoundStage, found_stages, plans_of
 from lightning_gpp.planner.graphpipe.problem import Problem
 
-PRECISION = 1.004
+PRECISION = 1.01
 """The binary search ends when the limits are this close; then it tries to beat what it found."""
 
-SLOWER = (1.02, 1.05, 1.1, 1.2, 1.4, 1.8)
+FORWARD_SHARE = 3
+"""A forward is about this part of a forward and a backward."""
+
+SLOWER = (1.02, 1.06, 1.15, 1.4)
 """Limits, as multiples of the smallest bottleneck, at which shallower plans are sought."""
 
 
@@ -56,15 +59,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Divisions at one limit.
+    """Divisions that keep to one limit.
 
     Attributes:
-        seconds_per_sample: of the slowest stage of the first.
-        divisions: (depth, stages) with the fewest devices for each depth.
+        seconds_per_sample: of the slowest stage of the fastest of them.
+        divisions: their stages.
     """
 
     seconds_per_sample: float
-    divisions: tuple[tuple[int, tuple[FoundStage, ...]], ...]
+    divisions: tuple[tuple[FoundStage, ...], ...]
 
 
 def divide(space: Space, limit_s: float) -> Found | None:
@@ -72,12 +75,9 @@ def divide(space: Space, limit_s: float) -> Found | None:
     ways = Partition(space, limit_s).ways()
     if not ways:
         return None
-    divisions = []
-    for way in ways:
-        stages = found_stages(way, space.rates, limit_s, space.most_in_flight)
-        divisions.append((way.in_flight, tuple(stages)))
-    slowest = min(max(stage.seconds_per_sample for stage in stages) for _, stages in divisions)
-    return Found(slowest, tuple(divisions))
+    divisions = tuple(tuple(found_stages(way, space, limit_s)) for way in ways)
+    slowest_s = min(max(stage.seconds_per_sample for stage in stages) for stages in divisions)
+    return Found(slowest_s, divisions)
 
 
 def lower_bound_s(space: Space) -> float:
@@ -100,7 +100,7 @@ def smallest_bottleneck(space: Space, at_most_s: float = math.inf) -> list[Found
     if low > at_most_s:
         return []
     found: list[Found] = []
-    limit_s = min(low * 1.05, at_most_s)
+    limit_s = at_most_s if math.isfinite(at_most_s) else low * 1.1
     while not found:
         if (new := divide(space, limit_s)) is not None:
             found.append(new)
@@ -115,7 +115,7 @@ def smallest_bottleneck(space: Space, at_most_s: float = math.inf) -> list[Found
             found.append(new)
         else:
             low = middle
-    for _ in range(1000 if space.is_small else 2):
+    for _ in range(1000 if space.is_small else 1):
         new = divide(space, found[-1].seconds_per_sample * (1 - 1e-9))
         if new is None:
             break
@@ -135,54 +135,90 @@ def candidates(
     problem: Problem, space: Space, best_s: float, name: str, *, is_chain: bool
 ) -> list[Candidate]:
     """Divisions for one micro-batch size that may beat a step time, the most promising first."""
-    request, microbatch_size = problem.request, space.rates.microbatch_size
-    found = smallest_bottleneck(space, best_s / request.minibatch_size)
+    minibatch_size = problem.request.minibatch_size
+    found = smallest_bottleneck(space, best_s / minibatch_size)
     if not found:
         return []
+    made: dict[tuple[FoundStage, ...], Candidate] = {}
+
+    def note(new: Found) -> None:
+        for stages in new.divisions:
+            if stages not in made:
+                made[stages] = Candidate(
+                    problem,
+                    stages,
+                    space.rates.microbatch_size,
+                    max(stage.seconds_per_sample for stage in stages),
+                    estimate_step_s(problem, stages, space.rates.microbatch_size),
+                    name,
+                    is_chain,
+                )
+
+    for new in found:
+        note(new)
     for factor in SLOWER:
         limit_s = found[0].seconds_per_sample * factor
-        shallowest = min(depth for new in found for depth, _ in new.divisions)
-        if shallowest <= 1 or limit_s * request.minibatch_size > best_s:
+        shortest_s = min(best_s, *(candidate.estimate_s for candidate in made.values()))
+        if limit_s * minibatch_size > shortest_s:
             break
-        if (new := divide(space, limit_s)) is not None:
-            found.append(new)
-    divisions = {stages: None for new in found for _, stages in new.divisions}
-    made = [
-        Candidate(
-            problem,
-            stages,
-            microbatch_size,
-            max(stage.seconds_per_sample for stage in stages),
-            estimate_step_s(problem, stages, microbatch_size),
-            name,
-            is_chain,
-        )
-        for stages in divisions
-    ]
-    return sorted(made, key=lambda candidate: candidate.estimate_s)
+        if (slower := divide(space, limit_s)) is not None:
+            note(slower)
+    return sorted(made.values(), key=lambda candidate: candidate.estimate_s)
 
 
 def estimate_step_s(
     problem: Problem, stages: Sequence[FoundStage], microbatch_size: float
 ) -> float:
-    """The first micro-batch on its longest way, then the bottleneck for each of the others."""
+    """Seconds of a step: the first micro-batch on its longest way, and a cycle for each other one.
+
+    A cycle is what the slowest stage takes, or longer: a stage cannot begin more micro-batches than
+    it may have in flight until the first of them comes back, messages included.
+    """
+    minibatch_size = problem.request.minibatch_size
+    sources = _sources(problem, stages)
+    targets: list[set[int]] = [set() for _ in stages]
+    for target, before in enumerate(sources):
+        for source in before:
+            targets[source].add(target)
+    own_s = [
+        stage.seconds_per_sample * microbatch_size * stage.crew.multiple
+        - stage.reduce_s * microbatch_size * stage.crew.multiple / minibatch_size
+        + stage.message_s
+        for stage in stages
+    ]
+    until_s, back_s = _longest_ways(own_s, sources), _longest_ways(own_s, targets)
+    cycle_s = max(stage.seconds_per_sample for stage in stages)
+    for stage, way_s in zip(stages, back_s):
+        samples = microbatch_size * stage.units
+        if samples < minibatch_size:
+            cycle_s = max(cycle_s, way_s / samples)
+    return max(
+        (until_s[index] - own_s[index]) / FORWARD_SHARE
+        + back_s[index]
+        + stage.reduce_s
+        + (minibatch_size - microbatch_size * stage.crew.multiple) * cycle_s
+        for index, stage in enumerate(stages)
+    )
+
+
+def _sources(problem: Problem, stages: Sequence[FoundStage]) -> list[set[int]]:
+    """Stages that each of some stages reads from."""
     home = {place: index for index, stage in enumerate(stages) for place in stage.places}
     place = problem.layout.place
     sources: list[set[int]] = [set() for _ in stages]
     for unit, before in enumerate(problem.units.predecessors):
         target = home[place[unit]]
-        sources[target].update(home[place[source]] for source in before)
-    way_s: dict[int, float] = {}
+        sources[target].update({home[place[source]] for source in before} - {target})
+    return sources
+
+
+def _longest_ways(own_s: Sequence[float], neighbours: Sequence[set[int]]) -> list[float]:
+    """Seconds of the longest way through neighbours, each stage included."""
+    found: dict[int, float] = {}
 
     def way(index: int) -> float:
-        if index not in way_s:
-            before_s = max(
-                (way(source) for source in sources[index] if source != index), default=0.0
-            )
-            way_s[index] = before_s + stages[index].seconds_per_sample
-        return way_s[index]
+        if index not in found:
+            found[index] = own_s[index] + max(map(way, neighbours[index]), default=0.0)
+        return found[index]
 
-    longest_s = max(way(index) for index in range(len(stages)))
-    slowest_s = max(stage.seconds_per_sample for stage in stages)
-    num_others = problem.request.minibatch_size / microbatch_size - 1
-    return microbatch_size * (longest_s + num_others * slowest_s)
+    return [way(index) for index in range(len(own_s))]

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from lightning_gpp.planner.graphpipe.frontier import Beside, Cut, Trace, Way, add_way
+from lightning_gpp.planner.graphpipe.frontier import (
+    NO_OFFSET,
+    Beside,
+    Cut,
+    Trace,
+    Way,
+    add_way,
+    units_in_flight,
+)
 from lightning_gpp.planner.graphpipe.layout import Frame, Interval, Run
 from lightning_gpp.planner.graphpipe.rates import Crew
 
@@ -25,17 +33,23 @@ Branches = tuple[tuple[int, Trace], ...]
 """(shift, stages) of each branch, as in :class:`Beside`."""
 
 
+NOTHING = Way(0, NO_OFFSET, 0, (), None)
+"""No branches at all: they ask for nothing to be in flight."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sides:
     """One way to divide the branches beside an owner.
 
     Attributes:
-        in_flight: most micro-batches in flight of their first stages; 0 without branches.
+        need: units in flight that a stage before them needs (see :class:`Way`); 0 without branches.
+        offset: likewise.
         used: their devices.
         branches: their stages.
     """
 
-    in_flight: int
+    need: int
+    offset: int
     used: int
     branches: Branches
 
@@ -46,7 +60,7 @@ class Join:
 
     Attributes:
         intervals: places of the stage, whole branches that it took in included.
-        beside: micro-batches in flight beside the owner of each join, outermost first.
+        beside: need and offset beside the owner of each join, outermost first.
         used: devices of the branches, the stage itself not counted.
         branches: their stages.
     """
@@ -63,19 +77,19 @@ class Siblings:
     def __init__(self, partition: Partition, space: Space) -> None:
         self._partition = partition
         self._space = space
-        self._found: dict[tuple[tuple[Interval, ...], int], list[Sides]] = {}
+        self._found: dict[tuple[tuple[Interval, ...], int, int], list[Sides]] = {}
 
-    def ways(self, child: Frame, in_flight: int) -> list[Sides]:
+    def ways(self, child: Frame, behind: Way) -> list[Sides]:
         """The ways of all branches but the owner.
 
         Args:
             child: the frame of the owner.
-            in_flight: micro-batches in flight of the stage with the join.
+            behind: what follows the branches.
         """
-        return self._ways(child.others, in_flight)
+        return self._ways(child.others, _end(behind))
 
     def with_join(
-        self, crossed: Sequence[Frame], intervals: tuple[Interval, ...], crew: Crew, in_flight: int
+        self, crossed: Sequence[Frame], intervals: tuple[Interval, ...], crew: Crew, units: int
     ) -> Iterator[Join]:
         """A stage with joins as it is, and with whole branches taken in.
 
@@ -83,20 +97,21 @@ class Siblings:
             crossed: the frames of the owners, innermost first.
             intervals: places of the stage.
             crew: its devices.
-            in_flight: its micro-batches in flight.
+            units: its smallest micro-batches in flight.
         """
+        end = Way(units + crew.multiple, units - crew.multiple, 0, (), None)
         joins = [Join(intervals, (), 0, ())]
         for frame in reversed(crossed):
             joins = [
                 Join(
                     stage,
-                    (*join.beside, sides.in_flight),
+                    (*join.beside, sides.need, sides.offset),
                     join.used + sides.used,
                     join.branches + sides.branches,
                 )
                 for join in joins
-                for stage, left in self._taken_in(join.intervals, frame.others, crew, in_flight)
-                for sides in self._ways(left, in_flight)
+                for stage, left in self._taken_in(join.intervals, frame.others, crew, units)
+                for sides in self._ways(left, end)
             ]
         yield from joins
 
@@ -105,7 +120,7 @@ class Siblings:
         intervals: tuple[Interval, ...],
         others: tuple[Run, ...],
         crew: Crew,
-        in_flight: int,
+        units: int,
     ) -> Iterator[tuple[tuple[Interval, ...], tuple[Run, ...]]]:
         """A stage with some of the branches in it, and the branches that are left."""
         yield intervals, others
@@ -113,34 +128,32 @@ class Siblings:
             for size in range(1, len(others) + 1):
                 for runs in combinations(others, size):
                     stage = joined(intervals, *(run.interval for run in runs))
-                    if self._partition.fits(stage, crew, in_flight):
+                    if self._partition.fits(stage, crew, units):
                         yield stage, tuple(run for run in others if run not in runs)
             return
         stage, left = intervals, []
         for run in self._by_weight(others, crew):
             longer = joined(stage, run.interval)
-            if self._partition.fits(longer, crew, in_flight):
+            if self._partition.fits(longer, crew, units):
                 stage = longer
             else:
                 left.append(run)
         if stage != intervals:
             yield stage, tuple(left)
 
-    def _ways(self, runs: tuple[Run, ...], in_flight: int) -> list[Sides]:
-        key = tuple(run.interval for run in runs), in_flight
+    def _ways(self, runs: tuple[Run, ...], behind: Way) -> list[Sides]:
+        key = tuple(run.interval for run in runs), behind.need, behind.offset
         found = self._found.get(key)
         if found is None:
             ways: list[Way] = []
             if self._space.is_small and len(runs) <= FEW_BRANCHES:
-                self._all_groups(runs, in_flight, Way(0, 0, (), None), ways)
+                self._all_groups(runs, behind, NOTHING, ways)
             else:
-                self._packed(runs, in_flight, ways)
-            found = self._found[key] = [Sides(w.in_flight, w.used, _branches(w)) for w in ways]
+                self._packed(runs, behind, ways)
+            found = self._found[key] = [Sides(w.need, w.offset, w.used, _branches(w)) for w in ways]
         return found
 
-    def _all_groups(
-        self, runs: tuple[Run, ...], in_flight: int, done: Way, ways: list[Way]
-    ) -> None:
+    def _all_groups(self, runs: tuple[Run, ...], behind: Way, done: Way, ways: list[Way]) -> None:
         """Every grouping of branches; the first one with any of the others."""
         if not runs:
             add_way(ways, done, self._space.usage)
@@ -149,45 +162,47 @@ class Siblings:
         for size in range(len(others) + 1):
             for more in combinations(others, size):
                 left = tuple(run for run in others if run not in more)
-                for way in self._together((first, *more), in_flight):
-                    self._all_groups(left, in_flight, _plus(done, way), ways)
+                for way in self._together((first, *more), behind):
+                    self._all_groups(left, behind, _plus(done, way), ways)
 
-    def _together(self, runs: tuple[Run, ...], in_flight: int) -> list[Way]:
+    def _together(self, runs: tuple[Run, ...], behind: Way) -> list[Way]:
         """The ways of one branch, or of several in one stage; their traces are in place."""
         if len(runs) == 1:
             shift = self._partition.shift(runs[0])
             return [
-                Way(w.in_flight, w.used, (), Beside(((shift, w.trace),), None))
-                for w in self._partition.side(runs[0], in_flight)
+                Way(w.need, w.offset, w.used, (), Beside(((shift, w.trace),), None))
+                for w in self._partition.side(runs[0], behind)
                 if w.trace is not None
             ]
         ways: list[Way] = []
         intervals = joined((), *(run.interval for run in runs))
         kinds = set()
         for crew in self._space.crews:
-            if crew.kind not in kinds and self._partition.fits(intervals, crew, in_flight + 1):
+            units = units_in_flight(behind.need, behind.offset, crew.multiple)
+            if crew.kind not in kinds and self._partition.fits(intervals, crew, units):
                 kinds.add(crew.kind)
                 used = self._space.usage.of(crew.num_replicas, crew.kind)
-                cut = Cut(intervals, crew, in_flight + 1, None)
-                add_way(ways, Way(in_flight + 1, used, (), cut), self._space.usage)
+                cut = Cut(intervals, crew, units, None)
+                way = Way(units + crew.multiple, units - crew.multiple, used, (), cut)
+                add_way(ways, way, self._space.usage)
         return ways
 
-    def _packed(self, runs: tuple[Run, ...], in_flight: int, ways: list[Way]) -> None:
+    def _packed(self, runs: tuple[Run, ...], behind: Way, ways: list[Way]) -> None:
         """Branches packed into stages of one crew, for each crew; what is too heavy on its own."""
         packings: set[frozenset[tuple[Run, ...]]] = {frozenset((run,) for run in runs)}
         together: set[int] = set()
         for crew in self._space.crews if len(runs) > 1 else ():
             if crew.kind not in together:
-                groups = frozenset(self._first_fit(runs, crew, in_flight + 1))
+                groups = frozenset(self._first_fit(runs, crew, behind))
                 packings.add(groups)
                 if len(groups) == 1:
                     together.add(crew.kind)
         for groups in packings:
-            found = [Way(0, 0, (), None)]
+            found = [NOTHING]
             for group in sorted(groups, key=lambda group: group[0].start):
                 longer: list[Way] = []
                 for one in found:
-                    for other in self._together(group, in_flight):
+                    for other in self._together(group, behind):
                         way = _plus(one, other)
                         if self._space.usage.fits(way.used):
                             add_way(longer, way, self._space.usage)
@@ -195,13 +210,14 @@ class Siblings:
             for way in found:
                 add_way(ways, way, self._space.usage)
 
-    def _first_fit(self, runs: tuple[Run, ...], crew: Crew, depth: int) -> list[tuple[Run, ...]]:
+    def _first_fit(self, runs: tuple[Run, ...], crew: Crew, behind: Way) -> list[tuple[Run, ...]]:
         groups: list[tuple[Run, ...]] = []
         stages: list[tuple[Interval, ...]] = []
+        units = units_in_flight(behind.need, behind.offset, crew.multiple)
         for run in self._by_weight(runs, crew):
             for index, stage in enumerate(stages):
                 longer = joined(stage, run.interval)
-                if self._partition.fits(longer, crew, depth):
+                if self._partition.fits(longer, crew, units):
                     stages[index] = longer
                     groups[index] = (*groups[index], run)
                     break
@@ -230,11 +246,21 @@ def joined(intervals: tuple[Interval, ...], *more: Interval) -> tuple[Interval, 
     return tuple(found)
 
 
+def _end(behind: Way) -> Way:
+    return Way(behind.need, behind.offset, 0, (), None)
+
+
 def _plus(one: Way, other: Way) -> Way:
     assert other.trace is not None
     branches = (*_branches(one), *_branches(other))
     trace = Beside(branches, None)
-    return Way(max(one.in_flight, other.in_flight), one.used + other.used, (), trace)
+    return Way(
+        max(one.need, other.need),
+        max(one.offset, other.offset),
+        one.used + other.used,
+        (),
+        trace,
+    )
 
 
 def _branches(way: Way) -> Branches:

@@ -91,6 +91,21 @@ def test_k_f_k_b_where_the_successor_takes_two():
     assert dry_run(uniform).in_flight == {0: 3, 1: 2, 2: 1}
 
 
+def test_k_f_k_b_waits_for_the_successor_with_the_smallest_microbatches():
+    """It answered in bursts of four to stage 3, while stage 1 needed its forwards one by one.
+
+    0 ─> 1 ─> 2 ─> 3 (four micro-batches at a time)
+    └──────────────┘
+    """
+    stages = StageGraph(
+        4, tuple(StageEdge(*pair, ("x",)) for pair in [(0, 1), (0, 3), (1, 2), (2, 3)])
+    )
+    program = build_program(
+        stages, devices=[0, 1, 2, 3], num_microbatches=32, multiples=[1, 1, 1, 4]
+    )
+    assert program.num_microbatches == 32  # and building it found no deadlock
+
+
 def test_several_stages_on_one_device_run_what_can_start_first():
     program = build_program(TWO_TOWERS, devices=[0, 0, 1], num_microbatches=2)
     assert compute_rows(program) == [
