@@ -12,9 +12,13 @@ from lightning_gpp.workloads.workload import Workload
 
 SOURCE = "GraphPipe (ASPLOS 2025), appendix A.2; FlexFlow pull request 308"
 
-SAMPLES_PER_DEVICE = 256
-"""Of the launch script for DLRM; CANDLE-Uno, as wide, is given the same. The paper's table of
-mini-batch sizes is lost."""
+DLRM_SAMPLES_PER_DEVICE = 256
+"""Of the launch script. (The paper's table of mini-batch sizes is lost.)"""
+
+CANDLE_SAMPLES_PER_DEVICE = 64
+"""The strategy file of pull request 308 for CANDLE-Uno on six GPUs has up to 384 samples in flight.
+The smaller the mini-batch, the more of a step is warm-up and drain, and the more the depth of the
+pipeline counts."""
 
 CANDLE_FEATURES = {
     "dose1": 1,
@@ -39,7 +43,7 @@ def dlrm(
     bag: int = 100,
     embedding_width: int = 64,
     top_layers: int = 4,
-    samples_per_device: int = SAMPLES_PER_DEVICE,
+    samples_per_device: int = DLRM_SAMPLES_PER_DEVICE,
     dtype: str = "float32",
 ) -> Workload:
     """The recommendation model: dense and sparse features side by side, then a common MLP.
@@ -82,7 +86,7 @@ def candle_uno(
     *,
     layers_per_branch: int = 4,
     hidden: int = 4096,
-    samples_per_device: int = SAMPLES_PER_DEVICE,
+    samples_per_device: int = CANDLE_SAMPLES_PER_DEVICE,
     dtype: str = "float32",
 ) -> Workload:
     """The drug response model: one multi-layer perceptron per feature, joined for one output.
