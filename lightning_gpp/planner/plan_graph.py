@@ -63,6 +63,24 @@ class PlanGraph:
             check=check,
         )
 
+    def small_program(self, num_microbatches: int, *, schedule: str = "1f1b") -> Program:
+        """The program of a mini-batch with fewer samples than the stages take at a time.
+
+        Every stage takes one smallest micro-batch at a time, on the device of its first replica;
+        the other replicas take part in the sums of gradients.
+
+        Args:
+            num_microbatches: smallest micro-batches of the mini-batch.
+            schedule: name of the schedule.
+        """
+        return build_program(
+            self.stages,
+            devices=[home[0] for home in self.devices],
+            num_microbatches=num_microbatches,
+            schedule=schedule,
+            holders=self.devices,
+        )
+
     def forward_program(self, num_microbatches: int) -> Program:
         """The program of a batch that is only evaluated.
 

@@ -104,9 +104,14 @@ class GradientReduction:
                 continue
             trained = {n: parameters[n] for n in group.parameters if parameters[n].requires_grad}
             ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
-            self._buckets += [Bucket(index, ranks, part, set(part)) for part in _cut(trained)]
             final = _last_backward(program, device, group.stage)
-            self._final.setdefault(final, []).append(index)
+            if final is not None:
+                self._final.setdefault(final, []).append(index)
+            # Where no backward will come, zeros take part as soon as it is their turn.
+            self._buckets += [
+                Bucket(index, ranks, part, set() if final is None else set(part))
+                for part in _cut(trained)
+            ]
 
     @contextlib.contextmanager
     def watching(self, action: Action) -> Iterator[None]:
@@ -130,6 +135,7 @@ class GradientReduction:
 
     def finish(self, group: int, timeout_s: float, purpose: str) -> None:
         """Waits for the sums of a group."""
+        self._start()
         for bucket in self._buckets:
             if bucket.group == group:
                 bucket.finish(timeout_s, purpose)
@@ -170,8 +176,8 @@ def _cut(parameters: Mapping[str, Parameter]) -> Iterable[dict[str, Parameter]]:
         yield bucket
 
 
-def _last_backward(program: Program, device: int, stage: int) -> Action:
-    """After which compute of a device the gradients of one of its stages are final.
+def _last_backward(program: Program, device: int, stage: int) -> Action | None:
+    """After which compute of a device the gradients of one of its stages are final; None: of none.
 
     The user's step before the pipelined forward may read the same parameters, so its backward
     counts for all stages of its device.
@@ -181,4 +187,4 @@ def _last_backward(program: Program, device: int, stage: int) -> Action:
         for action in program.actions[device]
         if action.kind is Kind.BACKWARD and program.replica(action.stage).stage in (stage, FEED)
     }
-    return mine.get(FEED) or next(iter(mine.values()))
+    return mine.get(FEED) or next(iter(mine.values()), None)

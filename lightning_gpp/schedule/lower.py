@@ -27,6 +27,7 @@ def build_program(
     schedule: str = "1f1b",
     multiples: Sequence[int] | None = None,
     forward_only: bool = False,
+    holders: Sequence[Sequence[int]] | None = None,
     check: bool = True,
 ) -> Program:
     """The program of one mini-batch.
@@ -40,6 +41,7 @@ def build_program(
         multiples: micro-batch size of every stage, all its replicas together, in units of the
             smallest; by default the number of its replicas.
         forward_only: leave the backwards out (validation, prediction).
+        holders: devices that hold the parameters of every stage, where more do than run it here.
         check: validate the program; a search that only compares dry runs can do without.
 
     Raises:
@@ -65,12 +67,14 @@ def build_program(
         multiples=expansion.multiples,
         edges=expansion.edges,
         actions=(),
-        reduce_groups=() if forward_only else reduce_groups(stages, homes),
+        reduce_groups=() if forward_only else reduce_groups(stages, holders or homes),
         replicas=expansion.replicas,
     )
     orders = expansion.orders(schedule_steps(name, stages, num_microbatches, sizes))
     orders[FEED] = _feed_order(skeleton)
     compute = merge_stages(skeleton, orders)
+    last = max((device for home in holders or homes for device in home), default=0)
+    compute += [[] for _ in range(len(compute), last + 1)]
     program = replace(
         skeleton,
         actions=tuple(
@@ -201,9 +205,13 @@ def reduce_groups(stages: StageGraph, devices: Sequence[Sequence[int]]) -> tuple
 
 def _reduces(program: Program, device: int) -> list[Action]:
     mine = [stage for stage, home in enumerate(program.devices) if home == device]
+    everywhere = range(program.num_stages)
     return [
         Action(
-            next((s for s in mine if program.replica(s).stage == group.stage), min(mine)),
+            next(
+                (s for s in (*mine, *everywhere) if program.replica(s).stage == group.stage),
+                min(mine, default=0),
+            ),
             Kind.REDUCE,
             index,
         )

@@ -48,7 +48,10 @@ def _check_complete(program: Program) -> None:
         raise ScheduleError(f"the program repeats or invents {_names(extra)}")
     for device, actions in enumerate(program.actions):
         for action in actions:
-            if program.device(action.stage) != device:
+            if action.kind is Kind.REDUCE:
+                if device not in program.reduce_groups[action.microbatch].devices:
+                    raise ScheduleError(f"{action} is on device {device}, which holds no part")
+            elif program.device(action.stage) != device:
                 raise ScheduleError(
                     f"{action} is on device {device}, but stage {action.stage} is on device "
                     f"{program.device(action.stage)}"

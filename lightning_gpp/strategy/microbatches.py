@@ -136,22 +136,17 @@ def unit_sizes(num_samples: int, *, full: int, asked: int, at_a_time: int) -> li
         num_samples: of this mini-batch.
         full: of a full one; at least ``num_samples``.
         asked: micro-batches of a full one.
-        at_a_time: the number must be a multiple of this, the most that a stage takes at a time.
-
-    Raises:
-        ValueError: there are fewer samples than that.
+        at_a_time: the number is a multiple of this, the most that a stage takes at a time, or less
+            where there are fewer samples than that.
 
     >>> unit_sizes(8, full=8, asked=4, at_a_time=1), unit_sizes(5, full=8, asked=4, at_a_time=1)
     ([2, 2, 2, 2], [2, 2, 1])
     """
     count = min(asked, num_samples, -(-num_samples // max(1, full // asked)))
-    count = max(count, min(at_a_time, num_samples))
-    if count < at_a_time:
-        raise ValueError(
-            f"a mini-batch of {num_samples} samples is smaller than the {at_a_time} micro-batches "
-            "that a stage of the plan takes at a time; drop small last batches (drop_last=True)"
-        )
-    return microbatch_sizes(num_samples, count - count % at_a_time)
+    if num_samples >= at_a_time:
+        count = max(count, at_a_time)
+        count -= count % at_a_time
+    return microbatch_sizes(num_samples, count)
 
 
 def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:

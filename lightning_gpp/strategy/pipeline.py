@@ -65,15 +65,20 @@ class Pipeline:
         """The program for a number of micro-batches; made once."""
         key = (num_microbatches, has_backward)
         if key not in self._programs:
-            self._programs[key] = (
-                self.placed.program(num_microbatches, schedule=self.settings.schedule)
-                if has_backward
-                else self.placed.forward_program(num_microbatches)
-            )
+            self._programs[key] = self._new_program(num_microbatches, has_backward=has_backward)
         return self._programs[key]
+
+    def _new_program(self, num_microbatches: int, *, has_backward: bool) -> Program:
+        if not has_backward:
+            return self.placed.forward_program(num_microbatches)
+        if num_microbatches % self.placed.units_at_a_time:
+            return self.placed.small_program(num_microbatches, schedule=self.settings.schedule)
+        return self.placed.program(num_microbatches, schedule=self.settings.schedule)
 
     def step_sizes(self, unit_sizes: Sequence[int]) -> list[int]:
         """Samples of each call of the user's step, which goes at the pace of the loss stage."""
+        if len(unit_sizes) % self.placed.units_at_a_time:  # a small program
+            return list(unit_sizes)
         pace = self.placed.multiples[-1]
         return [sum(unit_sizes[start : start + pace]) for start in range(0, len(unit_sizes), pace)]
 

@@ -44,6 +44,22 @@ def test_one_stage_on_all_devices_is_data_parallel(pool: WorkerPool) -> None:
     assert all(result.own_parameters == results[0].own_parameters for result in results)
 
 
+@pytest.mark.parametrize("num_last", [1, 3])
+def test_a_last_batch_smaller_than_what_replicas_take_at_a_time(
+    pool: WorkerPool, num_last: int
+) -> None:
+    """The first replicas take its few samples; the others get the gradients, too."""
+    training = Training(TiedEmbeddings, DataSpec(tokens=True, num_samples=16 + num_last))
+    plan = [
+        {"modules": ["embed"], "devices": [0, 1]},
+        {"modules": ["left", "right", "norm", "out"], "devices": [2, 1], "microbatch_multiple": 4},
+    ]
+    assert_equal_training(pool, training, num_ranks=3, num_microbatches=4, plan=plan)
+    plan = [{"modules": [*TOWERS, *TOP], "devices": [0, 1, 2]}]
+    training = Training(BUILD, DataSpec(num_inputs=2, num_samples=16 + num_last), num_steps=8)
+    assert_equal_training(pool, training, num_ranks=3, num_microbatches=3, plan=plan)
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_parameter_of_two_stages_with_replicas(pool: WorkerPool, schedule: str) -> None:
     """The embedding is also the output layer: two stages with replicas on other devices."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
@@ -241,3 +243,16 @@ def test_broken_programs_are_found(first, second, message):
     with pytest.raises(ScheduleError, match=message):
         validate(with_actions(PAIR, first, second))
     validate(PAIR)
+
+
+def test_devices_that_only_hold_parameters_take_part_in_their_sums():
+    stages = StageGraph(2, (StageEdge(0, 1, ("h",)),), parameter_readers=(("w", (0,)),))
+    program = build_program(stages, devices=[0, 1], num_microbatches=1, holders=[(0, 2), (1,)])
+    assert str(program).splitlines()[-1].split() == ["device", "2:", "0R0"]
+    assert [str(row[-1]) for row in program.actions] == ["0R0", "1SB0>0", "0R0"]
+    wrong = replace(program, actions=(*program.actions[:1], (), program.actions[0][-1:]))
+    with pytest.raises(ScheduleError, match="lacks"):
+        validate(wrong)
+    lost = (*program.actions[:1], (*program.actions[1], program.actions[2][0]))
+    with pytest.raises(ScheduleError, match="0R0 is on device 1, which holds no part"):
+        validate(replace(program, actions=lost))
