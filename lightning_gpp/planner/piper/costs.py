@@ -185,7 +185,6 @@ class StageCosts:
             never |= (excess > 0) & (self._between("single", downset, subs) > 0)[:, None]
         result[never] = np.inf
         result[self._between("missing", downset, subs) > 0] = np.inf
-        result[:, 0] = np.inf  # at least one sample is in flight
         tight = (excess > 0) & np.isfinite(result)
         for in_flight in map(int, np.flatnonzero(tight.any(axis=0))):
             rows = np.flatnonzero(tight[:, in_flight])

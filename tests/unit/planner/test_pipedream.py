@@ -134,6 +134,15 @@ def test_two_levels_are_the_best_of_all_divisions(seed):
     assert sum(inner.num_replicas * outer.num_replicas for inner, outer in stages) == hosts * size
 
 
+def test_one_stage_for_all_hosts_shares_its_synchronisation():
+    """As the published code has it, between hosts every device of a host takes its part."""
+    found = layers([10.0], parameters=[60.0])
+    inner_s = (10.0 + 4 * 1 * 60.0 / (100.0 * 2)) / 2
+    outer_s = (inner_s + 4 * 2 * 60.0 / (30.0 * 3) / 2) / 3
+    levels = [Level(2, 100.0), Level(3, 30.0)]
+    assert solve_levels(found, levels)[-1].slowest_s[0][0][3] == pytest.approx(outer_s)
+
+
 def test_replicas_can_be_limited():
     stages = pipedream_stages(layers([9.0, 1.0]), [Level(4, BANDWIDTH)])
     assert [segment.num_replicas for (segment,) in stages] == [4]  # 2.5 s, or 3 and 1: 3 s

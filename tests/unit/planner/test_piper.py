@@ -16,7 +16,10 @@ from lightning_gpp.planner.evaluate import evaluate_plan
 from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.planner.piper import plan_instance
 from lightning_gpp.planner.piper.downsets import downsets
+from lightning_gpp.planner.piper.planner import instance_of
 from lightning_gpp.planner.piper.search import PiperPlan, PiperRules, search
+from lightning_gpp.planner.uniform_replicas import ReplicatedStage, uniform_plans
+from lightning_gpp.planner.units import build_units, indivisible_groups
 from lightning_gpp.workloads import (
     PiperEdge,
     PiperInstance,
@@ -285,6 +288,49 @@ def test_stages_recompute_where_that_is_allowed_and_needed():
     plan = PLANNERS["piper"](request)
     assert plan.stages[0].recompute
     assert evaluate_plan(plan, request).is_feasible
+
+
+def test_the_problem_that_a_model_graph_states():
+    graph = two_branches()
+    request = request_of(hosts(2, 2, memory_bytes=10**6), graph, may_recompute=True)
+    units = build_units(graph, request.profile(8), indivisible_groups(graph))
+    instance = instance_of(request, units, microbatch_size=8)
+    assert (instance.num_devices, instance.num_samples, instance.memory_bytes) == (4, 4, 10**6)
+    assert instance.bandwidth_bytes_per_s == 1e9  # between hosts
+    assert PiperEdge(6, 7, 8 * 16 * 4.0) in instance.edges  # cat -> head: 16 floats a sample
+    plain, again = instance.operators[0].ways[1]
+    cost = request.profile(8).operators["a_0"]
+    assert plain.seconds_per_sample == pytest.approx(cost.forward_s + cost.backward_s)
+    assert plain.memory_bytes_fixed == 4 * 1000  # parameter, gradient, two values of Adam
+    assert plain.memory_bytes_in_flight == cost.activation_bytes
+    assert again.seconds_per_sample == pytest.approx(2 * cost.forward_s + cost.backward_s)
+    assert again.memory_bytes_fixed == 4 * 1000 + cost.activation_bytes
+    assert again.memory_bytes_in_flight == 0
+
+
+def test_operators_with_state_do_not_recompute():
+    instance = dataclasses.replace(random_instance(3), num_devices=1, memory_bytes=1e9)
+    ids = frozenset(operator.id for operator in instance.operators)
+    kept = sum(o.ways[1][0].memory_bytes_in_flight + 2.0 for o in instance.operators)
+    tight = dataclasses.replace(instance, memory_bytes=kept - 1.0)
+    assert any(search(tight, PiperRules(whole_stages=True)).stages[0].ways)
+    assert search(tight, PiperRules(whole_stages=True, single=ids)) is None
+    assert search(instance, PiperRules(whole_stages=True, single=ids)) is not None
+
+
+def test_replicas_take_turns_or_share_microbatches():
+    request = request_of(4, minibatch_size=32)
+    stages = [ReplicatedStage(("a",), (0, 1)), ReplicatedStage(("b",), (2,))]
+    turns, share = uniform_plans(request, stages, 4.0, "x")
+    assert turns.num_microbatches == 8  # of 4 samples, two at a time in the first stage
+    assert [stage.microbatch_multiple for stage in turns.stages] == [2, 1]
+    assert share.num_microbatches == 16  # of 2 samples, one for each replica
+    assert [stage.microbatch_multiple for stage in share.stages] == [2, 2]
+    (turns,) = uniform_plans(request, stages, 1.0, "x")  # one sample cannot be shared
+    assert turns.num_microbatches == 32
+    assert [p.num_microbatches for p in uniform_plans(request, stages, 32.0, "x")] == [2]
+    (alone,) = uniform_plans(request, stages[1:], 4.0, "x")
+    assert alone.num_microbatches == 8
 
 
 def test_rules_of_the_last_stage_and_of_copies():
