@@ -25,10 +25,12 @@ from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.modes import check_same_graph, mode_flags
 from lightning_gpp.capture.normalize import normalize, observation, protect_inputs
 from lightning_gpp.capture.observe import observe
+from lightning_gpp.capture.operators import Cuts
 from lightning_gpp.capture.reads import watched_reads
 from lightning_gpp.capture.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.samples import Sample, first_sample, other_samples
 from lightning_gpp.capture.trace import Trace, guard
+from lightning_gpp.capture.variation import variations
 from lightning_gpp.capture.withheld import withheld_outputs
 
 _logger = logging.getLogger(__name__)
@@ -223,7 +225,7 @@ class _Session:
             self.module,
             self.arguments,
             traces,
-            self._batch_dims(traces[True], second[0] if second else None),
+            self._cuts(traces[True], second[0] if second else None),
             method,
             next(iter(self.sample.tensors.values())).device,
         )
@@ -299,22 +301,23 @@ class _Session:
             what += ", without gradients"
         compare(expected, got, what)
 
-    def _batch_dims(self, trace: Trace, second: Sample | None) -> dict[str, tuple[int | None, ...]]:
-        """The batch dimension of every tensor of every value, from its shapes at two sizes."""
+    def _cuts(self, trace: Trace, second: Sample | None) -> Cuts:
+        """How values can be cut, from what they are at two numbers of samples."""
         nodes = [node for node in trace.graph.nodes if node.op != "output"]
-        others = self._observe(trace, second, mode=True) if second else {}
+        others = self._observe(trace, second, mode=True) if second else None
         num = self.sample.num_samples
-        return {
+        other_num = second.num_samples if second else num
+        seen = {node: observation(node) for node in nodes}
+        batch_dims = {
             node.name: tuple(
-                _batch_dim(shape, other, num, second.num_samples if second else num)
+                _batch_dim(shape, other, num, other_num)
                 for shape, other in zip(
-                    observation(node).shapes,
-                    (others[node] if second else observation(node)).shapes,
-                    strict=True,
+                    seen[node].shapes, (others or seen)[node].shapes, strict=True
                 )
             )
             for node in nodes
         }
+        return Cuts(batch_dims, variations(nodes, seen, others, other_num / num, batch_dims))
 
 
 def _reasons(failures: Sequence[tuple[str, Exception]]) -> str:

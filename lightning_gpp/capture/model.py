@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.arguments import Arguments
 from lightning_gpp.capture.fingerprint import fingerprint
-from lightning_gpp.capture.operators import model_graph
+from lightning_gpp.capture.operators import Cuts, model_graph
 from lightning_gpp.capture.reads import Read, check_reads
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.trace import Names, Trace
@@ -37,7 +37,7 @@ class CapturedModel:
         module: nn.Module,
         arguments: Arguments,
         traces: Mapping[bool, Trace],
-        batch_dims: Mapping[str, tuple[int | None, ...]],
+        cuts: Cuts,
         method: str,
         device: torch.device,
     ) -> None:
@@ -48,7 +48,7 @@ class CapturedModel:
         self._canonical = Names.of(module).canonical(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
         self.graph: ModelGraph
-        self.graph, self._nodes_of = model_graph(module, traces, batch_dims)
+        self.graph, self._nodes_of = model_graph(module, traces, cuts)
 
     @property
     def leaf_modules(self) -> tuple[str, ...]:

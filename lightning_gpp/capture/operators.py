@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import fx, nn
 
@@ -13,21 +14,39 @@ from lightning_gpp.capture.normalize import function_name, module_identifier, ob
 from lightning_gpp.capture.observe import assigned_buffers
 from lightning_gpp.capture.structure import LOOK_UPS
 from lightning_gpp.capture.trace import Names, Trace
-from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
+from lightning_gpp.graph import (
+    GraphInput,
+    ModelGraph,
+    OpNode,
+    Parameter,
+    TensorSpec,
+    Value,
+    Variation,
+)
 
-BatchDims = Mapping[str, tuple[int | None, ...]]
-"""Value name -> batch dimension of each of its tensors."""
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How values can be cut by samples, all by the name of the value.
+
+    Attributes:
+        batch_dims: dimension of the samples of each tensor in a value.
+        variations: how a value goes with the samples.
+    """
+
+    batch_dims: Mapping[str, tuple[int | None, ...]]
+    variations: Mapping[str, Variation]
 
 
 def model_graph(
-    module: nn.Module, traces: Mapping[bool, Trace], batch_dims: BatchDims
+    module: nn.Module, traces: Mapping[bool, Trace], cuts: Cuts
 ) -> tuple[ModelGraph, dict[str, tuple[str, ...]]]:
     """The graph, and for every operator the names of its nodes.
 
     Args:
         module: the captured module.
         traces: normalized, by training flag; both have the same nodes.
-        batch_dims: of every value.
+        cuts: of every value.
     """
     nodes = [node for node in traces[True].graph.nodes if node.op != "output"]
     owned = _owned(module, nodes)
@@ -40,13 +59,13 @@ def model_graph(
     groups = coarsen(group_nodes(nodes, modes, buffers), module, modes[0])
     names = _names(groups, nodes)
     operators = tuple(
-        _operator(group, name, owned, list(parameters), batch_dims)
+        _operator(group, name, owned, list(parameters), cuts)
         for group, name in zip(groups, names, strict=True)
     )
     read = {name for operator in operators for name in operator.parameters}
     graph = ModelGraph(
         inputs=tuple(
-            GraphInput(_value(node, batch_dims), observation(node).requires_grad)
+            GraphInput(_value(node, cuts), observation(node).requires_grad)
             for node in nodes
             if node.op == "placeholder"
         ),
@@ -83,7 +102,7 @@ def _operator(
     name: str,
     owned: Mapping[str, frozenset[str]],
     parameters: Sequence[str],
-    batch_dims: BatchDims,
+    cuts: Cuts,
 ) -> OpNode:
     nodes, members = group.nodes, set(group.nodes)
     principal = _principal(nodes)
@@ -99,7 +118,7 @@ def _operator(
         target=function_name(principal) if group.call is None else group.call.name,
         scope=principal.meta["scope"] if group.call is None else group.call.name,
         inputs=tuple(dict.fromkeys(inputs)),
-        outputs=tuple(_value(node, batch_dims) for node in nodes if set(node.users) - members),
+        outputs=tuple(_value(node, cuts) for node in nodes if set(node.users) - members),
         parameters=tuple(name for name in parameters if name in read),
         state=tuple(
             sorted(frozenset().union(*(observation(node).changed_buffers for node in nodes)))
@@ -137,13 +156,14 @@ def _principal(group: Sequence[fx.Node]) -> fx.Node:
     return group[0]
 
 
-def _value(node: fx.Node, batch_dims: BatchDims) -> Value:
+def _value(node: fx.Node, cuts: Cuts) -> Value:
     seen = observation(node)
-    tensors = zip(seen.shapes, seen.dtypes, batch_dims[node.name], strict=True)
+    tensors = zip(seen.shapes, seen.dtypes, cuts.batch_dims[node.name], strict=True)
     return Value(
         node.name,
         tuple(
             TensorSpec(shape, str(dtype).removeprefix("torch."), batch_dim)
             for shape, dtype, batch_dim in tensors
         ),
+        cuts.variations[node.name],
     )

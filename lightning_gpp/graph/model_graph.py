@@ -10,9 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 
 from lightning_gpp.graph.tensor_spec import TensorSpec
+
+
+class Variation(Enum):
+    """How a value goes with the samples of a micro-batch.
+
+    Attributes:
+        SAMPLES: it holds something of each, along the batch dimensions of its tensors.
+        SAME: it depends on none of them (a position embedding, a number of features).
+        COUNT: a number in proportion to how many there are (a batch size).
+        WHOLE: otherwise; it can only be handed over as it is.
+    """
+
+    SAMPLES = "samples"
+    SAME = "same"
+    COUNT = "count"
+    WHOLE = "whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +39,12 @@ class Value:
     Attributes:
         name: unique in the graph.
         tensors: the tensors in it, in pytree order; empty for plain Python data.
+        variation: how it goes with the samples of a micro-batch.
     """
 
     name: str
     tensors: tuple[TensorSpec, ...]
+    variation: Variation = Variation.SAMPLES
 
     @property
     def size_bytes(self) -> int:
@@ -36,6 +55,13 @@ class Value:
     def is_differentiable(self) -> bool:
         """Whether any of its tensors can carry a gradient."""
         return any(spec.is_differentiable for spec in self.tensors)
+
+    @property
+    def is_cuttable(self) -> bool:
+        """Whether stages that take different numbers of samples at a time can exchange it."""
+        if self.variation is Variation.SAMPLES:
+            return bool(self.tensors) and all(s.batch_dim is not None for s in self.tensors)
+        return self.variation is not Variation.WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_gpp.graph import FEED, ModelGraph, StageEdge, Value
+from lightning_gpp.graph import FEED, ModelGraph, StageEdge
 from lightning_gpp.planner.plan import Plan, Stage
 from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.units import output_makers, state_holders
@@ -102,17 +102,12 @@ def _check_cuts(placed: PlanGraph, graph: ModelGraph, edge: StageEdge) -> None:
     if placed.replica_multiple(edge.source) == placed.replica_multiple(edge.target):
         return
     for name in edge.values:
-        if not is_cuttable(graph.values[name]):
+        if not graph.values[name].is_cuttable:
             raise ValueError(
-                f"{name!r} goes from {_between(placed, edge)}, but has no dimension of samples by "
-                "which it could be split or joined; let both take the same samples: the same "
+                f"{name!r} goes from {_between(placed, edge)}, but cannot be split or joined by "
+                "samples; let both take the same samples: the same "
                 "microbatch_multiple and as many devices"
             )
-
-
-def is_cuttable(value: Value) -> bool:
-    """Whether a value can be split by samples: a plain number (a size) cannot."""
-    return bool(value.tensors) and all(spec.batch_dim is not None for spec in value.tensors)
 
 
 def _between(placed: PlanGraph, edge: StageEdge) -> str:

@@ -23,6 +23,7 @@ from lightning_gpp.runtime.reduction import GradientReduction
 from lightning_gpp.runtime.stage_run import Flight, StageCode, run_forward
 from lightning_gpp.runtime.sums import Sums
 from lightning_gpp.runtime.transport import Tag, Transport
+from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Action, Kind, Program, ReduceGroup
 
 _REDUCE = -2
@@ -70,7 +71,7 @@ class Executor:
         rank_of_device: rank of every device of the plan.
         stages: code of the stages on this rank, by their id in the plan.
         output_names: values that the model returns; the loss stage returns them all.
-        batch_dims: value name -> dimension of the samples for each of its tensors.
+        cutter: cuts and joins values where stages take other numbers of samples.
         shared: parameters by canonical name, for the reduce groups.
         sums: sums the gradients of replicas; not needed where no stage has replicas.
         timeout_s: limit of every wait.
@@ -81,7 +82,7 @@ class Executor:
     rank_of_device: Sequence[int]
     stages: Mapping[int, StageCode]
     output_names: tuple[str, ...] = ()
-    batch_dims: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+    cutter: Cutter = field(default_factory=Cutter)
     shared: Mapping[str, Parameter] = field(default_factory=dict)
     sums: Sums | None = None
     timeout_s: float = 1800.0
@@ -109,7 +110,7 @@ class Executor:
                 f"{len(unit_sizes)}"
             )
         device = self.rank_of_device.index(self.transport.rank)
-        handover = Handover(program, unit_sizes, self.batch_dims)
+        handover = Handover(program, unit_sizes, self.cutter)
         step = _Step(self, program, handover, training, boundary, self._reduction(program, device))
         actions = program.actions[device] if device < len(program.actions) else ()
         for action in actions:

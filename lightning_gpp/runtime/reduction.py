@@ -104,14 +104,10 @@ class GradientReduction:
                 continue
             trained = {n: parameters[n] for n in group.parameters if parameters[n].requires_grad}
             ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
+            self._buckets += [Bucket(index, ranks, part, set(part)) for part in _cut(trained)]
             final = _last_backward(program, device, group.stage)
             if final is not None:
                 self._final.setdefault(final, []).append(index)
-            # Where no backward will come, zeros take part as soon as it is their turn.
-            self._buckets += [
-                Bucket(index, ranks, part, set() if final is None else set(part))
-                for part in _cut(trained)
-            ]
 
     @contextlib.contextmanager
     def watching(self, action: Action) -> Iterator[None]:
@@ -134,7 +130,9 @@ class GradientReduction:
         self._start()
 
     def finish(self, group: int, timeout_s: float, purpose: str) -> None:
-        """Waits for the sums of a group."""
+        """Waits for the sums of a group; by now no backward of this device is left."""
+        for bucket in self._buckets:
+            bucket.missing.clear()
         self._start()
         for bucket in self._buckets:
             if bucket.group == group:
@@ -177,14 +175,15 @@ def _cut(parameters: Mapping[str, Parameter]) -> Iterable[dict[str, Parameter]]:
 
 
 def _last_backward(program: Program, device: int, stage: int) -> Action | None:
-    """After which compute of a device the gradients of one of its stages are final; None: of none.
+    """After which backward of a device the gradients of one of its stages are final.
 
-    The user's step before the pipelined forward may read the same parameters, so its backward
-    counts for all stages of its device.
+    The user's step may read the same parameters, so its backwards, before and after the pipelined
+    forward, count for all stages of its device. None where there is no backward.
     """
-    mine = {
-        action.stage: action
+    counted = (stage, FEED, program.replica(program.loss_stage).stage)
+    backwards = [
+        action
         for action in program.actions[device]
-        if action.kind is Kind.BACKWARD and program.replica(action.stage).stage in (stage, FEED)
-    }
-    return mine.get(FEED) or next(iter(mine.values()), None)
+        if action.kind is Kind.BACKWARD and program.replica(action.stage).stage in counted
+    ]
+    return backwards[-1] if backwards else None

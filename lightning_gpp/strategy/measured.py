@@ -18,8 +18,9 @@ _COMPUTE = {Kind.FORWARD: SpanKind.FORWARD, Kind.BACKWARD: SpanKind.BACKWARD}
 
 
 def timeline_stages(pipeline: Pipeline) -> tuple[TimelineStage, ...]:
-    """What a timeline shows of the stages of a pipeline: of each replica, and of the loss."""
-    program = pipeline.program(pipeline.placed.units_at_a_time, has_backward=True)
+    """What a timeline shows of the stages of the last step: of each replica, and of the loss."""
+    program = pipeline.last_trained
+    assert program is not None, "no step has been run"
     return tuple(
         _timeline_stage(pipeline, stage, program.replica(stage), program.device(stage))
         for stage in range(program.num_stages)

@@ -15,6 +15,7 @@ from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor
 from lightning_gpp.runtime.process_sums import ProcessSums
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.transport import Transport
+from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program, reduce_groups
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.devices_at_hand import DeviceAtHand, cluster_at_hand
@@ -35,6 +36,7 @@ class Pipeline:
         rank_of_device: rank of every device of the plan; the loss is on rank 0.
         partition: which rank holds which parameters.
         executor: runs programs on this rank.
+        last_trained: the program of the last mini-batch that was trained on.
     """
 
     settings: Settings
@@ -45,6 +47,7 @@ class Pipeline:
     rank_of_device: tuple[int, ...]
     partition: Partition
     executor: Executor
+    last_trained: Program | None = None
     _programs: dict[tuple[int, bool], Program] = field(default_factory=dict)
 
     def run(
@@ -59,6 +62,8 @@ class Pipeline:
             boundary: the user's step, on rank 0.
         """
         program = self.program(len(sizes), has_backward=has_backward)
+        if has_backward:
+            self.last_trained = program
         self.executor.run(program, sizes, training=training, boundary=boundary)
 
     def program(self, num_microbatches: int, *, has_backward: bool) -> Program:
@@ -174,14 +179,19 @@ def build_pipeline(
         rank_of_device=ranks,
         stages=codes,
         output_names=captured.graph.outputs,
-        batch_dims={
-            name: tuple(spec.batch_dim for spec in value.tensors)
-            for name, value in captured.graph.values.items()
-        },
+        cutter=_cutter(captured),
         sums=_sums(placed, ranks, settings.timeout_s),
         timeout_s=settings.timeout_s,
     )
     return Pipeline(settings, captured, plan, placed, planned, ranks, partition, executor)
+
+
+def _cutter(captured: CapturedModel) -> Cutter:
+    values = captured.graph.values
+    return Cutter(
+        {name: tuple(spec.batch_dim for spec in value.tensors) for name, value in values.items()},
+        {name: value.variation for name, value in values.items()},
+    )
 
 
 def _sums(placed: PlanGraph, ranks: Sequence[int], timeout_s: float) -> ProcessSums | None:

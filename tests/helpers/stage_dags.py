@@ -17,6 +17,7 @@ from lightning_gpp.runtime.executor import ActionRecord, Executor
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.sums import ThreadSumHub, ThreadSums
 from lightning_gpp.runtime.thread_transport import ThreadHub
+from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program
 
 
@@ -151,7 +152,7 @@ def run_on_threads(
                 if home == device
             },
             output_names=(output,),
-            batch_dims={name: (0,) for edge in program.edges for name in edge.values},
+            cutter=Cutter({name: (0,) for edge in program.edges for name in edge.values}),
             shared=own.weights,
             sums=sums[device],
             timeout_s=20,

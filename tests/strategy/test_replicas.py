@@ -34,9 +34,9 @@ TOP = ["fuse", "norm", "head"]
 
 
 def test_one_stage_on_all_devices_is_data_parallel(pool: WorkerPool) -> None:
-    """Accumulated gradients, clipped by their norm; the last batch of an epoch is smaller."""
+    """Accumulated gradients, clipped by their norm; the last batch has two samples for four."""
     training = replace(
-        Training(BUILD, DataSpec(num_inputs=2)),
+        Training(BUILD, DataSpec(num_inputs=2, num_samples=26)),
         trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
     )
     plan = [{"modules": [*TOWERS, *TOP], "devices": [0, 1, 2, 3]}]

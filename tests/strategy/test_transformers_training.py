@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 from helpers import transformer_models as models
 from helpers.jobs import warnings_of_fit
+from helpers.plans import random_plan
 from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool
+
+from lightning_gpp.capture import capture
+from lightning_gpp.graph import FEED, ModelGraph, Variation, stage_graph
+from lightning_gpp.planner import Plan
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -56,6 +61,35 @@ def test_a_family_trains_as_on_one_device(pool: WorkerPool, index: int, schedule
         schedule=schedule,
         **chosen,
     )
+
+
+def random(graph: ModelGraph, seed: int) -> Plan:
+    return random_plan(graph, num_devices=3, seed=seed, with_replicas=True)
+
+
+def shares(plan: Plan, graph: ModelGraph) -> bool:
+    """Whether something that is not of single samples goes to replicas that split the samples."""
+    stages = stage_graph(graph, plan.stage_operators)
+    return any(
+        plan.stages[edge.target].num_replicas > 1
+        and plan.stages[edge.source].replica_multiple > plan.stages[edge.target].replica_multiple
+        and any(graph.values[name].variation is not Variation.SAMPLES for name in edge.values)
+        for edge in stages.edges
+        if edge.source != FEED
+    )
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "vit"])
+def test_replicas_share_what_depends_on_no_samples(pool: WorkerPool, name: str) -> None:
+    """Positions, masks and sizes cross between stages that take other numbers of samples."""
+    build, optimizer, fields = FAMILIES[name]
+    data = models.TransformerData(num_samples=20, fields=fields)
+    training = Training(partial(models.Logits, build, optimizer), data, num_steps=5, validate=False)
+    batch = next(iter(data.loader()))
+    inputs = {key: value[:2] for key, value in batch.items() if "labels" not in key}
+    graph = capture(training.module(), (), inputs).graph
+    plan = next(plan for seed in range(99) if shares((plan := random(graph, seed)), graph))
+    assert_equal_training(pool, training, num_ranks=3, plan=plan)
 
 
 def test_a_contrast_within_the_batch_is_reported(pool: WorkerPool) -> None:
