@@ -14,9 +14,12 @@ Stages of this search space are
   whole, branches of that block;
 - some whole branches of a block together.
 
+The stage with the fork and the one with the join take from the same branch, the *owner*.
+
 So a join needs no stage of its own: the last layers of a branch take it in, and 32 equal layers in
 branches with a cheap concatenation fill 32 stages, not 33. The stage that holds a fork or join is
-the one to which this leaves the fewest devices.
+the one to which this leaves the fewest devices. What lies outside this space is found by the search
+on the model as a line, whose stages may hold parts of two branches.
 """
 
 from __future__ import annotations
@@ -152,12 +155,17 @@ class Space:
 
 
 class Partition:
-    """The ways that respect one limit."""
+    """The ways that respect one limit.
+
+    Attributes:
+        limit_s: most seconds per sample of a stage.
+        siblings: the ways of branches beside owners.
+    """
 
     def __init__(self, space: Space, limit_s: float) -> None:
         self._space = space
         self._usage = space.usage
-        self._limit_s = limit_s * ROUNDING
+        self.limit_s = limit_s * ROUNDING
         self._sides: dict[tuple[int, int, int], list[Way]] = {}
         self.siblings = Siblings(self, space)
         self._crews = [
@@ -189,10 +197,10 @@ class Partition:
         """Whether a stage is fast enough and finds enough memory."""
         rate = self._space.rates(intervals, crew)
         in_flight = self._space.in_flight(units, crew)
-        if rate.seconds_per_sample <= self._limit_s and in_flight <= rate.most_in_flight:
+        if rate.seconds_per_sample <= self.limit_s and in_flight <= rate.most_in_flight:
             return True
         return (
-            rate.recomputed_seconds_per_sample <= self._limit_s
+            rate.recomputed_seconds_per_sample <= self.limit_s
             and in_flight <= rate.recomputed_most_in_flight
         )
 
@@ -215,7 +223,22 @@ class Partition:
                     for way in tables[child.number][0]:
                         if self._has_room(way.used, room):
                             add_way(table[boundary], _forked(way), self._usage)
+                self._without_owner(frame, boundary, room, table)
             self._cut(_Start(frame, boundary, room, table[boundary], tables))
+
+    def _without_owner(
+        self, frame: Frame, boundary: int, room: int, table: list[list[Way]]
+    ) -> None:
+        """Adds the ways where no stage holds both a part of a block and something around it."""
+        for way in table[boundary + 1]:
+            if way is MODEL_END:
+                continue
+            for side in self.siblings.ways(frame.run.blocks[boundary], way):
+                if self._has_room(way.used + side.used, room):
+                    trace = Beside(side.branches, way.trace)
+                    used = way.used + side.used
+                    new = Way(side.need, side.offset, used, way.beside, trace)
+                    add_way(table[boundary], new, self._usage)
 
     def _at_join(self, child: Frame, behind: list[Way]) -> list[Way]:
         """The ways at the end of an owner where a stage begins at the join."""
@@ -223,7 +246,7 @@ class Partition:
         for way in behind:
             if way is MODEL_END:
                 continue  # the end of a branch must come last
-            for side in self.siblings.ways(child, way):
+            for side in self.siblings.ways(child.others, way):
                 if self._usage.fits(way.used + side.used):
                     trace = Beside(side.branches, way.trace)
                     beside = (*way.beside, side.need, side.offset)
@@ -238,7 +261,7 @@ class Partition:
         reached: dict[int, int] = {}  # by kind: more replicas are only worth a longer stage
         for crew, used, sums in self._crews:
             path = space.path(crew, frame)
-            stop_s = sums[place] + self._limit_s
+            stop_s = sums[place] + self.limit_s
             index = bisect_right(path, stop_s)
             first = boundary if space.is_small else max(boundary, reached.get(crew.kind, 0))
             tried = accepted = 0
@@ -263,7 +286,7 @@ class Partition:
         num_devices = self._usage.total(self._usage.available)
         if not frame.is_model_end:
             return num_devices
-        return int(num_devices - self._space.work_before(frame, boundary) / self._limit_s + 1e-6)
+        return int(num_devices - self._space.work_before(frame, boundary) / self.limit_s + 1e-6)
 
     def _heads(
         self, point: Point, intervals: tuple[Interval, ...], crew: Crew, left_s: float
@@ -275,11 +298,12 @@ class Partition:
             boundary = (
                 bisect_right(child.run.bounds, sums[start] + left_s, key=sums.__getitem__) - 1
             )
-            last = 1 if self._space.is_small else max(1, boundary - FEW_ENDS)
+            last = 0 if self._space.is_small else max(0, boundary - FEW_ENDS)
             for end in range(boundary, last - 1, -1):
                 head = Point(child, end, (), point.crossed)
-                longer = joined(intervals, (start, child.run.bounds[end]))
-                yield longer, head
+                longer = joined(intervals, (start, child.run.bounds[end])) if end else intervals
+                if end:
+                    yield longer, head
                 if end in child.run.blocks:
                     rest_s = left_s - (sums[child.run.bounds[end]] - sums[start])
                     yield from self._heads(head, longer, crew, rest_s)

@@ -36,9 +36,9 @@ def search_plans(request: PlanRequest) -> SearchResult:
     problem = branching(request, units)
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
     choice = Choice(request)
-    choice.search(problem, name, is_chain=False)
-    if problem.layout.root.blocks:
+    if problem.layout.root.blocks:  # the chain first: it is quick, and a bound for the rest
         choice.search(linear(request, units, tuple(leaves(problem.tree))), name, is_chain=False)
+    choice.search(problem, name, is_chain=False)
     found = choice.finish()
     if not found:
         raise ValueError("no division of the model into stages fits into the devices' memory")

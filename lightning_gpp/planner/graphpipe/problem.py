@@ -15,6 +15,12 @@ from lightning_gpp.planner.graphpipe.rates import Contents, Crew, Rates, UnitTim
 from lightning_gpp.planner.graphpipe.usage import Usage
 from lightning_gpp.planner.units import UnitGraph
 
+MAX_UNITS = 48
+"""Models of more units are made coarser, where neighbours are light."""
+
+UNITS_PER_STAGE = 6
+"""A merged unit is at most this fraction of an equal share of a device."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -111,7 +117,13 @@ def _crews(
 def search_units(request: PlanRequest) -> UnitGraph:
     """The units that a search divides."""
     profile = request.profile(request.microbatch_sizes[-1])
-    return coarse_units(request.graph, profile, request.num_devices)
+    return coarse_units(
+        request.graph,
+        profile,
+        request.num_devices,
+        max_units=MAX_UNITS,
+        units_per_stage=UNITS_PER_STAGE,
+    )
 
 
 def branching(request: PlanRequest, units: UnitGraph) -> Problem:

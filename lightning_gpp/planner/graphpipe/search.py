@@ -17,13 +17,19 @@ from lightning_gpp.planner.graphpipe.partition import Partition, Space
 from lightning_gpp.planner.graphpipe.placement import FoundStage, found_stages, plans_of
 from lightning_gpp.planner.graphpipe.problem import Problem
 
-PRECISION = 1.01
+PRECISION = 1.015
 """The binary search ends when the limits are this close; then it tries to beat what it found."""
 
 FORWARD_SHARE = 3
 """A forward is about this part of a forward and a backward."""
 
-SLOWER = (1.02, 1.06, 1.15, 1.4)
+LEAST_FILL = 0.5
+"""In larger models, how many micro-batches' time a pipeline is taken to lose at least by filling."""
+
+HOPELESS = 1.15
+"""Shallower plans are not sought where the best estimate is this many times the best step."""
+
+SLOWER = (1.03, 1.1, 1.3)
 """Limits, as multiples of the smallest bottleneck, at which shallower plans are sought."""
 
 
@@ -136,7 +142,8 @@ def candidates(
 ) -> list[Candidate]:
     """Divisions for one micro-batch size that may beat a step time, the most promising first."""
     minibatch_size = problem.request.minibatch_size
-    found = smallest_bottleneck(space, best_s / minibatch_size)
+    samples = minibatch_size + (0 if space.is_small else LEAST_FILL * space.rates.microbatch_size)
+    found = smallest_bottleneck(space, best_s / samples)
     if not found:
         return []
     made: dict[tuple[FoundStage, ...], Candidate] = {}
@@ -158,8 +165,8 @@ def candidates(
         note(new)
     for factor in SLOWER:
         limit_s = found[0].seconds_per_sample * factor
-        shortest_s = min(best_s, *(candidate.estimate_s for candidate in made.values()))
-        if limit_s * minibatch_size > shortest_s:
+        shortest_s = min(candidate.estimate_s for candidate in made.values())
+        if limit_s * samples > min(best_s, shortest_s) or shortest_s > HOPELESS * best_s:
             break
         if (slower := divide(space, limit_s)) is not None:
             note(slower)

@@ -77,16 +77,12 @@ class Siblings:
     def __init__(self, partition: Partition, space: Space) -> None:
         self._partition = partition
         self._space = space
-        self._found: dict[tuple[tuple[Interval, ...], int, int], list[Sides]] = {}
+        self._found: dict[tuple[tuple[Run, ...], int, int], list[Sides]] = {}
+        self._weights: dict[tuple[tuple[Run, ...], Crew], list[tuple[float, Run]]] = {}
 
-    def ways(self, child: Frame, behind: Way) -> list[Sides]:
-        """The ways of all branches but the owner.
-
-        Args:
-            child: the frame of the owner.
-            behind: what follows the branches.
-        """
-        return self._ways(child.others, _end(behind))
+    def ways(self, runs: tuple[Run, ...], behind: Way) -> list[Sides]:
+        """The ways of some branches, given what follows them."""
+        return self._ways(runs, _end(behind))
 
     def with_join(
         self, crossed: Sequence[Frame], intervals: tuple[Interval, ...], crew: Crew, units: int
@@ -132,17 +128,22 @@ class Siblings:
                         yield stage, tuple(run for run in others if run not in runs)
             return
         stage, left = intervals, []
-        for run in self._by_weight(others, crew):
-            longer = joined(stage, run.interval)
-            if self._partition.fits(longer, crew, units):
+        room_s = self._partition.limit_s - self._seconds(intervals, crew)
+        weights = self._by_weight(others, crew)
+        if not weights or weights[-1][0] > room_s:
+            return
+        for run_s, run in weights:
+            longer = joined(stage, run.interval) if run_s <= room_s else stage
+            if longer != stage and self._partition.fits(longer, crew, units):
                 stage = longer
+                room_s -= run_s
             else:
                 left.append(run)
         if stage != intervals:
             yield stage, tuple(left)
 
     def _ways(self, runs: tuple[Run, ...], behind: Way) -> list[Sides]:
-        key = tuple(run.interval for run in runs), behind.need, behind.offset
+        key = runs, behind.need, behind.offset
         found = self._found.get(key)
         if found is None:
             ways: list[Way] = []
@@ -214,21 +215,36 @@ class Siblings:
         groups: list[tuple[Run, ...]] = []
         stages: list[tuple[Interval, ...]] = []
         units = units_in_flight(behind.need, behind.offset, crew.multiple)
-        for run in self._by_weight(runs, crew):
+        rooms_s: list[float] = []
+        for run_s, run in self._by_weight(runs, crew):
             for index, stage in enumerate(stages):
+                if run_s > rooms_s[index]:
+                    continue
                 longer = joined(stage, run.interval)
                 if self._partition.fits(longer, crew, units):
                     stages[index] = longer
+                    rooms_s[index] -= run_s
                     groups[index] = (*groups[index], run)
                     break
             else:
                 stages.append((run.interval,))
+                rooms_s.append(self._partition.limit_s - run_s)
                 groups.append((run,))
         return groups
 
-    def _by_weight(self, runs: Sequence[Run], crew: Crew) -> list[Run]:
+    def _seconds(self, intervals: tuple[Interval, ...], crew: Crew) -> float:
+        """Seconds per sample that a stage takes at least."""
         sums = self._space.rates.least_seconds(crew)
-        return sorted(runs, key=lambda run: sums[run.interval[0]] - sums[run.interval[1]])
+        return sum(sums[stop] - sums[start] for start, stop in intervals)
+
+    def _by_weight(self, runs: tuple[Run, ...], crew: Crew) -> list[tuple[float, Run]]:
+        """Branches with the seconds per sample that they take at least, the heaviest first."""
+        key = runs, crew
+        found = self._weights.get(key)
+        if found is None:
+            pairs = [(self._seconds((run.interval,), crew), run) for run in runs]
+            found = self._weights[key] = sorted(pairs, key=lambda pair: -pair[0])
+        return found
 
 
 def joined(intervals: tuple[Interval, ...], *more: Interval) -> tuple[Interval, ...]:
