@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from lightning_gpp.cluster import UNSPECIFIED_KIND, Cluster, uniform_cluster
@@ -34,7 +35,7 @@ def make_plan(
     cluster: Cluster | int,
     *,
     minibatch_size: int,
-    planner: str = "balanced",
+    planner: str = "graphpipe",
     costs: Costs | Profile | None = None,
     num_microbatches: int | None = None,
     schedule: str = "1f1b",
@@ -76,7 +77,7 @@ def make_plan(
 
 
 def answer(request: PlanRequest, planner: str) -> Plan:
-    """The valid plan of a planner.
+    """The valid plan of a planner; without replicas where its plan with some cannot run.
 
     Args:
         request: the question.
@@ -88,7 +89,13 @@ def answer(request: PlanRequest, planner: str) -> Plan:
     if planner not in PLANNERS:
         raise ValueError(f"unknown planner {planner!r}; known planners: {', '.join(PLANNERS)}")
     plan = PLANNERS[planner](request)
-    validate_plan(plan, request.graph, request.num_devices)
+    try:
+        validate_plan(plan, request.graph, request.num_devices)
+    except ValueError:
+        if all(stage.num_replicas == 1 for stage in plan.stages):
+            raise
+        # The published planners do not ask whether what crosses to replicas can be cut.
+        return answer(replace(request, max_replicas=1), planner)
     return plan
 
 

@@ -82,7 +82,7 @@ def test_main_job_runs_as_a_graph_of_stages(run_folder: Path) -> None:
     """The real command: processes started by spawn, two stages."""
     command = [sys.executable, "-m", "lightning_gpp.cli", "hydra.run.dir=run"]
     done = subprocess.run(
-        [*command, "trainer.devices=2", *FAST, "callbacks.timeline.steps=[2]"],
+        [*command, "trainer.devices=2", *FAST, "planner=balanced", "callbacks.timeline.steps=[2]"],
         cwd=run_folder,
         capture_output=True,
         text=True,

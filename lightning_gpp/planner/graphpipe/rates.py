@@ -19,17 +19,19 @@ from lightning_gpp.planner.edge_bytes import EdgeBytes, edge_bytes
 from lightning_gpp.planner.graphpipe.layout import Interval
 from lightning_gpp.planner.stage_costs import reduce_seconds
 from lightning_gpp.planner.units import UnitGraph
+from lightning_gpp.planner.validate import is_cuttable
 
 Intervals = tuple[Interval, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UnitFlow:
-    """A value between units: who makes it, who reads it, its bytes."""
+    """A value between units: who makes it, who reads it, its bytes, whether it can be cut."""
 
     source: int
     targets: tuple[int, ...]
     size: EdgeBytes
+    is_cuttable: bool = True
 
 
 def unit_flows(graph: ModelGraph, units: UnitGraph) -> tuple[UnitFlow, ...]:
@@ -47,7 +49,7 @@ def unit_flows(graph: ModelGraph, units: UnitGraph) -> tuple[UnitFlow, ...]:
         if others:
             has_backward = source != FEED or name in needs_grad
             size = edge_bytes(graph, (name,), has_backward=has_backward)
-            flows.append(UnitFlow(source, others, size))
+            flows.append(UnitFlow(source, others, size, is_cuttable(graph.values[name])))
     return tuple(flows)
 
 
@@ -59,6 +61,7 @@ class Content:
         kept_bytes: parameters, gradients and optimizer state.
         gradient_bytes: gradients.
         has_state: whether it must neither be replicated nor run its forward twice.
+        is_whole: whether it exchanges values that cannot be cut by samples, as replicas would need.
         sent: what it sends: activations forward and gradients back.
         received: what it receives.
         inputs: the activations that it receives.
@@ -69,6 +72,7 @@ class Content:
     kept_bytes: int
     gradient_bytes: int
     has_state: bool
+    is_whole: bool
     sent: tuple[float, float]
     received: tuple[float, float]
     inputs: tuple[float, float]
@@ -92,6 +96,18 @@ class Contents:
             any(request.graph.operator[name].state for name in units.operators[unit])
             for unit in order
         ]
+        whole_outputs = {
+            n for n in request.graph.outputs if not is_cuttable(request.graph.values[n])
+        }
+        self._is_whole = [
+            any(
+                value.name in whole_outputs
+                for name in units.operators[unit]
+                for value in request.graph.operator[name].outputs
+            )
+            for unit in order
+        ]
+        self._is_whole_flow: list[bool] = []
         self._inward: list[list[int]] = [[] for _ in order]
         self._outward: list[list[int]] = [[] for _ in order]
         self._flows: list[tuple[int, tuple[int, ...], EdgeBytes]] = []
@@ -103,6 +119,7 @@ class Contents:
             if source != FEED:
                 self._outward[source].append(len(self._flows))
             self._flows.append((source, targets, flow.size))
+            self._is_whole_flow.append(not flow.is_cuttable)
         before: list[int] = [0] * len(order)
         for position, unit in enumerate(order):
             for source in units.predecessors[unit]:
@@ -128,11 +145,15 @@ class Contents:
         sizes = sorted(
             (graph.parameter[n].size_bytes, graph.parameter[n].requires_grad) for n in own
         )
-        inward = sorted(_key(self._flows[flow][2]) for flow in self._inward[place])
-        outward = sorted(
-            (len(self._flows[flow][1]), _key(self._flows[flow][2])) for flow in self._outward[place]
+        inward = sorted(
+            (self._is_whole_flow[flow], _key(self._flows[flow][2])) for flow in self._inward[place]
         )
-        return tuple(sizes), self._has_state[place], tuple(inward), tuple(outward)
+        outward = sorted(
+            (len(self._flows[flow][1]), self._is_whole_flow[flow], _key(self._flows[flow][2]))
+            for flow in self._outward[place]
+        )
+        flags = self._has_state[place], self._is_whole[place]
+        return tuple(sizes), flags, tuple(inward), tuple(outward)
 
     def __getitem__(self, intervals: Intervals) -> Content:
         found = self._found.get(intervals)
@@ -155,6 +176,7 @@ class Contents:
         received = [0.0, 0.0]
         inputs = [0.0, 0.0]
         num_sent = num_received = 0
+        is_whole = any(self._is_whole[place] for place in places)
         entered: set[int] = set()
         senders: set[int] = set()
         for place in places:
@@ -163,6 +185,7 @@ class Contents:
                 if index in entered or (source != FEED and inside >> source & 1):
                     continue
                 entered.add(index)
+                is_whole = is_whole or self._is_whole_flow[index]
                 _add(received, size.per_sample, size.fixed)
                 _add(inputs, size.per_sample, size.fixed)
                 if source != FEED:
@@ -175,6 +198,7 @@ class Contents:
                 _, targets, size = self._flows[index]
                 count = self._num_readers(targets, inside)
                 if count:
+                    is_whole = is_whole or self._is_whole_flow[index]
                     _add(sent, count * size.per_sample, count * size.fixed)
                     _add(received, count * size.gradient_per_sample, count * size.gradient_fixed)
                     num_sent += count
@@ -183,6 +207,7 @@ class Contents:
             kept_bytes=total + trained * (1 + self._request.optimizer_values),
             gradient_bytes=trained,
             has_state=any(self._has_state[place] for place in places),
+            is_whole=is_whole,
             sent=(sent[0], sent[1]),
             received=(received[0], received[1]),
             inputs=(inputs[0], inputs[1]),
@@ -335,7 +360,7 @@ class Rates:
     def _rate(self, intervals: Intervals, crew: Crew) -> Rate:
         content = self._contents[intervals]
         num_replicas = crew.num_replicas
-        if content.has_state and num_replicas > 1:
+        if (content.has_state or content.is_whole) and num_replicas > 1:
             return Rate(math.inf, 0, math.inf, 0)
         size = self.microbatch_size * crew.multiple
         share = self._share(crew)

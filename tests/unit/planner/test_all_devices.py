@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from helpers.graphs import literal_graph, profile_of
+from helpers.graphs import literal_graph, profile_of, value
 
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs, OpProfile, Profile
+from lightning_gpp.graph import GraphInput, ModelGraph
 from lightning_gpp.planner import (
     Plan,
     PlanRequest,
@@ -71,3 +72,27 @@ def test_microbatch_sizes_of_a_minibatch(minibatch_size, sizes):
     costs = Costs((Profile({n: OpProfile(1.0) for n in "abc"}, 4),))
     found = PlanRequest(CHAIN, Cluster((Device("0"),)), costs, minibatch_size).microbatch_sizes
     assert list(found) == sizes
+
+
+@pytest.mark.parametrize("planner", ["graphpipe", "sequential", "pipedream", "piper"])
+def test_what_cannot_be_cut_by_samples_is_not_replicated(planner):
+    """A heavy operator on a free link begs for replicas, but its result is one for all samples."""
+    free = Link(bandwidth_bytes_per_s=1e15)
+    cluster = Cluster((Device("0"), Device("1")), free)
+    for unbatched, num_replicas in ([], 2), (["heavy"], 1):
+        graph = literal_graph({"h": "x", "heavy": "h"}, unbatched=unbatched)
+        costs = Costs((profile_of(graph, {"h": 1e-9, "heavy": 1e-2}),))
+        plan = answer(PlanRequest(graph, cluster, costs, 8), planner)  # it is validated
+        home = next(stage for stage in plan.stages if "heavy" in stage.operators)
+        assert home.num_replicas == num_replicas
+
+
+def test_a_model_of_uncuttable_inputs_has_no_replicas():
+    graph = literal_graph({"a": "x"}, unbatched=["x", "a"])
+    inputs = tuple(GraphInput(value("x", batch_dim=None)) for _ in "x")
+    graph = ModelGraph(inputs, graph.operators, graph.outputs, graph.parameters)
+    question = PlanRequest(
+        graph, Cluster((Device("0"), Device("1"))), Costs((profile_of(graph),)), 8
+    )
+    assert question.replica_counts(8) == (1,)
+    assert request(2).replica_counts(8) == (1, 2, 4, 8)
