@@ -140,6 +140,14 @@ class UnusedParameterModel(ExportableModel):
         self.register_buffer("note", torch.arange(3))
 
 
+class PenaltyModel(ExportableModel):
+    """Its loss reads a parameter of its last layer besides."""
+
+    def step_loss(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
+        loss, outputs = super().step_loss(batch)
+        return loss + 0.1 * self.head.weight.square().sum(), outputs
+
+
 def decision_callbacks(folder: str) -> list[lp.Callback]:
     """Checkpointing and early stopping by the validation loss, and what they decided."""
     checkpoint = ModelCheckpoint(

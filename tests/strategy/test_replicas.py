@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.jobs import actions_of_fit, predictions
 from helpers.models import DataSpec, ExportableModel, TiedEmbeddings
-from helpers.modules import TrainedAroundModel, epoch_checkpoints
+from helpers.modules import PenaltyModel, TrainedAroundModel, epoch_checkpoints
 from helpers.plans import captured_graph
 from helpers.reference import (
     assert_equal_training,
@@ -79,6 +79,13 @@ def test_trainable_layers_around_replicas(pool: WorkerPool) -> None:
     training = Training(TrainedAroundModel, DataSpec())
     plan = [{"modules": ["0", "1", "2"], "devices": [0, 1]}]
     assert_equal_training(pool, training, num_ranks=2, num_microbatches=4, module="net", plan=plan)
+
+
+def test_the_loss_may_read_parameters_of_a_replica_on_its_rank(pool: WorkerPool) -> None:
+    """Their gradients come from the loss, and from the micro-batches of all replicas."""
+    training = Training(PenaltyModel, DataSpec(num_inputs=2))
+    plan = [{"modules": TOWERS, "device": 0}, {"modules": TOP, "devices": [1, 2]}]
+    assert_equal_training(pool, training, num_ranks=3, num_microbatches=4, plan=plan)
 
 
 @pytest.mark.parametrize("replicas_first", [True, False])
