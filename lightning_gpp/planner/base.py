@@ -108,8 +108,8 @@ class PlanRequest:
         As GraphPipe restricts them (arXiv 2406.17145, section 5); replicas share every micro-batch
         equally, so there are none where no input of the model can be cut by samples.
         """
-        inputs = [spec for item in self.graph.inputs for spec in item.value.tensors]
-        if inputs and all(spec.batch_dim is None for spec in inputs):
+        inputs = self.graph.inputs
+        if inputs and not any(item.value.is_cuttable for item in inputs):
             return (1,)
         most = min(available, self.max_replicas or available)
         return tuple(2**power for power in range(most.bit_length()))

@@ -14,7 +14,6 @@ from lightning_gpp.planner.graphpipe.partition import Space
 from lightning_gpp.planner.graphpipe.rates import Contents, Crew, Rates, UnitTimes
 from lightning_gpp.planner.graphpipe.usage import Usage
 from lightning_gpp.planner.units import UnitGraph
-from lightning_gpp.planner.validate import is_cuttable
 
 MAX_UNITS = 48
 """Models of more units are made coarser, where neighbours are light."""
@@ -92,7 +91,7 @@ class Problem:
         """Whether stages may have micro-batches of different sizes: all values can be split."""
         graph = self.request.graph
         has_one_size = self.request.num_microbatches is not None
-        return not has_one_size and all(map(is_cuttable, graph.values.values()))
+        return not has_one_size and all(value.is_cuttable for value in graph.values.values())
 
 
 def _crews(

@@ -19,7 +19,6 @@ from lightning_gpp.planner.edge_bytes import EdgeBytes, edge_bytes
 from lightning_gpp.planner.graphpipe.layout import Interval
 from lightning_gpp.planner.stage_costs import reduce_seconds
 from lightning_gpp.planner.units import UnitGraph
-from lightning_gpp.planner.validate import is_cuttable
 
 Intervals = tuple[Interval, ...]
 
@@ -49,7 +48,7 @@ def unit_flows(graph: ModelGraph, units: UnitGraph) -> tuple[UnitFlow, ...]:
         if others:
             has_backward = source != FEED or name in needs_grad
             size = edge_bytes(graph, (name,), has_backward=has_backward)
-            flows.append(UnitFlow(source, others, size, is_cuttable(graph.values[name])))
+            flows.append(UnitFlow(source, others, size, graph.values[name].is_cuttable))
     return tuple(flows)
 
 
@@ -96,9 +95,8 @@ class Contents:
             any(request.graph.operator[name].state for name in units.operators[unit])
             for unit in order
         ]
-        whole_outputs = {
-            n for n in request.graph.outputs if not is_cuttable(request.graph.values[n])
-        }
+        values = request.graph.values
+        whole_outputs = {name for name in request.graph.outputs if not values[name].is_cuttable}
         self._is_whole = [
             any(
                 value.name in whole_outputs

@@ -24,7 +24,7 @@ FORWARD_SHARE = 3
 """A forward is about this part of a forward and a backward."""
 
 LEAST_FILL = 0.5
-"""In larger models, how many micro-batches' time a pipeline is taken to lose at least by filling."""
+"""In larger models, micro-batches' time that a pipeline is taken to lose at least by filling."""
 
 HOPELESS = 1.15
 """Shallower plans are not sought where the best estimate is this many times the best step."""
