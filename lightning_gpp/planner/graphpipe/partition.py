@@ -11,7 +11,7 @@ Stages of this search space are
 - a piece of a run: neighbouring elements, blocks only as a whole;
 - such a piece with the beginning of one branch of the block behind it (it holds the *fork*), and
   with the end of one branch of the block before it (it holds the *join*); then it may hold more,
-  whole, branches of that block;
+  whole, branches of that block (in larger models also the ends of others beside the join);
 - some whole branches of a block together.
 
 The stage with the fork and the one with the join take from the same branch, the *owner*.
@@ -41,6 +41,7 @@ from lightning_gpp.planner.graphpipe.frontier import (
 from lightning_gpp.planner.graphpipe.layout import Frame, Interval, Layout, Point, Run
 from lightning_gpp.planner.graphpipe.rates import Crew, Rates
 from lightning_gpp.planner.graphpipe.siblings import Siblings, joined
+from lightning_gpp.planner.graphpipe.tails import Beginnings
 from lightning_gpp.planner.graphpipe.usage import Usage
 
 Tables = dict[int, list[list[Way]]]
@@ -105,6 +106,7 @@ class Space:
         self.is_small = len(layout.order) <= SMALL
         self._numbers = count()
         self.root = self._frame(layout.root, is_model_end=True)
+        self.beginnings = Beginnings()
         self._side_frames: dict[int, Frame] = {}
         self._paths: dict[tuple[Crew, int], list[float]] = {}
 

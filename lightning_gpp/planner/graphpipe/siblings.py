@@ -22,6 +22,7 @@ from lightning_gpp.planner.graphpipe.frontier import (
 )
 from lightning_gpp.planner.graphpipe.layout import Frame, Interval, Run
 from lightning_gpp.planner.graphpipe.rates import Crew
+from lightning_gpp.planner.graphpipe.tails import end_of, sparing_size
 
 if TYPE_CHECKING:
     from lightning_gpp.planner.graphpipe.partition import Partition, Space
@@ -78,6 +79,7 @@ class Siblings:
         self._partition = partition
         self._space = space
         self._found: dict[tuple[tuple[Run, ...], int, int], list[Sides]] = {}
+        self._sparing: dict[tuple[int, int, int], int | None] = {}
         self._weights: dict[tuple[tuple[Run, ...], Crew], list[tuple[float, Run]]] = {}
 
     def ways(self, runs: tuple[Run, ...], behind: Way) -> list[Sides]:
@@ -106,10 +108,58 @@ class Siblings:
                     join.branches + sides.branches,
                 )
                 for join in joins
-                for stage, left in self._taken_in(join.intervals, frame.others, crew, units)
+                for stage, left in self._joining(join.intervals, frame.others, crew, end)
                 for sides in self._ways(left, end)
             ]
         yield from joins
+
+    def _joining(
+        self, intervals: tuple[Interval, ...], others: tuple[Run, ...], crew: Crew, end: Way
+    ) -> Iterator[tuple[tuple[Interval, ...], tuple[Run, ...]]]:
+        """A stage with branches, or ends of them, in it, and what is left of the branches."""
+        units = end.need - crew.multiple
+        for stage, left in self._taken_in(intervals, others, crew, units):
+            yield stage, left
+            if (
+                not self._space.is_small
+                and (ends := self._with_ends(stage, left, crew, end)) is not None
+            ):
+                yield ends
+
+    def _with_ends(
+        self, intervals: tuple[Interval, ...], runs: tuple[Run, ...], crew: Crew, end: Way
+    ) -> tuple[tuple[Interval, ...], tuple[Run, ...]] | None:
+        """A stage with the ends of branches that spare the rest of them a device."""
+        units = end.need - crew.multiple
+        room_s = self._partition.limit_s - self._seconds(intervals, crew)
+        sparing = []
+        for run in runs:
+            size = self._sparing_size(run, end)
+            if size is not None:
+                sparing.append((self._seconds((end_of(run, size),), crew), run, size))
+        stage, left = intervals, dict.fromkeys(runs)
+        for end_s, run, size in sorted(sparing, key=lambda item: item[0]):
+            longer = joined(stage, end_of(run, size))
+            if end_s <= room_s and self._partition.fits(longer, crew, units):
+                stage = longer
+                room_s -= end_s
+                left = dict.fromkeys(
+                    self._space.beginnings.beginning(run, size) if one is run else one
+                    for one in left
+                )
+        return (stage, tuple(left)) if stage != intervals else None
+
+    def _sparing_size(self, run: Run, end: Way) -> int | None:
+        key = run.kind, end.need, end.offset
+        if key not in self._sparing:
+
+            def num_devices(size: int) -> int | None:
+                part = run if size == len(run) else self._space.beginnings.beginning(run, size)
+                used = [self._space.usage.total(w.used) for w in self._partition.side(part, end)]
+                return min(used, default=None)
+
+            self._sparing[key] = sparing_size(run, num_devices)
+        return self._sparing[key]
 
     def _taken_in(
         self,
