@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
 
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
-from lightning_gpp.jobs.problem import problem_of, strategy_option
+from lightning_gpp.jobs.memory_limit import memory_limit_note
+from lightning_gpp.jobs.problem import Problem, problem_of, strategy_option
 from lightning_gpp.jobs.searched import Searched, check_planner, search
 from lightning_gpp.planner import (
     PLANNERS,
@@ -17,6 +19,7 @@ from lightning_gpp.planner import (
     PlanRequest,
     describe_plan,
     evaluate_plan,
+    on_all_devices,
     resolve_plan,
     save_plan,
     validate_plan,
@@ -25,7 +28,7 @@ from lightning_gpp.planner.explain import describe_alternatives, describe_device
 from lightning_gpp.planner.forks_and_joins import forks_and_joins
 from lightning_gpp.planner.text_table import wrapped
 
-QUICK_PLANNERS = ("graphpipe", "sequential", "balanced")
+QUICK_PLANNERS = ("graphpipe", "sequential")
 """Planners that take no longer than a person waits; others are asked on request."""
 
 
@@ -38,50 +41,78 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     width = console_width()
     names = planners(config)
     problem = problem_of(config, folder)
-    request = problem.request
     print(f"{problem.describe(max_width=width)}\n", flush=True)
-    searched, evaluation = chosen_plan(config, request)
-    save_plan(evaluation.plan, folder / "plan.json")
-    print(describe_plan(evaluation, request, max_width=width), flush=True)
-    notes = [
-        *forks_and_joins(evaluation.plan, request.graph),
-        *(f"Search: {note}." for note in searched.notes),
-    ]
-    if notes:
-        print(f"\n{wrapped(notes, width)}", flush=True)
-    print(f"\n{describe_devices(evaluation, request, max_width=width)}", flush=True)
-    others = [search(name, request) for name in names if name != searched.planner]
-    rows = [*searched.next_alternatives(), *(other.as_alternative() for other in others)]
-    if rows:
-        print(f"\n{describe_alternatives(evaluation, rows, max_width=width)}", flush=True)
-    seconds = ", ".join(f"{s.planner} {s.search_s:.2f} s" for s in (searched, *others))
-    print(f"\nsearched: {seconds}", flush=True)
-    metrics = plan_metrics(evaluation, searched.search_s)
+    chosen = chosen_plan(config, problem)
+    save_plan(chosen.evaluation.plan, folder / "plan.json")
+    for part in explanation(chosen, problem.request, names, width):
+        print(f"{part}\n", flush=True)
+    metrics = plan_metrics(chosen)
     save_metrics(metrics, folder)
     if config.job.picture:
         from lightning_gpp.planner.plan_picture import write_plan_picture
 
-        write_plan_picture(folder / "plan.png", evaluation, request)
+        write_plan_picture(folder / "plan.png", chosen.evaluation, problem.request)
     print(written_to(folder))
     return metrics
 
 
-def chosen_plan(config: DictConfig, request: PlanRequest) -> tuple[Searched, PlanEvaluation]:
-    """The plan of the chosen planner, or the one made by hand.
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The plan to explain.
+
+    Attributes:
+        evaluation: what it would do.
+        searched: the answer of the planner that made it.
+        notes: how it came about.
+    """
+
+    evaluation: PlanEvaluation
+    searched: Searched
+    notes: tuple[str, ...] = ()
+
+
+def chosen_plan(config: DictConfig, problem: Problem) -> Chosen:
+    """The plan that training would use: of the chosen planner, or made by hand.
 
     Raises:
         ValueError: there is no such planner or plan, or it found none.
     """
+    request = problem.request
     by_hand = strategy_option(config, "plan")
     if by_hand is not None:
         plan = resolve_plan(by_hand, request.graph)
         validate_plan(plan, request.graph, request.num_devices)
         evaluation = evaluate_plan(plan, request)
-        return Searched(plan.planner, evaluation, search_s=0.0), evaluation
+        return Chosen(evaluation, Searched(plan.planner, evaluation, search_s=0.0))
     searched = search(chosen_planner(config), request)
-    if searched.evaluation is None:
+    found = searched.evaluation
+    if found is None:
         raise ValueError(searched.failure)
-    return searched, searched.evaluation
+    notes = tuple(f"Search: {note}." for note in searched.notes)
+    if problem.uses_all_devices and (fuller := on_all_devices(found.plan, request)) != found.plan:
+        from lightning_gpp.strategy.planning import why_fuller
+
+        note = why_fuller(found.plan, fuller, request)
+        return Chosen(evaluate_plan(fuller, request), searched, (*notes, note))
+    return Chosen(found, searched, notes)
+
+
+def explanation(
+    chosen: Chosen, request: PlanRequest, names: Sequence[str], width: int
+) -> Iterator[str]:
+    """Texts that say what the plan is and why; each is made when it is asked for."""
+    found, searched = chosen.evaluation, chosen.searched
+    yield describe_plan(found, request, max_width=width)
+    notes = [*chosen.notes, *forks_and_joins(found.plan, request.graph)]
+    notes += memory_limit_note(searched, request)
+    if notes:
+        yield wrapped(notes, width)
+    yield describe_devices(found, request, max_width=width)
+    others = [search(name, request) for name in names if name != searched.planner]
+    rows = [*searched.next_alternatives(), *(other.as_alternative() for other in others)]
+    if rows:
+        yield describe_alternatives(found, rows, max_width=width)
+    yield "searched: " + ", ".join(f"{s.planner} {s.search_s:.2f} s" for s in (searched, *others))
 
 
 def planners(config: DictConfig) -> Sequence[str]:
@@ -102,8 +133,9 @@ def chosen_planner(config: DictConfig) -> str:
     return str(strategy_option(config, "planner") or config.planner)
 
 
-def plan_metrics(evaluation: PlanEvaluation, search_s: float) -> dict[str, float]:
+def plan_metrics(chosen: Chosen) -> dict[str, float]:
     """A plan in numbers, for the table of a sweep."""
+    evaluation = chosen.evaluation
     return {
         "step_s": evaluation.step_s,
         "samples_per_s": evaluation.throughput,
@@ -111,5 +143,5 @@ def plan_metrics(evaluation: PlanEvaluation, search_s: float) -> dict[str, float
         "num_stages": evaluation.plan.num_stages,
         "depth": evaluation.depth,
         "peak_memory_bytes": evaluation.peak_memory_bytes,
-        "search_s": search_s,
+        "search_s": chosen.searched.search_s,
     }

@@ -35,12 +35,14 @@ class Problem:
         source: where the graph and the costs come from.
         request: the question.
         notes: what else to know, such as that a cache was used.
+        uses_all_devices: whether no device may stay idle, as training has it by default.
     """
 
     name: str
     source: str
     request: PlanRequest
     notes: tuple[str, ...] = ()
+    uses_all_devices: bool = False
 
     def describe(self, *, max_width: int = 100) -> str:
         """What is planned, for which devices, and where it is from."""

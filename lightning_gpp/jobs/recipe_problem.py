@@ -80,7 +80,8 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Proble
         f"{config.recipe.module._target_}, captured and measured on "
         f"{', '.join(look.costs.by_kind)} (micro-batches of {', '.join(f'{s:g}' for s in sizes)})"
     )
-    return Problem(_name(config), source, request, look.notes)
+    fills = strategy_option(config, "use_all_devices") is not False
+    return Problem(_name(config), source, request, look.notes, uses_all_devices=fills)
 
 
 @contextlib.contextmanager

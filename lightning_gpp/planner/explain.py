@@ -152,6 +152,8 @@ def does_not_fit(found: PlanEvaluation) -> str:
 
 
 def _equal_or_better(best: PlanEvaluation, found: PlanEvaluation) -> str:
+    if found.step_s < best.step_s * (1 - EQUAL) and len(found.devices) < len(best.devices):
+        return f"faster, but uses {len(found.devices)} of {len(best.devices)} devices"
     if found.step_s < best.step_s * (1 - EQUAL):
         return "it is faster: the planner did not find it"
     if found.peak_memory_bytes > best.peak_memory_bytes:

@@ -109,13 +109,13 @@ def plan_pipeline(
     )
     notes += more_notes
     if settings.use_all_devices and (fuller := on_all_devices(plan, request)) != plan:
-        notes += (_why_fuller(plan, fuller, request),)
+        notes += (why_fuller(plan, fuller, request),)
         plan = fuller
     _warn_of_idle_devices(plan, request)
     return Planned(plan, request, notes)
 
 
-def _why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:
+def why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:
     """Why another planner's plan is used."""
     few_s, full_s = (evaluate_plan(plan, request).step_s for plan in (fewer, fuller))
     used = num_devices_used(fewer)

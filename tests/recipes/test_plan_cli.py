@@ -17,6 +17,7 @@ from helpers.graphs import literal_graph
 from helpers.workers import WorkerPool
 
 from lightning_gpp import cli
+from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile, costs_to_json
 from lightning_gpp.graph import graph_to_json
 from lightning_gpp.planner import PLANNERS, load_plan, save_plan
 
@@ -81,6 +82,20 @@ class TestPlan:
         printed = graphpipe(*PLAN, *options, by_hand)
         assert "Plan 'manual': 3 stages on 3 devices" in printed
         assert "Join: stage 2 owns cat, of stages 0, 1" in printed
+
+    def test_says_whether_memory_bounds_the_step(self, graphpipe: Run, run_folder: Path) -> None:
+        """A plan of three stages needs 400 kB at most; with half of it others are refused."""
+        free = ["cluster=uniform", "costs=costs.json", "minibatch_size=64", "job.picture=false"]
+        profile = Profile(
+            {op.name: OpProfile(1e-3, 2e-3, activation_bytes=1000) for op in GRAPH}, 1, ANY_DEVICE
+        )
+        (run_folder / "costs.json").write_text(costs_to_json(Costs((profile,))))
+        roomy = graphpipe(*PLAN, *free, "planner=graphpipe", "cluster.num_devices=4")
+        assert "bound the step" not in roomy and "its limit is not known" in roomy
+        metrics = json.loads((run_folder / "run" / "metrics.json").read_text())
+        tight = f"cluster.memory_bytes={int(metrics['peak_memory_bytes']) - 1}"
+        printed = graphpipe(*PLAN, *free, "planner=graphpipe", "cluster.num_devices=4", tight)
+        assert "Memory bounds the step: with unlimited memory it would take" in printed
 
     @pytest.mark.parametrize(
         ("overrides", "message"),
