@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp.capture import device_kind
 from lightning_gpp.cluster import (
@@ -132,11 +133,20 @@ def in_plan_order(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=(*others, first))
 
 
-def misplaced(plan_cluster: Cluster, rank_of_device: Sequence[int]) -> Mapping[int, int]:
-    """Devices of a plan whose rank is on a device of another kind or memory -> that rank."""
+def warn_of_misplaced(plan_cluster: Cluster, rank_of_device: Sequence[int]) -> None:
+    """Warns where ranks are not on devices of the kind and memory that the plan takes them for.
+
+    Args:
+        plan_cluster: the devices :func:`in_plan_order`.
+        rank_of_device: rank of every device of the plan.
+    """
     by_rank = (plan_cluster.devices[-1], *plan_cluster.devices[:-1])
-    return {
-        index: rank
-        for index, (device, rank) in enumerate(zip(plan_cluster.devices, rank_of_device))
-        if (device.kind, device.memory_bytes) != (by_rank[rank].kind, by_rank[rank].memory_bytes)
-    }
+    for device, rank in zip(plan_cluster.devices, rank_of_device):
+        actual = by_rank[rank]
+        if (device.kind, device.memory_bytes) != (actual.kind, actual.memory_bytes):
+            rank_zero_warn(
+                f"the loss has to be on rank 0, so the stages that were planned for {device.name} "
+                f"({device.kind}) run on {actual.name} ({actual.kind}): times and memory will not "
+                "be as predicted. Let rank 0 have the kind of device that suits the last stage."
+            )
+            return

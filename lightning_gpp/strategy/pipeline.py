@@ -18,7 +18,7 @@ from lightning_gpp.runtime.transport import Transport
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program, reduce_groups
 from lightning_gpp.strategy.control import Control
-from lightning_gpp.strategy.devices_at_hand import DeviceAtHand, cluster_at_hand
+from lightning_gpp.strategy.devices_at_hand import DeviceAtHand, cluster_at_hand, warn_of_misplaced
 from lightning_gpp.strategy.partition import Partition, ownership
 from lightning_gpp.strategy.planning import Example, Planned, plan_pipeline
 from lightning_gpp.strategy.settings import Settings
@@ -165,6 +165,8 @@ def build_pipeline(
     plan: Plan = control.share(planned and planned.plan, "waiting for rank 0's plan")
     placed = plan_graph(plan, captured.graph)
     ranks = rank_of_device(plan, transport.num_ranks)
+    if planned is not None:
+        warn_of_misplaced(planned.request.cluster, ranks)
     codes, readers = _codes(captured, plan, placed, ranks, transport.rank, prefix)
     partition = Partition(
         module,

@@ -13,8 +13,8 @@ from lightning_gpp.strategy.devices_at_hand import (
     check_cluster,
     cluster_at_hand,
     in_plan_order,
-    misplaced,
     resolve_cluster,
+    warn_of_misplaced,
 )
 from lightning_gpp.strategy.pipeline import rank_of_device
 
@@ -60,8 +60,10 @@ def test_the_device_of_the_loss_is_that_of_rank_0():
     assert [ordered.devices[i] for i in range(4)] == [cluster.devices[rank] for rank in ranks]
 
 
-def test_a_rank_on_a_device_of_another_kind_is_found():
-    cluster = in_plan_order(cluster_at_hand([GPU, CPU, CPU]))
+def test_a_rank_on_a_device_of_another_kind_is_reported(recwarn):
+    cluster = in_plan_order(cluster_at_hand([GPU, CPU, CPU]))  # ranks 1, 2, 0
     plan = Plan((Stage(0, ("a",), (2,)), Stage(1, ("b",), (1,)), Stage(2, ("c",), (0,))))
-    assert dict(misplaced(cluster, (1, 2, 0))) == {}
-    assert dict(misplaced(cluster, rank_of_device(plan, 3))) == {0: 0, 2: 2}
+    warn_of_misplaced(cluster, (1, 2, 0))
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"for rank1 \(cpu\) \(cpu\) run on rank0 \(cuda:0"):
+        warn_of_misplaced(cluster, rank_of_device(plan, 3))
