@@ -74,7 +74,7 @@ def test_random_models_with_random_plans(
 
 
 @settings(
-    max_examples=max(4, settings.default.max_examples // 2),
+    max_examples=max(5, settings.default.max_examples // 4),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
 @given(
@@ -101,7 +101,7 @@ def test_random_plans_with_replicas(
     options: dict[str, object],
 ) -> None:
     """Replicas, micro-batches of other sizes, recomputation and chains; see the random plan."""
-    training = replace(branchy(spec, optimizer, dtype="float64"), trainer=options)
+    training = replace(branchy(spec, optimizer, dtype="float64"), trainer=options, num_steps=10)
     graph = captured_graph(training)
     num_devices = min(num_ranks, len(graph))
     plan = random_plan(graph, num_devices=num_devices, seed=plan_seed, with_replicas=True)
