@@ -29,7 +29,7 @@ def messages_of(name: str) -> Iterator[list[str]]:
 
     handler, level = Keep(), logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.DEBUG)
     try:
         yield texts
     finally:
