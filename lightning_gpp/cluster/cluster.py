@@ -119,7 +119,8 @@ class Cluster:
         Raises:
             ValueError: there is no such device, or both are the same.
         """
-        if source == target or not {source, target} <= set(range(self.num_devices)):
+        known = range(self.num_devices)
+        if source == target or source not in known or target not in known:
             raise ValueError(
                 f"no link {source}->{target}: expected two different devices of "
                 f"0 … {self.num_devices - 1}"

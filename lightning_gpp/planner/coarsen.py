@@ -19,35 +19,19 @@ UNITS_PER_STAGE = 16
 """A merged unit is at most this fraction of an equal share of the work of a stage."""
 
 
-TRIFLE = 1.2
-"""A unit may always take in neighbours that make it this much heavier, all together."""
-
-PASSES = (True, False, True, False)
-"""Directions of mergers: units into their predecessors, into their successors, and again."""
-
-
-def coarse_units(
-    graph: ModelGraph,
-    profile: Profile,
-    num_stages: int,
-    *,
-    max_units: int = MAX_UNITS,
-    units_per_stage: int = UNITS_PER_STAGE,
-) -> UnitGraph:
-    """The units of a graph, light neighbours merged where there are more than ``max_units``.
+def coarse_units(graph: ModelGraph, profile: Profile, num_stages: int) -> UnitGraph:
+    """The units of a graph, light neighbours merged where there are more than MAX_UNITS.
 
     Args:
         graph: the model.
         profile: what its operators cost.
         num_stages: how many stages will be cut; there stay at least as many units.
-        max_units: graphs of more units are made coarser.
-        units_per_stage: a merged unit is at most this fraction of an equal share of a stage.
     """
     units = build_units(graph, profile, indivisible_groups(graph))
-    for forward in PASSES:
-        if len(units) > max(max_units, num_stages):
-            limit_s = sum(units.compute_s) / (num_stages * units_per_stage)
-            spare = len(units) - max(max_units, num_stages)
+    for forward in (True, False):
+        if len(units) > max(MAX_UNITS, num_stages):
+            limit_s = sum(units.compute_s) / (num_stages * UNITS_PER_STAGE)
+            spare = len(units) - max(MAX_UNITS, num_stages)
             merged = _merge_light(units, limit_s, spare, forward=forward)
             groups = {n: merged[u] for u, names in enumerate(units.operators) for n in names}
             units = build_units(graph, profile, groups)
@@ -58,18 +42,15 @@ def _merge_light(units: UnitGraph, limit_s: float, spare: int, *, forward: bool)
     """Group of every unit after up to ``spare`` mergers in one direction."""
     group = list(range(len(units)))
     weight_s = list(units.compute_s)
-    heavy_s = list(units.compute_s)
     neighbours = units.predecessors if forward else units.successors
     for unit in _walk(units, forward):
         others = {group[neighbour] for neighbour in neighbours[unit]}
         if len(others) != 1 or (forward and unit in units.finals) or not spare:
             continue
         (other,) = others
-        together_s = weight_s[other] + weight_s[unit]
-        heaviest_s = max(heavy_s[other], heavy_s[unit])
-        if together_s <= max(limit_s, TRIFLE * heaviest_s):
+        if weight_s[other] + weight_s[unit] <= limit_s:
             group[unit] = other
-            weight_s[other], heavy_s[other] = together_s, heaviest_s
+            weight_s[other] += weight_s[unit]
             spare -= 1
     return group
 

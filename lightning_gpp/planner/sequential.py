@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.graphpipe.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
 from lightning_gpp.planner.graphpipe.result import Choice, SearchResult, ranked_plans
 from lightning_gpp.planner.plan import Plan
@@ -38,5 +39,5 @@ def search_chains(request: PlanRequest) -> SearchResult:
     choice.search(problem, name, is_chain=True)
     found = choice.finish()
     if not found:
-        raise ValueError("no division of the model into stages fits into the devices' memory")
+        raise infeasible_error(problem)
     return SearchResult(found[0].plan, ranked_plans(found))

@@ -97,8 +97,18 @@ def _share_s(link: Link | None, size_bytes: float, senders: int, receivers: int)
 
 def _slowest_link(cluster: Cluster, sources: Iterable[int], targets: Iterable[int]) -> Link | None:
     """The slowest link between devices of two stages; None where both are one device."""
-    targets = tuple(targets)
+    some, others = _two_per_host(cluster, sources), _two_per_host(cluster, targets)
     links = {
-        cluster.link(source, target) for source in sources for target in targets if source != target
+        cluster.link(source, target) for source in some for target in others if source != target
     }
     return min(links, key=lambda link: link.bandwidth_bytes_per_s, default=None)
+
+
+def _two_per_host(cluster: Cluster, devices: Iterable[int]) -> list[int]:
+    """Two devices of every host, which have all links that all of them have to other devices."""
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index in devices:
+        device = cluster.devices[index]
+        if len(found[device.rack, device.host]) < 2:
+            found[device.rack, device.host].append(index)
+    return [index for indices in found.values() for index in indices]

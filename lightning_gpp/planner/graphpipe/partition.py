@@ -25,9 +25,9 @@ on the model as a line, whose stages may hold parts of two branches.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, count
 
 from lightning_gpp.planner.graphpipe.frontier import (
@@ -51,15 +51,14 @@ ROUNDING = 1 + 1e-12
 SMALL = 14
 """Up to this many units everything is tried; beyond, long stages are tried first."""
 
-FEW_ENDS = 1
-"""In larger models, ends of a stage that are taken, the longest that is fast enough first."""
+LARGE = 150
+"""Above this many units only the heaviest branch of a block is tried as its owner."""
 
+FEW_ENDS = 4
+"""In larger models, ends of a stage that are tried one by one, the longest first."""
 
 FEW_OWNERS = 2
 """In larger models, branches of a block that are tried as its owner, the heaviest first."""
-
-MANY = 12
-"""In larger models, ends that are tried at most."""
 
 NOT_POSSIBLE, TOO_MANY_DEVICES, ACCEPTED = 0, 1, 2
 """What became of a stage."""
@@ -104,6 +103,7 @@ class Space:
         self.num_units = num_units
         self.holds_all = holds_all
         self.is_small = len(layout.order) <= SMALL
+        self.is_large = len(layout.order) > LARGE
         self._numbers = count()
         self.root = self._frame(layout.root, is_model_end=True)
         self.beginnings = Beginnings()
@@ -111,7 +111,7 @@ class Space:
         self._paths: dict[tuple[Crew, int], list[float]] = {}
 
     def _frame(self, run: Run, *, is_model_end: bool) -> Frame:
-        most = len(self.layout.order) if self.is_small else FEW_OWNERS
+        most = len(self.layout.order) if self.is_small else 1 if self.is_large else FEW_OWNERS
         return Frame(run, self._numbers, is_model_end=is_model_end, most_owners=most)
 
     def in_flight(self, units: int, crew: Crew) -> int:
@@ -265,23 +265,53 @@ class Partition:
             path = space.path(crew, frame)
             stop_s = sums[place] + self.limit_s
             index = bisect_right(path, stop_s)
-            first = boundary if space.is_small else max(boundary, reached.get(crew.kind, 0))
-            tried = accepted = 0
-            while index > first and (space.is_small or (accepted < FEW_ENDS and tried < MANY)):
-                index -= 1
-                point = frame.trunk[index]
-                intervals = _intervals(frame, place, point)
-                outcome = self._try(start, crew, used, point, intervals)
-                if point.boundary in point.frame.run.blocks:
-                    left_s = stop_s - path[index]
-                    for longer, head in self._heads(point, intervals, crew, left_s):
-                        outcome = max(outcome, self._try(start, crew, used, head, longer))
-                if outcome == TOO_MANY_DEVICES and not space.is_small:
-                    break  # shorter stages leave more to others
-                tried += 1
-                if outcome == ACCEPTED:
-                    accepted += 1
-                    reached[crew.kind] = max(reached.get(crew.kind, 0), index + 1)
+            end_at = partial(self._end_at, start, crew, used, path, stop_s)
+            if space.is_small:
+                for end in range(boundary, index):
+                    end_at(end)
+                continue
+            first = max(boundary, reached.get(crew.kind, 0))
+            found = self._longest(first, index, end_at)
+            reached[crew.kind] = max(first, found + 1)
+
+    def _longest(self, first: int, stop: int, end_at: Callable[[int], int]) -> int:
+        """The last end from ``first`` on, before ``stop``, that is accepted; -1 if there is none.
+
+        Where the longest few are not possible, for want of memory, longer ones are taken to need
+        more of it; where too many devices are needed, shorter stages leave even more to others.
+        """
+        for end in range(stop - 1, max(first, stop - FEW_ENDS) - 1, -1):
+            outcome = end_at(end)
+            if outcome != NOT_POSSIBLE:
+                return end if outcome == ACCEPTED else -1
+        low, high, found = first, stop - FEW_ENDS, -1
+        while low < high:
+            middle = (low + high) // 2
+            outcome = end_at(middle)
+            if outcome == NOT_POSSIBLE:
+                high = middle
+            else:
+                low = middle + 1
+                found = middle if outcome == ACCEPTED else found
+        return found
+
+    def _end_at(
+        self,
+        start: _Start,
+        crew: Crew,
+        used: int,
+        path: Sequence[float],
+        stop_s: float,
+        index: int,
+    ) -> int:
+        """Adds the ways whose first stage ends at a point, or in a branch behind it."""
+        point = start.frame.trunk[index]
+        intervals = _intervals(start.frame, start.frame.run.bounds[start.boundary], point)
+        outcome = self._try(start, crew, used, point, intervals)
+        if point.boundary in point.frame.run.blocks:
+            for longer, head in self._heads(point, intervals, crew, stop_s - path[index]):
+                outcome = max(outcome, self._try(start, crew, used, head, longer))
+        return outcome
 
     def _room(self, frame: Frame, boundary: int) -> int:
         """Devices that what follows a boundary may use, so that what precedes finds some, too."""
@@ -300,7 +330,7 @@ class Partition:
             boundary = (
                 bisect_right(child.run.bounds, sums[start] + left_s, key=sums.__getitem__) - 1
             )
-            last = 0 if self._space.is_small else max(0, boundary - FEW_ENDS)
+            last = 0 if self._space.is_small else max(0, boundary - 1)
             for end in range(boundary, last - 1, -1):
                 head = Point(child, end, (), point.crossed)
                 longer = joined(intervals, (start, child.run.bounds[end])) if end else intervals

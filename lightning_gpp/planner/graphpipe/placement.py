@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lightning_gpp.planner.dag import topological_order
-from lightning_gpp.planner.graphpipe.frontier import Way, collect_cuts
+from lightning_gpp.planner.graphpipe.frontier import Trace, collect_cuts
 from lightning_gpp.planner.graphpipe.partition import Space
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.rates import Crew
@@ -41,10 +41,10 @@ class FoundStage:
     reduce_s: float
 
 
-def found_stages(way: Way, space: Space, limit_s: float) -> list[FoundStage]:
-    """The stages of a way, those of the first places first."""
+def found_stages(trace: Trace | None, space: Space, limit_s: float) -> list[FoundStage]:
+    """The stages of a way (its trace), those of the first places first."""
     stages = []
-    for cut, shift in collect_cuts(way.trace):
+    for cut, shift in collect_cuts(trace):
         rate = space.rates(cut.intervals, cut.crew)
         recompute = not (
             rate.seconds_per_sample <= limit_s * (1 + 1e-9)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.evaluate import PlanEvaluation
+from lightning_gpp.planner.graphpipe.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
 from lightning_gpp.planner.graphpipe.result import Choice, SearchResult, ranked_plans
 from lightning_gpp.planner.plan import Plan
@@ -41,12 +43,17 @@ def search_plans(request: PlanRequest) -> SearchResult:
     choice.search(problem, name, is_chain=False)
     found = choice.finish()
     if not found:
-        raise ValueError("no division of the model into stages fits into the devices' memory")
-    return SearchResult(found[0].plan, ranked_plans(found), _notes(problem))
+        raise infeasible_error(problem)
+    return SearchResult(found[0].plan, ranked_plans(found), _notes(problem, found[0]))
 
 
-def _notes(problem: Problem) -> tuple[str, ...]:
-    notes = []
+def _notes(problem: Problem, best: PlanEvaluation) -> tuple[str, ...]:
+    notes = [
+        "a join is in the stage of the branch's end, or of what follows it, whichever leaves the "
+        "fewest devices to the rest; a fork likewise",
+    ]
+    if spare := problem.request.num_devices - len(best.devices):
+        notes.append(f"{spare} devices stay idle: plans that use them were not faster")
     if problem.added:
         names = problem.units.operators
         one, other = problem.added[0]

@@ -8,18 +8,18 @@ from functools import cached_property
 
 from lightning_gpp.graph.series_parallel import Leaf, Series, Tree, decompose, leaves
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.coarsen import coarse_units
+from lightning_gpp.planner.graphpipe.collapse import light_groups
 from lightning_gpp.planner.graphpipe.layout import Layout, heavy_first, lay_out
 from lightning_gpp.planner.graphpipe.partition import Space
 from lightning_gpp.planner.graphpipe.rates import Contents, Crew, Rates, UnitTimes
 from lightning_gpp.planner.graphpipe.usage import Usage
-from lightning_gpp.planner.units import UnitGraph
+from lightning_gpp.planner.units import UnitGraph, build_units, indivisible_groups
 
-MAX_UNITS = 48
-"""Models of more units are made coarser, where neighbours are light."""
+MAX_UNITS = 120
+"""Models of more units are made coarser."""
 
-UNITS_PER_STAGE = 6
-"""A merged unit is at most this fraction of an equal share of a device."""
+PARTS_PER_DEVICE = (16, 8, 4, 2)
+"""A merged unit is at most this fraction of an equal share of a device; the finest that will do."""
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,24 @@ def _crews(
 
 
 def search_units(request: PlanRequest) -> UnitGraph:
-    """The units that a search divides."""
+    """The units that a search divides: operators, in large models light parts as one."""
     profile = request.profile(request.microbatch_sizes[-1])
-    return coarse_units(
-        request.graph,
-        profile,
-        request.num_devices,
-        max_units=MAX_UNITS,
-        units_per_stage=UNITS_PER_STAGE,
-    )
+    fine = build_units(request.graph, profile, indivisible_groups(request.graph))
+    units, tree = fine, None
+    for parts in PARTS_PER_DEVICE:
+        if len(units) <= MAX_UNITS:
+            break
+        tree = tree or decompose(_with_ends(fine)).tree
+        limit_s = sum(fine.compute_s) / (request.num_devices * parts)
+        groups = light_groups(tree, fine.compute_s, limit_s)
+        group_of = {
+            name: number
+            for number, group in enumerate(groups)
+            for unit in group
+            for name in fine.operators[unit]
+        }
+        units = build_units(request.graph, profile, group_of)
+    return units
 
 
 def branching(request: PlanRequest, units: UnitGraph) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,13 @@ from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import PlanEvaluation
 from lightning_gpp.planner.graphpipe.partition import Space
 from lightning_gpp.planner.graphpipe.problem import Problem
-from lightning_gpp.planner.graphpipe.search import Candidate, candidates, lower_bound_s
+from lightning_gpp.planner.graphpipe.search import (
+    HOPELESS,
+    Candidate,
+    candidates,
+    data_parallel,
+    lower_bound_s,
+)
 from lightning_gpp.planner.plan import Plan
 
 EVALUATIONS = 10
@@ -17,6 +24,12 @@ EVALUATIONS = 10
 
 STAGES_IN_A_ROW = 4
 """Guess of the depth of a plan, to begin with micro-batch sizes that are likely."""
+
+PATIENCE = 6
+"""In larger models, micro-batch sizes that may be tried in vain, one after the other."""
+
+LITTLE_PATIENCE = 3
+"""The same in very large models."""
 
 NUM_RANKED = 8
 """Plans that a result lists."""
@@ -59,6 +72,7 @@ class Choice:
         self._request = request
         self._seen: dict[Plan, PlanEvaluation] = {}
         self._pending: list[Candidate] = []
+        self._best_size: float | None = None
 
     @property
     def best_s(self) -> float:
@@ -69,15 +83,33 @@ class Choice:
     def search(self, problem: Problem, name: str, *, is_chain: bool) -> None:
         """Looks at all micro-batch sizes, those that promise the shortest step first."""
         spaces = [problem.space(size) for size in problem.request.microbatch_sizes]
-        if problem.can_take_turns:
+        is_large = spaces[0].is_large
+        if problem.can_take_turns and not is_large:
             spaces += [
                 problem.space(size, take_turns=True) for size in problem.request.microbatch_sizes
             ]
-        for space in sorted(spaces, key=_promise):
+        alone = [c for s in spaces for c in data_parallel(problem, s, name, is_chain=is_chain)]
+        for candidate in sorted(alone, key=lambda candidate: candidate.estimate_s)[:2]:
+            self._evaluate(candidate)
+        in_vain = 0
+        for space in sorted(spaces, key=self._far_from_best if is_large else _promise):
+            if in_vain >= (LITTLE_PATIENCE if is_large else PATIENCE) and not space.is_small:
+                break
+            before_s = self.best_s
             found = candidates(problem, space, self.best_s, name, is_chain=is_chain)
-            if found:
+            if found and found[0].estimate_s <= HOPELESS * self.best_s:
                 self._evaluate(found[0])
-                self._pending += found[1:]
+                found = found[1:]
+            self._pending += found
+            if self.best_s < before_s:
+                in_vain, self._best_size = 0, space.rates.microbatch_size
+            elif self._best_size is not None:
+                in_vain += 1
+
+    def _far_from_best(self, space: Space) -> tuple[float, float]:
+        """Micro-batch sizes near the one that was best in an earlier search come first."""
+        size = space.rates.microbatch_size
+        return abs(math.log2(size / (self._best_size or size))), _promise(space)
 
     def finish(self) -> list[PlanEvaluation]:
         """Evaluates the most promising of the others; all that fit into memory, best first."""

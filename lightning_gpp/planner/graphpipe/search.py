@@ -9,10 +9,11 @@ bottlenecks, ranks all it has seen by an estimate of the step, and evaluates the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
+from lightning_gpp.planner.graphpipe.frontier import Cut
 from lightning_gpp.planner.graphpipe.partition import Partition, Space
 from lightning_gpp.planner.graphpipe.placement import FoundStage, found_stages, plans_of
 from lightning_gpp.planner.graphpipe.problem import Problem
@@ -81,7 +82,7 @@ def divide(space: Space, limit_s: float) -> Found | None:
     ways = Partition(space, limit_s).ways()
     if not ways:
         return None
-    divisions = tuple(tuple(found_stages(way, space, limit_s)) for way in ways)
+    divisions = tuple(tuple(found_stages(way.trace, space, limit_s)) for way in ways)
     slowest_s = min(max(stage.seconds_per_sample for stage in stages) for stages in divisions)
     return Found(slowest_s, divisions)
 
@@ -171,6 +172,25 @@ def candidates(
         if (slower := divide(space, limit_s)) is not None:
             note(slower)
     return sorted(made.values(), key=lambda candidate: candidate.estimate_s)
+
+
+def data_parallel(
+    problem: Problem, space: Space, name: str, *, is_chain: bool
+) -> Iterator[Candidate]:
+    """The whole model as one stage on all devices of a kind, where that fits: nothing to fill."""
+    largest = {crew.kind: crew for crew in space.crews}
+    for crew in largest.values():
+        units = crew.multiple * (2 if crew.num_replicas > 1 else 1)
+        interval = space.layout.root.interval
+        rate = space.rates((interval,), crew)
+        if space.in_flight(units, crew) > rate.most_in_flight:
+            continue
+        cut = Cut((interval,), crew, units, None)
+        stages = tuple(found_stages(cut, space, rate.seconds_per_sample))
+        size = space.rates.microbatch_size
+        estimate_s = estimate_step_s(problem, stages, size)
+        limit_s = rate.seconds_per_sample
+        yield Candidate(problem, stages, size, limit_s, estimate_s, name, is_chain)
 
 
 def estimate_step_s(

@@ -1,0 +1,90 @@
+"""What to say where no division into stages fits into the devices' memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lightning_gpp.cluster import Cluster
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.graphpipe.problem import Problem
+from lightning_gpp.planner.graphpipe.search import divide
+from lightning_gpp.planner.units_of_measure import bytes_text
+
+MOST_DEVICES = 4096
+"""More devices than these are not proposed."""
+
+MEMORY_STEPS = 24
+"""Halvings in the search for the smallest memory."""
+
+
+def infeasible_error(problem: Problem) -> ValueError:
+    """The error of a problem without a plan, with what would make it feasible."""
+    request = problem.request
+    limits = {d.memory_bytes for d in request.cluster.devices if d.memory_bytes is not None}
+    remedies = []
+    if not request.may_recompute and _fits(problem, replace(request, may_recompute=True)):
+        remedies.append("recomputation would do (may_recompute=True)")
+    if (needed := _smallest_memory(problem)) is not None:
+        remedies.append(f"{request.num_devices} devices need {bytes_text(needed)} of memory each")
+    if (count := _fewest_devices(problem)) is not None:
+        remedies.append(f"with the memory they have, {count} devices would do")
+    return ValueError(
+        f"no division of the model into stages fits into the memory of {request.num_devices} "
+        f"devices ({bytes_text(min(limits, default=0))} on the smallest); "
+        + ("; ".join(remedies) or "no memory and no number of devices that was tried would do")
+    )
+
+
+def _fits(problem: Problem, request: PlanRequest) -> bool:
+    """Whether any micro-batch size has a division, however slow."""
+    changed = replace(problem, request=request)
+    return any(
+        divide(changed.space(size), float("inf")) is not None for size in request.microbatch_sizes
+    )
+
+
+def _smallest_memory(problem: Problem) -> int | None:
+    """Bytes per device with which a plan exists, to a few per cent."""
+    low, high = 1, 1 << 50
+    if not _fits(problem, _with_memory(problem.request, high)):
+        return None
+    while high > 1.02 * low:
+        middle = int((low * high) ** 0.5) + 1
+        if _fits(problem, _with_memory(problem.request, middle)):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _with_memory(request: PlanRequest, memory_bytes: int) -> PlanRequest:
+    devices = tuple(
+        replace(device, memory_bytes=memory_bytes) for device in request.cluster.devices
+    )
+    return replace(request, cluster=replace(request.cluster, devices=devices))
+
+
+def _fewest_devices(problem: Problem) -> int | None:
+    """Devices like the first one with which a plan exists."""
+    low, high = problem.request.num_devices, problem.request.num_devices
+    most = min(MOST_DEVICES, len(problem.layout.order))
+    while high < most:
+        low, high = high, min(2 * high, most)
+        if _fits(problem, _with_devices(problem.request, high)):
+            break
+    else:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _fits(problem, _with_devices(problem.request, middle)):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _with_devices(request: PlanRequest, count: int) -> PlanRequest:
+    first = request.cluster.devices[0]
+    devices = tuple(replace(first, name=f"{first.name}.{index}") for index in range(count))
+    cluster = Cluster(devices, request.cluster.slowest_link)
+    return replace(request, cluster=cluster)
