@@ -25,6 +25,9 @@ EVALUATIONS = 10
 STAGES_IN_A_ROW = 4
 """Guess of the depth of a plan, to begin with micro-batch sizes that are likely."""
 
+ALONE = 5
+"""Plans of one stage that are evaluated."""
+
 PATIENCE = 6
 """In larger models, micro-batch sizes that may be tried in vain, one after the other."""
 
@@ -89,7 +92,7 @@ class Choice:
                 problem.space(size, take_turns=True) for size in problem.request.microbatch_sizes
             ]
         alone = [c for s in spaces for c in data_parallel(problem, s, name, is_chain=is_chain)]
-        for candidate in sorted(alone, key=lambda candidate: candidate.estimate_s)[:2]:
+        for candidate in sorted(alone, key=lambda candidate: candidate.estimate_s)[:ALONE]:
             self._evaluate(candidate)
         in_vain = 0
         for space in sorted(spaces, key=self._far_from_best if is_large else _promise):
