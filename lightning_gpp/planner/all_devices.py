@@ -11,6 +11,8 @@ from dataclasses import replace
 from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import evaluate_plan
+from lightning_gpp.planner.graphpipe import search_plans
+from lightning_gpp.planner.graphpipe.planner import NAME as GRAPHPIPE
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.planner.units import num_separable
 
@@ -19,7 +21,9 @@ MOST_MICROBATCHES = 4
 
 
 def on_all_devices(plan: Plan, request: PlanRequest) -> Plan:
-    """A plan, or where it leaves devices idle the fastest one of ``balanced`` that uses more.
+    """A plan, or where it leaves devices idle the fastest one that uses more.
+
+    Those of ``balanced`` are candidates, and the next-best ones of the search of ``graphpipe``.
 
     Args:
         plan: what some planner answered.
@@ -30,6 +34,9 @@ def on_all_devices(plan: Plan, request: PlanRequest) -> Plan:
         return plan
     part = replace(request, cluster=request.cluster.first(num_stages))
     plans = [balanced(replace(part, num_microbatches=count)) for count in _counts(part)]
+    if plan.planner.startswith(GRAPHPIPE):
+        ranked = (one.plan for one in search_plans(request).ranked)
+        plans += [other for other in ranked if num_devices_used(other) >= num_stages]
     found = [evaluate_plan(other, request) for other in plans]
     fitting = [evaluation for evaluation in found if evaluation.is_feasible]
     if not fitting:
