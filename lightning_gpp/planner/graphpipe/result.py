@@ -148,12 +148,19 @@ def _note(one: PlanEvaluation, best: PlanEvaluation) -> str:
     )
     if one is best:
         return f"{form}: the shortest step"
-    longer = one.step_s / best.step_s - 1
+    longer = _longer(one.step_s, best.step_s)
     if longer < 1e-9:
         return f"{form}: as fast, but needs {_percent(one.peak_memory_bytes, best)} more memory"
-    slower = one.seconds_per_sample / best.seconds_per_sample - 1
+    slower = _longer(one.seconds_per_sample, best.seconds_per_sample)
     why = "its bottleneck is slower" if slower > longer / 2 else "it warms up and drains longer"
     return f"{form}: {longer:.1%} slower, as {why}"
+
+
+def _longer(one_s: float, best_s: float) -> float:
+    """By which part of the best one is longer; models whose operators take no time are allowed."""
+    if not best_s:
+        return math.inf if one_s else 0.0
+    return one_s / best_s - 1
 
 
 def _percent(peak_bytes: int, best: PlanEvaluation) -> str:
