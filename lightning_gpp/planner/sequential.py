@@ -36,6 +36,7 @@ def search_chains(request: PlanRequest) -> SearchResult:
     problem = linear(request, units, tuple(leaves(branching(request, units).tree)))
     choice = Choice(request)
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
+    choice.search_alike(problem, name, is_chain=True)
     choice.search(problem, name, is_chain=True)
     found = choice.finish()
     if not found:

@@ -38,9 +38,13 @@ def search_plans(request: PlanRequest) -> SearchResult:
     problem = branching(request, units)
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
     choice = Choice(request)
+    problems = [problem]
     if problem.layout.root.blocks:  # the chain first: it is quick, and a bound for the rest
-        choice.search(linear(request, units, tuple(leaves(problem.tree))), name, is_chain=False)
-    choice.search(problem, name, is_chain=False)
+        problems.insert(0, linear(request, units, tuple(leaves(problem.tree))))
+    for one in reversed(problems):
+        choice.search_alike(one, name, is_chain=False)
+    for one in problems:
+        choice.search(one, name, is_chain=False)
     found = choice.finish()
     if not found:
         raise infeasible_error(problem)

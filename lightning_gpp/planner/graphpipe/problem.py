@@ -67,20 +67,24 @@ class Problem:
         kinds = [device.kind for device in self.request.cluster.devices]
         return tuple(kinds.count(kind) for kind in self.request.cluster.kinds)
 
-    def space(self, microbatch_size: float, *, take_turns: bool = False) -> Space:
+    def space(
+        self, microbatch_size: float, *, take_turns: bool = False, num_replicas: int | None = None
+    ) -> Space:
         """The space of divisions with one smallest micro-batch.
 
         Args:
             microbatch_size: in samples.
             take_turns: whether replicas take whole micro-batches in turn, so that the stage takes
                 as many at a time as it has replicas; otherwise they share each micro-batch.
+            num_replicas: of every stage; any number if not given.
         """
         request = self.request
         num_units = round(request.minibatch_size / microbatch_size)
+        crews = _crews(request, microbatch_size, num_units, self.available, take_turns=take_turns)
         return Space(
             self.layout,
             Rates(request, self.contents, self.times, microbatch_size),
-            _crews(request, microbatch_size, num_units, self.available, take_turns=take_turns),
+            [crew for crew in crews if num_replicas in (None, crew.num_replicas)],
             Usage(self.available),
             num_units=num_units,
             holds_all=request.schedule == "gpipe",

@@ -28,11 +28,8 @@ STAGES_IN_A_ROW = 4
 ALONE = 5
 """Plans of one stage that are evaluated."""
 
-PATIENCE = 6
+PATIENCE = 3
 """In larger models, micro-batch sizes that may be tried in vain, one after the other."""
-
-LITTLE_PATIENCE = 3
-"""The same in very large models."""
 
 NUM_RANKED = 8
 """Plans that a result lists."""
@@ -83,11 +80,25 @@ class Choice:
         fitting = [found.step_s for found in self._seen.values() if found.is_feasible]
         return min(fitting, default=float("inf"))
 
+    def search_alike(self, problem: Problem, name: str, *, is_chain: bool) -> None:
+        """Looks at divisions whose stages all have as many replicas: quick, and often good."""
+        counts = problem.request.replica_counts(max(problem.available))
+        spaces = [
+            problem.space(size, num_replicas=count)
+            for size in problem.request.microbatch_sizes
+            for count in counts
+            if not size % count or count == 1
+        ]
+        for space in sorted(spaces, key=_promise):
+            self._look(problem, space, name, is_chain=is_chain)
+
     def search(self, problem: Problem, name: str, *, is_chain: bool) -> None:
-        """Looks at all micro-batch sizes, those that promise the shortest step first."""
+        """Looks at micro-batch sizes, those near the best one so far first.
+
+        In small models all are looked at, those first that promise the shortest step.
+        """
         spaces = [problem.space(size) for size in problem.request.microbatch_sizes]
-        is_large = spaces[0].is_large
-        if problem.can_take_turns and not is_large:
+        if problem.can_take_turns and not spaces[0].is_large:
             spaces += [
                 problem.space(size, take_turns=True) for size in problem.request.microbatch_sizes
             ]
@@ -95,19 +106,25 @@ class Choice:
         for candidate in sorted(alone, key=lambda candidate: candidate.estimate_s)[:ALONE]:
             self._evaluate(candidate)
         in_vain = 0
-        for space in sorted(spaces, key=self._far_from_best if is_large else _promise):
-            if in_vain >= (LITTLE_PATIENCE if is_large else PATIENCE) and not space.is_small:
+        for space in sorted(spaces, key=_promise if spaces[0].is_small else self._far_from_best):
+            if in_vain >= PATIENCE and not space.is_small:
                 break
-            before_s = self.best_s
-            found = candidates(problem, space, self.best_s, name, is_chain=is_chain)
-            if found and found[0].estimate_s <= HOPELESS * self.best_s:
-                self._evaluate(found[0])
-                found = found[1:]
-            self._pending += found
-            if self.best_s < before_s:
-                in_vain, self._best_size = 0, space.rates.microbatch_size
+            if self._look(problem, space, name, is_chain=is_chain):
+                in_vain = 0
             elif self._best_size is not None:
                 in_vain += 1
+
+    def _look(self, problem: Problem, space: Space, name: str, *, is_chain: bool) -> bool:
+        """Looks at one space; whether it holds a shorter step than those seen so far."""
+        before_s = self.best_s
+        found = candidates(problem, space, before_s, name, is_chain=is_chain)
+        if found and found[0].estimate_s <= HOPELESS * before_s:
+            self._evaluate(found[0])
+            found = found[1:]
+        self._pending += found
+        if self.best_s < before_s:
+            self._best_size = space.rates.microbatch_size
+        return self.best_s < before_s
 
     def _far_from_best(self, space: Space) -> tuple[float, float]:
         """Micro-batch sizes near the one that was best in an earlier search come first."""
