@@ -13,9 +13,6 @@ from lightning_gpp.planner.units_of_measure import bytes_text
 MOST_DEVICES = 4096
 """More devices than these are not proposed."""
 
-MEMORY_STEPS = 24
-"""Halvings in the search for the smallest memory."""
-
 
 def infeasible_error(problem: Problem) -> ValueError:
     """The error of a problem without a plan, with what would make it feasible."""

@@ -9,9 +9,10 @@ from functools import cached_property
 from lightning_gpp.graph.series_parallel import Leaf, Series, Tree, decompose, leaves
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.collapse import light_groups
+from lightning_gpp.planner.graphpipe.contents import Contents
 from lightning_gpp.planner.graphpipe.layout import Layout, heavy_first, lay_out
 from lightning_gpp.planner.graphpipe.partition import Space
-from lightning_gpp.planner.graphpipe.rates import Contents, Crew, Rates, UnitTimes
+from lightning_gpp.planner.graphpipe.rates import Crew, Rates, UnitTimes
 from lightning_gpp.planner.graphpipe.usage import Usage
 from lightning_gpp.planner.units import UnitGraph, build_units, indivisible_groups
 
