@@ -39,7 +39,7 @@ def test_beginnings_of_runs_that_are_alike_are_alike():
 
 
 def test_seven_branches_fill_eight_devices():
-    """7 x 8 layers on 8 devices: seven on each, if the stage with the join takes the last layers."""
+    """Seven times eight layers: seven on each device, if the join takes the last layers."""
     operators = {
         f"b{branch}.{layer}": f"b{branch}.{layer - 1}" if layer else "x"
         for branch in range(7)
