@@ -12,7 +12,12 @@ from lightning_gpp.jobs.searched import Searched
 from lightning_gpp.planner import PlanEvaluation
 from lightning_gpp.planner.explain import does_not_fit
 from lightning_gpp.planner.text_table import text_table
-from lightning_gpp.planner.units_of_measure import bytes_text, number_text, seconds_text
+from lightning_gpp.planner.units_of_measure import (
+    bytes_text,
+    number_text,
+    samples_text,
+    seconds_text,
+)
 
 JSON_FILE = "compare.json"
 CSV_FILE = "compare.csv"
@@ -139,7 +144,7 @@ def _columns(rows: Sequence[ComparedPlan]) -> dict[str, list[str]]:
 def _in_flight(row: ComparedPlan) -> str:
     if row.in_flight is None or row.in_flight_samples is None:
         return ""
-    return f"{row.in_flight} x {row.in_flight_samples / row.in_flight:.3g}"
+    return f"{row.in_flight} x {samples_text(row.in_flight_samples / row.in_flight)}"
 
 
 def _bound(row: ComparedPlan) -> str:

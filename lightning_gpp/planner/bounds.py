@@ -8,6 +8,7 @@ from lightning_gpp.planner.units_of_measure import (
     bytes_text,
     devices_text,
     percent_text,
+    samples_text,
     seconds_text,
 )
 
@@ -27,7 +28,7 @@ def _pace(evaluation: PlanEvaluation) -> str:
     text = (
         f"Pace: stage {stage.stage.id} ({devices_text(stage.stage.devices)}) sets it by "
         f"{stage.bound}, {seconds_text(stage.seconds_per_sample)} per sample: {first} per "
-        f"micro-batch of {stage.microbatch_size:.3g}, {second} meanwhile"
+        f"micro-batch of {samples_text(stage.microbatch_size)}, {second} meanwhile"
     )
     if stage.reduce_s:
         share = percent_text(stage.reduce_s, evaluation.step_s)

@@ -22,6 +22,7 @@ from lightning_gpp.planner.units_of_measure import (
     indices_text,
     number_text,
     percent_text,
+    samples_text,
     seconds_text,
 )
 
@@ -56,7 +57,7 @@ def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
     what = (
         f"Plan {plan.planner!r}: {count_text(plan.num_stages, 'stage')} on "
         f"{count_text(len(evaluation.devices), 'device')}, depth {evaluation.depth}, "
-        f"{count_text(count, 'micro-batch')} of {size:.3g}, schedule {request.schedule}"
+        f"{count_text(count, 'micro-batch')} of {samples_text(size)}, schedule {request.schedule}"
     )
     step = (
         f"Predicted step: {seconds_text(evaluation.step_s)} for "
@@ -80,7 +81,7 @@ def describe_stages(
             str(found.stage.id),
             indices_text(found.stage.devices),
             summarize_operators(request.graph, found.stage.operators),
-            f"{found.microbatch_size:.3g}{' r' if found.stage.recompute else ''}",
+            f"{samples_text(found.microbatch_size)}{' r' if found.stage.recompute else ''}",
             str(found.in_flight),
             seconds_text(found.compute_s),
             seconds_text(found.communication_s),

@@ -13,6 +13,7 @@ from lightning_gpp.planner.units_of_measure import (
     bytes_text,
     indices_text,
     percent_text,
+    samples_text,
     seconds_text,
 )
 
@@ -192,7 +193,8 @@ def _largest_microbatch(found: PlanEvaluation) -> float:
 def _microbatch_sizes(found: PlanEvaluation) -> str:
     smallest = min(stage.microbatch_size for stage in found.stages)
     largest = _largest_microbatch(found)
-    return f"{smallest:.3g}" if smallest == largest else f"{smallest:.3g}-{largest:.3g}"
+    least = samples_text(smallest)
+    return least if smallest == largest else f"{least}-{samples_text(largest)}"
 
 
 def _ends_s(found: PlanEvaluation) -> float:

@@ -18,6 +18,7 @@ from lightning_gpp.planner.units_of_measure import (
     devices_text,
     number_text,
     percent_text,
+    samples_text,
     seconds_text,
 )
 
@@ -76,7 +77,7 @@ def _box(
     stage = found.stage
     lines = [f"stage {stage.id} · {devices_text(stage.devices)}"]
     lines += _short(summarize_operators(request.graph, stage.operators), width)
-    batch = f"micro-batch {found.microbatch_size:.3g}, {found.in_flight} in flight"
+    batch = f"micro-batch {samples_text(found.microbatch_size)}, {found.in_flight} in flight"
     lines += textwrap.wrap(batch, width)
     if stage.num_replicas > 1:
         lines.append(f"{stage.num_replicas} replicas")

@@ -96,3 +96,12 @@ def _digits(value: float, decimals: int) -> str:
     """Three digits, and no more than so many behind the point."""
     behind = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{min(behind, decimals)}f}"
+
+
+def samples_text(samples: float) -> str:
+    """A number of samples, which need not be whole.
+
+    >>> samples_text(1024.0), samples_text(12.5)
+    ('1024', '12.5')
+    """
+    return f"{samples:.0f}" if samples == round(samples) else f"{samples:.3g}"
