@@ -58,12 +58,18 @@ class _Walk:
     def visit(self, node: fx.Node) -> None:
         reads = [self.ways[arg] for arg in node.all_input_nodes]
         if node.op == "placeholder":
-            self.ways[node] = _SAMPLES if self.batched[node.name] else _SAME
+            self.ways[node] = self._of_argument(node)
         elif self.seen[node].has_tensors:
             self.ways[node] = self._of_tensors(node, reads)
         else:
             self.ways[node] = self._of_plain(node, reads)
         self._note_changes(node)
+
+    def _of_argument(self, node: fx.Node) -> Variation:
+        if self.batched[node.name]:
+            return _SAMPLES
+        # Without a second number of samples nobody knows: they may be in another dimension.
+        return _WHOLE if self.others is None else _SAME
 
     def _of_tensors(self, node: fx.Node, reads: Sequence[Variation]) -> Variation:
         if all(way is _SAME for way in reads):

@@ -74,3 +74,20 @@ def test_what_is_changed_in_place_depends_on_the_change():
     assert made
     for value in made:
         assert value.variation is not Variation.SAME, value
+
+
+class Columns(nn.Module):
+    """Takes the samples as columns, so that no second number of samples can be tried."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.transpose(0, 1))
+
+
+def test_samples_in_another_dimension_are_not_taken_for_none():
+    graph = capture(Columns(), (torch.randn(5, 4),), {}).graph
+    assert {value.variation for value in graph.values.values()} == {Variation.WHOLE}
+    assert not any(value.is_cuttable for value in graph.values.values())
