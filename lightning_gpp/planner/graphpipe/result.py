@@ -31,6 +31,15 @@ ALONE = 5
 PATIENCE = 3
 """In larger models, micro-batch sizes that may be tried in vain, one after the other."""
 
+SLIGHTLY = 1.03
+"""Of the first, quick look at a space, estimates up to this many times the best are evaluated."""
+
+FEW_UNITS = 128
+"""Spaces with more micro-batches than these, which take long to play, are looked at last."""
+
+MANY_PLAYED = 400_000
+"""They are left out of the quick look after so many micro-batches of stages have been played."""
+
 NUM_RANKED = 8
 """Plans that a result lists."""
 
@@ -66,19 +75,19 @@ class SearchResult:
 
 
 class Choice:
-    """Evaluates candidates and keeps what it saw."""
+    """Evaluates candidates and keeps what it saw.
+
+    Attributes:
+        best_s: step time of the best plan so far.
+    """
 
     def __init__(self, request: PlanRequest) -> None:
         self._request = request
         self._seen: dict[Plan, PlanEvaluation] = {}
         self._pending: list[Candidate] = []
         self._best_size: float | None = None
-
-    @property
-    def best_s(self) -> float:
-        """Step time of the best plan so far."""
-        fitting = [found.step_s for found in self._seen.values() if found.is_feasible]
-        return min(fitting, default=float("inf"))
+        self._num_played = 0
+        self.best_s = math.inf
 
     def search_alike(self, problem: Problem, name: str, *, is_chain: bool) -> None:
         """Looks at divisions whose stages all have as many replicas: quick, and often good."""
@@ -89,8 +98,10 @@ class Choice:
             for count in counts
             if not size % count or count == 1
         ]
-        for space in sorted(spaces, key=_promise):
-            self._look(problem, space, name, is_chain=is_chain)
+        for space in sorted(spaces, key=lambda one: (one.num_units > FEW_UNITS, _promise(one))):
+            if space.num_units > FEW_UNITS and self._num_played > MANY_PLAYED:
+                break
+            self._look(problem, space, name, is_chain=is_chain, hopeless=SLIGHTLY)
 
     def search(self, problem: Problem, name: str, *, is_chain: bool) -> None:
         """Looks at micro-batch sizes, those near the best one so far first.
@@ -114,11 +125,19 @@ class Choice:
             elif self._best_size is not None:
                 in_vain += 1
 
-    def _look(self, problem: Problem, space: Space, name: str, *, is_chain: bool) -> bool:
+    def _look(
+        self,
+        problem: Problem,
+        space: Space,
+        name: str,
+        *,
+        is_chain: bool,
+        hopeless: float = HOPELESS,
+    ) -> bool:
         """Looks at one space; whether it holds a shorter step than those seen so far."""
         before_s = self.best_s
         found = candidates(problem, space, before_s, name, is_chain=is_chain)
-        if found and found[0].estimate_s <= HOPELESS * before_s:
+        if found and found[0].estimate_s <= hopeless * before_s:
             self._evaluate(found[0])
             found = found[1:]
         self._pending += found
@@ -144,6 +163,12 @@ class Choice:
     def _evaluate(self, candidate: Candidate) -> None:
         for found in candidate.evaluations():
             self._seen.setdefault(found.plan, found)
+            self._num_played += sum(
+                round(self._request.minibatch_size / stage.microbatch_size)
+                for stage in found.stages
+            )
+            if found.is_feasible:
+                self.best_s = min(self.best_s, found.step_s)
 
 
 def _promise(space: Space) -> float:
