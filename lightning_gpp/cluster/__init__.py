@@ -1,5 +1,6 @@
 """Devices and the links between them."""
 
+from lightning_gpp.cluster.channels import channels
 from lightning_gpp.cluster.cluster import (
     DEFAULT_LINK,
     UNSPECIFIED_KIND,
@@ -28,6 +29,7 @@ __all__ = [
     "HostGroup",
     "HostLink",
     "Link",
+    "channels",
     "cluster_from_json",
     "cluster_preset",
     "cluster_to_json",

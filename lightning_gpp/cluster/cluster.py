@@ -38,10 +38,18 @@ class Link:
     Attributes:
         bandwidth_bytes_per_s: sustained payload bandwidth, in bytes per second.
         latency_s: time before the first byte arrives, in seconds.
+        is_shared: whether all messages of a host that take this kind of link share one (a bus in
+            the host, a network port between hosts) instead of one per device.
+        is_full_duplex: whether what goes one way leaves the other way free.
+
+    Planners judge as if no link were shared and all were full duplex; simulations do not
+    (:func:`lightning_gpp.cluster.channels`).
     """
 
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
+    is_shared: bool = False
+    is_full_duplex: bool = True
 
     def __post_init__(self) -> None:
         if self.bandwidth_bytes_per_s <= 0 or self.latency_s < 0:

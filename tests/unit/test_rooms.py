@@ -20,7 +20,7 @@ ALLOWED = {
     "planner": {"graph", "cluster", "cost", "schedule", "workloads"},
     "simulate": {"graph", "cluster", "cost", "schedule", "planner"},
     "capture": {"graph", "cost"},
-    "runtime": {"graph", "schedule"},
+    "runtime": {"graph", "cluster", "schedule", "simulate"},
     "strategy": {
         *("graph", "cluster", "cost", "schedule", "planner", "simulate", "capture", "runtime"),
     },

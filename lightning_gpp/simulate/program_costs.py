@@ -1,0 +1,128 @@
+"""What the actions of a program cost on a cluster: all that a simulation or an emulation needs.
+
+Compute is given for every stage of the program (a replica) and its own micro-batch, messages by
+the units that they carry. The same costs are simulated (:mod:`lightning_gpp.simulate.engine`) and
+emulated (:mod:`lightning_gpp.runtime`), so that both speak of the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lightning_gpp.cluster import Cluster, Link
+
+
+@dataclass(frozen=True, slots=True)
+class StageCosts:
+    """What one stage of a program costs for one of its micro-batches.
+
+    Attributes:
+        forward_s: seconds of the forward; on the stage of the loss with the user's own step.
+        backward_s: seconds of the backward; with recomputation the second forward included.
+        fixed_bytes: parameters, their gradients and the optimizer's state.
+        activation_bytes: bytes kept from the start of a forward to the end of its backward.
+        working_bytes: bytes used beside them while a backward runs (recomputed activations).
+    """
+
+    forward_s: float
+    backward_s: float
+    fixed_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    working_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MessageBytes:
+    """Bytes of the messages on an edge in one direction.
+
+    Attributes:
+        per_unit: bytes per unit (smallest micro-batch) that a message carries.
+        fixed: bytes that every message has besides.
+    """
+
+    per_unit: float
+    fixed: float = 0.0
+
+    def of(self, num_units: int) -> float:
+        """Bytes of a message."""
+        return self.fixed + self.per_unit * num_units
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that are summed over the devices of a reduce group in one piece.
+
+    Attributes:
+        group: index of the reduce group of the program.
+        size_bytes: bytes of the gradients.
+        ready_fraction: part of a device's last backward after which they are final, from 0 to 1.
+    """
+
+    group: int
+    size_bytes: float
+    ready_fraction: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Seconds that a device itself spends on a message, beside the transfer.
+
+    Attributes:
+        fixed_s: per message.
+        per_byte_s: per byte.
+    """
+
+    fixed_s: float = 0.0
+    per_byte_s: float = 0.0
+
+    def seconds(self, size_bytes: float) -> float:
+        """Seconds for one message."""
+        return self.fixed_s + self.per_byte_s * size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """What a step costs beside the compute and the messages of its program.
+
+    Attributes:
+        data_s: seconds in which the host reads a mini-batch, on the device of the feed.
+        input_bytes: bytes of a mini-batch that are copied from the host to the device of the feed.
+        host_link: over which they are copied; None where nothing is.
+        feed_s: seconds of the user's step before the pipelined forward, per micro-batch.
+        optimizer_s: device -> seconds of the optimizer's step.
+        send: what a send costs the sending device.
+        receive: what a receive costs the receiving device once the message is there.
+        action_s: seconds between two actions of a device (the interpreter).
+    """
+
+    data_s: float = 0.0
+    input_bytes: float = 0.0
+    host_link: Link | None = None
+    feed_s: float = 0.0
+    optimizer_s: Mapping[int, float] = field(default_factory=dict)
+    send: Overhead = Overhead()
+    receive: Overhead = Overhead()
+    action_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class ProgramCosts:
+    """What a program costs on a cluster.
+
+    Attributes:
+        cluster: device ``d`` of the program is its device ``d``; the links between them.
+        stages: of every stage of the program.
+        forward_bytes: edge (source, target) of the program -> its messages with activations.
+        backward_bytes: edge (source, target) -> its messages with gradients, which go from target
+            to source.
+        buckets: in the order in which a device begins their sums.
+        step: what comes besides.
+    """
+
+    cluster: Cluster
+    stages: tuple[StageCosts, ...]
+    forward_bytes: Mapping[tuple[int, int], MessageBytes] = field(default_factory=dict)
+    backward_bytes: Mapping[tuple[int, int], MessageBytes] = field(default_factory=dict)
+    buckets: tuple[Bucket, ...] = ()
+    step: StepCosts = StepCosts()

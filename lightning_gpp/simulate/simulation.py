@@ -1,0 +1,90 @@
+"""What a simulation found: every task of the step, when it ran, and what it waited for last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from lightning_gpp.schedule import Action, Program
+from lightning_gpp.simulate.program_costs import ProgramCosts
+
+
+class TaskKind(Enum):
+    """What a task is.
+
+    Attributes:
+        DATA: the host reads a mini-batch.
+        COPY: the mini-batch goes from the host to the device.
+        FEED: the user's step before the pipelined forward.
+        FORWARD: the forward of a stage.
+        BACKWARD: the backward of a stage.
+        SEND: what a message costs its sender.
+        TRANSFER: a message on its way; on channels, not on a device.
+        RECEIVE: what a message costs its receiver.
+        REDUCE: the sum of a bucket of gradients over the devices of its group; on channels.
+        OPTIMIZER: the optimizer's step.
+    """
+
+    DATA = "data"
+    COPY = "copy"
+    FEED = "feed"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    SEND = "send"
+    TRANSFER = "transfer"
+    RECEIVE = "receive"
+    REDUCE = "reduce"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing that takes time.
+
+    Attributes:
+        kind: what.
+        start_s: when it starts, in seconds since the first step began.
+        end_s: when it ends.
+        device: the device whose stream it occupies; None for transfers and sums.
+        channels: the channels that it occupies (see :func:`lightning_gpp.cluster.channels`).
+        action: the action of the program that it is, or belongs to.
+        size_bytes: of a message, a copy or a bucket.
+        cause: index of the task whose end let it start; None where it starts with the simulation.
+        step: which of the simulated steps it belongs to.
+    """
+
+    kind: TaskKind
+    start_s: float
+    end_s: float
+    device: int | None = None
+    channels: tuple[str, ...] = ()
+    action: Action | None = None
+    size_bytes: float | None = None
+    cause: int | None = None
+    step: int = 0
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds that it takes."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated program.
+
+    Attributes:
+        program: what was simulated.
+        costs: with these costs.
+        tasks: in the order of their starts.
+        step_s: seconds of a step: from the start to the end of the only one; of several the
+            seconds by which the last one ends after the one before it.
+        device_memory: device -> (seconds, bytes) whenever the memory in use changes.
+    """
+
+    program: Program
+    costs: ProgramCosts
+    tasks: Sequence[Task]
+    step_s: float
+    device_memory: Mapping[int, Sequence[tuple[float, float]]]
