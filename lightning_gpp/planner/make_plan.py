@@ -11,6 +11,7 @@ from lightning_gpp.cost import ANY_DEVICE, ESTIMATED, Costs, Profile, estimate_c
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import ADAM_VALUES, Planner, PlanRequest
+from lightning_gpp.planner.data_parallel import data_parallel
 from lightning_gpp.planner.graphpipe import graphpipe
 from lightning_gpp.planner.pipedream import pipedream
 from lightning_gpp.planner.piper import piper
@@ -21,6 +22,7 @@ from lightning_gpp.planner.validate import validate_plan
 PLANNERS: Mapping[str, Planner] = MappingProxyType(
     {
         "balanced": balanced,
+        "data_parallel": data_parallel,
         "graphpipe": graphpipe,
         "pipedream": pipedream,
         "piper": piper,

@@ -33,14 +33,13 @@ TOWERS = ["left", "right"]
 TOP = ["fuse", "norm", "head"]
 
 
-def test_one_stage_on_all_devices_is_data_parallel(pool: WorkerPool) -> None:
+def test_the_whole_model_on_all_devices(pool: WorkerPool) -> None:
     """Accumulated gradients, clipped by their norm; the last batch has two samples for four."""
     training = replace(
         Training(BUILD, DataSpec(num_inputs=2, num_samples=26)),
         trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
     )
-    plan = [{"modules": [*TOWERS, *TOP], "devices": [0, 1, 2, 3]}]
-    results = assert_equal_training(pool, training, num_ranks=4, num_microbatches=4, plan=plan)
+    results = assert_equal_training(pool, training, num_ranks=4, planner="data_parallel")
     assert all(result.own_parameters == results[0].own_parameters for result in results)
 
 

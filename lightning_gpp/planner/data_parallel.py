@@ -1,0 +1,88 @@
+"""The planner ``data_parallel``: the whole model on every device, gradients summed.
+
+Synchronous SGD without a pipeline, as PyTorch's DDP or Horovod run it: every device takes an equal
+share of the mini-batch. What the DAG model of S-SGD describes (Shi et al., arXiv 1805.03812), and
+what pipelines are to be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.best_plan import BestPlan
+from lightning_gpp.planner.plan import Plan, Stage
+from lightning_gpp.planner.validate import validate_plan
+
+NAME = "data_parallel"
+
+
+def data_parallel(request: PlanRequest) -> Plan:
+    """One stage with a replica on every device, however many there are.
+
+    A device computes its share of the mini-batch at once, or, where that is faster or the memory
+    asks for it, in several micro-batches of which it adds up the gradients.
+
+    Raises:
+        ValueError: the devices cannot share the mini-batch, an operator does not allow replicas,
+            or the model does not fit into the memory of one device.
+    """
+    _check_shares(request)
+    name = f"{NAME} (estimated)" if request.is_estimated else NAME
+    best = BestPlan(request)
+    for plan in _plans(request, name):
+        validate_plan(plan, request.graph, request.num_devices)
+        best.show([plan])
+    try:
+        return best.plan(NAME)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; or divide the model, which is whole on every device here: planner=graphpipe"
+        ) from error
+
+
+def _check_shares(request: PlanRequest) -> None:
+    count = request.num_devices
+    if request.max_replicas is not None and request.max_replicas < count:
+        raise ValueError(
+            f"{NAME} puts a replica on each of {count} devices, but max_replicas is "
+            f"{request.max_replicas}; raise it, or use another planner"
+        )
+    if request.minibatch_size < count:
+        raise ValueError(
+            f"{NAME} shares a mini-batch of {request.minibatch_size} samples among {count} "
+            f"devices, which leaves some without; use at least {count} samples, or fewer devices"
+        )
+    if request.num_microbatches is not None and request.num_microbatches % count:
+        raise ValueError(
+            f"{NAME} gives each of {count} devices as many micro-batches, so num_microbatches must "
+            f"be a multiple of {count}, got {request.num_microbatches}; leave it to the planner "
+            "(null), or change it or the number of devices"
+        )
+
+
+def _plans(request: PlanRequest, name: str) -> Iterator[Plan]:
+    """Candidates: micro-batches per device, with and without recomputation."""
+    operators = tuple(operator.name for operator in request.graph)
+    devices = tuple(range(request.num_devices))
+    recomputes = (False, True) if request.may_recompute else (False,)
+    for count in _microbatches_per_device(request):
+        for recompute in recomputes:
+            stage = Stage(0, operators, devices, len(devices), recompute)
+            yield Plan((stage,), name, num_microbatches=count * len(devices))
+
+
+def _microbatches_per_device(request: PlanRequest) -> list[int]:
+    """The number that is fixed, or 1 and those that make micro-batches of a power of two samples.
+
+    Where devices do not get equally many samples, the powers of two instead.
+    """
+    count = request.num_devices
+    if request.num_microbatches is not None:
+        return [request.num_microbatches // count]
+    share, rest = divmod(request.minibatch_size, count)
+    powers = [2**power for power in range(share.bit_length())]
+    if rest:
+        return powers
+    whole = [share // size for size in reversed(powers) if not share % size]
+    return list(dict.fromkeys([1, *whole]))
