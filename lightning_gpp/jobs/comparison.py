@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from lightning_gpp.jobs.searched import Searched
-from lightning_gpp.planner import PlanEvaluation
+from lightning_gpp.planner import PlanEvaluation, refusal_notes
 from lightning_gpp.planner.explain import does_not_fit
-from lightning_gpp.planner.text_table import text_table
+from lightning_gpp.planner.text_table import text_table, wrapped
 from lightning_gpp.planner.units_of_measure import (
     bytes_text,
     number_text,
@@ -41,6 +41,7 @@ class ComparedPlan:
         peak_memory_bytes: on the fullest device.
         search_s: seconds that the planner searched.
         error: why there is no plan, or why it cannot be used.
+        note: what else to know of the plan.
         settings: overrides of the job of a sweep, name -> value.
     """
 
@@ -57,6 +58,7 @@ class ComparedPlan:
     peak_memory_bytes: int | None = None
     search_s: float | None = None
     error: str = ""
+    note: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -90,12 +92,13 @@ def _row(searched: Searched, found: PlanEvaluation, settings: Mapping[str, str])
         peak_memory_bytes=found.peak_memory_bytes,
         search_s=searched.search_s,
         error="" if found.is_feasible else does_not_fit(found),
+        note="; ".join(refusal_notes(found.plan)),
         settings=settings,
     )
 
 
 def describe_comparison(rows: Sequence[ComparedPlan], *, max_width: int = 100) -> str:
-    """A table with a row per planner; what went wrong stands behind, or below.
+    """A table with a row per planner; what went wrong stands behind, or below; notes below.
 
     Columns that say least are left out where the terminal is narrow.
     """
@@ -109,7 +112,8 @@ def describe_comparison(rows: Sequence[ComparedPlan], *, max_width: int = 100) -
         table = text_table([*shown], cells, left=left, flexible=flexible, max_width=max_width)
         if max(map(len, table.split("\n"))) <= max_width:
             break
-    return table
+    notes = dict.fromkeys(f"{row.planner}: {row.note}." for row in rows if row.note)
+    return f"{table}\n\n{wrapped([*notes], max_width)}" if notes else table
 
 
 def varied_settings(rows: Sequence[ComparedPlan]) -> list[str]:

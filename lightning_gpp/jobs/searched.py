@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
-from lightning_gpp.planner import (
-    PLANNERS,
-    PlanEvaluation,
-    PlanRequest,
-    evaluate_plan,
-    validate_plan,
-)
+from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest, ask, evaluate_plan
 from lightning_gpp.planner.explain import Alternative
-from lightning_gpp.planner.graphpipe import SearchResult, search_plans
-from lightning_gpp.planner.sequential import search_chains
-
-RANKING: Mapping[str, Callable[[PlanRequest], SearchResult]] = MappingProxyType(
-    {"graphpipe": search_plans, "sequential": search_chains}
-)
-"""Planners that tell which plans they rank next."""
 
 NUM_NEXT = 3
 """Next best plans that are kept."""
@@ -68,21 +53,16 @@ def search(planner: str, request: PlanRequest) -> Searched:
     check_planner(planner)
     start_s = time.perf_counter()
     try:
-        if planner in RANKING:
-            result = RANKING[planner](request)
-            plan, others, notes = result.best, result.ranked[1 : 1 + NUM_NEXT], result.notes
-        else:
-            plan, others, notes = PLANNERS[planner](request), (), ()
+        result = ask(request, planner)
     except ValueError as error:
         return Searched(planner, None, time.perf_counter() - start_s, str(error))
     search_s = time.perf_counter() - start_s
-    validate_plan(plan, request.graph, request.num_devices)
     return Searched(
         planner,
-        evaluate_plan(plan, request),
+        evaluate_plan(result.best, request),
         search_s,
-        next_best=tuple(other.evaluation for other in others),
-        notes=notes,
+        next_best=tuple(other.evaluation for other in result.ranked[1 : 1 + NUM_NEXT]),
+        notes=result.notes,
     )
 
 

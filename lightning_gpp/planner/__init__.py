@@ -2,9 +2,10 @@
 
 from lightning_gpp.planner.all_devices import num_devices_used, on_all_devices
 from lightning_gpp.planner.base import Planner, PlanRequest
+from lightning_gpp.planner.best_plan import refusal_notes
 from lightning_gpp.planner.describe import describe_plan
 from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
-from lightning_gpp.planner.make_plan import PLANNERS, answer, make_plan, plan_request
+from lightning_gpp.planner.make_plan import PLANNERS, answer, ask, make_plan, plan_request
 from lightning_gpp.planner.manual import PlanLike, resolve_plan
 from lightning_gpp.planner.picture import draw_stage_graph
 from lightning_gpp.planner.plan import Plan, Stage
@@ -24,6 +25,7 @@ __all__ = [
     "Planner",
     "Stage",
     "answer",
+    "ask",
     "describe_plan",
     "draw_stage_graph",
     "evaluate_plan",
@@ -37,6 +39,7 @@ __all__ = [
     "plan_request",
     "plan_to_json",
     "predict",
+    "refusal_notes",
     "resolve_plan",
     "save_plan",
     "validate_plan",

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
 from lightning_gpp.planner.pipeline_run import num_microbatches
 from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan_graph import plan_graph
 from lightning_gpp.planner.stage_costs import stage_compute
 from lightning_gpp.planner.units_of_measure import bytes_text
+from lightning_gpp.planner.validate import check_cuts
+
+WITHOUT_REPLICAS = ", without replicas"
+"""Behind the name of a planner whose plans with replicas cannot run."""
 
 
 class BestPlan:
     """Keeps the best of the plans that it is shown: shortest step first, then least memory.
 
+    Published planners do not ask whether what crosses to replicas can be cut by samples; plans
+    where it cannot are refused.
+
     Attributes:
         request: the question.
-        evaluation: of the best plan that fits into memory, None while there is none.
+        evaluation: of the best plan that can run and fits into memory, None while there is none.
+        refusal: why a plan with replicas cannot run; empty while none was refused.
     """
 
     def __init__(self, request: PlanRequest) -> None:
         self.request = request
         self.evaluation: PlanEvaluation | None = None
+        self.refusal = ""
         self._closest: tuple[float, PlanEvaluation] | None = None
 
     def show(self, plans: Iterable[Plan]) -> bool:
@@ -34,6 +45,8 @@ class BestPlan:
         for plan in plans:
             if self.evaluation and computing_s(plan, self.request) >= self.evaluation.step_s:
                 fits = True  # whether it does makes no difference any more
+                continue
+            if not self._can_run(plan):
                 continue
             found = evaluate_plan(plan, self.request)
             if found.is_feasible:
@@ -47,15 +60,22 @@ class BestPlan:
     def plan(self, planner: str) -> Plan:
         """The best plan.
 
+        Its ``planner`` says where plans with replicas were refused and it has none.
+
         Raises:
             ValueError: none fits into memory; the text says how much would be enough.
         """
         if self.evaluation is not None:
-            return self.evaluation.plan
+            plan = self.evaluation.plan
+            has_replicas = any(stage.num_replicas > 1 for stage in plan.stages)
+            if self.refusal and not has_replicas:
+                return replace(plan, planner=plan.planner + WITHOUT_REPLICAS)
+            return plan
         if self._closest is None:
             raise ValueError(
                 f"{planner} found no plan for {self.request.num_devices} devices and mini-batches "
-                f"of {self.request.minibatch_size} samples: no division passes its memory filter"
+                f"of {self.request.minibatch_size} samples: "
+                + (self.refusal or "no division keeps to its rules (memory, replicas)")
             )
         _, closest = self._closest
         worst = max(closest.devices, key=lambda device: device.memory_bytes)
@@ -66,6 +86,14 @@ class BestPlan:
             "devices with more memory, or smaller mini-batches"
         )
 
+    def _can_run(self, plan: Plan) -> bool:
+        try:
+            check_cuts(plan_graph(plan, self.request.graph), self.request.graph)
+        except ValueError as error:
+            self.refusal = str(error)
+            return False
+        return True
+
     def _note(self, found: PlanEvaluation) -> None:
         excess = max(
             device.memory_bytes / device.limit_bytes
@@ -74,6 +102,39 @@ class BestPlan:
         )
         if self._closest is None or excess < self._closest[0]:
             self._closest = (excess, found)
+
+
+def best_plan(
+    request: PlanRequest, planner: str, show: Callable[[BestPlan, PlanRequest], None]
+) -> Plan:
+    """The best plan of a published planner.
+
+    Where plans with replicas are refused, those that it makes without any are candidates, too.
+
+    Args:
+        request: the question.
+        planner: its name.
+        show: shows the planner's plans for a question to a :class:`BestPlan`.
+
+    Raises:
+        ValueError: none of its plans can run and fits into memory.
+    """
+    best = BestPlan(request)
+    show(best, request)
+    if best.refusal:
+        show(best, replace(request, max_replicas=1))
+    return best.plan(planner)
+
+
+def refusal_notes(plan: Plan) -> tuple[str, ...]:
+    """What to know of a plan of which :class:`BestPlan` says that it is without replicas."""
+    if not plan.planner.endswith(WITHOUT_REPLICAS):
+        return ()
+    planner = plan.planner.removesuffix(WITHOUT_REPLICAS)
+    return (
+        f"plans of {planner} with replicas cannot run: replicas would have to exchange values that "
+        "cannot be cut by samples; this is its best plan without replicas",
+    )
 
 
 def _rank(found: PlanEvaluation) -> tuple[float, int]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from lightning_gpp.cluster import UNSPECIFIED_KIND, Cluster, uniform_cluster
@@ -11,12 +10,13 @@ from lightning_gpp.cost import ANY_DEVICE, ESTIMATED, Costs, Profile, estimate_c
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import ADAM_VALUES, Planner, PlanRequest
+from lightning_gpp.planner.best_plan import refusal_notes
 from lightning_gpp.planner.data_parallel import data_parallel
-from lightning_gpp.planner.graphpipe import graphpipe
+from lightning_gpp.planner.graphpipe import SearchResult, graphpipe, search_plans
 from lightning_gpp.planner.pipedream import pipedream
 from lightning_gpp.planner.piper import piper
 from lightning_gpp.planner.plan import Plan
-from lightning_gpp.planner.sequential import sequential
+from lightning_gpp.planner.sequential import search_chains, sequential
 from lightning_gpp.planner.validate import validate_plan
 
 PLANNERS: Mapping[str, Planner] = MappingProxyType(
@@ -30,6 +30,11 @@ PLANNERS: Mapping[str, Planner] = MappingProxyType(
     }
 )
 """Planners by name. A new planner is a file with one function, and an entry here."""
+
+RANKING: Mapping[str, Callable[[PlanRequest], SearchResult]] = MappingProxyType(
+    {"graphpipe": search_plans, "sequential": search_chains}
+)
+"""Planners that tell which plans they rank next."""
 
 
 def make_plan(
@@ -79,7 +84,12 @@ def make_plan(
 
 
 def answer(request: PlanRequest, planner: str) -> Plan:
-    """The valid plan of a planner; without replicas where its plan with some cannot run.
+    """The valid plan of a planner; the arguments and errors are those of :func:`ask`."""
+    return ask(request, planner).best
+
+
+def ask(request: PlanRequest, planner: str) -> SearchResult:
+    """The valid plan of a planner, with what it says of its search.
 
     Args:
         request: the question.
@@ -87,18 +97,23 @@ def answer(request: PlanRequest, planner: str) -> Plan:
 
     Raises:
         ValueError: the name is unknown, or the model cannot be planned like this.
+        RuntimeError: the plan cannot run, which is a fault of the planner.
     """
     if planner not in PLANNERS:
         raise ValueError(f"unknown planner {planner!r}; known planners: {', '.join(PLANNERS)}")
-    plan = PLANNERS[planner](request)
+    if planner in RANKING:
+        result = RANKING[planner](request)
+    else:
+        plan = PLANNERS[planner](request)
+        result = SearchResult(plan, ranked=(), notes=refusal_notes(plan))
     try:
-        validate_plan(plan, request.graph, request.num_devices)
-    except ValueError:
-        if all(stage.num_replicas == 1 for stage in plan.stages):
-            raise
-        # The published planners do not ask whether what crosses to replicas can be cut.
-        return answer(replace(request, max_replicas=1), planner)
-    return plan
+        validate_plan(result.best, request.graph, request.num_devices)
+    except ValueError as error:
+        raise RuntimeError(
+            f"planner {planner!r} made a plan that cannot run ({error}); this is a fault of the "
+            "planner, please report it with the model graph"
+        ) from error
+    return result
 
 
 def plan_request(

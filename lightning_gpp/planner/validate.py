@@ -36,8 +36,22 @@ def validate_plan(plan: Plan, graph: ModelGraph, num_devices: int) -> PlanGraph:
     _check_last_stage(plan, graph)
     for edge in placed.stages.edges:
         _check_multiples(placed, edge)
-        _check_cuts(placed, graph, edge)
+    check_cuts(placed, graph)
     return placed
+
+
+def check_cuts(placed: PlanGraph, graph: ModelGraph) -> None:
+    """Checks that values between stages can be cut wherever their two sides take other samples.
+
+    Args:
+        placed: the stages as they run.
+        graph: the model.
+
+    Raises:
+        ValueError: a value cannot be cut; the text says what to change.
+    """
+    for edge in placed.stages.edges:
+        _check_cut(placed, graph, edge)
 
 
 def _check_devices(plan: Plan, num_devices: int) -> None:
@@ -98,7 +112,7 @@ def _check_multiples(placed: PlanGraph, edge: StageEdge) -> None:
         )
 
 
-def _check_cuts(placed: PlanGraph, graph: ModelGraph, edge: StageEdge) -> None:
+def _check_cut(placed: PlanGraph, graph: ModelGraph, edge: StageEdge) -> None:
     if placed.replica_multiple(edge.source) == placed.replica_multiple(edge.target):
         return
     for name in edge.values:

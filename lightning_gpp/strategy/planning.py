@@ -22,6 +22,7 @@ from lightning_gpp.planner import (
     num_separable,
     on_all_devices,
     plan_request,
+    refusal_notes,
     resolve_plan,
     validate_plan,
 )
@@ -107,7 +108,7 @@ def plan_pipeline(
     plan, more_notes = cache.plan(
         request, settings.planner, lambda: answer(request, settings.planner)
     )
-    notes += more_notes
+    notes += more_notes + tuple(f"Search: {note}." for note in refusal_notes(plan))
     if settings.use_all_devices and (fuller := on_all_devices(plan, request)) != plan:
         notes += (why_fuller(plan, fuller, request),)
         plan = fuller

@@ -16,7 +16,7 @@ from itertools import chain
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.best_plan import BestPlan
+from lightning_gpp.planner.best_plan import BestPlan, best_plan
 from lightning_gpp.planner.linear import Layers, linear_layers
 from lightning_gpp.planner.pipedream.recurrence import Level, Segment, pipedream_stages
 from lightning_gpp.planner.plan import Plan
@@ -29,16 +29,18 @@ def pipedream(request: PlanRequest) -> Plan:
     """The best plan that PipeDream's recurrences find.
 
     Raises:
-        ValueError: no plan fits into the memory of the devices.
+        ValueError: no plan can run and fits into the memory of the devices.
     """
-    best = BestPlan(request)
+    return best_plan(request, NAME, _show)
+
+
+def _show(best: BestPlan, request: PlanRequest) -> None:
     memories = [d.memory_bytes for d in request.cluster.devices if d.memory_bytes is not None]
     for microbatch_size in reversed(request.microbatch_sizes):
         layers = linear_layers(request, microbatch_size)
         fits = best.show(_plans(request, layers, microbatch_size, None))
         if not fits and memories:
             best.show(_plans(request, layers, microbatch_size, min(memories)))
-    return best.plan(NAME)
 
 
 def _plans(

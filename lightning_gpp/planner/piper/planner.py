@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.best_plan import BestPlan
+from lightning_gpp.planner.best_plan import BestPlan, best_plan
 from lightning_gpp.planner.edge_bytes import edge_bytes
 from lightning_gpp.planner.linear import slowest_profile
 from lightning_gpp.planner.plan import Plan, Stage
@@ -68,13 +68,15 @@ def piper(request: PlanRequest) -> Plan:
     """The best plan that Piper's dynamic program finds.
 
     Raises:
-        ValueError: the model has too many downsets (parallel branches), or no plan fits into the
-            memory of the devices.
+        ValueError: the model has too many downsets (parallel branches), or no plan can run and
+            fits into the memory of the devices.
     """
-    best = BestPlan(request)
+    return best_plan(request, NAME, _show)
+
+
+def _show(best: BestPlan, request: PlanRequest) -> None:
     for microbatch_size in reversed(request.microbatch_sizes):
         best.show(_plans(request, microbatch_size))
-    return best.plan(NAME)
 
 
 def _plans(request: PlanRequest, microbatch_size: float) -> Iterator[Plan]:
