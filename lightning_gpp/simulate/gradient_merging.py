@@ -1,0 +1,141 @@
+"""Which gradients of data-parallel devices are summed together, and when a sum may begin.
+
+An all-reduce of ``n`` bytes takes about ``a + b n`` seconds, so every sum that is saved saves ``a``,
+while a sum of many layers waits for the last of them.
+
+Sources: the DAG model of S-SGD (Shi et al., arXiv 1805.03812) sums every layer by itself, at the
+end (naive) or as soon as its backward is done (wait-free back-propagation); MG-WFBP (Shi et al.,
+INFOCOM 2019) merges layers while that makes no sum end later. Its rule is greedy: it is never worse
+than a sum per layer or than one sum of all, but there can be better groups; ``optimal`` finds them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+SumSeconds = Callable[[float], float]
+"""Seconds of the sum of so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPiece:
+    """Gradients that are summed together, at first those of one layer.
+
+    Attributes:
+        size_bytes: of the gradients.
+        ready_s: seconds after the backward's start at which the last of them is final.
+    """
+
+    size_bytes: float
+    ready_s: float
+
+    def with_next(self, later: GradientPiece) -> GradientPiece:
+        """Together with a piece that is ready later."""
+        return GradientPiece(self.size_bytes + later.size_bytes, later.ready_s)
+
+
+Pieces = Sequence[GradientPiece]
+
+
+def last_end_s(pieces: Iterable[GradientPiece], sum_s: SumSeconds) -> float:
+    r"""When the last sum ends, in seconds after the backward's start.
+
+    .. math:: \tau_c^{(l)} = \max(\tau_c^{(l+1)} + t_c^{(l+1)}, \tau_b^{(l)} + t_b^{(l)})
+
+    Sums follow one another in the order in which gradients come. Source: arXiv 1805.03812.
+    """
+    end_s = 0.0
+    for piece in pieces:
+        end_s = max(end_s, piece.ready_s) + sum_s(piece.size_bytes)
+    return end_s
+
+
+def each_layer(pieces: Pieces, sum_s: SumSeconds) -> list[GradientPiece]:
+    """Wait-free back-propagation: every layer by itself."""
+    return list(pieces)
+
+
+def at_end(pieces: Pieces, sum_s: SumSeconds) -> list[GradientPiece]:
+    """Every layer by itself, but not before the whole backward is done."""
+    return [GradientPiece(piece.size_bytes, pieces[-1].ready_s) for piece in pieces]
+
+
+def merged(pieces: Pieces, sum_s: SumSeconds) -> list[GradientPiece]:
+    """MG-WFBP: a layer joins the sum before it where that makes no sum end later.
+
+    It does if its gradients come before that sum would end, and either that sum has not begun by
+    then, or has waited for less than what a sum less saves (``a`` of ``a + b n``).
+    """
+    found: list[GradientPiece] = []
+    end_s = 0.0
+    for piece in pieces:
+        if found:
+            last = found[-1]
+            start_s = max(end_s, last.ready_s)
+            own_s, other_s = sum_s(last.size_bytes), sum_s(piece.size_bytes)
+            saved_s = own_s + other_s - sum_s(last.size_bytes + piece.size_bytes)
+            if piece.ready_s < start_s + own_s and piece.ready_s - start_s < saved_s:
+                found[-1] = last.with_next(piece)
+                continue
+            end_s = start_s + own_s
+        found.append(piece)
+    return found
+
+
+def optimal(pieces: Pieces, sum_s: SumSeconds) -> list[GradientPiece]:
+    """The groups of layers with which the last sum ends first, by dynamic programming.
+
+    Quadratic in the layers: ``end[i] = min over j of max(end[j], ready[i]) + sum of j … i``.
+    """
+    before = [0.0]
+    for piece in pieces:
+        before.append(before[-1] + piece.size_bytes)
+    end_s, first = [0.0], [0]
+    for stop, piece in enumerate(pieces, start=1):
+        ends = (
+            max(end_s[start], piece.ready_s) + sum_s(before[stop] - before[start])
+            for start in range(stop)
+        )
+        best_s, start = min((end, -start) for start, end in enumerate(ends))
+        end_s.append(best_s)
+        first.append(-start)
+    found: list[GradientPiece] = []
+    stop = len(pieces)
+    while stop:
+        size_bytes = before[stop] - before[first[stop]]
+        found.insert(0, GradientPiece(size_bytes, pieces[stop - 1].ready_s))
+        stop = first[stop]
+    return found
+
+
+def in_buckets(bucket_bytes: float) -> Callable[[Pieces, SumSeconds], list[GradientPiece]]:
+    """Buckets that are closed when they have so many bytes, as in PyTorch's DDP and our runtime.
+
+    Unlike merging by MG-WFBP's rule, this may be slower than a sum per layer.
+    """
+
+    def cut(pieces: Pieces, sum_s: SumSeconds) -> list[GradientPiece]:
+        found: list[GradientPiece] = []
+        for piece in pieces:
+            if found and found[-1].size_bytes < bucket_bytes:
+                found[-1] = found[-1].with_next(piece)
+            else:
+                found.append(piece)
+        return found
+
+    return cut
+
+
+MERGING: Mapping[str, Callable[[Pieces, SumSeconds], list[GradientPiece]]] = MappingProxyType(
+    {
+        "at_end": at_end,
+        "one_at_end": in_buckets(math.inf),
+        "wait_free": each_layer,
+        "merged": merged,
+        "optimal": optimal,
+    }
+)
+"""Ways to sum the gradients of a backward by name, each at least as good as ``at_end``."""

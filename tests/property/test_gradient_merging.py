@@ -1,0 +1,113 @@
+"""Groups of gradients: none is worse than a sum per layer at the end, and what is best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate, combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_gpp.simulate.gradient_merging import (
+    MERGING,
+    GradientPiece,
+    at_end,
+    each_layer,
+    in_buckets,
+    last_end_s,
+    merged,
+    optimal,
+)
+
+ROUNDING = 1 + 1e-12
+
+
+def affine(startup_s: float, per_byte_s: float) -> Callable[[float], float]:
+    return lambda size_bytes: startup_s + per_byte_s * size_bytes
+
+
+@st.composite
+def pieces(draw: st.DrawFn, max_layers: int = 7) -> list[GradientPiece]:
+    gaps = draw(st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0]), min_size=1, max_size=max_layers))
+    sizes = st.sampled_from([1.0, 10.0, 500.0])
+    return [GradientPiece(draw(sizes), ready_s) for ready_s in accumulate(gaps)]
+
+
+sums = st.builds(affine, st.sampled_from([0.0, 0.01, 0.3, 2.0]), st.sampled_from([0.0, 1e-3, 0.1]))
+
+
+def groupings(found: list[GradientPiece]) -> Iterator[list[GradientPiece]]:
+    """All ways to join neighbours."""
+    count = len(found)
+    for cuts in (c for n in range(count) for c in combinations(range(1, count), n)):
+        yield [
+            GradientPiece(sum(p.size_bytes for p in found[a:b]), found[b - 1].ready_s)
+            for a, b in pairwise((0, *cuts, count))
+        ]
+
+
+@given(pieces(), sums)
+def test_merging_is_never_worse(found, sum_s):
+    """MG-WFBP's rule beats a sum per layer and one of all; only the optimum beats all others."""
+    ends = {name: last_end_s(rule(found, sum_s), sum_s) for name, rule in MERGING.items()}
+    assert ends["merged"] <= ends["wait_free"] * ROUNDING
+    assert ends["merged"] <= ends["one_at_end"] * ROUNDING
+    assert max(ends.values()) <= ends["at_end"] * ROUNDING
+    best_s = min(last_end_s(groups, sum_s) for groups in groupings(found))
+    assert ends["optimal"] == pytest.approx(best_s, rel=1e-12)
+
+
+@given(pieces(), sums, st.sampled_from(sorted(MERGING)))
+def test_nothing_is_lost(found, sum_s, name):
+    groups = MERGING[name](found, sum_s)
+    assert sum(g.size_bytes for g in groups) == pytest.approx(sum(p.size_bytes for p in found))
+    assert groups[-1].ready_s == found[-1].ready_s
+    assert [g.ready_s for g in groups] == sorted(g.ready_s for g in groups)
+
+
+THREE = [GradientPiece(1.0, 1.0), GradientPiece(1.0, 2.0), GradientPiece(1.0, 5.0)]
+
+
+def test_the_rule_of_mg_wfbp():
+    """Sums of 2 s and one per byte: the second layer comes one second after the first sum began.
+
+    seconds       0  1  2  3  4  5  6  7  8  9  10 11
+    per layer        |1      |2      |3      |       ends at 1 + 3 + 3 + 3
+    merged              |1+2       |3      |         waits 1 s, saves 2 s
+    """
+    sum_s = affine(2.0, 1.0)
+    assert last_end_s(each_layer(THREE, sum_s), sum_s) == 10.0
+    groups = merged(THREE, sum_s)
+    assert [g.size_bytes for g in groups] == [2.0, 1.0]
+    assert last_end_s(groups, sum_s) == 9.0
+    slow = merged(THREE, affine(0.5, 1.0))  # half a second is not worth a second's wait
+    assert [g.size_bytes for g in slow] == [1.0, 1.0, 1.0]
+
+
+def test_the_rule_is_not_the_optimum():
+    """The greedy rule joins the first two layers; better leaves the second to the third.
+
+    seconds  0  1  2  3  4  5  6  7  8
+    merged      |1+2       |3      |
+    optimum  |1      |2+3       |
+    """
+    found = [GradientPiece(1.0, 0.0), GradientPiece(1.0, 1.0), GradientPiece(1.0, 3.0)]
+    sum_s = affine(2.0, 1.0)
+    assert [g.size_bytes for g in merged(found, sum_s)] == [2.0, 1.0]
+    assert [g.size_bytes for g in optimal(found, sum_s)] == [1.0, 2.0]
+    assert [last_end_s(rule(found, sum_s), sum_s) for rule in (merged, optimal)] == [8.0, 7.0]
+
+
+def test_buckets_of_a_fixed_size_may_be_slower_than_layers():
+    sum_s = affine(0.1, 1.0)
+    buckets = in_buckets(2.0)(THREE, sum_s)
+    assert [(g.size_bytes, g.ready_s) for g in buckets] == [(2.0, 2.0), (1.0, 5.0)]
+    waiting = [GradientPiece(1.0, 1.0), GradientPiece(1.0, 9.0)]
+    assert last_end_s(in_buckets(2.0)(waiting, sum_s), sum_s) == pytest.approx(11.1)
+    assert last_end_s(each_layer(waiting, sum_s), sum_s) == pytest.approx(10.1)
+
+
+def test_at_end_nothing_begins_before_the_last_layer():
+    assert {piece.ready_s for piece in at_end(THREE, affine(1.0, 0.0))} == {5.0}
+    assert last_end_s(at_end(THREE, affine(1.0, 0.0)), affine(1.0, 0.0)) == 8.0
