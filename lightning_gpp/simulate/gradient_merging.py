@@ -1,7 +1,7 @@
 """Which gradients of data-parallel devices are summed together, and when a sum may begin.
 
-An all-reduce of ``n`` bytes takes about ``a + b n`` seconds, so every sum that is saved saves ``a``,
-while a sum of many layers waits for the last of them.
+An all-reduce of ``n`` bytes takes about ``a + b n`` seconds, so that a sum less saves ``a``; but a
+sum of many layers waits for the last of them.
 
 Sources: the DAG model of S-SGD (Shi et al., arXiv 1805.03812) sums every layer by itself, at the
 end (naive) or as soon as its backward is done (wait-free back-propagation); MG-WFBP (Shi et al.,
