@@ -68,8 +68,11 @@ class _Walk:
     def _of_argument(self, node: fx.Node) -> Variation:
         if self.batched[node.name]:
             return _SAMPLES
-        # Without a second number of samples nobody knows: they may be in another dimension.
-        return _WHOLE if self.others is None else _SAME
+        # Without a second number of samples nobody knows: they may be in another dimension. One
+        # that changed with them otherwise (the nodes of a batch of graphs) holds all of them.
+        if self.others is None or self.others[node].shapes != self.seen[node].shapes:
+            return _WHOLE
+        return _SAME
 
     def _of_tensors(self, node: fx.Node, reads: Sequence[Variation]) -> Variation:
         if all(way is _SAME for way in reads):

@@ -16,6 +16,7 @@ from torch_geometric.data import Batch, Data  # noqa: E402
 
 from lightning_gpp.capture import CapturedModel, CaptureError, capture  # noqa: E402
 from lightning_gpp.capture.check import compare  # noqa: E402
+from lightning_gpp.graph import Variation  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -226,3 +227,22 @@ def test_hetero_data_is_refused_with_a_remedy() -> None:
 
     with pytest.raises(CaptureError, match="pass its tensors as arguments"):
         capture(Takes(), (data, torch.ones(3, 2, requires_grad=True)))
+
+
+class LayerAndPool(nn.Module):
+    """A layer over the nodes, and a row per graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return pyg.global_mean_pool(self.layer(batch.x), batch.batch, batch.num_graphs)
+
+
+def test_a_batch_of_graphs_is_not_taken_for_a_value_without_samples() -> None:
+    """Replicas would each get, and compute, all graphs."""
+    graph = capture(LayerAndPool(), (graphs(),), {}).graph
+    read = {graph.values[name] for operator in graph for name in operator.inputs}
+    assert read
+    assert {value.variation for value in read} == {Variation.WHOLE}
