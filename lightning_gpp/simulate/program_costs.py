@@ -89,7 +89,14 @@ class StepCosts:
         data_s: seconds in which the host reads a mini-batch, on the device of the feed.
         input_bytes: bytes of a mini-batch that are copied from the host to the device of the feed.
         host_link: over which they are copied; None where nothing is.
+        prepare_s: seconds from the read mini-batch to the program, on the device of the feed: the
+            user's hooks, cutting it into micro-batches.
         feed_s: seconds of the user's step before the pipelined forward, per micro-batch.
+        loss_s: seconds of the user's step after the pipelined forward, per micro-batch of the
+            stage of the loss, whose ``forward_s`` they are part of.
+        loss_backward_s: seconds of its backward, part of that stage's ``backward_s``.
+        finish_s: device -> seconds from the end of its part of the program, and of that of the
+            device of the loss, which tells the others the result, to the optimizer's step.
         optimizer_s: device -> seconds of the optimizer's step.
         send: what a send costs the sending device.
         receive: what a receive costs the receiving device once the message is there.
@@ -99,7 +106,11 @@ class StepCosts:
     data_s: float = 0.0
     input_bytes: float = 0.0
     host_link: Link | None = None
+    prepare_s: float = 0.0
     feed_s: float = 0.0
+    loss_s: float = 0.0
+    loss_backward_s: float = 0.0
+    finish_s: Mapping[int, float] = field(default_factory=dict)
     optimizer_s: Mapping[int, float] = field(default_factory=dict)
     send: Overhead = Overhead()
     receive: Overhead = Overhead()

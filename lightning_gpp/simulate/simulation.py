@@ -16,6 +16,7 @@ class TaskKind(Enum):
     Attributes:
         DATA: the host reads a mini-batch.
         COPY: the mini-batch goes from the host to the device.
+        PREPARE: the mini-batch is cut into micro-batches.
         FEED: the user's step before the pipelined forward.
         FORWARD: the forward of a stage.
         BACKWARD: the backward of a stage.
@@ -23,11 +24,13 @@ class TaskKind(Enum):
         TRANSFER: a message on its way; on channels, not on a device.
         RECEIVE: what a message costs its receiver.
         REDUCE: the sum of a bucket of gradients over the devices of its group; on channels.
+        FINISH: the results are joined and told to all, gradients handed out.
         OPTIMIZER: the optimizer's step.
     """
 
     DATA = "data"
     COPY = "copy"
+    PREPARE = "prepare"
     FEED = "feed"
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -35,6 +38,7 @@ class TaskKind(Enum):
     TRANSFER = "transfer"
     RECEIVE = "receive"
     REDUCE = "reduce"
+    FINISH = "finish"
     OPTIMIZER = "optimizer"
 
 
