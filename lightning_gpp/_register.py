@@ -1,9 +1,9 @@
-"""Registers the strategies with Lightning without importing it.
+"""Registers the strategies and the accelerators with Lightning without importing it.
 
-Lightning loads no third-party strategies by itself. ``import lightning_gpp`` calls
+Lightning loads no third-party plug-ins by itself. ``import lightning_gpp`` calls
 :func:`register`; pip installation alone is enough too, through torch's entry-point group
 ``torch.backends``, whose functions run at ``import torch``. Either way an import hook waits for
-Lightning's strategies to be imported and then registers names whose factory imports ours lazily.
+Lightning's registries to be imported and then registers names whose factory imports ours lazily.
 
 This module uses the standard library only and must never raise: it would break ``import torch``.
 """
@@ -16,18 +16,20 @@ import importlib.machinery
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
-_ROOT = "lightning.pytorch.strategies"
-_OTHER_ROOT = "pytorch_lightning.strategies"
+_ROOT = "lightning.pytorch"
+_OTHER_ROOT = "pytorch_lightning"
 _START_METHODS = {
     "graphpipe": "popen",
     "graphpipe_spawn": "spawn",
     "graphpipe_fork": "fork",
     "graphpipe_notebook": "fork",
 }
+
+_ACCELERATORS = {"pool": "A mixed list of real devices"}
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ def register() -> None:
         if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
             sys.meta_path.insert(0, _Finder())
     except Exception as error:  # must not break `import torch`; the registry then lacks our names
-        log.warning("lightning_gpp could not register its strategies: %s", error)
+        log.warning("lightning_gpp could not register its plug-ins: %s", error)
 
 
 def _register_ours(strategies: ModuleType) -> None:
@@ -61,16 +63,32 @@ def _register_ours(strategies: ModuleType) -> None:
             )
 
 
+def _register_accelerators(accelerators: ModuleType) -> None:
+    registry = accelerators.AcceleratorRegistry
+    for name, description in _ACCELERATORS.items():
+        if name not in registry:
+            registry.register(name, LazyAccelerator, description=description, kind=name)
+
+
 def _register_refusal(strategies: ModuleType) -> None:
-    registry = strategies.StrategyRegistry
-    for name in _START_METHODS:
+    _refuse(strategies.StrategyRegistry, _START_METHODS)
+
+
+def _register_accelerator_refusal(accelerators: ModuleType) -> None:
+    _refuse(accelerators.AcceleratorRegistry, _ACCELERATORS)
+
+
+def _refuse(registry: Any, names: Iterable[str]) -> None:
+    for name in names:
         if name not in registry:
             registry.register(name, OtherRoot, description="lightning_gpp needs lightning.pytorch")
 
 
 _ACTIONS: dict[str, Callable[[ModuleType], None]] = {
-    _ROOT: _register_ours,
-    _OTHER_ROOT: _register_refusal,
+    f"{_ROOT}.accelerators": _register_accelerators,
+    f"{_ROOT}.strategies": _register_ours,
+    f"{_OTHER_ROOT}.accelerators": _register_accelerator_refusal,
+    f"{_OTHER_ROOT}.strategies": _register_refusal,
 }
 
 
@@ -84,16 +102,37 @@ class LazyStrategy:
         return GraphPipeStrategy(**kwargs)
 
 
+class LazyAccelerator:
+    """Makes one of our accelerators when a Trainer asks for it by name."""
+
+    def __new__(cls, *, kind: str) -> Any:
+        """Imports the accelerator and builds it."""
+        from lightning_gpp.strategy import ACCELERATORS
+
+        return ACCELERATORS[kind]()
+
+    @staticmethod
+    def is_available() -> bool:
+        """Whether the Trainer may name it as one that is there; all run on a CPU too."""
+        return True
+
+
 class OtherRoot:
     """Refuses Trainers of the other copy of Lightning."""
 
     def __new__(cls, **kwargs: Any) -> Any:
         """Says what to import instead."""
         raise TypeError(
-            "strategy='graphpipe' works with `lightning.pytorch`; this Trainer is from "
-            "`pytorch_lightning`, a separate copy whose classes do not mix with it. Replace "
-            "`import pytorch_lightning as pl` by `import lightning.pytorch as pl`."
+            "the plug-ins of lightning_gpp (strategy='graphpipe', ...) work with "
+            "`lightning.pytorch`; this Trainer is from `pytorch_lightning`, a separate copy whose "
+            "classes do not mix with it. Replace `import pytorch_lightning as pl` by `import "
+            "lightning.pytorch as pl`."
         )
+
+    @staticmethod
+    def is_available() -> bool:
+        """Whether the Trainer may name it as one that is there."""
+        return False
 
 
 def _is_initializing(module: ModuleType) -> bool:
@@ -140,4 +179,4 @@ class _Loader(importlib.abc.Loader):
         try:
             self._action(module)
         except Exception as error:  # must not break the import of Lightning
-            log.warning("lightning_gpp could not register its strategies: %s", error)
+            log.warning("lightning_gpp could not register its plug-ins: %s", error)

@@ -5,6 +5,7 @@ from lightning_gpp.capture.blocks import Block, BlockGraph
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.module_content import module_content
+from lightning_gpp.capture.placed import placed
 from lightning_gpp.capture.profiler import device_kind, profile, profile_costs
 from lightning_gpp.capture.stage import StageModule
 
@@ -17,6 +18,7 @@ __all__ = [
     "capture",
     "device_kind",
     "module_content",
+    "placed",
     "profile",
     "profile_costs",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_gpp.capture.model import CapturedModel
@@ -45,10 +45,9 @@ class OperatorProbe:
         self.stage: StageModule = captured.stage([operator.name], operator.inputs, self.outputs)
         self.training = captured.module.training
         self.device = device
-        self.parameters = [
-            captured.module.get_parameter(name) for name in self.stage.parameter_names
-        ]
-        self.own_storages = {_storage(parameter) for parameter in self.parameters}
+        self.module = captured.module
+        self.parameters: list[nn.Parameter] = []
+        self.own_storages: set[Any] = set()
         self.results: dict[str, Any] = {}
 
     def measure(self, values: Mapping[str, Any], repeats: int, deadline_s: float) -> OpProfile:
@@ -60,6 +59,8 @@ class OperatorProbe:
             deadline_s: on the monotonic clock; past it a single run has to do.
         """
         inputs = [values[name] for name in self.stage.inputs]
+        self.parameters = [self.module.get_parameter(n) for n in self.stage.parameter_names]
+        self.own_storages = {_storage(parameter) for parameter in self.parameters}
         runs = [self._run(inputs)]
         if time.monotonic() < deadline_s:
             runs.clear()  # it warmed up

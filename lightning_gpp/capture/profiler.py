@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operator_probe import OperatorProbe
+from lightning_gpp.capture.placed import Visits
 from lightning_gpp.capture.rollback import rollback
 from lightning_gpp.capture.samples import first_sample, resized
 from lightning_gpp.cost import Costs, OpProfile, Profile
@@ -59,7 +60,7 @@ def profile_costs(
 
     Args:
         captured: in the mode (train or eval) that its module is in.
-        args: one micro-batch.
+        args: one micro-batch, on the device that is measured; parameters elsewhere visit it.
         kwargs: its keyword arguments.
         repeats: least measured runs per operator.
         num_sizes: most sizes to measure.
@@ -70,12 +71,13 @@ def profile_costs(
     device = next(iter(tensors.values())).device
     deadline_s = time.monotonic() + budget_s
     probes = [OperatorProbe(captured, operator, device) for operator in captured.graph]
+    visits = Visits(captured.module, device)
     profiles: list[Profile] = []
     with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
         for other in _sizes(captured, size, num_sizes):
             inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
             try:
-                operators = _measure(probes, inputs, repeats, deadline_s)
+                operators = _measure(visits, probes, inputs, repeats, deadline_s)
             except Exception as error:  # the model itself may not take another size
                 if not profiles:
                     raise
@@ -111,6 +113,7 @@ def _sizes(captured: CapturedModel, size: int, count: int) -> list[int]:
 
 
 def _measure(
+    visits: Visits,
     probes: Sequence[OperatorProbe],
     tensors: Mapping[str, Tensor],
     repeats: int,
@@ -121,6 +124,8 @@ def _measure(
         values[name].requires_grad_(tensor.requires_grad)
     profiles = {}
     for probe in probes:
-        profiles[probe.name] = probe.measure(values, repeats, deadline_s)
+        names = (*probe.stage.parameter_names, *probe.stage.buffer_names)
+        with visits.of(names):
+            profiles[probe.name] = probe.measure(values, repeats, deadline_s)
         values |= probe.results
     return profiles

@@ -35,7 +35,7 @@ def connect_local() -> dict[int, socket.socket] | None:
     mine = None
     if listener is not None:
         name = listener.getsockname().decode()
-        mine = _Address(_host(), name, secrets.token_bytes(_TOKEN_BYTES))
+        mine = _Address(host_identity(), name, secrets.token_bytes(_TOKEN_BYTES))
     addresses: list[_Address | None] = [None] * dist.get_world_size()
     dist.all_gather_object(addresses, mine)
     sockets = None
@@ -71,7 +71,7 @@ def _listen() -> socket.socket | None:
     return None
 
 
-def _host() -> str:
+def host_identity() -> str:
     """What tells this host from others; sockets without a file need one network name space too."""
     parts = [socket.gethostname()]
     for path in (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")):

@@ -7,8 +7,11 @@ import logging
 import torch
 import torch.distributed as dist
 
+from lightning_gpp.runtime import host_staging
+from lightning_gpp.runtime.host_staging import HostStaging
 from lightning_gpp.runtime.local_sockets import connect_local
 from lightning_gpp.runtime.process_transport import ProcessGroupTransport, TransportGroups
+from lightning_gpp.runtime.rank_devices import Wire, choose_wire, gather_rank_devices
 from lightning_gpp.runtime.shared_memory_transport import SharedMemoryTransport
 
 log = logging.getLogger(__name__)
@@ -17,17 +20,18 @@ log = logging.getLogger(__name__)
 def open_transport(
     device: torch.device, timeout_s: float
 ) -> SharedMemoryTransport | ProcessGroupTransport:
-    """All ranks: shared memory between CPUs of one host, otherwise gloo or NCCL.
+    """All ranks: shared memory between CPUs of one host, NCCL between GPUs, otherwise gloo.
 
     Args:
         device: where this rank's stages run.
         timeout_s: limit of waits for peers that take no messages.
     """
-    if device.type != "cpu":
+    wire = choose_wire(gather_rank_devices(device))
+    if wire is Wire.NCCL:
         return ProcessGroupTransport(TransportGroups.create("nccl"), device)
-    sockets = connect_local()
-    if sockets is not None:
+    if wire is Wire.SHARED_MEMORY and (sockets := connect_local()) is not None:
         log.debug("messages between stages go through shared memory")
         return SharedMemoryTransport(dist.get_rank(), sockets, device, timeout_s)
-    log.info("the processes share no memory (several hosts?): messages between stages use gloo")
-    return ProcessGroupTransport(TransportGroups.create("gloo"), device)
+    log.info("messages between stages use gloo: several hosts, mixed devices, or no shared memory")
+    staging = HostStaging(device) if host_staging.needs_staging(device) else None
+    return ProcessGroupTransport(TransportGroups.create("gloo"), device, staging=staging)

@@ -1,7 +1,8 @@
-"""Sums over ranks by the all-reduce of ``torch.distributed``: gloo on CPUs, NCCL on GPUs.
+"""Sums over ranks by the all-reduce of ``torch.distributed``: NCCL among GPUs, gloo otherwise.
 
 Every set of ranks has a process group of its own. gloo works on threads of its own, so a sum goes
-on while its rank computes. (The NCCL path has not been run yet.)
+on while its rank computes; what a GPU adds to it is copied to host memory and the sum back. (No GPU
+has run either path yet.)
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ import threading
 from collections.abc import Iterable
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gpp.runtime import host_staging
+from lightning_gpp.runtime.host_staging import HostStaging
+from lightning_gpp.runtime.rank_devices import Wire, choose_wire, gather_rank_devices
 from lightning_gpp.runtime.sums import PendingSum, Ranks, late_sum
 from lightning_gpp.runtime.transport import TransportError
+
+CPU = torch.device("cpu")
 
 
 class ProcessSums:
@@ -23,22 +30,41 @@ class ProcessSums:
     Args:
         groups: sets of ranks that will sum; all ranks of the world make the same ones together.
         timeout_s: limit that ``torch.distributed`` itself keeps.
+        device: where this rank's tensors are.
+        staging: copies them through host memory; by default where that is needed.
     """
 
-    def __init__(self, groups: Iterable[Ranks], timeout_s: float) -> None:
+    def __init__(
+        self,
+        groups: Iterable[Ranks],
+        timeout_s: float,
+        device: torch.device = CPU,
+        staging: HostStaging | None = None,
+    ) -> None:
+        devices = gather_rank_devices(device)
+        by_nccl = {
+            ranks: choose_wire([devices[rank] for rank in ranks]) is Wire.NCCL
+            for ranks in sorted(set(groups))
+        }
         timeout = timedelta(seconds=timeout_s)
         self._groups = {
-            ranks: dist.new_group(list(ranks), timeout=timeout) for ranks in sorted(set(groups))
+            ranks: dist.new_group(list(ranks), timeout=timeout, backend="nccl" if nccl else "gloo")
+            for ranks, nccl in by_nccl.items()
         }
+        if staging is None and host_staging.needs_staging(device):
+            staging = HostStaging(device)
+        self._staging = {ranks: None if nccl else staging for ranks, nccl in by_nccl.items()}
         self._rank = dist.get_rank()
         self._waiting: set[_ProcessSum] = set()
         self._error: BaseException | None = None
 
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Begins an all-reduce."""
-        work = dist.all_reduce(tensor, group=self._groups[ranks], async_op=True)
+        staging = self._staging[ranks]
+        summed = tensor if staging is None else staging.to_host(tensor)
+        work = dist.all_reduce(summed, group=self._groups[ranks], async_op=True)
         assert work is not None
-        return _ProcessSum(self, work, ranks, waits_here=tensor.device.type == "cpu")
+        return _ProcessSum(self, work, ranks, tensor, summed)
 
     def abort(self, error: BaseException) -> None:
         """Makes every wait raise ``error``."""
@@ -71,10 +97,13 @@ class ProcessSums:
 
 
 class _ProcessSum:
-    def __init__(self, sums: ProcessSums, work: dist.Work, ranks: Ranks, waits_here: bool) -> None:
+    def __init__(
+        self, sums: ProcessSums, work: dist.Work, ranks: Ranks, tensor: Tensor, summed: Tensor
+    ) -> None:
         self._sums, self._work, self._ranks = sums, work, ranks
+        self._tensor, self._summed = tensor, summed
         self._woken = threading.Event()
-        if waits_here:
+        if summed.device.type == "cpu":
             work.get_future().add_done_callback(lambda _: self._woken.set())
         else:
             self._woken.set()  # of a GPU the stream waits, not the host
@@ -96,3 +125,5 @@ class _ProcessSum:
             raise TransportError(
                 f"{purpose}: summing gradients over ranks {others} failed ({reason})"
             ) from error
+        if self._summed is not self._tensor:
+            self._tensor.copy_(self._summed)

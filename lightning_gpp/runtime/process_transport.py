@@ -4,9 +4,9 @@ One thread per peer listens all the time and puts what comes into the mailbox, s
 always finds its receiver: no order of sends and receives can deadlock, and transfers overlap with
 compute. The first part of a message, on a gloo group, says what it is and holds small data; large
 tensors follow on the payload group of their direction. With gloo those of a GPU are staged through
-host memory. With NCCL, which matches messages by order alone, each direction has a group of its
-own and one thread issues its receives in the order in which the sender announces them. (The NCCL
-path has not been run yet.)
+host memory (:mod:`~lightning_gpp.runtime.host_staging`). With NCCL, which matches messages by order
+alone, each direction has a group of its own and one thread issues its receives in the order in
+which the sender announces them. (No GPU has run either path yet.)
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from lightning_gpp.runtime.header import (
     is_goodbye,
     shapes_that_follow,
 )
+from lightning_gpp.runtime.host_staging import HostStaging
 from lightning_gpp.runtime.message import Description
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.transport import Mailbox, Tag, TransportError
@@ -50,21 +51,19 @@ class TransportGroups:
         headers: gloo group for headers and structures.
         upward: payload from lower to higher ranks.
         downward: payload from higher to lower ranks.
-        stages_through_host: whether payload groups move CPU memory only.
     """
 
     headers: dist.ProcessGroup
     upward: dist.ProcessGroup
     downward: dist.ProcessGroup
-    stages_through_host: bool
 
     @classmethod
     def create(cls, backend: str = "gloo") -> TransportGroups:
         """New groups over all ranks. ``backend`` moves the payload: ``"gloo"`` or ``"nccl"``."""
         headers = _new_group("gloo")
         if backend == "gloo":
-            return cls(headers, headers, headers, stages_through_host=True)
-        return cls(headers, _new_group(backend), _new_group(backend), stages_through_host=False)
+            return cls(headers, headers, headers)
+        return cls(headers, _new_group(backend), _new_group(backend))
 
     def destroy(self) -> None:
         """Gives the groups back."""
@@ -93,6 +92,7 @@ class ProcessGroupTransport:
         groups: see :meth:`TransportGroups.create`.
         device: where received tensors go.
         peers: ranks that will send something; all others by default.
+        staging: copies tensors through host memory, for payload groups that move no other.
     """
 
     def __init__(
@@ -100,9 +100,11 @@ class ProcessGroupTransport:
         groups: TransportGroups,
         device: torch.device,
         peers: Iterable[int] | None = None,
+        staging: HostStaging | None = None,
     ) -> None:
         self._groups = groups
         self._device = device
+        self._staging = staging
         self._rank = dist.get_rank()
         self._mailbox = Mailbox()
         self._posted: list[_Posted] = []
@@ -142,8 +144,8 @@ class ProcessGroupTransport:
             self._post(data, target, self._groups.headers, _DATA_TAG)
         for tensor in payload.tensors:
             if tensor is not None and tensor.numel():
-                data = tensor.cpu() if self._groups.stages_through_host else tensor
-                self._post(data.contiguous(), target, self._payload_group(target), _DATA_TAG)
+                data = self._staging.to_host(tensor) if self._staging else tensor.contiguous()
+                self._post(data, target, self._payload_group(target), _DATA_TAG)
 
     def receive(self, *, source: int, tag: Tag, timeout_s: float, purpose: str) -> Payload:
         """Waits for the listener to have put the message into the mailbox."""
@@ -232,18 +234,22 @@ class ProcessGroupTransport:
             self._receive_into(data, peer, self._groups.headers, _DATA_TAG)
             structure = data.numpy().tobytes()
         group = self._payload_group(peer, receiving=True)
-        wire = torch.device("cpu") if self._groups.stages_through_host else self._device
         tensors: list[Tensor | None] = []
         for head in message.tensors:
             if head.dtype is None:
                 tensors.append(None)
                 continue
-            tensor = torch.empty(head.shape, dtype=head.dtype, device=wire)
+            tensor = self._empty(head.shape, head.dtype)
             if tensor.numel():
                 self._receive_into(tensor, peer, group, _DATA_TAG)
-            tensors.append(tensor)
+            tensors.append(self._staging.to_device(tensor) if self._staging else tensor)
         flags = [head.requires_grad for head in message.tensors]
         return Payload(tensors, flags, structure)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self._staging:
+            return self._staging.buffer(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=self._device)
 
     def _receive_into(self, tensor: Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> None:
         work = dist.irecv(tensor, peer, group=group, tag=tag)

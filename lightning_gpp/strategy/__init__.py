@@ -3,8 +3,19 @@
 from lightning_gpp.strategy import other_root
 from lightning_gpp.strategy.graphpipe import START_METHODS, GraphPipeStrategy
 from lightning_gpp.strategy.one_device import single_device
+from lightning_gpp.strategy.pool import PoolAccelerator
 from lightning_gpp.strategy.timeline_callback import TimelineCallback
 
 other_root.install()
 
-__all__ = ["START_METHODS", "GraphPipeStrategy", "TimelineCallback", "single_device"]
+ACCELERATORS = {kind.name(): kind for kind in (PoolAccelerator,)}
+"""Accelerators by their name in Lightning's registry."""
+
+__all__ = [
+    "ACCELERATORS",
+    "START_METHODS",
+    "GraphPipeStrategy",
+    "PoolAccelerator",
+    "TimelineCallback",
+    "single_device",
+]

@@ -23,6 +23,7 @@ from lightning_gpp.cluster import (
     host_memory_bytes,
     load_cluster,
 )
+from lightning_gpp.runtime.rank_devices import RankDevice
 
 GPU_HOST_LINK = Link(bandwidth_bytes_per_s=20e9, latency_s=20e-6)
 """Between GPUs of one host where nobody says more: PCIe 4.0 x16, assumed; NVLink is faster."""
@@ -43,12 +44,14 @@ class DeviceAtHand:
         kind: as profiles name it.
         memory_bytes: of the device; of a CPU all of the host's; None where it is not known.
         host: name of the machine.
+        identity: tells a GPU from all others; ranks may share one. Empty of a CPU.
     """
 
     name: str
     kind: str
     memory_bytes: int | None
     host: str
+    identity: str = ""
 
     @classmethod
     def of(cls, device: torch.device) -> DeviceAtHand:
@@ -57,11 +60,12 @@ class DeviceAtHand:
             memory_bytes: int | None = torch.cuda.get_device_properties(device).total_memory
         else:
             memory_bytes = host_memory_bytes()
-        return cls(str(device), device_kind(device), memory_bytes, socket.gethostname())
+        identity = RankDevice.of(device).identity if device.type == "cuda" else ""
+        return cls(str(device), device_kind(device), memory_bytes, socket.gethostname(), identity)
 
 
 def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:
-    """The devices of all ranks, by rank. Processes on the CPU of a host share its memory equally.
+    """The devices of all ranks, by rank. Ranks on one device share its memory equally.
 
     Hosts are numbered, so that a job finds the plan of the last one whatever hosts it gets.
 
@@ -69,18 +73,23 @@ def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:
     >>> [(d.name, d.memory_bytes) for d in cluster_at_hand([here, here]).devices]
     [('rank0 (cpu)', 4000000000), ('rank1 (cpu)', 4000000000)]
     """
-    on_host = Counter(each.host for each in found if each.kind == "cpu")
+    sharing = Counter(_memory_of(each) for each in found)
     names = dict.fromkeys(each.host for each in found)
     hosts = {name: f"host{index}" for index, name in enumerate(names)}
     devices = []
     for rank, each in enumerate(found):
         memory_bytes: int | None = each.memory_bytes
-        if memory_bytes is not None and each.kind == "cpu":
-            memory_bytes //= on_host[each.host]
+        if memory_bytes is not None:
+            memory_bytes //= sharing[_memory_of(each)]
         name = f"rank{rank} ({each.name})"
         devices.append(Device(name, each.kind, memory_bytes, hosts[each.host]))
     is_cpu = any(each.kind == "cpu" for each in found)
     return Cluster(tuple(devices), DEFAULT_LINK if is_cpu else GPU_HOST_LINK, NETWORK_LINK)
+
+
+def _memory_of(device: DeviceAtHand) -> tuple[str, str]:
+    """Equal for ranks that have the same memory."""
+    return device.host, device.identity or device.name
 
 
 def resolve_cluster(given: ClusterLike, num_devices: int) -> Cluster:

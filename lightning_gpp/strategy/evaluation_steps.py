@@ -73,6 +73,7 @@ class EvaluationSteps:
     ) -> None:
         """Rank 0: builds the pipeline if the step calls the forward; tells the others by None."""
         units = [1] if num_samples is None else self._session.unit_sizes(num_samples)
+        batch = self._session.where_module_is(batch)
         parts = [batch] if num_samples is None else cut_batch(copy_tensors(batch), units)
         boundary = self._session.boundary(name, step, parts, units)
         with self._session.leader_state.preserved():

@@ -39,6 +39,7 @@ from lightning_gpp.strategy.loaders import RemoteBatch, follow_leader
 from lightning_gpp.strategy.metrics import keep_local
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.plan_cache import CacheLike
+from lightning_gpp.strategy.pool import PoolAccelerator
 from lightning_gpp.strategy.precision import pipeline_precision
 from lightning_gpp.strategy.process_launcher import ProcessLauncher
 from lightning_gpp.strategy.refusals import (
@@ -189,7 +190,10 @@ class GraphPipeStrategy(ParallelStrategy):
         super().setup_environment()
         self.set_world_ranks()
         assert self.cluster_environment is not None
-        backend = "gloo" if self.root_device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        # Ranks of a pool may be on devices of several types: gloo is what all of them speak.
+        is_mixed = isinstance(self.accelerator, PoolAccelerator)
+        is_gloo = is_mixed or self.root_device.type == "cpu"
+        backend = "gloo" if is_gloo else "cpu:gloo,cuda:nccl"
         timeout = timedelta(seconds=self.settings.timeout_s)
         init_dist_connection(self.cluster_environment, backend, timeout=timeout)
         host = self.cluster_environment.main_address

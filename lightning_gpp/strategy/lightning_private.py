@@ -4,6 +4,8 @@
 noticed there first.
 """
 
+import torch
+from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
 from lightning.fabric.utilities.distributed import (
     _distributed_is_initialized as distributed_is_initialized,
 )
@@ -23,6 +25,8 @@ from lightning.pytorch.strategies.launchers import (
 from lightning.pytorch.utilities import compile as compile_utilities
 from lightning.pytorch.utilities.compile import _check_mixed_imports as check_mixed_imports
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+from torchmetrics import Metric
 
 __all__ = [
     "IndexBatchSampler",
@@ -34,6 +38,7 @@ __all__ = [
     "distributed_is_initialized",
     "init_dist_connection",
     "is_overridden",
+    "tell_device",
     "throughputs_of",
 ]
 
@@ -41,3 +46,17 @@ __all__ = [
 def throughputs_of(monitor: ThroughputMonitor) -> list[Throughput]:
     """What a monitor measures by, one for each kind of step."""
     return list(monitor._throughputs.values())
+
+
+def tell_device(module: nn.Module, device: torch.device) -> None:
+    """What ``self.device`` says in a module whose parameters were moved one by one; its metrics.
+
+    Args:
+        module: the LightningModule of this rank.
+        device: where this rank's stages run.
+    """
+    for part in module.modules():
+        if isinstance(part, Metric):
+            part.to(device)
+        elif isinstance(part, _DeviceDtypeModuleMixin):
+            part._device = device

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from lightning_gpp.capture import CapturedModel, capture
+from lightning_gpp.capture import CapturedModel, capture, placed
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor
@@ -19,6 +19,7 @@ from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program, reduce_groups
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.devices_at_hand import DeviceAtHand, cluster_at_hand, warn_of_misplaced
+from lightning_gpp.strategy.measuring import measure_kinds
 from lightning_gpp.strategy.partition import Partition, ownership
 from lightning_gpp.strategy.planning import Example, Planned, plan_pipeline
 from lightning_gpp.strategy.settings import Settings
@@ -146,28 +147,41 @@ def build_pipeline(
         None if example is None else (example.args, example.kwargs),
         "waiting for rank 0's first micro-batch",
     )
+    args, kwargs = placed((tuple(args), dict(kwargs)), torch.device("cpu"))
     prefix = f"{settings.module}." if settings.module else ""
     captured = capture(
         target,
-        tuple(args),
-        dict(kwargs),
+        args,
+        kwargs,
         leaf_modules=settings.leaf_modules,
         blocks=settings.blocks,
         train_modes=_relative(train_modes, settings.module),
     )
     _check_same(captured.fingerprint, control)
     found = control.gather(DeviceAtHand.of(device), "collecting what devices there are")
+    measured = None
+    if settings.plan is None:
+        measured = measure_kinds(
+            settings,
+            captured,
+            args,
+            kwargs,
+            found=found,
+            control=control,
+            rank=transport.rank,
+            device=device,
+        )
     planned = (
         None
         if example is None
-        else plan_pipeline(settings, captured, example, cluster_at_hand(found), device)
+        else plan_pipeline(settings, captured, example, cluster_at_hand(found), measured)
     )
     plan: Plan = control.share(planned and planned.plan, "waiting for rank 0's plan")
-    placed = plan_graph(plan, captured.graph)
+    stages = plan_graph(plan, captured.graph)
     ranks = rank_of_device(plan, transport.num_ranks)
     if planned is not None:
         warn_of_misplaced(planned.request.cluster, ranks)
-    codes, readers = _codes(captured, plan, placed, ranks, transport.rank, prefix)
+    codes, readers = _codes(captured, plan, stages, ranks, transport.rank, prefix)
     partition = Partition(
         module,
         ownership(module, readers),
@@ -182,10 +196,10 @@ def build_pipeline(
         stages=codes,
         output_names=captured.graph.outputs,
         cutter=_cutter(captured),
-        sums=_sums(placed, ranks, settings.timeout_s),
+        sums=_sums(stages, ranks, settings.timeout_s, device),
         timeout_s=settings.timeout_s,
     )
-    return Pipeline(settings, captured, plan, placed, planned, ranks, partition, executor)
+    return Pipeline(settings, captured, plan, stages, planned, ranks, partition, executor)
 
 
 def _cutter(captured: CapturedModel) -> Cutter:
@@ -196,14 +210,16 @@ def _cutter(captured: CapturedModel) -> Cutter:
     )
 
 
-def _sums(placed: PlanGraph, ranks: Sequence[int], timeout_s: float) -> ProcessSums | None:
+def _sums(
+    placed: PlanGraph, ranks: Sequence[int], timeout_s: float, device: torch.device
+) -> ProcessSums | None:
     """All ranks: what sums the gradients of replicas."""
     groups = {
         tuple(sorted(ranks[device] for device in group.devices))
         for group in reduce_groups(placed.stages, placed.devices)
         if group.stage is not None
     }
-    return ProcessSums(groups, timeout_s) if groups else None
+    return ProcessSums(groups, timeout_s, device) if groups else None
 
 
 def share_parameters(pipeline: Pipeline, target: nn.Module) -> None:

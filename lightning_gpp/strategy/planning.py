@@ -1,4 +1,4 @@
-"""From a captured model and the devices at hand to a plan: measure, ask the planner, check."""
+"""From a captured model, its costs and the devices at hand to a plan: ask the planner, check."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lightning_gpp.capture import CapturedModel, profile_costs
+from lightning_gpp.capture import CapturedModel
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import (
@@ -28,6 +27,7 @@ from lightning_gpp.planner import (
 )
 from lightning_gpp.planner.units_of_measure import seconds_text
 from lightning_gpp.strategy.devices_at_hand import in_plan_order, resolve_cluster
+from lightning_gpp.strategy.measuring import Measured
 from lightning_gpp.strategy.plan_cache import PlanCache
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.steps import ForwardCall
@@ -75,7 +75,7 @@ def plan_pipeline(
     captured: CapturedModel,
     example: Example,
     at_hand: Cluster,
-    device: torch.device,
+    measured: Measured | None,
 ) -> Planned:
     """Rank 0: the plan of a run.
 
@@ -86,9 +86,9 @@ def plan_pipeline(
     Args:
         settings: what the user asked for.
         captured: the model.
-        example: a micro-batch to measure with.
+        example: the micro-batch that the model was captured with.
         at_hand: the devices of all ranks, by rank.
-        device: where the example is.
+        measured: costs on every kind of these devices; None for a plan made by hand.
 
     Raises:
         ValueError: the model cannot be planned like this.
@@ -100,11 +100,9 @@ def plan_pipeline(
         plan = resolve_plan(settings.plan, captured.graph)
         _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
         return Planned(plan, _request(settings, captured, example, cluster, None, plan))
-    cache = PlanCache(settings.cache)
-    costs, notes = cache.costs(
-        captured, device, lambda: profile_costs(captured, example.args, example.kwargs)
-    )
-    request = _request(settings, captured, example, cluster, costs, None)
+    assert measured is not None, "the planner needs costs"
+    cache, notes = PlanCache(settings.cache), measured.notes
+    request = _request(settings, captured, example, cluster, measured.costs, None)
     plan, more_notes = cache.plan(
         request, settings.planner, lambda: answer(request, settings.planner)
     )

@@ -56,17 +56,19 @@ class _ClipsOverRanks:
             return
         own = {id(parameter) for parameter in counted}
         gradients = [p.grad for p in held if id(p) in own and p.grad is not None]
-        norm = _norm_over_ranks(gradients, self.pipeline_strategy.root_device)
+        norm = _norm_over_ranks(gradients)
         factor = (clip_val / (norm + 1e-6)).clamp(max=1.0)
         for parameter in held:
             assert parameter.grad is not None
             parameter.grad.mul_(factor.to(parameter.grad))
 
 
-def _norm_over_ranks(gradients: list[Tensor], device: torch.device) -> Tensor:
-    squares = torch.zeros((), dtype=torch.float64, device=device)
+def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
+    """On the CPU, where ranks on devices of any type can add it up."""
+    squares = torch.zeros((), dtype=torch.float64)
     for gradient in gradients:
-        squares += gradient.double().square().sum()
+        squares = squares + gradient.double().square().sum()
+    squares = squares.cpu()
     if dist.is_initialized():
         dist.all_reduce(squares)
     return squares.sqrt()

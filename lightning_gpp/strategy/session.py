@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities import move_data_to_device
 from torch.optim import Optimizer
 
 from lightning_gpp.runtime.executor import ActionRecord, Boundary
@@ -19,6 +20,7 @@ from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.evaluation_steps import EvaluationSteps
 from lightning_gpp.strategy.failure import FailureWatch
 from lightning_gpp.strategy.leader_state import LeaderState
+from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.logs import LogRecorder, recording, replay
 from lightning_gpp.strategy.microbatches import default_microbatches, unit_sizes
 from lightning_gpp.strategy.optimizers import PartialOptimizer
@@ -173,6 +175,10 @@ class Session:
         guess = default_microbatches(dist.get_world_size())
         return self.settings.num_microbatches or planned or guess
 
+    def where_module_is(self, batch: Any) -> Any:
+        """Rank 0: a batch for the whole module, which is on the CPU until the pipeline is built."""
+        return batch if self.device.type == "cpu" else move_data_to_device(batch, "cpu")
+
     def build(self, example: Example | None) -> None:
         """Captures, plans, partitions. Rank 0 gives the example."""
         if self.module.training:
@@ -199,6 +205,8 @@ class Session:
         ]
         pipeline.partition.spread()
         pipeline.partition.check_copies()
+        if self.device.type != "cpu":
+            tell_device(self.module, self.device)
         share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
         self._stash = GradientStash(held)
         holders = pipeline.partition.owners.holders

@@ -77,7 +77,7 @@ class TrainingSteps:
             session.full_batch = num_samples
         if session.pipeline is None:
             units = session.unit_sizes(num_samples)
-            parts = cut_batch(copy_tensors(batch), units)
+            parts = cut_batch(copy_tensors(session.where_module_is(batch)), units)
             boundary = session.boundary(name, step, parts, units)
             with session.leader_state.preserved():
                 call = first_call(session.module, boundary)

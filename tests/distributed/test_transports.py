@@ -11,6 +11,7 @@ import torch.distributed as dist
 import transport_contract as contract
 from helpers.workers import WorkerPool
 
+from lightning_gpp.runtime.host_staging import HostStaging
 from lightning_gpp.runtime.open_transport import open_transport
 from lightning_gpp.runtime.process_transport import ProcessGroupTransport, TransportGroups
 from lightning_gpp.runtime.shared_memory_transport import SharedMemoryTransport
@@ -74,9 +75,15 @@ def run_contract_on_processes() -> None:
         headers=dist.new_group(backend="gloo"),
         upward=dist.new_group(backend="gloo"),
         downward=dist.new_group(backend="gloo"),
-        stages_through_host=False,
     )
     transport = ProcessGroupTransport(groups, torch.device("cpu"))
+    check_contract(transport)
+    transport.close()
+    # One rank copies through host memory, as one with a GPU among CPUs does.
+    staging = HostStaging(torch.device("cpu")) if dist.get_rank() == 0 else None
+    transport = ProcessGroupTransport(
+        TransportGroups.create("gloo"), torch.device("cpu"), staging=staging
+    )
     check_contract(transport)
     transport.close()
 

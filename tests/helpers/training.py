@@ -188,15 +188,15 @@ def make_trainer(
 
         chosen = GraphPipeStrategy(**strategy)
     defaults = {
+        "accelerator": "cpu",
+        "devices": num_ranks,
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "enable_checkpointing": False,
         "log_every_n_steps": 1,
         "logger": False,
     }
-    return lp.Trainer(
-        accelerator="cpu", devices=num_ranks, strategy=chosen, **(defaults | arguments)
-    )
+    return lp.Trainer(strategy=chosen, **(defaults | arguments))
 
 
 @contextmanager
