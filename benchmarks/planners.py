@@ -21,18 +21,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import platform
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from lightning_gpp.cluster import cluster_preset
 from lightning_gpp.jobs.comparison import ComparedPlan, compared
 from lightning_gpp.jobs.problem import workload_of
 from lightning_gpp.jobs.searched import search
+from lightning_gpp.jobs.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, PlanRequest
 from lightning_gpp.planner.linear import linear_layers
 from lightning_gpp.planner.pipedream.recurrence import Level, pipedream_stages
@@ -130,34 +129,18 @@ def question(case: Case, given: argparse.Namespace) -> PlanRequest:
 
 def timed(planner: str, case: Case, given: argparse.Namespace) -> ComparedPlan:
     """A planner's answer, searched in a process that is ended at the time limit."""
-    receive, send = multiprocessing.Pipe(duplex=False)
-    worker = multiprocessing.Process(target=answer, args=(send, planner, case, given))
-    worker.start()
-    send.close()
     try:
-        if receive.poll(given.limit_s):
-            found: ComparedPlan = receive.recv()
-            return found
-        return ComparedPlan(planner, error=f"no answer after {given.limit_s:g} s")
-    except EOFError:
-        return ComparedPlan(planner, error="its process ended without an answer")
-    finally:
-        worker.kill()
-        worker.join()
+        return call_within(given.limit_s, answer, planner, case, given)
+    except (OutOfTimeError, RuntimeError) as error:
+        return ComparedPlan(planner, error=str(error).strip().rpartition("\n")[2])
 
 
-def answer(
-    send: Connection,
-    planner: str,
-    case: Case,
-    given: argparse.Namespace,
-) -> None:
-    """Searches, and sends the row."""
+def answer(planner: str, case: Case, given: argparse.Namespace) -> ComparedPlan:
+    """Searches, and makes the row."""
     request = question(case, given)
     if planner == FLAT:
-        send.send(ComparedPlan(FLAT, search_s=flat_search_s(request), error="search time only"))
-    else:
-        send.send(compared(search(planner, request), {}))
+        return ComparedPlan(FLAT, search_s=flat_search_s(request), error="search time only")
+    return compared(search(planner, request), {})
 
 
 def flat_search_s(request: PlanRequest) -> float:

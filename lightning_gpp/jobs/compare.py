@@ -13,7 +13,7 @@ from lightning_gpp.jobs.comparison import compared, describe_comparison, write_c
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import written_to
 from lightning_gpp.jobs.problem import problem_of
-from lightning_gpp.jobs.searched import check_planner, search
+from lightning_gpp.jobs.searched import check_planner, search_within
 from lightning_gpp.planner import PLANNERS
 from lightning_gpp.sweep import split_override
 
@@ -28,7 +28,9 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     problem = problem_of(config, folder)
     print(f"{problem.describe(max_width=console_width())}\n", flush=True)
     settings = sweep_settings()
-    rows = [compared(search(name, problem.request), settings) for name in names]
+    limit_s = config.job.limit_s
+    searches = [search_within(name, problem.request, limit_s) for name in names]
+    rows = [compared(found, settings) for found in searches]
     write_comparison(rows, folder)
     print(describe_comparison(rows, max_width=console_width()))
     print(f"\n{written_to(folder)}")

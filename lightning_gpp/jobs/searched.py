@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from lightning_gpp.jobs.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest, ask, evaluate_plan
 from lightning_gpp.planner.explain import Alternative
 
@@ -64,6 +65,29 @@ def search(planner: str, request: PlanRequest) -> Searched:
         next_best=tuple(other.evaluation for other in result.ranked[1 : 1 + NUM_NEXT]),
         notes=result.notes,
     )
+
+
+def search_within(planner: str, request: PlanRequest, limit_s: float | None) -> Searched:
+    """Asks a planner, but ends its search at a time limit; that it had no answer is one, too.
+
+    Args:
+        planner: its name.
+        request: the question.
+        limit_s: seconds; None lets it search as long as it likes.
+
+    Raises:
+        ValueError: there is no such planner, or the limit makes no sense.
+        RuntimeError: the search failed, which is a fault of the planner.
+    """
+    check_planner(planner)
+    if limit_s is None:
+        return search(planner, request)
+    if not limit_s > 0:
+        raise ValueError(f"a search needs a time limit above 0 seconds, or none, got {limit_s}")
+    try:
+        return call_within(limit_s, search, planner, request)
+    except OutOfTimeError as error:
+        return Searched(planner, None, limit_s, f"{error}; a larger job.limit_s gives it longer")
 
 
 def check_planner(planner: str) -> None:

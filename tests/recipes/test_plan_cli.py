@@ -147,18 +147,29 @@ class TestCompare:
     def test_a_planner_without_a_plan_says_why(self, graphpipe: Run, run_folder: Path) -> None:
         """``balanced`` wants a stage for each of 6 devices, and there are 5 operators."""
         printed = graphpipe(
-            "job=compare", *PLAN[1:], "cluster.num_devices=6", "job.planners=[balanced,graphpipe]"
-        )
+            "job=compare", *PLAN[1:], "cluster.num_devices=6",
+            "job.planners=[balanced,graphpipe]", "job.limit_s=null",
+        )  # fmt: skip
         none, found = json.loads((run_folder / "run" / "compare.json").read_text())
         assert none["step_s"] is None and "6 devices need as many stages" in none["error"]
         assert found["step_s"] > 0 and not found["error"]
         assert "6 devices need as many" in printed
         assert max(map(len, printed.split("\n")[:-2])) <= 100
 
+    def test_a_planner_that_runs_into_the_limit_is_a_row(
+        self, graphpipe: Run, run_folder: Path
+    ) -> None:
+        options = ["cluster.num_devices=2", "job.planners=[graphpipe]", "job.limit_s=0.01"]
+        printed = graphpipe("job=compare", *PLAN[1:], *options)
+        (row,) = json.loads((run_folder / "run" / "compare.json").read_text())
+        assert row["step_s"] is None and row["search_s"] == 0.01
+        assert "no answer within 0.01 s; a larger job.limit_s" in row["error"]
+        assert "no answer" in printed
+
     def test_a_sweep_has_one_table(self, graphpipe: Run, run_folder: Path) -> None:
         printed = graphpipe(
             "-m", "job=compare", "graph=graph.json", "cluster=dgx_a100", "hydra.sweep.dir=sweep",
-            "cluster.num_devices=1,2", "job.planners=[balanced,graphpipe]",
+            "cluster.num_devices=1,2", "job.planners=[balanced,graphpipe]", "job.limit_s=null",
         )  # fmt: skip
         rows = json.loads((run_folder / "sweep" / "compare.json").read_text())
         settings = [(row["settings"]["cluster.num_devices"], row["planner"]) for row in rows]

@@ -1,0 +1,65 @@
+"""Calls that are ended at a time limit, whatever they are doing.
+
+A search is pure Python (or numpy) for minutes and looks at no clock, so it runs in a process of its
+own, which can be ended.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class OutOfTimeError(Exception):
+    """A call took longer than its limit."""
+
+
+def call_within(limit_s: float, function: Callable[..., Result], *args: Any) -> Result:
+    """What a function returns, called in a new process.
+
+    Args:
+        limit_s: seconds after which the process is ended, its start included.
+        function: of the top level of a module; it, the arguments and the result are pickled.
+        args: its arguments.
+
+    Raises:
+        OutOfTimeError: there was no result in time.
+        RuntimeError: the function raised an error, whose traceback is in the text, or its process
+            ended without a result.
+    """
+    spawn = multiprocessing.get_context("spawn")  # nothing of this process's threads and locks
+    receive, send = spawn.Pipe(duplex=False)
+    worker = spawn.Process(target=_call, args=(send, function, args))
+    worker.start()
+    send.close()
+    try:
+        if not receive.poll(limit_s):
+            raise OutOfTimeError(f"no answer within {limit_s:g} s")
+        is_result, answer = receive.recv()
+    except EOFError:
+        worker.join()
+        raise RuntimeError(
+            f"the process of {function.__name__} ended without an answer, with exit code "
+            f"{worker.exitcode} (-9: ended from outside, as where memory runs out)"
+        ) from None
+    finally:
+        worker.kill()
+        worker.join()
+        receive.close()
+    if not is_result:
+        raise RuntimeError(f"{function.__name__} failed in a process of its own:\n{answer}")
+    result: Result = answer
+    return result
+
+
+def _call(send: Connection, function: Callable[..., object], args: tuple[object, ...]) -> None:
+    try:
+        answer = True, function(*args)
+    except Exception:  # goes to the caller, as text: not every error can be pickled
+        answer = False, traceback.format_exc()
+    send.send(answer)
