@@ -10,6 +10,7 @@ from lightning_gpp.cluster.cluster import (
     Link,
     uniform_cluster,
 )
+from lightning_gpp.cluster.collectives import AllReduce, all_reduce_channels, all_reduce_s
 from lightning_gpp.cluster.device_kind import DeviceKind
 from lightning_gpp.cluster.json_form import cluster_from_json, cluster_to_json, load_cluster
 from lightning_gpp.cluster.known_kinds import DEVICE_KINDS, known_kind
@@ -22,6 +23,7 @@ __all__ = [
     "DEVICE_KINDS",
     "PRESETS",
     "UNSPECIFIED_KIND",
+    "AllReduce",
     "Cluster",
     "ClusterLayout",
     "Device",
@@ -29,6 +31,8 @@ __all__ = [
     "HostGroup",
     "HostLink",
     "Link",
+    "all_reduce_channels",
+    "all_reduce_s",
     "channels",
     "cluster_from_json",
     "cluster_preset",

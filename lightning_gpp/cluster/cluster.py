@@ -58,7 +58,7 @@ class Link:
                 f"0 seconds, got {self}"
             )
 
-    def transfer_s(self, size_bytes: int) -> float:
+    def transfer_s(self, size_bytes: float) -> float:
         """Seconds to move ``size_bytes`` over an otherwise idle link (alpha-beta model).
 
         >>> Link(bandwidth_bytes_per_s=1e9, latency_s=1e-4).transfer_s(1_000_000)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_gpp.cluster import Cluster
+from lightning_gpp.cluster import Cluster, all_reduce_s
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan import Stage
 
@@ -103,19 +103,5 @@ def stage_memory(
 
 
 def reduce_seconds(cluster: Cluster, devices: tuple[int, ...], gradient_bytes: int) -> float:
-    """Seconds of a ring all-reduce over the replicas of a stage.
-
-    ``2 (d - 1)`` rounds in which every device sends one ``d``-th of the bytes over the slowest
-    link of the ring.
-    """
-    if len(devices) < 2 or not gradient_bytes:
-        return 0.0
-    ring = list(zip(devices, (*devices[1:], devices[0]), strict=True))
-    return (
-        2
-        * (len(devices) - 1)
-        * max(
-            cluster.link(source, target).transfer_s(round(gradient_bytes / len(devices)))
-            for source, target in ring
-        )
-    )
+    """Seconds of a ring all-reduce over the replicas of a stage."""
+    return all_reduce_s(cluster, devices, gradient_bytes, "ring")

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_gpp.graph import FEED
 from lightning_gpp.runtime.sums import PendingSum, Ranks, Sums
-from lightning_gpp.schedule import Action, Kind, Program
+from lightning_gpp.schedule import Action, Program, last_backward
 
 BUCKET_BYTES = 4 * 2**20
 """A bucket is closed when it has this many bytes."""
@@ -105,7 +104,7 @@ class GradientReduction:
             trained = {n: parameters[n] for n in group.parameters if parameters[n].requires_grad}
             ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
             self._buckets += [Bucket(index, ranks, part, set(part)) for part in _cut(trained)]
-            final = _last_backward(program, device, group.stage)
+            final = last_backward(program, device, group.stage)
             if final is not None:
                 self._final.setdefault(final, []).append(index)
 
@@ -172,18 +171,3 @@ def _cut(parameters: Mapping[str, Parameter]) -> Iterable[dict[str, Parameter]]:
         num_bytes += parameter.nbytes
     if bucket:
         yield bucket
-
-
-def _last_backward(program: Program, device: int, stage: int) -> Action | None:
-    """After which backward of a device the gradients of one of its stages are final.
-
-    The user's step may read the same parameters, so its backwards, before and after the pipelined
-    forward, count for all stages of its device. None where there is no backward.
-    """
-    counted = (stage, FEED, program.replica(program.loss_stage).stage)
-    backwards = [
-        action
-        for action in program.actions[device]
-        if action.kind is Kind.BACKWARD and program.replica(action.stage).stage in counted
-    ]
-    return backwards[-1] if backwards else None

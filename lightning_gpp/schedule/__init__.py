@@ -8,6 +8,7 @@ the result: a :class:`Program` that the runtime executes, the simulator predicts
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.dry_run import DryRun, dry_run
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
+from lightning_gpp.schedule.last_backward import last_backward
 from lightning_gpp.schedule.lower import build_program, reduce_groups
 from lightning_gpp.schedule.orders import (
     SCHEDULES,
@@ -37,6 +38,7 @@ __all__ = [
     "gpipe",
     "in_flight_microbatches",
     "k_f_k_b",
+    "last_backward",
     "most_in_flight",
     "one_f_one_b",
     "reduce_groups",

@@ -6,20 +6,40 @@ put side by side. :func:`shares` reads off where the time went; :func:`write_tra
 :func:`write_picture` show it.
 """
 
+from lightning_gpp.simulate.engine import simulate
 from lightning_gpp.simulate.picture import timeline_figure, write_picture
+from lightning_gpp.simulate.program_costs import (
+    Bucket,
+    MessageBytes,
+    Overhead,
+    ProgramCosts,
+    StageCosts,
+    StepCosts,
+)
 from lightning_gpp.simulate.shares import RankShares, Shares, shares
+from lightning_gpp.simulate.simulation import Simulation, Task, TaskKind
 from lightning_gpp.simulate.timeline import Category, Span, SpanKind, Timeline, TimelineStage
 from lightning_gpp.simulate.trace import trace_events, write_trace
 
 __all__ = [
+    "Bucket",
     "Category",
+    "MessageBytes",
+    "Overhead",
+    "ProgramCosts",
     "RankShares",
     "Shares",
+    "Simulation",
     "Span",
     "SpanKind",
+    "StageCosts",
+    "StepCosts",
+    "Task",
+    "TaskKind",
     "Timeline",
     "TimelineStage",
     "shares",
+    "simulate",
     "timeline_figure",
     "trace_events",
     "write_picture",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lightning_gpp.cluster import Cluster, Link
+from lightning_gpp.cluster import AllReduce, Cluster, Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,8 @@ class ProgramCosts:
             to source.
         buckets: in the order in which a device begins their sums.
         step: what comes besides.
+        all_reduce: how the gradients of replicas are summed
+            (:mod:`lightning_gpp.cluster.collectives`).
     """
 
     cluster: Cluster
@@ -137,3 +139,4 @@ class ProgramCosts:
     backward_bytes: Mapping[tuple[int, int], MessageBytes] = field(default_factory=dict)
     buckets: tuple[Bucket, ...] = ()
     step: StepCosts = StepCosts()
+    all_reduce: AllReduce = "ring"

@@ -1,0 +1,123 @@
+"""Seconds of sums over several devices (all-reduce), from the links between them.
+
+With ``d`` devices and ``n`` bytes, messages in the alpha-beta model:
+
+- *ring*: ``2 (d - 1)`` rounds in which every device sends ``n / d`` bytes to the next one; the
+  least bytes per device that any algorithm can do with (Patarasuk and Yuan, "Bandwidth optimal
+  all-reduce algorithms for clusters of workstations", JPDC 2009).
+- *tree*: ``ceil(log2 d)`` rounds up a binomial tree and as many down, each with all ``n`` bytes;
+  few rounds, so that small sums over many devices are fast (Thakur, Rabenseifner and Gropp,
+  "Optimization of collective communication operations in MPICH", IJHPCA 2005: reduce, then
+  broadcast).
+
+The additions themselves are taken as free. A round takes as long as its slowest message; messages
+of one round that need the same channel (:func:`lightning_gpp.cluster.channels`: shared links,
+half-duplex ports) follow one another.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, get_args
+
+from lightning_gpp.cluster.channels import channels
+from lightning_gpp.cluster.cluster import Cluster
+
+AllReduce = Literal["ring", "tree"]
+"""How a sum over several devices is done."""
+
+Pairs = Sequence[tuple[int, int]]
+
+
+def all_reduce_s(
+    cluster: Cluster, devices: Sequence[int], size_bytes: float, algorithm: AllReduce = "ring"
+) -> float:
+    """Seconds to sum ``size_bytes`` over devices so that all of them have the sum.
+
+    Args:
+        cluster: the links.
+        devices: in the order of the ring; the first is the root of the tree.
+        size_bytes: on every device.
+        algorithm: ring or tree.
+
+    Raises:
+        ValueError: the algorithm is unknown.
+
+    >>> from lightning_gpp.cluster import Link, uniform_cluster
+    >>> cluster = uniform_cluster(4, Link(bandwidth_bytes_per_s=1e9, latency_s=0.001))
+    >>> all_reduce_s(cluster, [0, 1, 2, 3], 4_000_000), all_reduce_s(cluster, [0, 1], 0)
+    (0.012, 0.0)
+    >>> all_reduce_s(cluster, [0, 1, 2, 3], 4_000_000, "tree")
+    0.02
+    """
+    _check(algorithm)
+    if len(devices) < 2 or not size_bytes:
+        return 0.0
+    if algorithm == "ring":
+        round_s = _round_s(cluster, _ring(devices), size_bytes / len(devices))
+        return 2 * (len(devices) - 1) * round_s
+    return sum(
+        _round_s(cluster, pairs, size_bytes) for up in _tree(devices) for pairs in (up, _down(up))
+    )
+
+
+def all_reduce_channels(
+    cluster: Cluster, devices: Sequence[int], algorithm: AllReduce = "ring"
+) -> tuple[str, ...]:
+    """What a sum occupies: the channels of all of its messages, each once.
+
+    Raises:
+        ValueError: the algorithm is unknown.
+    """
+    _check(algorithm)
+    if len(devices) < 2:
+        return ()
+    rounds = [_ring(devices)]
+    if algorithm == "tree":
+        rounds = [pairs for up in _tree(devices) for pairs in (up, _down(up))]
+    return tuple(
+        dict.fromkeys(
+            channel
+            for pairs in rounds
+            for source, target in pairs
+            for channel in channels(cluster, source, target)
+        )
+    )
+
+
+def _check(algorithm: str) -> None:
+    if algorithm not in get_args(AllReduce):
+        known = ", ".join(get_args(AllReduce))
+        raise ValueError(f"unknown all-reduce {algorithm!r}; known ones: {known}")
+
+
+def _ring(devices: Sequence[int]) -> Pairs:
+    return list(zip(devices, (*devices[1:], devices[0]), strict=True))
+
+
+def _tree(devices: Sequence[int]) -> Iterator[Pairs]:
+    """The messages of every round up a binomial tree.
+
+    >>> [list(pairs) for pairs in _tree([0, 1, 2, 3, 4])]
+    [[(1, 0), (3, 2)], [(2, 0)], [(4, 0)]]
+    """
+    distance = 1
+    while distance < len(devices):
+        children = range(distance, len(devices), 2 * distance)
+        yield [(devices[child], devices[child - distance]) for child in children]
+        distance *= 2
+
+
+def _down(up: Pairs) -> Pairs:
+    return [(parent, child) for child, parent in up]
+
+
+def _round_s(cluster: Cluster, pairs: Iterable[tuple[int, int]], size_bytes: float) -> float:
+    """Seconds of messages that go at the same time as far as their channels allow."""
+    busy_s: defaultdict[str, float] = defaultdict(float)
+    for source, target in pairs:
+        message_s = cluster.link(source, target).transfer_s(size_bytes)
+        for channel in channels(cluster, source, target):
+            busy_s[channel] += message_s
+    return max(busy_s.values())

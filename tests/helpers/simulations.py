@@ -1,0 +1,123 @@
+"""Random programs with random costs, to be simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from helpers.stage_dags import stage_graphs
+from hypothesis import strategies as st
+
+from lightning_gpp.cluster import Cluster, Device, Link
+from lightning_gpp.graph import FEED, StageEdge, StageGraph
+from lightning_gpp.schedule import SCHEDULES, Action, Program, build_program
+from lightning_gpp.simulate import Bucket, MessageBytes, ProgramCosts, StageCosts, StepCosts
+from lightning_gpp.simulate.message_costs import costs_of_message
+
+SECONDS = st.integers(0, 40).map(lambda quarters: quarters / 4)
+"""Multiples of a quarter: sums of them are exact."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program and what it costs."""
+
+    program: Program
+    costs: ProgramCosts
+
+
+@st.composite
+def random_simulations(
+    draw: st.DrawFn,
+    *,
+    with_replicas: bool = True,
+    private_channels: bool = True,
+    step: st.SearchStrategy[StepCosts] | None = None,
+) -> Case:
+    """A random stage graph on random devices with random durations.
+
+    Args:
+        draw: of hypothesis.
+        with_replicas: draw replicas and the sums of their gradients too.
+        private_channels: whether all links are private and full duplex.
+        step: what comes besides.
+    """
+    program = draw(programs(with_replicas=with_replicas))
+    num_devices = len(program.actions)
+    cluster = draw(clusters(num_devices, private_channels=private_channels))
+    stages = tuple(
+        StageCosts(draw(SECONDS), draw(SECONDS), *(draw(st.integers(0, 9)) for _ in range(3)))
+        for _ in range(program.num_stages)
+    )
+    sizes = st.builds(MessageBytes, per_unit=SECONDS, fixed=SECONDS)
+    pairs = [(edge.source, edge.target) for edge in program.edges]
+    buckets = [
+        Bucket(group, draw(SECONDS), draw(st.sampled_from([0.25, 0.5, 1.0])))
+        for group in range(len(program.reduce_groups))
+        for _ in range(draw(st.integers(1, 3)))
+    ]
+    return Case(
+        program,
+        ProgramCosts(
+            cluster,
+            stages,
+            {pair: draw(sizes) for pair in pairs},
+            {pair: draw(sizes) for pair in pairs},
+            tuple(replace(b, ready_fraction=min(1.0, b.ready_fraction)) for b in buckets),
+            draw(step) if step is not None else StepCosts(),
+        ),
+    )
+
+
+@st.composite
+def programs(draw: st.DrawFn, *, with_replicas: bool = True) -> Program:
+    """Programs of random stage graphs; several stages may share a device."""
+    stages = draw(stage_graphs(max_stages=5))
+    last = stages.num_stages
+    loss = StageEdge(last - 1, last, (f"v{last - 1}",))  # so that all others may have replicas
+    readers = tuple((f"w{stage}", (stage,)) for stage in range(last))
+    shared = draw(st.sets(st.integers(0, last - 1), max_size=2))
+    if len(shared) > 1 and with_replicas:
+        readers = (*readers, ("tied", tuple(sorted(shared))))
+    stages = StageGraph(last + 1, (*stages.edges, loss), readers)
+    num_devices = draw(st.integers(1, last + 1))
+    homes, multiples = [], []
+    for _ in range(last):
+        multiples.append(draw(st.sampled_from([1, 2, 4])))
+        counts = [n for n in (1, 2) if n <= num_devices and multiples[-1] % n == 0]
+        count = draw(st.sampled_from(counts)) if with_replicas else 1
+        start = draw(st.integers(0, num_devices - 1))
+        homes.append([(start + i) % num_devices for i in range(count)])
+    homes.append([draw(st.integers(0, num_devices - 1))])
+    multiples.append(draw(st.sampled_from([1, 2, 4])))
+    return build_program(
+        stages,
+        devices=homes,
+        num_microbatches=draw(st.sampled_from([4, 8])),
+        multiples=multiples,
+        schedule=draw(st.sampled_from(sorted(SCHEDULES))),
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn, num_devices: int, *, private_channels: bool = True) -> Cluster:
+    """Devices in hosts, with links of random speed."""
+    kinds = [(False, True)] if private_channels else [(a, b) for a in (0, 1) for b in (0, 1)]
+    links = []
+    for _ in range(2):
+        shared, duplex = draw(st.sampled_from(kinds))
+        bandwidth = draw(st.sampled_from([0.5, 1.0, 2.0, 8.0]))
+        links.append(Link(bandwidth, draw(SECONDS), bool(shared), bool(duplex)))
+    per_host = draw(st.integers(1, 3))
+    devices = tuple(Device(f"gpu{i}", host=f"host{i // per_host}") for i in range(num_devices))
+    return Cluster(devices, links[0], rack_link=links[1])
+
+
+def send_seconds(case: Case, action: Action) -> float:
+    """Seconds that a message takes on its way."""
+    units = case.program.num_units(action)
+    return costs_of_message(case.program, case.costs, action).transfer_s(units)
+
+
+def is_feed(action: Action) -> bool:
+    """Whether the user's step before the pipelined forward does it."""
+    return action.stage == FEED
