@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from helpers.stage_dags import stage_graphs
 from hypothesis import strategies as st
 
+from helpers.stage_dags import stage_graphs
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule import SCHEDULES, Action, Program, build_program

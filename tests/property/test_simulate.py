@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from helpers.simulations import random_simulations, send_seconds
 from hypothesis import given, settings
 
