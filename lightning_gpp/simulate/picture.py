@@ -54,7 +54,10 @@ PAINTS = (
     ),
     Paint((SpanKind.WAIT,), "#C8C8C8", "wait"),
     Paint(
-        (SpanKind.DATA, SpanKind.OPTIMIZER, SpanKind.VALIDATION),
+        (
+            *(SpanKind.DATA, SpanKind.PREPARE, SpanKind.FINISH),
+            *(SpanKind.OPTIMIZER, SpanKind.VALIDATION),
+        ),
         "#CC79A7",
         "data, optimizer",
     ),

@@ -9,7 +9,7 @@ for the step to the last; the same for all ranks):
   sent, and on summing gradients of shared parameters. Transfers that go on while something else
   runs are hidden, and not counted.
 - *wait*: seconds in which the rank stands still because another one has not sent yet.
-- *other*: reading data, the optimizer's step.
+- *other*: reading data and cutting it, joining results, the optimizer's step.
 - *idle*: the rest: before the rank's first action and after its last, and Python in between.
 - *bubble*: seconds in which no compute action runs, that is ``step_s - forward - backward``.
 
@@ -33,7 +33,7 @@ class RankShares:
         backward_s: in backwards.
         communication_s: in messages.
         wait_s: waiting for messages to be sent.
-        other_s: reading data, the optimizer.
+        other_s: reading and cutting data, joining results, the optimizer.
         idle_s: in nothing of this.
     """
 

@@ -38,12 +38,16 @@ class SpanKind(Enum):
         BACKWARD: the backward of a stage for one micro-batch.
         SEND: handing a message to the transport; the transfer itself goes on meanwhile.
         WAIT: the receiver of a message stands still because it has not been sent yet; likewise
-            for a sum of gradients that not all its ranks have come to.
+            for a sum of gradients that not all its ranks have come to, and for the end of the
+            actions of rank 0, which then tells the result.
         RECEIVE: the rest of a receive: from when the message was sent until it is here. Short
             when it was here before it was asked for.
         REDUCE: summing gradients of shared parameters with other ranks.
         FLUSH: after the last action, until everything sent has left.
         DATA: reading the mini-batch from the user's data loader.
+        PREPARE: from then to the first action: the user's hooks, cutting it into micro-batches.
+        FINISH: after the last action and its messages, up to the optimizer: joining the results of
+            the micro-batches and telling them to all ranks, handing gradients out.
         OPTIMIZER: gradient clipping and the optimizer's step.
         VALIDATION: a validation in the middle of the step (accumulated gradients).
     """
@@ -58,6 +62,8 @@ class SpanKind(Enum):
     FLUSH = "flush"
     WAIT = "wait"
     DATA = "data"
+    PREPARE = "prepare"
+    FINISH = "finish"
     OPTIMIZER = "optimizer"
     VALIDATION = "validation"
 
@@ -78,6 +84,8 @@ _CATEGORIES = {
     SpanKind.FLUSH: Category.COMMUNICATION,
     SpanKind.WAIT: Category.WAIT,
     SpanKind.DATA: Category.OTHER,
+    SpanKind.PREPARE: Category.OTHER,
+    SpanKind.FINISH: Category.OTHER,
     SpanKind.OPTIMIZER: Category.OTHER,
     SpanKind.VALIDATION: Category.OTHER,
 }

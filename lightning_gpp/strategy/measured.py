@@ -14,6 +14,7 @@ from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.recorder import RankRecord
 
+_MEETINGS = (SpanKind.RECEIVE, SpanKind.REDUCE, SpanKind.FINISH)
 _COMPUTE = {Kind.FORWARD: SpanKind.FORWARD, Kind.BACKWARD: SpanKind.BACKWARD}
 
 
@@ -100,7 +101,12 @@ class _Piece:
 
     @property
     def meeting(self) -> tuple[object, ...] | None:
-        """What ranks have to come to before it can go on: a message, or a sum of gradients."""
+        """What ranks have to come to before it can go on.
+
+        A message, a sum of gradients, or the end of rank 0's actions.
+        """
+        if self.kind is SpanKind.FINISH:
+            return (self.minibatch, SpanKind.FINISH)
         if self.action is None or self.action.kind.is_compute:
             return None
         if self.action.kind is Kind.REDUCE:
@@ -120,8 +126,12 @@ class _Piece:
 
 
 def _pieces(rank: int, record: RankRecord, offset_ns: int) -> Iterator[_Piece]:
+    num_finished = 0
     for mark in record.marks:
-        yield _Piece(rank, mark.kind, mark.start_ns + offset_ns, mark.end_ns + offset_ns)
+        start_ns, end_ns = mark.start_ns + offset_ns, mark.end_ns + offset_ns
+        minibatch = num_finished if mark.kind is SpanKind.FINISH else 0
+        yield _Piece(rank, mark.kind, start_ns, end_ns, minibatch=minibatch)
+        num_finished += mark.kind is SpanKind.FINISH
     for minibatch, run in enumerate(record.runs):
         for action in run.actions:
             yield from _pieces_of(rank, action, offset_ns, minibatch)
@@ -157,18 +167,19 @@ def _kind(action: Action) -> SpanKind:
 
 
 def _arrivals(pieces: Sequence[_Piece]) -> dict[tuple[object, ...] | None, int]:
-    """When the last rank came to each meeting: the sender of a message, all of a sum."""
+    """When the last rank came to each meeting: the sender of a message, all of a sum, rank 0."""
     arrivals: dict[tuple[object, ...] | None, int] = {}
     for piece in pieces:
-        if piece.kind in (SpanKind.SEND, SpanKind.REDUCE):
+        is_end = piece.kind is SpanKind.FINISH and piece.rank == 0
+        if is_end or piece.kind in (SpanKind.SEND, SpanKind.REDUCE):
             known_ns = arrivals.get(piece.meeting, piece.start_ns)
             arrivals[piece.meeting] = max(known_ns, piece.start_ns)
     return arrivals
 
 
 def _split(piece: _Piece, arrival_ns: int | None) -> Iterator[_Piece]:
-    """A receive as its wait, until the message was sent, and the rest; likewise a sum."""
-    if piece.kind not in (SpanKind.RECEIVE, SpanKind.REDUCE) or arrival_ns is None:
+    """A receive as its wait, until the message was sent, and the rest; likewise other meetings."""
+    if piece.kind not in _MEETINGS or arrival_ns is None:
         yield piece
         return
     met_ns = min(max(piece.start_ns, arrival_ns), piece.end_ns)

@@ -49,8 +49,9 @@ class StepRecorder:
     def start(self) -> None:
         """Begins a step; its mini-batch has been read already."""
         self.is_on = True
-        self._runs, self._open = [], None
-        self._marks = [] if self._last_read is None else [self._last_read]
+        self._runs, self._marks, self._open = [], [], None
+        if self._last_read is not None:
+            self._note_read(self._last_read)
         self._last_read = None
 
     def stop(self) -> RankRecord:
@@ -65,7 +66,12 @@ class StepRecorder:
         if not self.is_on:
             self._last_read = mark
         elif self._open is None:  # else it is part of a validation
-            self._marks.append(mark)
+            self._note_read(mark)
+
+    def _note_read(self, mark: Mark) -> None:
+        """What follows until a program runs prepares it."""
+        self._marks.append(mark)
+        self._open = (SpanKind.PREPARE, mark.end_ns)
 
     def forget_read(self) -> None:
         """What was read so far does not belong to the next step."""
@@ -89,7 +95,7 @@ class StepRecorder:
         if not self.is_on:
             yield
             return
-        self.end()  # an optimizer that runs a step several times
+        self.end()
         records: list[ActionRecord] = []
         also = executor.on_record
 
@@ -104,3 +110,4 @@ class StepRecorder:
         finally:
             executor.on_record = also
         self._runs.append(RunRecord(tuple(records), time.monotonic_ns()))
+        self._open = (SpanKind.FINISH, self._runs[-1].end_ns)

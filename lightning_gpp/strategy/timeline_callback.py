@@ -109,6 +109,7 @@ class TimelineCallback(pl.Callback):
         if self._session is None:
             return
         recorder = self._session.recorder
+        recorder.end()
         recorder.forget_read()
         if recorder.is_on and trainer.global_step > self._step:
             record = self._stop(recorder)

@@ -47,6 +47,18 @@ def test_data_loss_and_optimizer_are_in_it(runs: list[TimelineRun]) -> None:
     assert [k[SpanKind.OPTIMIZER] for k in kinds] == [1, 1, 1]
 
 
+def test_what_is_around_the_program_is_in_it(runs: list[TimelineRun]) -> None:
+    timeline = runs[0].timelines[2]
+    kinds = [Counter(s.kind for s in timeline.of_rank(rank)) for rank in range(3)]
+    assert [k[SpanKind.PREPARE] for k in kinds] == [1, 0, 0]
+    assert [k[SpanKind.FINISH] for k in kinds] == [1, 1, 1]
+    ends_s = [s.start_s for s in timeline.of_rank(0) if s.kind is SpanKind.FINISH]
+    for rank in (1, 2):  # they hear the result from rank 0
+        (span,) = (s for s in timeline.of_rank(rank) if s.kind is SpanKind.FINISH)
+        assert span.end_s >= ends_s[0]
+        assert span.start_s >= min(ends_s[0], span.end_s)
+
+
 def test_no_message_is_received_before_it_was_sent(runs: list[TimelineRun]) -> None:
     timeline = runs[0].timelines[2]
     pairs = list(timeline.messages())
@@ -94,6 +106,7 @@ def test_accumulated_steps_and_several_of_them(pool: WorkerPool, tmp_path: Path)
                 mine = [s for s in spans if s.minibatch == minibatch and s.kind not in PARTS]
                 assert Counter(s.action for s in mine if s.action) == Counter(run.program)
             assert [s.kind for s in spans].count(SpanKind.OPTIMIZER) == 1
+            assert [s.kind for s in spans].count(SpanKind.FINISH) == 2
     kinds = [s.kind for s in first.timelines[1].spans]
     assert SpanKind.VALIDATION in kinds
     assert kinds.count(SpanKind.DATA) == 2  # not those of the validation
