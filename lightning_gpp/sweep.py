@@ -137,7 +137,16 @@ def report(folder: Path) -> None:
     if (folder / COMPARISONS).exists():
         report_comparison(folder)
     if any(job.error for job in jobs) or not (folder / COMPARISONS).exists():
-        print(f"\n{describe_sweep(jobs)}\nwritten to {folder}: sweep.csv", flush=True)
+        files = ["sweep.csv", *_pictures(jobs, folder)]
+        print(f"\n{describe_sweep(jobs)}\nwritten to {folder}: {', '.join(files)}", flush=True)
+
+
+def _pictures(jobs: Sequence[SweptJob], folder: Path) -> list[str]:
+    """Draws jobs that say how long a step takes; the file's name, where there is one."""
+    from lightning_gpp.jobs.sweep_picture import write_sweep_picture
+
+    path = write_sweep_picture(jobs, folder)
+    return [] if path is None else [path.name]
 
 
 def report_comparison(folder: Path) -> None:

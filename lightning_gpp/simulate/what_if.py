@@ -112,6 +112,8 @@ class WhatIf:
             data_s=step.data_s / self.input,
             input_bytes=step.input_bytes / self.input,
             feed_s=step.feed_s / self.compute,
+            loss_s=step.loss_s / self.compute,
+            loss_backward_s=step.loss_backward_s / self.compute,
             optimizer_s=faster,
         )
 
