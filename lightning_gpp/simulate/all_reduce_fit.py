@@ -39,8 +39,8 @@ class AllReduceFit:
     def seconds(self, size_bytes: float) -> float:
         """Seconds of a sum.
 
-        >>> AllReduceFit(1e-4, 2e-10).seconds(1_000_000)
-        0.0003
+        >>> AllReduceFit(startup_s=0.5, per_byte_s=0.25).seconds(10)
+        3.0
         """
         return self.startup_s + self.per_byte_s * size_bytes
 
