@@ -8,6 +8,11 @@ from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate.program_costs import MessageBytes, ProgramCosts
 
+_STEP_NUMBERS = (
+    *("data_s", "input_bytes", "prepare_s", "feed_s", "feed_backward_s"),
+    *("loss_s", "loss_backward_s", "action_s"),
+)
+
 
 def check_costs(program: Program, costs: ProgramCosts) -> None:
     """Checks that costs are complete and make sense.
@@ -49,9 +54,10 @@ def _check_sizes(program: Program, costs: ProgramCosts) -> None:
             f"there are no costs of stage {len(costs.stages)}: the program has "
             f"{program.num_stages} stages (replicas counted), the costs have {len(costs.stages)}"
         )
-    for device in costs.step.optimizer_s:
-        if not 0 <= device < costs.cluster.num_devices:
-            raise ValueError(f"optimizer_s: there is no device {device}")
+    for name in ("optimizer_s", "finish_s"):
+        for device in getattr(costs.step, name):
+            if not 0 <= device < costs.cluster.num_devices:
+                raise ValueError(f"{name}: there is no device {device}")
 
 
 def _check_edge(edge: StageEdge, sizes: Mapping[tuple[int, int], MessageBytes], name: str) -> None:
@@ -76,11 +82,12 @@ def _numbers(costs: ProgramCosts) -> Iterator[tuple[str, float]]:
     for index, bucket in enumerate(costs.buckets):
         yield f"bucket {index}: size_bytes", bucket.size_bytes
     step = costs.step
-    for name in ("data_s", "input_bytes", "feed_s", "action_s"):
+    for name in _STEP_NUMBERS:
         yield name, getattr(step, name)
-    for device, seconds in step.optimizer_s.items():
-        yield f"optimizer_s of device {device}", seconds
-    for name in ("send", "receive"):
+    for name in ("optimizer_s", "finish_s"):
+        for device, seconds in getattr(step, name).items():
+            yield f"{name} of device {device}", seconds
+    for name in ("send", "receive", "reduce"):
         overhead = getattr(step, name)
         yield f"{name}: fixed_s", overhead.fixed_s
         yield f"{name}: per_byte_s", overhead.per_byte_s

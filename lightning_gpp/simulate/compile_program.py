@@ -57,13 +57,17 @@ class _Compiler:
         self.compute: dict[tuple[int, bool], tuple[float, int]] = {}
         has_input = costs.step.data_s > 0 or costs.step.host_link is not None
         self.tokens = (self.found.token(), self.found.token()) if prefetch and has_input else None
+        others = [d for d in range(len(program.actions)) if d != program.device(FEED)]
+        self.results = {d: self.found.token() for d in others} if costs.step.finish_s else {}
 
     def run(self) -> Compiled:
         """All streams."""
         for device in range(len(self.program.actions)):
             if device == self.program.device(FEED):
                 self.take_input()
+                self.work(TaskKind.PREPARE, self.costs.step.prepare_s or None)
             self.actions(device)
+            self.finish(device)
             self.work(TaskKind.OPTIMIZER, self.costs.step.optimizer_s.get(device))
             self.operations.end_stream()
         if self.tokens is not None:
@@ -86,6 +90,18 @@ class _Compiler:
             here, taken = self.tokens
             self.operations.add(RECEIVE, here, 0.0)
             self.send(SEND, taken)
+
+    def finish(self, device: int) -> None:
+        """What comes after the program: the device of the loss tells the others the result."""
+        seconds = self.costs.step.finish_s
+        if not seconds:
+            return
+        if device == self.program.device(FEED):
+            for token in self.results.values():
+                self.send(SEND, token)
+        else:
+            self.operations.add(RECEIVE, self.results[device], 0.0)
+        self.work(TaskKind.FINISH, seconds.get(device))
 
     def read_ahead(self, here: int, taken: int) -> None:
         """The host's stream: the next mini-batch is begun when the last one has been taken."""
@@ -181,6 +197,7 @@ class _Compiler:
                 if bucket.group == number and device == group.devices[0]:
                     self.found.transfers.senders[bucket.transfer] = len(self.operations.codes)
             self.operations.add(REDUCE, number, 0.0, NO_TASK, index)
+            self.reduce_overhead(number, index)
             return
         send, receive = self.codes
         pairs = [p for other in group.devices if (p := self.found.shared.get((number, other)))]
@@ -193,3 +210,11 @@ class _Compiler:
             up, down = self.found.shared[number, device]
             self.send(send, up, index)
             self.operations.add(receive, down, 0.0, NO_TASK, index)
+        self.reduce_overhead(number, index)
+
+    def reduce_overhead(self, number: int, index: int) -> None:
+        """A device's own part of the sum of a group."""
+        overhead = self.costs.step.reduce
+        if overhead.fixed_s or overhead.per_byte_s:
+            size_bytes = sum(b.size_bytes for b in self.costs.buckets if b.group == number)
+            self.work(TaskKind.REDUCE, overhead.seconds(size_bytes), index)

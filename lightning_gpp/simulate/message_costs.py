@@ -74,6 +74,6 @@ def compute_s(costs: ProgramCosts, action: Action) -> float:
     """Seconds of a forward or a backward, also of the feed."""
     is_forward = action.kind is Kind.FORWARD
     if action.stage == FEED:
-        return costs.step.feed_s if is_forward else 0.0
+        return costs.step.feed_s if is_forward else costs.step.feed_backward_s
     stage = costs.stages[action.stage]
     return stage.forward_s if is_forward else stage.backward_s

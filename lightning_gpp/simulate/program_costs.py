@@ -92,6 +92,7 @@ class StepCosts:
         prepare_s: seconds from the read mini-batch to the program, on the device of the feed: the
             user's hooks, cutting it into micro-batches.
         feed_s: seconds of the user's step before the pipelined forward, per micro-batch.
+        feed_backward_s: seconds of its backward, where a gradient flows back to it.
         loss_s: seconds of the user's step after the pipelined forward, per micro-batch of the
             stage of the loss, whose ``forward_s`` they are part of.
         loss_backward_s: seconds of its backward, part of that stage's ``backward_s``.
@@ -100,6 +101,7 @@ class StepCosts:
         optimizer_s: device -> seconds of the optimizer's step.
         send: what a send costs the sending device.
         receive: what a receive costs the receiving device once the message is there.
+        reduce: what the sum of a group's gradients costs each of its devices once it is there.
         action_s: seconds between two actions of a device (the interpreter).
     """
 
@@ -108,12 +110,14 @@ class StepCosts:
     host_link: Link | None = None
     prepare_s: float = 0.0
     feed_s: float = 0.0
+    feed_backward_s: float = 0.0
     loss_s: float = 0.0
     loss_backward_s: float = 0.0
     finish_s: Mapping[int, float] = field(default_factory=dict)
     optimizer_s: Mapping[int, float] = field(default_factory=dict)
     send: Overhead = Overhead()
     receive: Overhead = Overhead()
+    reduce: Overhead = Overhead()
     action_s: float = 0.0
 
 

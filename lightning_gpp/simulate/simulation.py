@@ -23,7 +23,8 @@ class TaskKind(Enum):
         SEND: what a message costs its sender.
         TRANSFER: a message on its way; on channels, not on a device.
         RECEIVE: what a message costs its receiver.
-        REDUCE: the sum of a bucket of gradients over the devices of its group; on channels.
+        REDUCE: the sum of a bucket of gradients over the devices of its group; on channels. On a
+            device: what it costs that device besides.
         FINISH: the results are joined and told to all, gradients handed out.
         OPTIMIZER: the optimizer's step.
         OVERHEAD: what the interpreter takes between two actions.
