@@ -11,7 +11,6 @@ than a sum per layer or than one sum of all, but there can be better groups; ``o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -37,7 +36,21 @@ class GradientPiece:
         return GradientPiece(self.size_bytes + later.size_bytes, later.ready_s)
 
 
-Pieces = Sequence[GradientPiece]
+@dataclass(frozen=True)
+class Gradients:
+    """What a backward makes.
+
+    Attributes:
+        pieces: in the order in which they come.
+        backward_s: seconds of the whole backward, also of layers without gradients.
+    """
+
+    pieces: Sequence[GradientPiece]
+    backward_s: float
+
+
+Rule = Callable[[Gradients, SumSeconds], list[GradientPiece]]
+"""A way to sum gradients: what is summed together, in the order of the sums."""
 
 
 def last_end_s(pieces: Iterable[GradientPiece], sum_s: SumSeconds) -> float:
@@ -53,17 +66,23 @@ def last_end_s(pieces: Iterable[GradientPiece], sum_s: SumSeconds) -> float:
     return end_s
 
 
-def each_layer(pieces: Pieces, sum_s: SumSeconds) -> list[GradientPiece]:
+def each_layer(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
     """Wait-free back-propagation: every layer by itself."""
-    return list(pieces)
+    return list(gradients.pieces)
 
 
-def at_end(pieces: Pieces, sum_s: SumSeconds) -> list[GradientPiece]:
+def at_end(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
     """Every layer by itself, but not before the whole backward is done."""
-    return [GradientPiece(piece.size_bytes, pieces[-1].ready_s) for piece in pieces]
+    return [GradientPiece(piece.size_bytes, gradients.backward_s) for piece in gradients.pieces]
 
 
-def merged(pieces: Pieces, sum_s: SumSeconds) -> list[GradientPiece]:
+def one_at_end(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
+    """All layers in one sum, after the backward."""
+    total = sum(piece.size_bytes for piece in gradients.pieces)
+    return [GradientPiece(total, gradients.backward_s)] if gradients.pieces else []
+
+
+def merged(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
     """MG-WFBP: a layer joins the sum before it where that makes no sum end later.
 
     It does if its gradients come before that sum would end, and either that sum has not begun by
@@ -71,7 +90,7 @@ def merged(pieces: Pieces, sum_s: SumSeconds) -> list[GradientPiece]:
     """
     found: list[GradientPiece] = []
     end_s = 0.0
-    for piece in pieces:
+    for piece in gradients.pieces:
         if found:
             last = found[-1]
             start_s = max(end_s, last.ready_s)
@@ -85,11 +104,12 @@ def merged(pieces: Pieces, sum_s: SumSeconds) -> list[GradientPiece]:
     return found
 
 
-def optimal(pieces: Pieces, sum_s: SumSeconds) -> list[GradientPiece]:
+def optimal(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
     """The groups of layers with which the last sum ends first, by dynamic programming.
 
     Quadratic in the layers: ``end[i] = min over j of max(end[j], ready[i]) + sum of j … i``.
     """
+    pieces = gradients.pieces
     before = [0.0]
     for piece in pieces:
         before.append(before[-1] + piece.size_bytes)
@@ -111,15 +131,15 @@ def optimal(pieces: Pieces, sum_s: SumSeconds) -> list[GradientPiece]:
     return found
 
 
-def in_buckets(bucket_bytes: float) -> Callable[[Pieces, SumSeconds], list[GradientPiece]]:
+def in_buckets(bucket_bytes: float) -> Rule:
     """Buckets that are closed when they have so many bytes, as in PyTorch's DDP and our runtime.
 
     Unlike merging by MG-WFBP's rule, this may be slower than a sum per layer.
     """
 
-    def cut(pieces: Pieces, sum_s: SumSeconds) -> list[GradientPiece]:
+    def cut(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
         found: list[GradientPiece] = []
-        for piece in pieces:
+        for piece in gradients.pieces:
             if found and found[-1].size_bytes < bucket_bytes:
                 found[-1] = found[-1].with_next(piece)
             else:
@@ -129,13 +149,25 @@ def in_buckets(bucket_bytes: float) -> Callable[[Pieces, SumSeconds], list[Gradi
     return cut
 
 
-MERGING: Mapping[str, Callable[[Pieces, SumSeconds], list[GradientPiece]]] = MappingProxyType(
+MERGING: Mapping[str, Rule] = MappingProxyType(
     {
         "at_end": at_end,
-        "one_at_end": in_buckets(math.inf),
+        "one_at_end": one_at_end,
         "wait_free": each_layer,
         "merged": merged,
         "optimal": optimal,
     }
 )
 """Ways to sum the gradients of a backward by name, each at least as good as ``at_end``."""
+
+
+def merged_by(name: str, gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
+    """The gradients that are summed together by one of the :data:`MERGING` rules.
+
+    Raises:
+        ValueError: there is no such rule.
+    """
+    if name not in MERGING:
+        known = ", ".join(MERGING)
+        raise ValueError(f"unknown way to sum gradients {name!r}; known ones: {known}")
+    return MERGING[name](gradients, sum_s)

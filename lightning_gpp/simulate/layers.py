@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.simulate.gradient_merging import GradientPiece
+from lightning_gpp.simulate.gradient_merging import GradientPiece, Gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +77,13 @@ def _layers(
     return found
 
 
-def gradient_pieces(layers: Iterable[Layer]) -> list[GradientPiece]:
+def layer_gradients(layers: Sequence[Layer]) -> Gradients:
     """The gradients of every layer that has some, in the order in which they come."""
-    backwards = list(reversed(list(layers)))
-    ends_s = accumulate(layer.backward_s for layer in backwards)
-    return [
+    backwards = layers[::-1]
+    ends_s = list(accumulate(layer.backward_s for layer in backwards))
+    pieces = tuple(
         GradientPiece(layer.gradient_bytes, end_s)
         for layer, end_s in zip(backwards, ends_s, strict=True)
         if layer.gradient_bytes
-    ]
+    )
+    return Gradients(pieces, ends_s[-1] if ends_s else 0.0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lightning_gpp.simulate.gradient_merging import (
     MERGING,
     GradientPiece,
+    Gradients,
     at_end,
     each_layer,
     in_buckets,
@@ -28,10 +29,18 @@ def affine(startup_s: float, per_byte_s: float) -> Callable[[float], float]:
 
 
 @st.composite
-def pieces(draw: st.DrawFn, max_layers: int = 7) -> list[GradientPiece]:
+def backwards(draw: st.DrawFn, max_layers: int = 7) -> Gradients:
     gaps = draw(st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0]), min_size=1, max_size=max_layers))
     sizes = st.sampled_from([1.0, 10.0, 500.0])
-    return [GradientPiece(draw(sizes), ready_s) for ready_s in accumulate(gaps)]
+    return backward_of(
+        [GradientPiece(draw(sizes), ready_s) for ready_s in accumulate(gaps)],
+        rest_s=draw(st.sampled_from([0.0, 1.0])),
+    )
+
+
+def backward_of(pieces: list[GradientPiece], rest_s: float = 0.0) -> Gradients:
+    """With layers without gradients at its end."""
+    return Gradients(pieces, pieces[-1].ready_s + rest_s)
 
 
 sums = st.builds(affine, st.sampled_from([0.0, 0.01, 0.3, 2.0]), st.sampled_from([0.0, 1e-3, 0.1]))
@@ -47,34 +56,36 @@ def groupings(found: list[GradientPiece]) -> Iterator[list[GradientPiece]]:
         ]
 
 
-@given(pieces(), sums)
+@given(backwards(), sums)
 def test_merging_is_never_worse(found, sum_s):
     """MG-WFBP's rule beats a sum per layer and one of all; only the optimum beats all others."""
     ends = {name: last_end_s(rule(found, sum_s), sum_s) for name, rule in MERGING.items()}
     assert ends["merged"] <= ends["wait_free"] * ROUNDING
     assert ends["merged"] <= ends["one_at_end"] * ROUNDING
     assert max(ends.values()) <= ends["at_end"] * ROUNDING
-    best_s = min(last_end_s(groups, sum_s) for groups in groupings(found))
+    best_s = min(last_end_s(groups, sum_s) for groups in groupings(found.pieces))
     assert ends["optimal"] == pytest.approx(best_s, rel=1e-12)
 
 
-@given(pieces(), sums, st.sampled_from(sorted(MERGING)))
+@given(backwards(), sums, st.sampled_from(sorted(MERGING)))
 def test_nothing_is_lost(found, sum_s, name):
     groups = MERGING[name](found, sum_s)
-    assert sum(g.size_bytes for g in groups) == pytest.approx(sum(p.size_bytes for p in found))
-    assert groups[-1].ready_s == found[-1].ready_s
+    assert sum(g.size_bytes for g in groups) == pytest.approx(
+        sum(p.size_bytes for p in found.pieces)
+    )
+    assert found.pieces[-1].ready_s <= groups[-1].ready_s <= found.backward_s
     assert [g.ready_s for g in groups] == sorted(g.ready_s for g in groups)
 
 
-THREE = [GradientPiece(1.0, 1.0), GradientPiece(1.0, 2.0), GradientPiece(1.0, 5.0)]
+THREE = backward_of([GradientPiece(1.0, 1.0), GradientPiece(1.0, 2.0), GradientPiece(1.0, 5.0)])
 
 
 def test_the_rule_of_mg_wfbp():
-    """Sums of 2 s and one per byte: the second layer comes one second after the first sum began.
+    """Sums take 2 s and one per byte; layers come after 1, 2 and 5 s.
 
-    seconds       0  1  2  3  4  5  6  7  8  9  10 11
-    per layer        |1      |2      |3      |       ends at 1 + 3 + 3 + 3
-    merged              |1+2       |3      |         waits 1 s, saves 2 s
+    seconds    0  1  2  3  4  5  6  7  8  9  10
+    per layer     |1       |2       |3       |
+    merged           |1+2        |3       |      waits for a second, saves two
     """
     sum_s = affine(2.0, 1.0)
     assert last_end_s(each_layer(THREE, sum_s), sum_s) == 10.0
@@ -92,7 +103,7 @@ def test_the_rule_is_not_the_optimum():
     merged      |1+2       |3      |
     optimum  |1      |2+3       |
     """
-    found = [GradientPiece(1.0, 0.0), GradientPiece(1.0, 1.0), GradientPiece(1.0, 3.0)]
+    found = backward_of([GradientPiece(1.0, ready_s) for ready_s in (0.0, 1.0, 3.0)])
     sum_s = affine(2.0, 1.0)
     assert [g.size_bytes for g in merged(found, sum_s)] == [2.0, 1.0]
     assert [g.size_bytes for g in optimal(found, sum_s)] == [1.0, 2.0]
@@ -103,11 +114,12 @@ def test_buckets_of_a_fixed_size_may_be_slower_than_layers():
     sum_s = affine(0.1, 1.0)
     buckets = in_buckets(2.0)(THREE, sum_s)
     assert [(g.size_bytes, g.ready_s) for g in buckets] == [(2.0, 2.0), (1.0, 5.0)]
-    waiting = [GradientPiece(1.0, 1.0), GradientPiece(1.0, 9.0)]
+    waiting = backward_of([GradientPiece(1.0, 1.0), GradientPiece(1.0, 9.0)])
     assert last_end_s(in_buckets(2.0)(waiting, sum_s), sum_s) == pytest.approx(11.1)
     assert last_end_s(each_layer(waiting, sum_s), sum_s) == pytest.approx(10.1)
 
 
-def test_at_end_nothing_begins_before_the_last_layer():
-    assert {piece.ready_s for piece in at_end(THREE, affine(1.0, 0.0))} == {5.0}
-    assert last_end_s(at_end(THREE, affine(1.0, 0.0)), affine(1.0, 0.0)) == 8.0
+def test_at_end_nothing_begins_before_the_whole_backward_is_done():
+    found = Gradients(THREE.pieces, backward_s=6.0)
+    assert {piece.ready_s for piece in at_end(found, affine(1.0, 0.0))} == {6.0}
+    assert last_end_s(at_end(found, affine(1.0, 0.0)), affine(1.0, 0.0)) == 9.0
