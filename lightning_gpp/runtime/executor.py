@@ -18,6 +18,7 @@ from torch.nn import Parameter
 
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.runtime.handover import Handover
+from lightning_gpp.runtime.pace import Pace
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
 from lightning_gpp.runtime.reduction import GradientReduction
 from lightning_gpp.runtime.stage_run import Flight, StageCode, run_forward
@@ -26,7 +27,8 @@ from lightning_gpp.runtime.transport import Tag, Transport
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Action, Kind, Program, ReduceGroup
 
-_REDUCE = -2
+SHARED_GRADIENTS = -2
+"""First number of the tags of messages with gradients of parameters that different stages share."""
 
 
 class Boundary(Protocol):
@@ -76,6 +78,7 @@ class Executor:
         sums: sums the gradients of replicas; not needed where no stage has replicas.
         timeout_s: limit of every wait.
         on_record: gets a record of every action when set.
+        pace: makes the actions last as long as those of an emulated device, when set.
     """
 
     transport: Transport
@@ -87,6 +90,7 @@ class Executor:
     sums: Sums | None = None
     timeout_s: float = 1800.0
     on_record: Callable[[ActionRecord], None] | None = None
+    pace: Pace | None = None
 
     def run(
         self,
@@ -113,12 +117,13 @@ class Executor:
         handover = Handover(program, unit_sizes, self.cutter)
         step = _Step(self, program, handover, training, boundary, self._reduction(program, device))
         actions = program.actions[device] if device < len(program.actions) else ()
-        for action in actions:
-            if self.on_record is None:
-                step.perform(action)
-            else:
-                self.on_record(step.perform_timed(action))
-        self.transport.flush()
+        with self.pace.run(program, device) if self.pace is not None else nullcontext():
+            for action in actions:
+                if self.on_record is None:
+                    step.perform(action)
+                else:
+                    self.on_record(step.perform_timed(action))
+            self.transport.flush()
 
     def _reduction(self, program: Program, device: int) -> GradientReduction | None:
         if all(group.stage is None for group in program.reduce_groups):
@@ -155,7 +160,17 @@ class _Step:
         return ActionRecord(action, start_ns, end_ns, size_bytes, self.loss_start_ns)
 
     def perform(self, action: Action) -> None:
-        """Runs one action."""
+        """Runs one action, at the pace of the rank if it has one."""
+        pace = self.executor.pace
+        if pace is None:
+            self.work(action)
+            return
+        with pace.action(action):
+            self.work(action)
+        self.loss_start_ns = None  # only a forward as a whole has an emulated time
+
+    def work(self, action: Action) -> None:
+        """Does what an action says."""
         match action.kind:
             case Kind.FORWARD:
                 self.forward(action.stage, action.microbatch)
@@ -266,8 +281,8 @@ class _Step:
         parameters = [self.executor.shared[name] for name in group.parameters]
         ranks = [self.executor.rank_of_device[device] for device in group.devices]
         transport = self.executor.transport
-        up: Tag = (_REDUCE, action.microbatch, 0, 0)
-        down: Tag = (_REDUCE, action.microbatch, 1, 0)
+        up: Tag = (SHARED_GRADIENTS, action.microbatch, 0, 0)
+        down: Tag = (SHARED_GRADIENTS, action.microbatch, 1, 0)
         gradients: list[Tensor | None] = [parameter.grad for parameter in parameters]
         if transport.rank != ranks[0]:
             transport.send(pack(gradients), target=ranks[0], tag=up)

@@ -34,6 +34,7 @@ class Bucket:
         parameters: by name; all of one type.
         missing: parameters whose gradient may still come.
         flat: the gradients one after the other, and for each whether it exists (1 or 0).
+        had_gradient: for each parameter whether it had a gradient here (1 or 0).
         pending: the sum, once it has begun.
     """
 
@@ -42,13 +43,14 @@ class Bucket:
     parameters: Mapping[str, Parameter]
     missing: set[str] = field(default_factory=set)
     flat: Tensor | None = None
+    had_gradient: list[float] = field(default_factory=list)
     pending: PendingSum | None = None
 
     def start(self, sums: Sums) -> None:
         """Begins the sum. Where there is no gradient, zeros take part."""
         pieces = [_flat_gradient(name, p) for name, p in self.parameters.items()]
-        flags = [float(p.grad is not None) for p in self.parameters.values()]
-        self.flat = torch.cat([*pieces, pieces[0].new_tensor(flags)])
+        self.had_gradient = [float(p.grad is not None) for p in self.parameters.values()]
+        self.flat = torch.cat([*pieces, pieces[0].new_tensor(self.had_gradient)])
         self.pending = sums.start(self.flat, self.ranks)
 
     def finish(self, timeout_s: float, purpose: str) -> None:
@@ -57,9 +59,8 @@ class Bucket:
         self.pending.wait(timeout_s, purpose)
         sizes = [parameter.numel() for parameter in self.parameters.values()]
         *pieces, flags = torch.split(self.flat, [*sizes, len(sizes)])
-        for parameter, piece, flag in zip(
-            self.parameters.values(), pieces, flags.tolist(), strict=True
-        ):
+        found = self.had_gradient if flags.is_meta else flags.tolist()  # shapes hold no numbers
+        for parameter, piece, flag in zip(self.parameters.values(), pieces, found, strict=True):
             if flag:
                 parameter.grad = piece.view_as(parameter)
 

@@ -116,7 +116,7 @@ class Cutter:
         found = [part for part in parts if part is not None]
         if back:
             return torch.stack(found).sum(0) if found else None
-        if not all(torch.equal(part, found[0]) for part in found):
+        if not all(part.is_meta or torch.equal(part, found[0]) for part in found):
             raise ValueError(
                 f"{name!r} depended on no samples when the model was captured, but differs between "
                 f"micro-batches now (a dropout, say), so they cannot be joined; {_REMEDY}"

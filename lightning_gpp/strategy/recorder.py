@@ -5,35 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from lightning_gpp.runtime.executor import ActionRecord, Executor
+from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
 from lightning_gpp.simulate import SpanKind
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Something outside of the program, on this rank's monotonic clock."""
-
-    kind: SpanKind
-    start_ns: int
-    end_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """One run of a program: the actions in order, and when the run was over."""
-
-    actions: tuple[ActionRecord, ...]
-    end_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankRecord:
-    """What one rank did in a step: the runs of its mini-batches, and what was around them."""
-
-    runs: tuple[RunRecord, ...]
-    marks: tuple[Mark, ...]
 
 
 class StepRecorder:

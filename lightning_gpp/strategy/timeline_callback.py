@@ -10,12 +10,13 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp.runtime.clock import measure_offset
+from lightning_gpp.runtime.measured import RankRecord, measured_timeline
 from lightning_gpp.simulate import SpanKind, Timeline, shares, write_picture, write_trace
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
-from lightning_gpp.strategy.measured import measured_timeline, timeline_stages
-from lightning_gpp.strategy.recorder import RankRecord, StepRecorder
+from lightning_gpp.strategy.recorder import StepRecorder
 from lightning_gpp.strategy.report import show
 from lightning_gpp.strategy.session import Session
+from lightning_gpp.strategy.timeline_stages import timeline_stages
 
 
 class TimelineCallback(pl.Callback):

@@ -6,36 +6,38 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_gpp.graph import FEED
-from lightning_gpp.planner.operator_names import summarize_operators
 from lightning_gpp.runtime.clock import ClockOffset
 from lightning_gpp.runtime.executor import ActionRecord
-from lightning_gpp.schedule import Action, Kind, Replica
+from lightning_gpp.schedule import Action, Kind
 from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage
-from lightning_gpp.strategy.pipeline import Pipeline
-from lightning_gpp.strategy.recorder import RankRecord
 
 _MEETINGS = (SpanKind.RECEIVE, SpanKind.REDUCE, SpanKind.FINISH)
 _COMPUTE = {Kind.FORWARD: SpanKind.FORWARD, Kind.BACKWARD: SpanKind.BACKWARD}
 
 
-def timeline_stages(pipeline: Pipeline) -> tuple[TimelineStage, ...]:
-    """What a timeline shows of the stages of the last step: of each replica, and of the loss."""
-    program = pipeline.last_trained
-    assert program is not None, "no step has been run"
-    return tuple(
-        _timeline_stage(pipeline, stage, program.replica(stage), program.device(stage))
-        for stage in range(program.num_stages)
-    )
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something outside of the program, on this rank's monotonic clock."""
+
+    kind: SpanKind
+    start_ns: int
+    end_ns: int
 
 
-def _timeline_stage(pipeline: Pipeline, id: int, replica: Replica, device: int) -> TimelineStage:
-    plan, graph = pipeline.plan, pipeline.captured.graph
-    is_loss = replica.stage == plan.num_stages
-    operators = () if is_loss else plan.stages[replica.stage].operators
-    label = "loss" if is_loss else summarize_operators(graph, operators)
-    if replica.count > 1 or replica.stage != id:  # ids count replicas, those of the plan do not
-        label = f"{label} ({replica})" if not is_loss else label
-    return TimelineStage(id, pipeline.rank_of_device[device], label, operators)
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run of a program: the actions in order, and when the run was over."""
+
+    actions: tuple[ActionRecord, ...]
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What one rank did in a step: the runs of its mini-batches, and what was around them."""
+
+    runs: tuple[RunRecord, ...]
+    marks: tuple[Mark, ...]
 
 
 def measured_timeline(

@@ -1,0 +1,60 @@
+"""Emulated devices: the real executor, messages and sums, at the pace of a described cluster.
+
+A rank has a *cursor* on a clock that all ranks share: emulated time, of which a second lasts
+``time_scale`` real ones. What it does moves the cursor by its duration, which comes from the same
+:class:`~lightning_gpp.simulate.program_costs.ProgramCosts` that a simulation reads; then the rank
+sleeps until the clock is there. So the work of the interpreter does not add up.
+
+- A compute action does its real work at once and lasts from the cursor on for as long as its stage
+  takes.
+- A message leaves at the sender's cursor, or when all of its channels are free
+  (:mod:`lightning_gpp.cluster.channels`), and carries the moment of its arrival along; the
+  receiver waits until then. Who has a channel when is agreed in one place
+  (:class:`Reservations`), in the order in which messages are ready.
+- A sum of gradients begins when its bucket is final, a part of the time into the last backward of
+  its stage, and when all of its ranks have come to it and the channels are free; it runs beside
+  compute, and the REDUCE action waits for its end.
+- *Slip*: what takes longer really than its emulated time ends late, and all that follows on its
+  rank with it. It is noted for every action (:class:`SlipReport`) and part of what is measured.
+  Actions that take no emulated time (a send, say) are not late themselves: what follows them makes
+  up for their real work, or slips.
+
+Threads of one process share a :class:`LocalReservations`, processes of one host a
+:class:`SharedReservations`. To run an executor on an emulated device, give it three things::
+
+    rank = EmulatedRank(rank, EmulatedClock(origin_ns, time_scale), reservations, costs_of)
+    executor.pace = rank
+    executor.transport = EmulatedTransport(transport, rank, rank_of_device)
+    executor.sums = EmulatedSums(sums, rank)
+
+What happens outside of programs takes an emulated time inside of ``with rank.lasting(…)``;
+``rank.rejoin()`` lets it take its real time. :func:`emulate_shapes` runs whole plans of models of
+any size that way, with tensors that are shapes alone.
+"""
+
+from lightning_gpp.runtime.emulation.clock import EmulatedClock
+from lightning_gpp.runtime.emulation.emulate import EmulatedRun, RankWork, emulate
+from lightning_gpp.runtime.emulation.rank import EmulatedRank
+from lightning_gpp.runtime.emulation.reservations import LocalReservations, Meeting, Reservations
+from lightning_gpp.runtime.emulation.shapes import emulate_shapes
+from lightning_gpp.runtime.emulation.shared_reservations import SharedReservations
+from lightning_gpp.runtime.emulation.slip import Slip, SlipReport
+from lightning_gpp.runtime.emulation.sums import EmulatedSums
+from lightning_gpp.runtime.emulation.transport import EmulatedTransport
+
+__all__ = [
+    "EmulatedClock",
+    "EmulatedRank",
+    "EmulatedRun",
+    "EmulatedSums",
+    "EmulatedTransport",
+    "LocalReservations",
+    "Meeting",
+    "RankWork",
+    "Reservations",
+    "SharedReservations",
+    "Slip",
+    "SlipReport",
+    "emulate",
+    "emulate_shapes",
+]

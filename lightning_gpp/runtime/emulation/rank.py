@@ -1,0 +1,188 @@
+"""One emulated rank: its cursor on the emulated clock, and what moves it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from lightning_gpp.runtime.emulation.clock import EmulatedClock
+from lightning_gpp.runtime.emulation.durations import DeviceSum, Durations
+from lightning_gpp.runtime.emulation.reservations import Reservations
+from lightning_gpp.runtime.emulation.slip import Slip, SlipReport
+from lightning_gpp.runtime.executor import SHARED_GRADIENTS
+from lightning_gpp.runtime.transport import Tag
+from lightning_gpp.schedule import Action, Program
+from lightning_gpp.simulate.program_costs import ProgramCosts
+
+
+class Beginning(Protocol):
+    """A sum that its rank is ready for at a moment to come."""
+
+    def begin(self, ready_s: float) -> None:
+        """The moment has come."""
+
+
+class EmulatedRank:
+    """The :class:`~lightning_gpp.runtime.pace.Pace` of one rank.
+
+    Args:
+        rank: which.
+        clock: of all ranks.
+        reservations: of all ranks.
+        costs_of: what a program costs; asked once for each program.
+
+    Attributes:
+        cursor_s: the emulated moment at which the rank is.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        clock: EmulatedClock,
+        reservations: Reservations,
+        costs_of: Callable[[Program], ProgramCosts],
+    ) -> None:
+        self.rank = rank
+        self.clock = clock
+        self.reservations = reservations
+        self.cursor_s = 0.0
+        self._costs_of = costs_of
+        self._known: dict[int, tuple[Program, Durations]] = {}
+        self._durations: Durations | None = None
+        self._slips: list[Slip] = []
+        self._action: Action | None = None
+        self._num_actions = self._num_sums = 0
+        self._sum_ready_s = 0.0
+        self._beginnings: list[tuple[float, Beginning]] = []
+
+    # What it does --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def run(self, program: Program, device: int) -> Iterator[None]:
+        """The body runs a device's part of a program.
+
+        Raises:
+            ValueError: the costs are not of this program, or its sums are not those of the costs.
+        """
+        if id(program) not in self._known:
+            self._known[id(program)] = program, Durations(program, self._costs_of(program), device)
+        self._durations = self._known[id(program)][1]
+        self._num_actions, self._num_sums, self._sum_ready_s = 0, 0, 0.0
+        try:
+            yield
+        finally:
+            self._durations = None
+
+    @contextlib.contextmanager
+    def action(self, action: Action) -> Iterator[None]:
+        """The body does the work of one action."""
+        durations, text = self._in_program, str(action)
+        step = durations.costs.step
+        if self._num_actions:
+            self.spend(text, step.action_s)
+        self._num_actions += 1
+        self._action = action
+        if action.kind.is_compute:
+            with self.lasting(text, durations.compute_s(action)):
+                yield
+        elif action.kind.is_send:
+            self.spend(text, step.send.seconds(durations.message(action.message).size_bytes))
+            yield
+        else:
+            yield
+            if action.kind.is_receive:
+                self.spend(text, step.receive.seconds(durations.message(action.message).size_bytes))
+        self._action = None
+
+    @contextlib.contextmanager
+    def lasting(self, what: str, duration_s: float) -> Iterator[None]:
+        """The body does real work that takes a given emulated time, also when it is done sooner.
+
+        Where it takes longer, that is noted as slip.
+        """
+        start_s = self.cursor_s
+        yield
+        for ready_s, beginning in self._beginnings:
+            self.clock.sleep_until(ready_s)
+            beginning.begin(ready_s)
+        self._beginnings = []
+        self.cursor_s = start_s
+        self.spend(what, duration_s)
+
+    def spend(self, what: str, duration_s: float) -> None:
+        """Lets emulated time pass.
+
+        Nothing is late that takes no time: what follows it makes up for it, or slips.
+        """
+        if duration_s <= 0:
+            return
+        end_s, now_s = self.cursor_s + duration_s, self.clock.now_s()
+        if now_s > end_s:
+            self._slips.append(Slip(self.rank, what, now_s - end_s))
+            self.cursor_s = now_s
+        else:
+            self.cursor_s = end_s
+            self.clock.sleep_until(end_s)
+
+    def wait_until(self, moment_s: float) -> None:
+        """Waits for something that comes at a moment, if it is still to come."""
+        self.cursor_s = max(self.cursor_s, moment_s)
+        self.clock.sleep_until(self.cursor_s)
+
+    def rejoin(self) -> None:
+        """The cursor goes on to now: what was done since its moment has no emulated duration."""
+        self.cursor_s = max(self.cursor_s, self.clock.now_s())
+
+    def take_slips(self) -> SlipReport:
+        """What has slipped since the last call."""
+        found, self._slips = SlipReport(tuple(self._slips)), []
+        return found
+
+    # What messages and sums ask ------------------------------------------------------------------
+
+    def send(self, tag: Tag, target_device: int) -> float:
+        """A message leaves now, or when its channels are free; when it arrives."""
+        durations = self._in_program
+        if tag[0] == SHARED_GRADIENTS:
+            found = durations.shared_gradients(tag[1], target_device)
+        else:
+            found = durations.message(tag)
+        start_s = self.reservations.reserve(found.channels, self.cursor_s, found.duration_s)
+        return start_s + found.duration_s
+
+    def next_sum(self) -> DeviceSum:
+        """The sum whose turn it is.
+
+        Raises:
+            ValueError: the costs have fewer sums than the runtime begins.
+        """
+        durations = self._in_program
+        if self._num_sums == len(durations.sums):
+            raise ValueError(
+                f"rank {self.rank} begins sum number {self._num_sums + 1} of gradients, but the "
+                f"costs of the program have {self._num_sums} buckets for it; make them of the "
+                "parameters that this model has"
+            )
+        self._num_sums += 1
+        return durations.sums[self._num_sums - 1]
+
+    def begin_when_ready(self, found: DeviceSum, beginning: Beginning) -> None:
+        """Lets a sum begin when its gradients are final, and not before the sum before it.
+
+        In the backward that makes them that is a part of its time after its start.
+        """
+        ready_s = self.cursor_s
+        if self._action is not None and self._action == found.final_in:
+            duration_s = self._in_program.compute_s(self._action)
+            ready_s += found.bucket.ready_fraction * duration_s
+        ready_s = self._sum_ready_s = max(self._sum_ready_s, ready_s)
+        if self._action is not None and self._action.kind.is_compute:
+            self._beginnings.append((ready_s, beginning))
+        else:
+            beginning.begin(ready_s)
+
+    @property
+    def _in_program(self) -> Durations:
+        assert self._durations is not None, "only while a program runs"
+        return self._durations

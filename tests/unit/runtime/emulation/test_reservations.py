@@ -1,0 +1,101 @@
+"""Both kinds of reservations keep one contract: in one process, and in a file that all map."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightning_gpp.runtime.emulation import (
+    LocalReservations,
+    Meeting,
+    Reservations,
+    SharedReservations,
+)
+
+CHANNELS = ("gpu0 out", "gpu1 out", "host0 bus")
+PAIR = (0, 1)
+
+Open = Callable[[], Reservations]
+"""Opens what one rank uses; all of them see the same channels."""
+
+
+@pytest.fixture(params=["local", "shared"])
+def open_reservations(request: pytest.FixtureRequest, tmp_path: Path):
+    if request.param == "local":
+        local = LocalReservations()
+        yield lambda: local
+        return
+    opened = []
+
+    def open_file() -> SharedReservations:
+        opened.append(SharedReservations(tmp_path / "file", CHANNELS, [PAIR], num_meetings=4))
+        return opened[-1]
+
+    yield open_file
+    for shared in opened:
+        shared.close()
+
+
+def test_what_is_reserved_first_goes_first_and_alone(open_reservations: Open):
+    one, other = open_reservations(), open_reservations()
+    assert one.reserve(["gpu0 out", "host0 bus"], ready_s=1.0, duration_s=2.0) == 1.0
+    assert other.reserve(["gpu1 out"], ready_s=1.5, duration_s=1.0) == 1.5  # beside it
+    assert other.reserve(["gpu1 out", "host0 bus"], ready_s=2.0, duration_s=4.0) == 3.0
+    assert one.reserve(["gpu0 out"], ready_s=2.0, duration_s=1.0) == 3.0
+    assert one.reserve(["host0 bus"], ready_s=9.0, duration_s=1.0) == 9.0
+
+
+def test_a_meeting_starts_when_the_last_rank_is_ready_and_its_channels_are_free(
+    open_reservations: Open,
+):
+    ranks = [open_reservations(), open_reservations()]
+    ranks[0].reserve(["host0 bus"], ready_s=0.0, duration_s=6.0)
+    for rank, ready_s in enumerate((5.0, 3.0)):
+        ranks[rank].meet(Meeting(PAIR, 0), ready_s, ["gpu0 out", "host0 bus"], 1.0)
+    assert [each.end_s(Meeting(PAIR, 0)) for each in ranks] == [7.0, 7.0]
+    assert ranks[1].reserve(["gpu0 out"], ready_s=0.0, duration_s=1.0) == 7.0  # all its channels
+
+
+def test_several_meetings_are_open_at_a_time_and_in_every_step(open_reservations: Open):
+    ranks = [open_reservations(), open_reservations()]
+    for step in range(5):  # more than there are rows
+        for own in ranks:
+            for bucket in range(2):
+                number = 2 * step + bucket
+                own.meet(Meeting(PAIR, number), 10.0 * step + bucket, ["gpu0 out"], 1.0)
+        for own in ranks:
+            ends = [own.end_s(Meeting(PAIR, 2 * step + bucket)) for bucket in range(2)]
+            assert ends == [10.0 * step + 1, 10.0 * step + 2]
+
+
+def test_ranks_never_get_a_channel_at_the_same_time(open_reservations: Open):
+    starts: list[float] = []
+
+    def reserve(own: Reservations) -> None:
+        for _ in range(200):
+            starts.append(own.reserve(["host0 bus"], 0.0, 1.0))
+
+    threads = [threading.Thread(target=reserve, args=(open_reservations(),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(starts) == [float(start) for start in range(800)]
+
+
+def test_a_file_of_another_cluster_is_refused(tmp_path: Path):
+    SharedReservations(tmp_path / "file", CHANNELS).close()
+    with pytest.raises(ValueError, match=r"has 24 bytes, expected 8: all ranks must name the same"):
+        SharedReservations(tmp_path / "file", CHANNELS[:1])
+
+
+def test_more_open_sums_than_rows_are_refused(tmp_path: Path):
+    shared = SharedReservations(tmp_path / "file", CHANNELS, [PAIR], num_meetings=2)
+    for number in range(2):
+        shared.meet(Meeting(PAIR, number), 0.0, [], 1.0)
+    with pytest.raises(RuntimeError, match="more than 2 sums open; raise num_meetings"):
+        shared.meet(Meeting(PAIR, 2), 0.0, [], 1.0)
+    shared.close()
