@@ -40,7 +40,7 @@ from lightning_gpp.planner.graphpipe.frontier import (
 )
 from lightning_gpp.planner.graphpipe.layout import Frame, Interval, Layout, Point, Run
 from lightning_gpp.planner.graphpipe.rates import Crew, Rates
-from lightning_gpp.planner.graphpipe.siblings import Siblings, joined
+from lightning_gpp.planner.graphpipe.siblings import Join, Siblings, joined
 from lightning_gpp.planner.graphpipe.tails import Beginnings
 from lightning_gpp.planner.graphpipe.usage import Usage
 
@@ -197,14 +197,15 @@ class Partition:
 
     def fits(self, intervals: tuple[Interval, ...], crew: Crew, units: int) -> bool:
         """Whether a stage is fast enough and finds enough memory."""
+        return self._space.in_flight(units, crew) <= self._most_in_flight(intervals, crew)
+
+    def _most_in_flight(self, intervals: tuple[Interval, ...], crew: Crew) -> float:
+        """Micro-batches in flight that a stage has memory for; -1 where it is too slow."""
         rate = self._space.rates(intervals, crew)
-        in_flight = self._space.in_flight(units, crew)
-        if rate.seconds_per_sample <= self.limit_s and in_flight <= rate.most_in_flight:
-            return True
-        return (
-            rate.recomputed_seconds_per_sample <= self.limit_s
-            and in_flight <= rate.recomputed_most_in_flight
-        )
+        most = rate.most_in_flight if rate.seconds_per_sample <= self.limit_s else -1.0
+        if rate.recomputed_seconds_per_sample <= self.limit_s:
+            return max(most, rate.recomputed_most_in_flight)
+        return most
 
     def _solve(self, frame: Frame, end: Way) -> list[Way]:
         tables: Tables = {}
@@ -223,7 +224,7 @@ class Partition:
                 for child in frame.children(boundary):
                     self._fill(child, self._at_join(child, table[boundary + 1]), tables)
                     for way in tables[child.number][0]:
-                        if self._has_room(way.used, room):
+                        if self._usage.fits(way.used, room):
                             add_way(table[boundary], _forked(way), self._usage)
                 self._without_owner(frame, boundary, room, table)
             self._cut(_Start(frame, boundary, room, table[boundary], tables))
@@ -236,7 +237,7 @@ class Partition:
             if way is MODEL_END:
                 continue
             for side in self.siblings.ways(frame.run.blocks[boundary], way):
-                if self._has_room(way.used + side.used, room):
+                if self._usage.fits(way.used + side.used, room):
                     trace = Beside(side.branches, way.trace)
                     used = way.used + side.used
                     new = Way(side.need, side.offset, used, way.beside, trace)
@@ -249,7 +250,7 @@ class Partition:
             if way is MODEL_END:
                 continue  # the end of a branch must come last
             for side in self.siblings.ways(child.others, way):
-                if self._usage.fits(way.used + side.used):
+                if self._usage.fits(way.used + side.used, self._usage.num_devices):
                     trace = Beside(side.branches, way.trace)
                     beside = (*way.beside, side.need, side.offset)
                     new = Way(way.need, way.offset, way.used + side.used, beside, trace)
@@ -265,12 +266,14 @@ class Partition:
             path = space.path(crew, frame)
             stop_s = sums[place] + self.limit_s
             index = bisect_right(path, stop_s)
+            first = max(boundary, reached.get(crew.kind, 0))
+            if first >= index:
+                continue
             end_at = partial(self._end_at, start, crew, used, path, stop_s)
             if space.is_small:
                 for end in range(boundary, index):
                     end_at(end)
                 continue
-            first = max(boundary, reached.get(crew.kind, 0))
             found = self._longest(first, index, end_at)
             reached[crew.kind] = max(first, found + 1)
 
@@ -315,7 +318,7 @@ class Partition:
 
     def _room(self, frame: Frame, boundary: int) -> int:
         """Devices that what follows a boundary may use, so that what precedes finds some, too."""
-        num_devices = self._usage.total(self._usage.available)
+        num_devices = self._usage.num_devices
         if not frame.is_model_end:
             return num_devices
         return int(num_devices - self._space.work_before(frame, boundary) / self.limit_s + 1e-6)
@@ -344,23 +347,27 @@ class Partition:
         self, start: _Start, crew: Crew, used: int, point: Point, intervals: tuple[Interval, ...]
     ) -> int:
         """Adds the ways whose first stage is of some intervals; says what became of it."""
+        space, multiple = self._space, crew.multiple
         level = 2 * (start.frame.level - len(point.crossed))
-        multiple = crew.multiple
+        most: float | None = None
+        joins: dict[int, list[Join]] = {}
         outcome = NOT_POSSIBLE
         for way in start.tables[point.frame.number][point.boundary]:
-            total = way.used + used
-            if not self._has_room(total, start.room):
+            need, offset, total, beside, trace = way
+            total += used
+            if not self._usage.fits(total, start.room):
                 outcome = outcome or TOO_MANY_DEVICES
                 continue
-            need, offset, _, beside, trace = way
             if len(beside) > level:
                 need = max(need, *beside[level::2])
                 offset = max(offset, *beside[level + 1 :: 2])
                 beside = beside[:level]
+            if most is None:
+                most = self._most_in_flight(intervals, crew)
             units = units_in_flight(need, offset, multiple)
             if way is MODEL_END and crew.num_replicas > 1:
                 units = 2 * multiple  # the loss of replicas is computed in a stage of its own
-            if not self.fits(intervals, crew, units):
+            if space.in_flight(units, crew) > most:
                 continue
             outcome = ACCEPTED
             need, offset = units + multiple, units - multiple
@@ -368,16 +375,15 @@ class Partition:
                 new = Way(need, offset, total, beside, Cut(intervals, crew, units, trace))
                 add_way(start.ways, new, self._usage)
                 continue
-            for found in self.siblings.with_join(point.crossed, intervals, crew, units):
-                if self._has_room(total + found.used, start.room):
+            if units not in joins:
+                joins[units] = self.siblings.with_join(point.crossed, intervals, crew, units)
+            for found in joins[units]:
+                if self._usage.fits(total + found.used, start.room):
                     cut = Cut(found.intervals, crew, units, trace)
                     both = Beside(found.branches, cut)
                     new = Way(need, offset, total + found.used, beside + found.beside, both)
                     add_way(start.ways, new, self._usage)
         return outcome
-
-    def _has_room(self, used: int, room: int) -> bool:
-        return self._usage.total(used) <= room and self._usage.fits(used)
 
 
 def _forked(way: Way) -> Way:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import PlanEvaluation
 from lightning_gpp.planner.graphpipe.infeasible import infeasible_error
@@ -40,7 +39,8 @@ def search_plans(request: PlanRequest) -> SearchResult:
     choice = Choice(request)
     problems = [problem]
     if problem.layout.root.blocks:  # the chain first: it is quick, and a bound for the rest
-        problems.insert(0, linear(request, units, tuple(leaves(problem.tree))))
+        order = problem.prices.order
+        problems.insert(0, linear(request, units, order, known=problem.prices))
     for one in reversed(problems):
         choice.search_alike(one, name, is_chain=False)
     for one in problems:

@@ -9,10 +9,9 @@ from functools import cached_property
 from lightning_gpp.graph.series_parallel import Leaf, Series, Tree, decompose, leaves
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.collapse import light_groups
-from lightning_gpp.planner.graphpipe.contents import Contents
 from lightning_gpp.planner.graphpipe.layout import Layout, heavy_first, lay_out
 from lightning_gpp.planner.graphpipe.partition import Space
-from lightning_gpp.planner.graphpipe.rates import Crew, Rates, UnitTimes
+from lightning_gpp.planner.graphpipe.rates import Crew, Prices
 from lightning_gpp.planner.graphpipe.usage import Usage
 from lightning_gpp.planner.units import UnitGraph, build_units, indivisible_groups
 
@@ -32,35 +31,34 @@ class Problem:
         units: what is never divided.
         tree: the order of the units that the search respects; finer than that of the model.
         added: edges between units that the model does not have.
+        known: prices of another problem, which are used where they are of the same units in the
+            same order.
     """
 
     request: PlanRequest
     units: UnitGraph
     tree: Tree
     added: tuple[tuple[int, int], ...] = ()
+    known: Prices | None = None
+
+    @cached_property
+    def prices(self) -> Prices:
+        """What the units hold, exchange and take, in the order of the tree."""
+        order = tuple(leaves(self.tree))
+        if self.known and self.known.request is self.request and self.known.order == order:
+            return self.known
+        return Prices(self.request, self.units, order)
 
     @cached_property
     def layout(self) -> Layout:
         """The tree as runs."""
-        order = tuple(leaves(self.tree))
-        contents = Contents(self.request, self.units, order)
         profiles = self.request.costs.profiles
-        likeness: list[object] = [None] * len(order)
-        for place, unit in enumerate(order):
+        likeness: list[object] = [None] * len(self.units)
+        for place, unit in enumerate(self.prices.order):
             names = self.units.operators[unit]
             times = tuple(profile.operators[name] for profile in profiles for name in names)
-            likeness[unit] = contents.likeness(place), times
+            likeness[unit] = self.prices.contents.likeness(place), times
         return lay_out(self.tree, likeness)
-
-    @cached_property
-    def contents(self) -> Contents:
-        """What stages hold and exchange."""
-        return Contents(self.request, self.units, self.layout.order)
-
-    @cached_property
-    def times(self) -> UnitTimes:
-        """What units take."""
-        return UnitTimes(self.request, self.units, self.layout.order)
 
     @cached_property
     def available(self) -> tuple[int, ...]:
@@ -84,7 +82,7 @@ class Problem:
         crews = _crews(request, microbatch_size, num_units, self.available, take_turns=take_turns)
         return Space(
             self.layout,
-            Rates(request, self.contents, self.times, microbatch_size),
+            self.prices.rates(microbatch_size),
             [crew for crew in crews if num_replicas in (None, crew.num_replicas)],
             Usage(self.available),
             num_units=num_units,
@@ -145,10 +143,12 @@ def branching(request: PlanRequest, units: UnitGraph) -> Problem:
     return Problem(request, units, tree, decomposition.added)
 
 
-def linear(request: PlanRequest, units: UnitGraph, order: Sequence[int]) -> Problem:
+def linear(
+    request: PlanRequest, units: UnitGraph, order: Sequence[int], known: Prices | None = None
+) -> Problem:
     """The problem on a chain of the units."""
     parts = tuple(map(Leaf, order))
-    return Problem(request, units, Series(parts) if len(parts) > 1 else parts[0])
+    return Problem(request, units, Series(parts) if len(parts) > 1 else parts[0], known=known)
 
 
 def _with_ends(units: UnitGraph) -> list[tuple[int, ...]]:

@@ -188,3 +188,28 @@ def _count(free: float, each: float) -> float:
     if free < 0:
         return 0
     return math.inf if each <= 0 or math.isinf(free) else math.floor(free / each + 1e-9)
+
+
+class Prices:
+    """What the units of a model hold, exchange and take, in one order, found once for all searches.
+
+    Attributes:
+        request: the question.
+        order: unit at every place.
+        contents: what stages hold and exchange.
+    """
+
+    def __init__(self, request: PlanRequest, units: UnitGraph, order: tuple[int, ...]) -> None:
+        self.request = request
+        self.order = order
+        self.contents = Contents(request, units, order)
+        self._times = UnitTimes(request, units, order)
+        self._rates: dict[float, Rates] = {}
+
+    def rates(self, microbatch_size: float) -> Rates:
+        """The rates of stages with one smallest micro-batch."""
+        found = self._rates.get(microbatch_size)
+        if found is None:
+            found = Rates(self.request, self.contents, self._times, microbatch_size)
+            self._rates[microbatch_size] = found
+        return found

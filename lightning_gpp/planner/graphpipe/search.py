@@ -89,7 +89,7 @@ def divide(space: Space, limit_s: float) -> Found | None:
 
 def lower_bound_s(space: Space) -> float:
     """Seconds per sample that no division can beat: equal shares, or the slowest unit."""
-    num_devices = space.usage.total(space.usage.available)
+    num_devices = space.usage.num_devices
     sums = [space.rates.least_seconds(crew) for crew in space.crews]
     places = range(len(space.layout.order))
     slowest_s = max(min(s[place + 1] - s[place] for s in sums) for place in places)

@@ -22,7 +22,7 @@ from lightning_gpp.planner.graphpipe.frontier import (
 )
 from lightning_gpp.planner.graphpipe.layout import Frame, Interval, Run
 from lightning_gpp.planner.graphpipe.rates import Crew
-from lightning_gpp.planner.graphpipe.tails import end_of, sparing_size
+from lightning_gpp.planner.graphpipe.tails import end_of, fewest_devices, sparing_size
 
 if TYPE_CHECKING:
     from lightning_gpp.planner.graphpipe.partition import Partition, Space
@@ -88,7 +88,7 @@ class Siblings:
 
     def with_join(
         self, crossed: Sequence[Frame], intervals: tuple[Interval, ...], crew: Crew, units: int
-    ) -> Iterator[Join]:
+    ) -> list[Join]:
         """A stage with joins as it is, and with whole branches taken in.
 
         Args:
@@ -111,7 +111,7 @@ class Siblings:
                 for stage, left in self._joining(join.intervals, frame.others, crew, end)
                 for sides in self._ways(left, end)
             ]
-        yield from joins
+        return joins
 
     def _joining(
         self, intervals: tuple[Interval, ...], others: tuple[Run, ...], crew: Crew, end: Way
@@ -152,13 +152,14 @@ class Siblings:
     def _sparing_size(self, run: Run, end: Way) -> int | None:
         key = run.kind, end.need, end.offset
         if key not in self._sparing:
+            crews = {crew: self._space.rates.least_seconds(crew) for crew in self._space.crews}
 
-            def num_devices(size: int) -> int | None:
-                part = run if size == len(run) else self._space.beginnings.beginning(run, size)
-                used = [self._space.usage.total(w.used) for w in self._partition.side(part, end)]
-                return min(used, default=None)
+            def fits(interval: Interval, crew: Crew) -> bool:
+                units = units_in_flight(end.need, end.offset, crew.multiple)
+                return self._partition.fits((interval,), crew, units)
 
-            self._sparing[key] = sparing_size(run, num_devices)
+            num_devices = fewest_devices(run, self._partition.limit_s, crews, fits)
+            self._sparing[key] = sparing_size(num_devices)
         return self._sparing[key]
 
     def _taken_in(
@@ -240,22 +241,23 @@ class Siblings:
 
     def _packed(self, runs: tuple[Run, ...], behind: Way, ways: list[Way]) -> None:
         """Branches packed into stages of one crew, for each crew; what is too heavy on its own."""
-        packings: set[frozenset[tuple[Run, ...]]] = {frozenset((run,) for run in runs)}
+        alone: Sequence[tuple[Run, ...]] = [(run,) for run in runs]
+        packings = {tuple(alone): None}  # a set that keeps its order
         together: set[int] = set()
         for crew in self._space.crews if len(runs) > 1 else ():
             if crew.kind not in together:
-                groups = frozenset(self._first_fit(runs, crew, behind))
-                packings.add(groups)
+                groups = sorted(self._first_fit(runs, crew, behind), key=lambda one: one[0].start)
+                packings[tuple(groups)] = None
                 if len(groups) == 1:
                     together.add(crew.kind)
-        for groups in packings:
+        for packing in packings:
             found = [NOTHING]
-            for group in sorted(groups, key=lambda group: group[0].start):
+            for group in packing:
                 longer: list[Way] = []
                 for one in found:
                     for other in self._together(group, behind):
                         way = _plus(one, other)
-                        if self._space.usage.fits(way.used):
+                        if self._space.usage.fits(way.used, self._space.usage.num_devices):
                             add_way(longer, way, self._space.usage)
                 found = longer
             for way in found:

@@ -2,16 +2,19 @@
 
 Seven branches of four layers fill eight devices only if the stage with the join takes the last
 layer of four of them: then each of the other seven stages has three or four layers. For every
-branch the shortest end that spares the rest of the branch a device is found by bisection, and the
-stage takes those that cost it the least per device, while it is fast enough.
+branch the shortest end that spares the rest of the branch a device is found, and the stage takes
+those that cost it the least per device, while it is fast enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from lightning_gpp.planner.graphpipe.layout import Interval, Run
+from lightning_gpp.planner.graphpipe.rates import Crew
 
 
 class Beginnings:
@@ -32,25 +35,57 @@ class Beginnings:
         return found
 
 
-def sparing_size(run: Run, num_devices: Callable[[int], int | None]) -> int | None:
+def sparing_size(num_devices: Sequence[float]) -> int | None:
     """Most elements of a run that need fewer devices than the whole run; None if there are none.
 
     Args:
-        run: the run.
-        num_devices: fewest devices of the first so many elements; None where there is no way.
+        num_devices: fewest devices of the first so many elements, from none up to all of them;
+            infinite where they find no stages.
+
+    >>> sparing_size([0, 1, 1, 2, 2])
+    2
     """
-    whole = num_devices(len(run))
-    if whole is None or whole < 2:
+    whole = num_devices[-1]
+    if math.isinf(whole):
         return None
-    low, high = 0, len(run)  # what low elements need is fewer, what high ones need is not
-    while high - low > 1:
-        middle = (low + high) // 2
-        needed = num_devices(middle)
-        if needed is not None and needed < whole:
-            low = middle
-        else:
-            high = middle
-    return low or None
+    return next((s for s in range(len(num_devices) - 1, 0, -1) if num_devices[s] < whole), None)
+
+
+def fewest_devices(
+    run: Run,
+    limit_s: float,
+    least_seconds: Mapping[Crew, Sequence[float]],
+    fits: Callable[[Interval, Crew], bool],
+) -> list[float]:
+    """Fewest devices of the first so many elements of a run, from none up to all of them.
+
+    One pass from the beginning, in which every stage has as few micro-batches in flight as the
+    last one; so where memory is short, it may need more.
+
+    Args:
+        run: the run.
+        limit_s: seconds per sample that a stage may take.
+        least_seconds: possible devices of a stage -> running sums over the places of the seconds
+            per sample that units take on them at least.
+        fits: whether a stage of some places keeps to the limit on some devices, and finds memory.
+    """
+    fewest = [0.0]
+    for stop in range(1, len(run) + 1):
+        beside = run.blocks.get(stop - 1, ())
+        found = math.inf
+        if beside:
+            branches = [fewest_devices(run, limit_s, least_seconds, fits) for run in beside]
+            found = fewest[-1] + sum(branch[-1] for branch in branches)
+        end = run.bounds[stop]
+        for crew, sums in least_seconds.items():
+            first = bisect_left(run.bounds, sums[end] - limit_s, hi=stop, key=sums.__getitem__)
+            for start in range(first, stop):
+                if fewest[start] + crew.num_replicas >= found:
+                    break
+                if fits((run.bounds[start], end), crew):
+                    found = fewest[start] + crew.num_replicas
+        fewest.append(found)
+    return fewest
 
 
 def end_of(run: Run, size: int) -> Interval:

@@ -16,7 +16,7 @@ class Usage:
 
     >>> usage = Usage((4, 2))
     >>> one = usage.of(3, kind=0) + usage.of(1, kind=1)
-    >>> usage.fits(one), usage.fits(one + usage.of(2, kind=1))
+    >>> usage.fits(one, most=6), usage.fits(one + usage.of(2, kind=1), most=6)
     (True, False)
     """
 
@@ -26,14 +26,23 @@ class Usage:
         )
         self.available = sum(self.of(count, kind) for kind, count in enumerate(available))
         self._limit = self.available | self.guards
+        self.num_devices = sum(available)
+        self._has_one_kind = len(available) == 1
 
     def of(self, count: int, kind: int) -> int:
         """A number of devices of one kind."""
         return count << (FIELD_BITS * kind)
 
-    def fits(self, used: int) -> bool:
-        """Whether no more is used than there is."""
-        return (self._limit - used) & self.guards == self.guards
+    def fits(self, used: int, most: int) -> bool:
+        """Whether no more is used than there is of each kind, and than ``most`` in all.
+
+        Args:
+            used: devices in use.
+            most: at most ``num_devices``.
+        """
+        if self._has_one_kind:
+            return used <= most
+        return self.total(used) <= most and (self._limit - used) & self.guards == self.guards
 
     def covers(self, more: int, less: int) -> bool:
         """Whether ``less`` is nowhere more than ``more``."""

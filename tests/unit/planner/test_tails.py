@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from helpers.graphs import literal_graph, profile_of
 
@@ -9,23 +11,55 @@ from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import PlanRequest, answer, evaluate_plan
 from lightning_gpp.planner.graphpipe.layout import Run
-from lightning_gpp.planner.graphpipe.tails import Beginnings, end_of, sparing_size
+from lightning_gpp.planner.graphpipe.rates import Crew
+from lightning_gpp.planner.graphpipe.tails import (
+    Beginnings,
+    end_of,
+    fewest_devices,
+    sparing_size,
+)
 
 RUN = Run(bounds=(3, 4, 5, 6, 7), blocks={}, kind=5)
+BRANCHES = tuple(Run(bounds=(place, place + 1), blocks={}, kind=7) for place in (4, 5, 6))
+BLOCK = Run(bounds=(3, 4, 7, 8), blocks={1: BRANCHES}, kind=6)
 
 
 @pytest.mark.parametrize(
     ("needed", "size"),
     [
-        ([None, 1, 1, 2, 2], 2),  # the first two elements need one device, all four need two
-        ([None, 1, 1, 1, 2], 3),
-        ([None, 2, 2, 2, 2], None),  # nothing is spared
-        ([None, 1, 1, 1, 1], None),  # one device is the least
-        ([None, None, None, None, None], None),
+        ([0, 1, 1, 2, 2], 2),  # the first two elements need one device, all four need two
+        ([0, 1, 1, 1, 2], 3),
+        ([0, 2, 2, 2, 2], None),  # nothing is spared
+        ([0, 1, 1, 1, 1], None),  # one device is the least
+        ([0, inf, inf, inf, inf], None),
     ],
 )
 def test_the_longest_beginning_that_needs_fewer_devices(needed, size):
-    assert sparing_size(RUN, needed.__getitem__) == size
+    assert sparing_size(needed) == size
+
+
+ONE, TWO = Crew(1, 0, 1), Crew(2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("run", "limit_s", "longest", "needed"),
+    [
+        (RUN, 2.0, 4, [0, 1, 1, 2, 2]),
+        (RUN, 2.0, 1, [0, 1, 2, 3, 4]),  # a device has memory for one element only
+        (RUN, 1.5, 4, [0, 1, 2, 3, 4]),
+        (RUN, 0.75, 4, [0, 2, 4, 6, 8]),
+        (RUN, 0.5, 4, [0, inf, inf, inf, inf]),
+        (BLOCK, 1.0, 4, [0, 1, 4, 5]),  # three branches of one element each
+        (BLOCK, 4.0, 4, [0, 1, 1, 2]),
+    ],
+)
+def test_the_fewest_devices_of_beginnings(run, limit_s, longest, needed):
+    least_seconds = {ONE: range(20), TWO: [0.75 * place for place in range(20)]}
+
+    def fits(interval, crew):
+        return interval[1] - interval[0] <= longest
+
+    assert fewest_devices(run, limit_s, least_seconds, fits) == needed
 
 
 def test_beginnings_of_runs_that_are_alike_are_alike():
