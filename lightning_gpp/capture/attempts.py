@@ -54,6 +54,9 @@ def capture(
     and in eval mode, on the given input and on one of another size. The module is left as it was,
     random generators included.
 
+    Tensors on the ``meta`` device have no values: then only shapes and types are compared, and a
+    warning says so.
+
     Args:
         module: any module; nothing in it is replaced.
         args: one micro-batch, as forward gets it. Call it under the autocast that training uses.
@@ -69,6 +72,12 @@ def capture(
         raise CaptureError("lazy parameters have no size yet: run the module once before training")
     with rollback(module), torch.inference_mode(False), torch.enable_grad():
         session = _Session(module, args, kwargs or {}, train_modes)
+        if any(tensor.is_meta for tensor in session.sample.tensors.values()):
+            _logger.warning(
+                "captured with shapes only: that the graph computes what the module computes was "
+                "checked for shapes and types, not for values, and which buffers change is not "
+                "known"
+            )
         captured = session.first_success(leaf_modules, blocks)
     changed = _outside_of_leaves(captured, session.expected[True].changed)
     kept = _outside_of_leaves(captured, session.expected[True].kept)

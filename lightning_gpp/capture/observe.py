@@ -129,8 +129,13 @@ class _Watch:
         return [
             name
             for name, (tensor, content) in self.buffers.items()
-            if not torch.equal(tensor, content)
+            if self._is_changed(tensor, content)
         ]
+
+    def _is_changed(self, tensor: Tensor, content: Tensor) -> bool:
+        if tensor.is_meta:  # there are no values to compare
+            return any(tensor is old and tensor._version != was for old, was in self.versions)
+        return not torch.equal(tensor, content)
 
 
 class _Storages:

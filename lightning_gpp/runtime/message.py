@@ -1,5 +1,7 @@
 """A message as bytes: numbers that say what it is, then its structure and its tensors.
 
+Of a tensor on the ``meta`` device the shape and type travel, and nothing follows.
+
 Used by every transport that crosses processes. All parts begin at multiples of
 :data:`ALIGNMENT` bytes, so that a tensor can be used where it lies.
 """
@@ -10,6 +12,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -25,6 +28,7 @@ NUM_FIXED = 7
 
 _CODE = {dtype: code for code, dtype in enumerate(DTYPES)}
 _NO_TENSOR = -1
+_REQUIRES_GRAD, _IS_META = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +38,14 @@ class TensorHead:
     dtype: torch.dtype | None
     shape: tuple[int, ...]
     requires_grad: bool
+    is_meta: bool = False
 
     @property
     def num_bytes(self) -> int:
         """Size of the data."""
-        return 0 if self.dtype is None else math.prod(self.shape) * self.dtype.itemsize
+        if self.dtype is None or self.is_meta:
+            return 0
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,8 @@ def describe(payload: Payload, tag: Tag) -> tuple[list[int], list[int]]:
         elif tensor.dtype not in _CODE:
             raise TypeError(f"tensors of type {tensor.dtype} cannot cross between stages")
         else:
-            shapes += [_CODE[tensor.dtype], int(requires_grad), tensor.dim(), *tensor.shape]
+            flags = requires_grad * _REQUIRES_GRAD + tensor.is_meta * _IS_META
+            shapes += [_CODE[tensor.dtype], flags, tensor.dim(), *tensor.shape]
     size = len(payload.structure) if payload.structure is not None else -1
     return [*tag, size, len(payload.tensors), len(shapes)], shapes
 
@@ -86,7 +94,12 @@ def understand(fixed: Sequence[int], shapes: Sequence[int]) -> Description:
         else:
             dims = shapes[position + 2]
             shape = tuple(shapes[position + 3 : position + 3 + dims])
-            heads.append(TensorHead(DTYPES[code], shape, bool(shapes[position + 1])))
+            flags = shapes[position + 1]
+            heads.append(
+                TensorHead(
+                    DTYPES[code], shape, bool(flags & _REQUIRES_GRAD), bool(flags & _IS_META)
+                )
+            )
             position += 3 + dims
     return Description((fixed[0], fixed[1], fixed[2], fixed[3]), fixed[4], tuple(heads))
 
@@ -94,9 +107,12 @@ def understand(fixed: Sequence[int], shapes: Sequence[int]) -> Description:
 def data_bytes(payload: Payload) -> int:
     """Bytes that structure and tensors take."""
     structure = 0 if payload.structure is None else aligned(len(payload.structure))
-    return structure + sum(
-        aligned(tensor.nbytes) for tensor in payload.tensors if tensor is not None
-    )
+    return structure + sum(aligned(tensor.nbytes) for tensor in payload.tensors if has_data(tensor))
+
+
+def has_data(tensor: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether a tensor of a payload has bytes to send."""
+    return tensor is not None and not tensor.is_meta and tensor.numel() > 0
 
 
 def write_data(payload: Payload, buffer: bytearray | memoryview, offset: int) -> None:
@@ -105,7 +121,8 @@ def write_data(payload: Payload, buffer: bytearray | memoryview, offset: int) ->
         buffer[offset : offset + len(payload.structure)] = payload.structure
         offset += aligned(len(payload.structure))
     for tensor in payload.tensors:
-        if tensor is not None and (count := tensor.numel()):
+        if has_data(tensor):
+            count = tensor.numel()
             place = torch.frombuffer(buffer, dtype=tensor.dtype, count=count, offset=offset)
             place.view(tensor.shape).copy_(tensor)
             offset += aligned(tensor.nbytes)
@@ -139,10 +156,16 @@ def _read_tensor(
     if head.dtype is None:
         return None
     if head.num_bytes == 0:
-        return torch.empty(head.shape, dtype=head.dtype)
+        return torch.empty(head.shape, dtype=head.dtype, device="meta" if head.is_meta else "cpu")
     count = math.prod(head.shape)
     place = torch.frombuffer(buffer, dtype=head.dtype, count=count, offset=offset).view(head.shape)
     return place.clone() if copy else place
+
+
+def to_device(payload: Payload, device: torch.device) -> Payload:
+    """The payload with its tensors on a device; those without data stay as they are."""
+    payload.tensors = [t if t is None or t.is_meta else t.to(device) for t in payload.tensors]
+    return payload
 
 
 def numbers_to_bytes(numbers: Sequence[int]) -> bytearray:

@@ -32,7 +32,7 @@ from lightning_gpp.runtime.header import (
     shapes_that_follow,
 )
 from lightning_gpp.runtime.host_staging import HostStaging
-from lightning_gpp.runtime.message import Description
+from lightning_gpp.runtime.message import Description, TensorHead, has_data, to_device
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.transport import Mailbox, Tag, TransportError
 
@@ -143,7 +143,7 @@ class ProcessGroupTransport:
             data = torch.frombuffer(bytearray(payload.structure), dtype=torch.uint8)
             self._post(data, target, self._groups.headers, _DATA_TAG)
         for tensor in payload.tensors:
-            if tensor is not None and tensor.numel():
+            if has_data(tensor):
                 data = self._staging.to_host(tensor) if self._staging else tensor.contiguous()
                 self._post(data, target, self._payload_group(target), _DATA_TAG)
 
@@ -217,15 +217,11 @@ class ProcessGroupTransport:
                     self._receive_into(shapes, peer, self._groups.headers, _DATA_TAG)
                 message = decode_first(first, shapes)
                 payload = data_in(first, message) or self._receive_payload(peer, message)
-                self._mailbox.put(peer, message.tag, self._to_device(payload))
+                self._mailbox.put(peer, message.tag, to_device(payload, self._device))
             self._mailbox.lose(peer, "it closed its transport")
         except RuntimeError as error:
             if not self._closing:
                 self._mailbox.lose(peer, str(error).strip().splitlines()[0])
-
-    def _to_device(self, payload: Payload) -> Payload:
-        payload.tensors = [t if t is None else t.to(self._device) for t in payload.tensors]
-        return payload
 
     def _receive_payload(self, peer: int, message: Description) -> Payload:
         structure = None
@@ -236,15 +232,21 @@ class ProcessGroupTransport:
         group = self._payload_group(peer, receiving=True)
         tensors: list[Tensor | None] = []
         for head in message.tensors:
-            if head.dtype is None:
-                tensors.append(None)
-                continue
-            tensor = self._empty(head.shape, head.dtype)
-            if tensor.numel():
-                self._receive_into(tensor, peer, group, _DATA_TAG)
-            tensors.append(self._staging.to_device(tensor) if self._staging else tensor)
+            tensors.append(self._receive_tensor(head, peer, group))
         flags = [head.requires_grad for head in message.tensors]
         return Payload(tensors, flags, structure)
+
+    def _receive_tensor(
+        self, head: TensorHead, peer: int, group: dist.ProcessGroup
+    ) -> Tensor | None:
+        if head.dtype is None:
+            return None
+        if head.is_meta:
+            return torch.empty(head.shape, dtype=head.dtype, device="meta")
+        tensor = self._empty(head.shape, head.dtype)
+        if tensor.numel():
+            self._receive_into(tensor, peer, group, _DATA_TAG)
+        return self._staging.to_device(tensor) if self._staging else tensor
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self._staging:

@@ -28,6 +28,7 @@ from lightning_gpp.runtime.message import (
     describe,
     numbers_to_bytes,
     read_data,
+    to_device,
     understand,
     write_data,
 )
@@ -234,8 +235,7 @@ class SharedMemoryTransport:
             peer.blocks[-1].forget_file()
             return True
         tag, payload = _read(peer.blocks[numbers[0]], numbers[1], numbers[2])
-        payload.tensors = [t if t is None else t.to(self._device) for t in payload.tensors]
-        self._mailbox.put(rank, tag, payload)
+        self._mailbox.put(rank, tag, to_device(payload, self._device))
         return True
 
     def _lose(self, rank: int, reason: str) -> None:

@@ -155,6 +155,23 @@ def abort_wakes_the_waiting(transport: Transport) -> None:
         transport.receive(source=1 - transport.rank, tag=(9, 9, 9, 9), timeout_s=60, purpose="")
 
 
+def shapes_without_values_travel(transport: Transport) -> None:
+    """Tensors on the ``meta`` device, alone and beside others, far larger than any memory."""
+    tag = (0, 1, 0, 0)
+    if transport.rank == 0:
+        large = torch.empty(1 << 20, 1 << 22, dtype=torch.bfloat16, device="meta")
+        transport.send(pack([large.requires_grad_()]), target=1, tag=tag)
+        transport.send(pack([large, torch.arange(9000), "text"]), target=1, tag=tag)
+        transport.flush()
+    else:
+        for number in range(2):
+            large, *others = unpack(receive(transport, tag))
+            assert large.is_meta and large.shape == (1 << 20, 1 << 22)
+            assert large.dtype is torch.bfloat16 and large.requires_grad
+            assert number == len(others) // 2
+        assert torch.equal(others[0], torch.arange(9000)) and others[1] == "text"
+
+
 CHECKS = (
     keeps_order_within_a_tag,
     tags_can_be_received_in_any_order,
@@ -163,5 +180,6 @@ CHECKS = (
     gradient_flags_and_gaps_survive,
     sends_never_wait_for_the_receiver,
     received_tensors_stay_as_they_came,
+    shapes_without_values_travel,
     receive_gives_up,
 )
