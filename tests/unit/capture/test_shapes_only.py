@@ -42,5 +42,5 @@ def test_another_shape_is_still_an_error() -> None:
             Depends.calls += 1
             return super().forward(x)[:, : 2 + Depends.calls % 2]
 
-    with pytest.raises(CaptureError, match="should be a torch.float32 tensor of shape"):
+    with pytest.raises(CaptureError, match=r"should be a torch\.float32 tensor of shape"):
         capture(Depends(4, 8, device=META), (torch.ones(6, 4, device=META),))
