@@ -20,16 +20,18 @@ formulas are what its result must equal (tests/property/test_ssgd.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from lightning_gpp.cluster import AllReduce, Cluster, all_reduce_s
 from lightning_gpp.schedule import Action, Kind, Program, ReduceGroup, Replica
 from lightning_gpp.simulate.engine import simulate
 from lightning_gpp.simulate.gradient_merging import GradientPiece, merged_by
+from lightning_gpp.simulate.grown_cluster import twice
 from lightning_gpp.simulate.layers import Layer, layer_gradients
 from lightning_gpp.simulate.program_costs import Bucket, ProgramCosts, StageCosts, StepCosts
 from lightning_gpp.simulate.simulation import Simulation
+from lightning_gpp.simulate.what_if import WhatIf, has_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Ssgd:
             ``host_link``) and the optimizer (``optimizer_s``). Devices read side by side, which
             shows in the tasks of one of them.
         all_reduce: algorithm of the sums.
+        samples_per_device: samples of a device's mini-batch.
 
     Raises:
         ValueError: there is no layer, or no variant of this name.
@@ -105,6 +108,7 @@ class Ssgd:
     variant: str = "wait-free"
     step: StepCosts = field(default_factory=StepCosts)
     all_reduce: AllReduce = "ring"
+    samples_per_device: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -147,6 +151,58 @@ class Ssgd:
         prefetch = VARIANTS[self.variant].prefetches
         num_steps = STEPS if prefetch else 1
         return simulate(self.program(), self.costs(), num_steps=num_steps, prefetch=prefetch)
+
+    # What could be changed ---------------------------------------------------------------------
+
+    @property
+    def samples(self) -> float:
+        """Samples of a step, all devices together."""
+        return self.samples_per_device * self.cluster.num_devices
+
+    @property
+    def has_input(self) -> bool:
+        """Whether reading and copying the input takes time."""
+        return has_input(self.step)
+
+    def changed(self, what_if: WhatIf) -> Ssgd:
+        """The same with other links, devices, bytes or input.
+
+        All devices go at the pace of the slowest.
+
+        Raises:
+            ValueError: there is no such device or layer.
+        """
+        what_if.check_names(self.cluster.num_devices, [layer.name for layer in self.layers])
+        pace = min(map(what_if.speed, range(self.cluster.num_devices)))
+        layers = [
+            replace(
+                layer,
+                forward_s=layer.forward_s * what_if.operators.get(layer.name, 1.0) / pace,
+                backward_s=layer.backward_s * what_if.operators.get(layer.name, 1.0) / pace,
+                gradient_bytes=layer.gradient_bytes * what_if.bytes,
+            )
+            for layer in self.layers
+        ]
+        return replace(
+            self,
+            layers=layers,
+            cluster=what_if.links(self.cluster),
+            step=what_if.step(self.step),
+        )
+
+    def better_overlap(self) -> Mapping[str, Ssgd]:
+        """The next better variants, one thing at a time."""
+        names = list(VARIANTS)
+        better = names[names.index(self.variant) + 1 :]
+        return {f"overlap: {name}": replace(self, variant=name) for name in better}
+
+    def twice_the_devices(self) -> Ssgd:
+        """On twice the devices."""
+        devices = range(2 * self.cluster.num_devices)
+        step = self.step
+        if step.optimizer_s:
+            step = replace(step, optimizer_s=dict.fromkeys(devices, max(step.optimizer_s.values())))
+        return replace(self, cluster=twice(self.cluster), step=step)
 
 
 def _bucket(piece: GradientPiece, backward_s: float) -> Bucket:

@@ -84,7 +84,7 @@ class WhatIf:
         Raises:
             ValueError: there is no such device or operator.
         """
-        self._check_names(request)
+        self.check_names(request.num_devices, [operator.name for operator in request.graph])
         cluster = self.links(request.cluster)
         costs = self._costs(request.costs)
         if any(factor != 1 for factor in self.device.values()):
@@ -106,7 +106,7 @@ class WhatIf:
 
     def step(self, step: StepCosts) -> StepCosts:
         """What comes besides: faster input; what a faster device does itself."""
-        faster = {d: seconds / self._speed(d) for d, seconds in step.optimizer_s.items()}
+        faster = {d: seconds / self.speed(d) for d, seconds in step.optimizer_s.items()}
         return replace(
             step,
             data_s=step.data_s / self.input,
@@ -128,7 +128,8 @@ class WhatIf:
             buckets=tuple(replace(b, size_bytes=b.size_bytes * self.bytes) for b in costs.buckets),
         )
 
-    def _speed(self, device: int) -> float:
+    def speed(self, device: int) -> float:
+        """How many times as fast a device is."""
         return self.compute * self.device.get(device, 1.0)
 
     def _bytes(self, size: MessageBytes) -> MessageBytes:
@@ -168,17 +169,26 @@ class WhatIf:
         kept = tuple(p for p in costs.profiles if p.device not in {q.device for q in profiles})
         return replace(cluster, devices=devices), Costs((*kept, *profiles))
 
-    def _check_names(self, request: PlanRequest) -> None:
+    def check_names(self, num_devices: int, operators: Collection[str]) -> None:
+        """Checks that what is changed is there.
+
+        Raises:
+            ValueError: there is no such device or operator; the text says which there are.
+        """
         for device in self.device:
-            if device not in range(request.num_devices):
+            if device not in range(num_devices):
                 raise ValueError(
                     f"what_if.device.{device}: there is no device {device!r}; the cluster has "
-                    f"{request.num_devices} (0 … {request.num_devices - 1})"
+                    f"{num_devices} (0 … {num_devices - 1})"
                 )
-        known = {operator.name for operator in request.graph}
         for name in self.operators:
-            if name not in known:
-                raise ValueError(f"what_if.operators.{name}: {_unknown(name, known)}")
+            if name not in operators:
+                raise ValueError(f"what_if.operators.{name}: {_unknown(name, operators)}")
+
+
+def has_input(step: StepCosts) -> bool:
+    """Whether reading a mini-batch and copying it to the device takes time."""
+    return step.data_s > 0 or step.host_link is not None
 
 
 def scaled(
