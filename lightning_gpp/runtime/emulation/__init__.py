@@ -33,13 +33,14 @@ any size that way, with tensors that are shapes alone.
 """
 
 from lightning_gpp.runtime.emulation.clock import EmulatedClock
-from lightning_gpp.runtime.emulation.emulate import EmulatedRun, RankWork, emulate
+from lightning_gpp.runtime.emulation.emulate import EmulatedRun, emulate
 from lightning_gpp.runtime.emulation.rank import EmulatedRank
 from lightning_gpp.runtime.emulation.reservations import LocalReservations, Meeting, Reservations
 from lightning_gpp.runtime.emulation.shapes import emulate_shapes
 from lightning_gpp.runtime.emulation.shared_reservations import SharedReservations
 from lightning_gpp.runtime.emulation.slip import Slip, SlipReport
 from lightning_gpp.runtime.emulation.sums import EmulatedSums
+from lightning_gpp.runtime.emulation.threads import RankWork
 from lightning_gpp.runtime.emulation.transport import EmulatedTransport
 
 __all__ = [

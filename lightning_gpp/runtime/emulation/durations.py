@@ -96,12 +96,16 @@ class Durations:
 
     def shared_gradients(self, group: int, target: int) -> Occupation:
         """The gradients of parameters that different stages share, to the device ``target``."""
-        size_bytes = sum(b.size_bytes for b in self.costs.buckets if b.group == group)
+        size_bytes = self.group_bytes(group)
         if not size_bytes:
             return Occupation(0.0, ())
         cluster = self.costs.cluster
         seconds = cluster.link(self.device, target).transfer_s(size_bytes)
         return Occupation(seconds, channels(cluster, self.device, target), size_bytes)
+
+    def group_bytes(self, group: int) -> float:
+        """The gradients of a reduce group."""
+        return sum(bucket.size_bytes for bucket in self.costs.buckets if bucket.group == group)
 
     def _device_sum(self, bucket: Bucket) -> DeviceSum:
         group = self.program.reduce_groups[bucket.group]

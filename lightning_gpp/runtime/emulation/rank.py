@@ -93,6 +93,8 @@ class EmulatedRank:
             yield
             if action.kind.is_receive:
                 self.spend(text, step.receive.seconds(durations.message(action.message).size_bytes))
+            else:
+                self.spend(text, step.reduce.seconds(durations.group_bytes(action.microbatch)))
         self._action = None
 
     @contextlib.contextmanager

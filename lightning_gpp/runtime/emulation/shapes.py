@@ -17,7 +17,8 @@ from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.graph import FEED, ModelGraph, TensorSpec, Value, Variation
-from lightning_gpp.runtime.emulation.emulate import EmulatedRun, RankWork, emulate
+from lightning_gpp.runtime.emulation.emulate import EmulatedRun, emulate
+from lightning_gpp.runtime.emulation.threads import RankWork
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program
@@ -34,6 +35,7 @@ def emulate_shapes(
     *,
     minibatch_size: int,
     num_steps: int = 1,
+    prefetch: bool = False,
     time_scale: float | None = None,
     timeout_s: float = 1800.0,
 ) -> EmulatedRun:
@@ -46,6 +48,7 @@ def emulate_shapes(
         costs: what the program costs on the emulated cluster.
         minibatch_size: samples of a step.
         num_steps: how many steps.
+        prefetch: whether the host reads the input of a step while the one before runs.
         time_scale: real seconds that an emulated second takes; chosen if not given.
         timeout_s: limit of every wait, in real seconds.
 
@@ -66,6 +69,7 @@ def emulate_shapes(
             {name: value.variation for name, value in values.items()},
         ),
         num_steps=num_steps,
+        prefetch=prefetch,
         time_scale=time_scale,
         timeout_s=timeout_s,
     )

@@ -1,0 +1,207 @@
+"""The ranks of an emulation as threads of one process, and the steps that they run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn import Parameter
+
+from lightning_gpp.graph import FEED
+from lightning_gpp.runtime.emulation.clock import EmulatedClock
+from lightning_gpp.runtime.emulation.rank import EmulatedRank
+from lightning_gpp.runtime.emulation.reservations import LocalReservations
+from lightning_gpp.runtime.emulation.slip import SlipReport
+from lightning_gpp.runtime.emulation.sums import EmulatedSums
+from lightning_gpp.runtime.emulation.transport import EmulatedTransport
+from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor
+from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
+from lightning_gpp.runtime.payload import pack
+from lightning_gpp.runtime.stage_run import StageCode
+from lightning_gpp.runtime.sums import ThreadSumHub, ThreadSums
+from lightning_gpp.runtime.thread_transport import ThreadHub
+from lightning_gpp.runtime.value_pieces import Cutter
+from lightning_gpp.schedule import Program
+from lightning_gpp.simulate import SpanKind
+from lightning_gpp.simulate.program_costs import ProgramCosts
+
+_RESULT = (-6, 0, 0, 0)
+"""Tag of the message that tells a rank that the device of the loss is through."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork:
+    """What one rank runs.
+
+    Attributes:
+        stages: code of its stages, by their id in the plan.
+        parameters: by canonical name.
+        boundary: the user's step, on the rank of the loss.
+        step: the optimizer's step.
+    """
+
+    stages: Mapping[int, StageCode]
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    boundary: Boundary | None = None
+    step: Callable[[], None] = lambda: None
+
+
+@dataclass(slots=True)
+class RankSteps:
+    """What a rank did in each step.
+
+    Attributes:
+        records: its actions, and what was around them.
+        slips: what did not fit its emulated time.
+        ends_s: when it was through, in emulated seconds.
+    """
+
+    records: list[RankRecord] = field(default_factory=list)
+    slips: list[SlipReport] = field(default_factory=list)
+    ends_s: list[float] = field(default_factory=list)
+
+
+class RankThreads:
+    """One thread for each device of a program.
+
+    Args:
+        program: what they run; rank ``d`` is device ``d``.
+        costs: what it costs.
+        clock: of all ranks.
+        work: of every rank.
+        unit_sizes: samples of each of the smallest micro-batches.
+        output_names: values that the model returns.
+        cutter: cuts and joins values where stages take other numbers of samples.
+        prefetch: whether the host reads the input of a step while the one before runs.
+        timeout_s: limit of every wait, in real seconds.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        costs: ProgramCosts,
+        clock: EmulatedClock,
+        work: Sequence[RankWork],
+        *,
+        unit_sizes: Sequence[int],
+        output_names: tuple[str, ...],
+        cutter: Cutter,
+        prefetch: bool,
+        timeout_s: float,
+    ) -> None:
+        self._program, self._costs, self._clock, self._work = program, costs, clock, work
+        self._unit_sizes, self._prefetch, self._timeout_s = unit_sizes, prefetch, timeout_s
+        self._hub, sum_hub, reservations = ThreadHub(len(work)), ThreadSumHub(), LocalReservations()
+        every = tuple(range(len(work)))
+        self._paces = [EmulatedRank(rank, clock, reservations, lambda _: costs) for rank in every]
+        self._executors = [
+            Executor(
+                transport=EmulatedTransport(self._hub.transport(rank), pace, every),
+                rank_of_device=every,
+                stages=work[rank].stages,
+                output_names=output_names,
+                cutter=cutter,
+                shared=work[rank].parameters,
+                sums=EmulatedSums(ThreadSums(sum_hub, rank), pace),
+                timeout_s=timeout_s,
+                pace=pace,
+            )
+            for rank, pace in enumerate(self._paces)
+        ]
+        self._host_free_s = 0.0
+        self._errors: list[BaseException] = []
+
+    def run(self, num_steps: int) -> list[RankSteps]:
+        """Runs steps on all ranks; raises the first error of any."""
+        found = [RankSteps() for _ in self._work]
+
+        def steps(rank: int) -> None:
+            try:
+                self._paces[rank].wait_until(0.0)
+                for _ in range(num_steps):
+                    self._step(rank, found[rank])
+            except BaseException as error:
+                self._fail(error)
+
+        threads = [threading.Thread(target=steps, args=(rank,)) for rank in range(len(found))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+        return found
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends all ranks with an error."""
+        self._errors.append(error)
+        for executor in self._executors:
+            executor.transport.abort(error)
+            assert executor.sums is not None
+            executor.sums.abort(error)
+
+    def _step(self, rank: int, found: RankSteps) -> None:
+        """One optimizer step of one rank."""
+        pace, executor, costs = self._paces[rank], self._executors[rank], self._costs.step
+        actions: list[ActionRecord] = []
+        marks: list[Mark] = []
+        executor.on_record = actions.append
+        if rank == self._program.device(FEED):
+            with _marked(marks, SpanKind.DATA):
+                self._read(pace)
+            with _marked(marks, SpanKind.PREPARE):
+                pace.spend("prepare", costs.prepare_s)
+        own = self._work[rank]
+        executor.run(self._program, self._unit_sizes, training=True, boundary=own.boundary)
+        run = RunRecord(tuple(actions), time.monotonic_ns())
+        if costs.finish_s:
+            with _marked(marks, SpanKind.FINISH):
+                self._finish(rank, pace)
+        with (
+            _marked(marks, SpanKind.OPTIMIZER),
+            pace.lasting("optimizer", costs.optimizer_s.get(rank, 0.0)),
+        ):
+            own.step()
+        found.ends_s.append(self._clock.now_s())
+        found.records.append(RankRecord((run,), tuple(marks)))
+        found.slips.append(pace.take_slips())
+
+    def _read(self, pace: EmulatedRank) -> None:
+        """The device of the feed gets the mini-batch, now or as the host has read it ahead."""
+        costs = self._costs.step
+        link = costs.host_link
+        read_s = costs.data_s + (0.0 if link is None else link.transfer_s(costs.input_bytes))
+        if not self._prefetch:
+            pace.spend("data", read_s)
+            return
+        pace.wait_until(self._host_free_s + read_s)
+        self._host_free_s = pace.cursor_s
+
+    def _finish(self, rank: int, pace: EmulatedRank) -> None:
+        """The device of the loss tells the others that it is through; each of them finishes."""
+        loss = self._program.device(FEED)
+        transport = self._hub.transport(rank)
+        if rank == loss:
+            for other in range(len(self._work)):
+                if other != loss:
+                    result = pack([torch.tensor(pace.cursor_s, dtype=torch.float64)])
+                    transport.send(result, target=other, tag=_RESULT)
+        else:
+            result = transport.receive(
+                source=loss, tag=_RESULT, timeout_s=self._timeout_s, purpose="end of the step"
+            )
+            (through,) = result.tensors
+            assert through is not None
+            pace.wait_until(through.item())
+        pace.spend("finish", self._costs.step.finish_s.get(rank, 0.0))
+
+
+@contextmanager
+def _marked(marks: list[Mark], kind: SpanKind) -> Iterator[None]:
+    start_ns = time.monotonic_ns()
+    yield
+    marks.append(Mark(kind, start_ns, time.monotonic_ns()))
