@@ -6,7 +6,7 @@ from lightning_gpp.runtime.emulation.durations import Durations
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate.program_costs import ProgramCosts
 
-WAKE_S = 3e-3
+WAKE_S = 8e-3
 """Real seconds that a short action gets at least."""
 
 RANK_S = 0.5e-3
