@@ -9,7 +9,7 @@ from lightning_gpp.graph import FEED
 from lightning_gpp.runtime.clock import ClockOffset
 from lightning_gpp.runtime.executor import ActionRecord
 from lightning_gpp.schedule import Action, Kind
-from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage
+from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage, with_inferred_path
 
 _MEETINGS = (SpanKind.RECEIVE, SpanKind.REDUCE, SpanKind.FINISH)
 _COMPUTE = {Kind.FORWARD: SpanKind.FORWARD, Kind.BACKWARD: SpanKind.BACKWARD}
@@ -73,7 +73,7 @@ def measured_timeline(
     zero_ns = min(piece.start_ns for piece in pieces)
     last_ns = max(piece.end_ns for piece in pieces)
     arrivals = _arrivals(pieces)
-    return Timeline(
+    timeline = Timeline(
         source="measured",
         step_s=(last_ns - zero_ns) * 1e-9,
         devices=tuple(rank_of_device.index(rank) for rank in range(len(records))),
@@ -87,6 +87,7 @@ def measured_timeline(
         step=step,
         clock_error_s=tuple(clock.error_ns * 1e-9 for clock in clocks),
     )
+    return with_inferred_path(timeline)
 
 
 @dataclass(frozen=True, slots=True)

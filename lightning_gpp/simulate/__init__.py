@@ -7,7 +7,9 @@ put side by side. :func:`shares` reads off where the time went; :func:`write_tra
 """
 
 from lightning_gpp.simulate.engine import simulate
+from lightning_gpp.simulate.measured_path import with_inferred_path
 from lightning_gpp.simulate.picture import timeline_figure, write_picture
+from lightning_gpp.simulate.predicted import predicted_timeline
 from lightning_gpp.simulate.program_costs import (
     Bucket,
     MessageBytes,
@@ -16,16 +18,20 @@ from lightning_gpp.simulate.program_costs import (
     StageCosts,
     StepCosts,
 )
-from lightning_gpp.simulate.shares import RankShares, Shares, shares
+from lightning_gpp.simulate.shares import RankShares, Shares, path_shares, shares
 from lightning_gpp.simulate.simulation import Simulation, Task, TaskKind
-from lightning_gpp.simulate.timeline import Category, Span, SpanKind, Timeline, TimelineStage
+from lightning_gpp.simulate.span import Category, Span, SpanKind
+from lightning_gpp.simulate.timeline import MemoryCurve, PathPart, Timeline, TimelineStage
 from lightning_gpp.simulate.trace import trace_events, write_trace
+from lightning_gpp.simulate.transfer import Transfer, TransferKind
 
 __all__ = [
     "Bucket",
     "Category",
+    "MemoryCurve",
     "MessageBytes",
     "Overhead",
+    "PathPart",
     "ProgramCosts",
     "RankShares",
     "Shares",
@@ -38,10 +44,15 @@ __all__ = [
     "TaskKind",
     "Timeline",
     "TimelineStage",
+    "Transfer",
+    "TransferKind",
+    "path_shares",
+    "predicted_timeline",
     "shares",
     "simulate",
     "timeline_figure",
     "trace_events",
+    "with_inferred_path",
     "write_picture",
     "write_trace",
 ]

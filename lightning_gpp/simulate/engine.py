@@ -84,6 +84,7 @@ def simulate(
         Tasks(program, costs, compiled, times),
         times.step_end_s[-1] - before_s,
         DeviceMemory(program, costs, compiled, times),
+        sends,
     )
 
 

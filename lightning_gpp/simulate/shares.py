@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_gpp.simulate.timeline import Category, Timeline
+from lightning_gpp.simulate.span import Category, Span
+from lightning_gpp.simulate.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +111,20 @@ def _of_rank(timeline: Timeline, rank: int) -> RankShares:
         other_s=seconds[Category.OTHER],
         idle_s=max(0.0, timeline.step_s - sum(seconds.values())),
     )
+
+
+def path_shares(timeline: Timeline) -> dict[str, float]:
+    """Category -> the part of the step that the critical path spends in it; they add up to 1.
+
+    Transfers count as communication. What is left is *idle*: nothing that is recorded held the
+    step up.
+    """
+    seconds = {category.value: 0.0 for category in Category}
+    for segment in timeline.path_segments:
+        item = segment.item
+        category = item.kind.category if isinstance(item, Span) else Category.COMMUNICATION
+        seconds[category.value] += segment.duration_s
+    seconds["idle"] = max(0.0, timeline.step_s - sum(seconds.values()))
+    return {
+        name: part / timeline.step_s if timeline.step_s else 0.0 for name, part in seconds.items()
+    }

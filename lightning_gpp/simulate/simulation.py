@@ -93,6 +93,7 @@ class Simulation:
         step_s: seconds of a step: from the start to the end of the only one; of several the
             seconds by which the last one ends after the one before it.
         device_memory: device -> (seconds, bytes) whenever the memory in use changes.
+        sends: whether senders went on (``"buffered"``) or waited (``"rendezvous"``).
     """
 
     program: Program
@@ -100,3 +101,4 @@ class Simulation:
     tasks: Sequence[Task]
     step_s: float
     device_memory: Mapping[int, Sequence[tuple[float, float]]]
+    sends: str = "buffered"

@@ -4,149 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 
-from lightning_gpp.schedule import Action
+from lightning_gpp.simulate.span import Span, SpanKind
+from lightning_gpp.simulate.transfer import Transfer
 from lightning_gpp.strict_json import JsonFormat
 
-FORMAT = JsonFormat("lightning_gpp.timeline", 1)
-
-
-class Category(Enum):
-    """What a rank's time went into; the value is its name in tables and loggers."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    COMMUNICATION = "communication"
-    WAIT = "wait"
-    OTHER = "other"
-
-    @property
-    def is_compute(self) -> bool:
-        """Whether compute actions of the program run."""
-        return self in (Category.FORWARD, Category.BACKWARD)
-
-
-class SpanKind(Enum):
-    """What a rank does in a span.
-
-    Attributes:
-        FORWARD: the forward of a stage for one micro-batch.
-        FEED: the user's step up to the pipelined forward (on the rank of the loss).
-        LOSS: the user's step after the pipelined forward; part of the loss stage's forward action.
-        BACKWARD: the backward of a stage for one micro-batch.
-        SEND: handing a message to the transport; the transfer itself goes on meanwhile.
-        WAIT: the receiver of a message stands still because it has not been sent yet; likewise
-            for a sum of gradients that not all its ranks have come to, and for the end of the
-            actions of rank 0, which then tells the result.
-        RECEIVE: the rest of a receive: from when the message was sent until it is here. Short
-            when it was here before it was asked for.
-        REDUCE: summing gradients of shared parameters with other ranks.
-        FLUSH: after the last action, until everything sent has left.
-        DATA: reading the mini-batch from the user's data loader.
-        PREPARE: from then to the first action: the user's hooks, cutting it into micro-batches.
-        FINISH: after the last action and its messages, up to the optimizer: joining the results of
-            the micro-batches and telling them to all ranks, handing gradients out.
-        OPTIMIZER: gradient clipping and the optimizer's step.
-        VALIDATION: a validation in the middle of the step (accumulated gradients).
-    """
-
-    FORWARD = "forward"
-    FEED = "feed"
-    LOSS = "loss"
-    BACKWARD = "backward"
-    SEND = "send"
-    RECEIVE = "receive"
-    REDUCE = "reduce"
-    FLUSH = "flush"
-    WAIT = "wait"
-    DATA = "data"
-    PREPARE = "prepare"
-    FINISH = "finish"
-    OPTIMIZER = "optimizer"
-    VALIDATION = "validation"
-
-    @property
-    def category(self) -> Category:
-        """Where its time is counted."""
-        return _CATEGORIES[self]
-
-
-_CATEGORIES = {
-    SpanKind.FORWARD: Category.FORWARD,
-    SpanKind.FEED: Category.FORWARD,
-    SpanKind.LOSS: Category.FORWARD,
-    SpanKind.BACKWARD: Category.BACKWARD,
-    SpanKind.SEND: Category.COMMUNICATION,
-    SpanKind.RECEIVE: Category.COMMUNICATION,
-    SpanKind.REDUCE: Category.COMMUNICATION,
-    SpanKind.FLUSH: Category.COMMUNICATION,
-    SpanKind.WAIT: Category.WAIT,
-    SpanKind.DATA: Category.OTHER,
-    SpanKind.PREPARE: Category.OTHER,
-    SpanKind.FINISH: Category.OTHER,
-    SpanKind.OPTIMIZER: Category.OTHER,
-    SpanKind.VALIDATION: Category.OTHER,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Something that one rank did without interruption.
-
-    Attributes:
-        rank: who.
-        kind: what.
-        start_s: seconds since the step began.
-        end_s: likewise; not before ``start_s``.
-        action: text form of the program's action that it is, or is a part of (``"2F0"``); None
-            outside of the program.
-        size_bytes: of the message, where known.
-        minibatch: which mini-batch of the step, where gradients are accumulated over several.
-
-    Raises:
-        ValueError: it ends before it starts, or ``action`` is no action.
-    """
-
-    rank: int
-    kind: SpanKind
-    start_s: float
-    end_s: float
-    action: str | None = None
-    size_bytes: int | None = None
-    minibatch: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start_s <= self.end_s:
-            raise ValueError(f"span {self.name} goes from {self.start_s} s to {self.end_s} s")
-        if self.action is not None:
-            Action.parse(self.action)
-
-    @property
-    def name(self) -> str:
-        """The action, or what else it is (``"optimizer"``)."""
-        return self.action if self.action is not None else self.kind.value
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds from start to end."""
-        return self.end_s - self.start_s
-
-    @property
-    def stage(self) -> int | None:
-        """The stage that acts; -1 for the feed, None outside of the program."""
-        return None if self.action is None else Action.parse(self.action).stage
-
-    @property
-    def microbatch(self) -> int | None:
-        """Micro-batch of a compute action, index of a message on its edge, or of a reduce group."""
-        return None if self.action is None else Action.parse(self.action).microbatch
-
-    @property
-    def peer(self) -> int | None:
-        """The other stage of a message."""
-        return None if self.action is None else Action.parse(self.action).peer
+FORMAT = JsonFormat("lightning_gpp.timeline", 2, older=(1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +30,66 @@ class TimelineStage:
     operators: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryCurve:
+    """Memory in use on a rank over the step.
+
+    Attributes:
+        rank: whose.
+        times_s: when it changes, ascending, in seconds since the step began.
+        used_bytes: how much is in use from then on.
+        limit_bytes: how much there is; None where that is not known.
+
+    Raises:
+        ValueError: there are not as many times as sizes.
+    """
+
+    rank: int
+    times_s: tuple[float, ...]
+    used_bytes: tuple[float, ...]
+    limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.times_s) != len(self.used_bytes):
+            raise ValueError(
+                f"memory of rank {self.rank}: {len(self.times_s)} times and "
+                f"{len(self.used_bytes)} sizes; expected equally many"
+            )
+
+    @property
+    def peak_bytes(self) -> float:
+        """Most that is in use at a time."""
+        return max(self.used_bytes, default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PathPart:
+    """A part of the critical path: a span or a transfer, by its index in the timeline."""
+
+    span: int | None = None
+    transfer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PathSegment:
+    """The time for which a part of the critical path held the step up.
+
+    Attributes:
+        item: the span or the transfer.
+        start_s: when the part before it was over, or when it started itself, if later.
+        end_s: when it ended.
+    """
+
+    item: Span | Transfer
+    start_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from start to end."""
+        return self.end_s - self.start_s
+
+
 @dataclass(frozen=True)
 class Timeline:
     """One optimizer step on all ranks, on one clock.
@@ -183,10 +107,15 @@ class Timeline:
         step: optimizer steps done before this one; None when predicted.
         clock_error_s: for each rank by how much its times may be off against those of rank 0
             (zero for ranks that share a clock).
+        transfers: what was on its way meanwhile.
+        critical_path: what the end of the step waited for, from the beginning to the end; empty
+            where it is not known. Exact where predicted; of a measured step it is inferred
+            (:func:`lightning_gpp.simulate.measured_path`).
+        memory: of the ranks where it is known.
 
     Raises:
-        ValueError: a span names an unknown rank or stage, goes beyond the step, or overlaps
-            another one of its rank.
+        ValueError: a span or a transfer names an unknown rank or stage, goes beyond the step, or
+            a span overlaps another one of its rank; or the critical path names what is not there.
     """
 
     source: str
@@ -197,8 +126,27 @@ class Timeline:
     spans: tuple[Span, ...]
     step: int | None = None
     clock_error_s: tuple[float, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    critical_path: tuple[PathPart, ...] = ()
+    memory: tuple[MemoryCurve, ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_spans()
+        for transfer in self.transfers:
+            if transfer.end_s > self.step_s or not set(transfer.ranks) <= set(
+                range(self.num_ranks)
+            ):
+                raise ValueError(
+                    f"transfer {transfer.name} between ranks {list(transfer.ranks)} ends at "
+                    f"{transfer.end_s} s; expected ranks below {self.num_ranks} and an end within "
+                    f"the step ({self.step_s} s)"
+                )
+        known = ({None, *range(len(self.spans))}, {None, *range(len(self.transfers))})
+        for part in self.critical_path:
+            if part.span not in known[0] or part.transfer not in known[1]:
+                raise ValueError(f"the critical path has a part that is not there: {part}")
+
+    def _check_spans(self) -> None:
         for span in self.spans:
             if not 0 <= span.rank < self.num_ranks:
                 raise ValueError(f"span {span.name} is on rank {span.rank} of {self.num_ranks}")
@@ -236,15 +184,36 @@ class Timeline:
         """The stages of one rank."""
         return tuple(stage for stage in self.stages if stage.rank == rank)
 
+    def item(self, part: PathPart) -> Span | Transfer:
+        """The span or the transfer that is a part of the critical path."""
+        if part.span is not None:
+            return self.spans[part.span]
+        assert part.transfer is not None
+        return self.transfers[part.transfer]
+
+    @cached_property
+    def path_segments(self) -> tuple[PathSegment, ...]:
+        """The critical path in the order of time, its segments one after the other.
+
+        Parts may overlap in time (a message is on its way while its receiver receives it); each
+        counts from the end of the part before it.
+        """
+        segments, now_s = [], 0.0
+        for item in map(self.item, self.critical_path):
+            start_s = min(max(item.start_s, now_s), item.end_s)
+            segments.append(PathSegment(item, start_s, item.end_s))
+            now_s = max(now_s, item.end_s)
+        return tuple(segments)
+
     def messages(self) -> Iterator[tuple[Span, Span]]:
         """The (send, receive) spans of every message, in the order of sending."""
         received = {}
         for span in self.spans:
             if span.kind is SpanKind.RECEIVE:
-                received[_message(span)] = span
+                received[message_of(span)] = span
         for span in sorted(self.spans, key=lambda span: span.start_s):
             if span.kind is SpanKind.SEND:
-                yield span, received[_message(span)]
+                yield span, received[message_of(span)]
 
     def to_json(self) -> str:
         """The versioned JSON form."""
@@ -260,6 +229,6 @@ class Timeline:
         return FORMAT.loads(cls, text)
 
 
-def _message(span: Span) -> tuple[int, tuple[int, int, bool, int]]:
-    assert span.action is not None
-    return span.minibatch, Action.parse(span.action).message
+def message_of(span: Span) -> tuple[int, tuple[int, int, bool, int]]:
+    """Identity of the message that a send, its receive or the wait for it belongs to."""
+    return span.minibatch, span.parsed.message

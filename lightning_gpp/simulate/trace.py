@@ -15,7 +15,8 @@ from typing import Any
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Action
 from lightning_gpp.simulate.shares import shares
-from lightning_gpp.simulate.timeline import Span, SpanKind, Timeline
+from lightning_gpp.simulate.span import Span, SpanKind
+from lightning_gpp.simulate.timeline import Timeline
 
 _US_PER_S = 1e6
 

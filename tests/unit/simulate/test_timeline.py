@@ -7,12 +7,17 @@ import struct
 from pathlib import Path
 
 import pytest
+from helpers.steps import predicted_and_measured, simulated
 
 from lightning_gpp.simulate import (
+    PathPart,
     Span,
     SpanKind,
     Timeline,
     TimelineStage,
+    Transfer,
+    TransferKind,
+    predicted_timeline,
     shares,
     timeline_figure,
     write_picture,
@@ -51,6 +56,10 @@ def timeline(spans: tuple[Span, ...] = SPANS, **changes: object) -> Timeline:
     return Timeline(**(fields | {"stages": STAGES, "spans": spans, "step": 3} | changes))  # type: ignore[arg-type]
 
 
+def message(start_s: float, end_s: float, target: int) -> Transfer:
+    return Transfer(TransferKind.MESSAGE, start_s, end_s, ("link",), (0, target), "0SF0>1")
+
+
 class TestShares:
     def test_by_hand(self) -> None:
         first, second = shares(timeline()).ranks
@@ -78,6 +87,29 @@ class TestShares:
 class TestTimeline:
     def test_json_and_back(self) -> None:
         assert Timeline.from_json(timeline().to_json()) == timeline()
+
+    def test_the_first_version_can_be_read(self) -> None:
+        data = json.loads(timeline().to_json()) | {"version": 1}
+        for key in ("transfers", "critical_path", "memory"):
+            del data[key]
+        assert Timeline.from_json(json.dumps(data)) == timeline()
+
+    def test_transfers_path_and_memory_in_json(self) -> None:
+        for found in predicted_and_measured():
+            assert found.transfers and found.critical_path
+            assert Timeline.from_json(found.to_json()) == found
+
+    @pytest.mark.parametrize(
+        ("changes", "error"),
+        [
+            ({"critical_path": (PathPart(span=99),)}, "a part that is not there"),
+            ({"transfers": (message(8.0, 9.0, 0),)}, "within the step"),
+            ({"transfers": (message(1.0, 2.0, 2),)}, "ranks below 2"),
+        ],
+    )
+    def test_impossible_transfers_and_paths_are_refused(self, changes: dict, error: str) -> None:
+        with pytest.raises(ValueError, match=error):
+            timeline(**changes)
 
     def test_unknown_kind_in_json_lists_the_known(self) -> None:
         text = timeline().to_json().replace('"kind": "feed"', '"kind": "food"')
@@ -197,6 +229,41 @@ class TestPicture:
         tops = [c.get_paths()[0].vertices[:, 1].min() for c in axes.collections if c.get_gid()]
         heights = [c.get_paths()[0].vertices[:, 1].max() for c in axes.collections if c.get_gid()]
         assert heights[0] <= tops[1]
+
+    def test_predicted_over_measured_on_one_axis(self) -> None:
+        figure = timeline_figure(predicted_and_measured())
+        steps, memory = figure.axes[:2], figure.axes[2:]
+        assert {axes.get_xlim() for axes in figure.axes} == {(0, 12000.0)}
+        assert steps[0].get_position().y0 > steps[1].get_position().y1 > memory[0].get_position().y1
+        titles = [text.get_text() for text in figure.texts if text.get_weight() == "bold"]
+        assert titles[0].startswith("Predicted step: 12000 ms (0 % more than measured), bubble")
+        assert titles[1].startswith("Measured step 3: 12000 ms, bubble")
+        assert len(memory) == 1  # that of a measured step is not known
+
+    def test_the_critical_path_is_a_line_along_its_spans(self) -> None:
+        (axes, _, _) = timeline_figure(predicted_and_measured()).axes
+        (line,) = (c for c in axes.collections if c.get_gid() == "path")
+        along = [tuple(1e-3 * x for x, _ in path.vertices) for path in line.get_paths()]
+        assert along == [(0.0, 1.0), (2.0, 3.0), (3.0, 5.0), (5.0, 6.0), (6.0, 8.0), (10.0, 12.0)]
+
+    def test_memory_above_the_limit_is_marked(self) -> None:
+        for limit, above in ((8, False), (4, True)):
+            timeline = predicted_timeline(simulated(memory_bytes=limit))
+            gids = {c.get_gid() for c in timeline_figure(timeline).axes[1].collections}
+            assert "memory/0" in gids
+            assert ("above the limit/0" in gids) == above
+
+    def test_many_ranks_stay_readable(self) -> None:
+        """Rows get thinner, names are left out before they overlap."""
+        stages = tuple(TimelineStage(rank, rank) for rank in range(400))
+        spans = tuple(Span(rank, SpanKind.FORWARD, 0, 1, f"{rank}F0") for rank in range(400))
+        figure = timeline_figure(timeline(spans, stages=stages, devices=tuple(range(400))))
+        assert figure.get_figheight() < 60
+        (axes,) = figure.axes
+        names = [t for t in axes.texts if t.get_text().startswith("rank ")]
+        assert 20 < len(names) < 400
+        pitch_pt = 72 * abs(names[1].get_position()[1] - names[0].get_position()[1])
+        assert pitch_pt > names[0].get_size()
 
     def test_title_says_the_bubble_and_pyplot_is_untouched(self) -> None:
         import sys

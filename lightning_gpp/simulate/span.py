@@ -1,0 +1,157 @@
+"""What one rank does in one stretch of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+from lightning_gpp.schedule import Action
+
+
+class Category(Enum):
+    """What a rank's time went into; the value is its name in tables and loggers."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    COMMUNICATION = "communication"
+    WAIT = "wait"
+    OTHER = "other"
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether compute actions of the program run."""
+        return self in (Category.FORWARD, Category.BACKWARD)
+
+
+class SpanKind(Enum):
+    """What a rank does in a span.
+
+    Attributes:
+        FORWARD: the forward of a stage for one micro-batch.
+        FEED: the user's step up to the pipelined forward (on the rank of the loss).
+        LOSS: the user's step after the pipelined forward; part of the loss stage's forward action.
+        BACKWARD: the backward of a stage for one micro-batch.
+        SEND: handing a message to the transport; the transfer itself goes on meanwhile.
+        WAIT: the receiver of a message stands still because it has not been sent yet; likewise
+            for a sum of gradients that not all its ranks have come to, and for the end of the
+            actions of rank 0, which then tells the result.
+        RECEIVE: the rest of a receive: from when the message was sent until it is here. Short
+            when it was here before it was asked for.
+        REDUCE: summing gradients of shared parameters with other ranks.
+        FLUSH: after the last action, until everything sent has left.
+        DATA: reading the mini-batch from the user's data loader.
+        PREPARE: from then to the first action: the user's hooks, cutting it into micro-batches.
+        FINISH: after the last action and its messages, up to the optimizer: joining the results of
+            the micro-batches and telling them to all ranks, handing gradients out.
+        OPTIMIZER: gradient clipping and the optimizer's step.
+        VALIDATION: a validation in the middle of the step (accumulated gradients).
+    """
+
+    FORWARD = "forward"
+    FEED = "feed"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    SEND = "send"
+    RECEIVE = "receive"
+    REDUCE = "reduce"
+    FLUSH = "flush"
+    WAIT = "wait"
+    DATA = "data"
+    PREPARE = "prepare"
+    FINISH = "finish"
+    OPTIMIZER = "optimizer"
+    VALIDATION = "validation"
+
+    @property
+    def category(self) -> Category:
+        """Where its time is counted."""
+        return _CATEGORIES[self]
+
+
+_CATEGORIES = {
+    SpanKind.FORWARD: Category.FORWARD,
+    SpanKind.FEED: Category.FORWARD,
+    SpanKind.LOSS: Category.FORWARD,
+    SpanKind.BACKWARD: Category.BACKWARD,
+    SpanKind.SEND: Category.COMMUNICATION,
+    SpanKind.RECEIVE: Category.COMMUNICATION,
+    SpanKind.REDUCE: Category.COMMUNICATION,
+    SpanKind.FLUSH: Category.COMMUNICATION,
+    SpanKind.WAIT: Category.WAIT,
+    SpanKind.DATA: Category.OTHER,
+    SpanKind.PREPARE: Category.OTHER,
+    SpanKind.FINISH: Category.OTHER,
+    SpanKind.OPTIMIZER: Category.OTHER,
+    SpanKind.VALIDATION: Category.OTHER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that one rank did without interruption.
+
+    Attributes:
+        rank: who.
+        kind: what.
+        start_s: seconds since the step began.
+        end_s: likewise; not before ``start_s``.
+        action: text form of the program's action that it is, or is a part of (``"2F0"``); None
+            outside of the program.
+        size_bytes: of the message, where known.
+        minibatch: which mini-batch of the step, where gradients are accumulated over several.
+
+    Raises:
+        ValueError: it ends before it starts, or ``action`` is no action.
+    """
+
+    rank: int
+    kind: SpanKind
+    start_s: float
+    end_s: float
+    action: str | None = None
+    size_bytes: int | None = None
+    minibatch: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_s <= self.end_s:
+            raise ValueError(f"span {self.name} goes from {self.start_s} s to {self.end_s} s")
+        if self.action is not None:
+            _parsed(self.action)
+
+    @property
+    def parsed(self) -> Action:
+        """The action that it is, or is a part of; only of spans that have one."""
+        assert self.action is not None
+        return _parsed(self.action)
+
+    @property
+    def name(self) -> str:
+        """The action, or what else it is (``"optimizer"``)."""
+        return self.action if self.action is not None else self.kind.value
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from start to end."""
+        return self.end_s - self.start_s
+
+    @property
+    def stage(self) -> int | None:
+        """The stage that acts; -1 for the feed, None outside of the program."""
+        return None if self.action is None else self.parsed.stage
+
+    @property
+    def microbatch(self) -> int | None:
+        """Micro-batch of a compute action, index of a message on its edge, or of a reduce group."""
+        return None if self.action is None else self.parsed.microbatch
+
+    @property
+    def peer(self) -> int | None:
+        """The other stage of a message."""
+        return None if self.action is None else self.parsed.peer
+
+
+@lru_cache(maxsize=100_000)
+def _parsed(text: str) -> Action:
+    """The action of a text; pictures ask for those of a step many times."""
+    return Action.parse(text)
