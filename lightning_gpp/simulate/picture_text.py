@@ -23,7 +23,8 @@ def title(timeline: Timeline, measured: Timeline | None = None) -> str:
     if measured is not None and measured is not timeline and measured.step_s:
         part = timeline.step_s / measured.step_s - 1
         beside = f" ({percent_text(abs(part), 1)} {'less' if part < 0 else 'more'} than measured)"
-    text = f"{timeline.source} step{step}: {number_text(timeline.step_s * 1e3)} ms{beside}, bubble {bubble}"
+    took = f"{number_text(timeline.step_s * 1e3)} ms"
+    text = f"{timeline.source} step{step}: {took}{beside}, bubble {bubble}"
     return text[0].upper() + text[1:]
 
 
