@@ -1,62 +1,85 @@
 """``graphpipe`` against brute force on all series-parallel models of up to seven operators.
 
-Every model (up to isomorphism), with random whole numbers as costs, on 2, 3 and 4 devices. For each
-the planner's bottleneck is compared with the best of all divisions of its stated space, which it
-must reach, and with the best of all divisions whatsoever, whose mean and worst loss are printed.
-Messages are free and memory is unlimited. A minute or so for seven operators and one draw.
+Every model (up to isomorphism), with random whole numbers as costs, in every setting of
+``tests/helpers/small_requests.py``: on two to four devices, of one kind or two, with messages that
+take time, with memory limits, with recomputation, in one host or two. For each the planner's
+bottleneck is compared with the best of all divisions of its stated space, which it must reach (and
+where nothing fits into memory, both must say so), and with the best of all divisions whatsoever,
+whose mean and worst loss are printed. Half an hour for seven operators and one draw.
 
-    python benchmarks/brute_force.py [operators] [draws]
+    python benchmarks/brute_force.py [operators] [draws] [setting …]
 """
 
 from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from helpers.brute_force import (
-    divisions,
-    found_bottlenecks_s,
-    is_in_space,
-    random_request,
-    shapes,
-    smallest_bottleneck_s,
-    tree_of,
-)
+from helpers.brute_force import INFEASIBLE, BruteForce, found_bottlenecks_s
+from helpers.series_parallel import divisions, final_stages, last_stages, shapes, tree_of
+from helpers.small_requests import SETTINGS, random_request
+
+SPACES = ((4, False), (2, True))
+"""Smallest micro-batch, and whether replicas take turns."""
 
 
-def main(most: int, draws: int) -> None:
-    """Prints one line for each number of operators and devices."""
-    print("operators devices models  missed  loss of the tree alone   loss with the line")
-    for count in range(1, most + 1):
-        for num_devices in (2, 3, 4):
-            print(f"{count:9} {num_devices:7} {row(count, num_devices, draws)}")
+def main(most: int, draws: int, settings: Sequence[str]) -> None:
+    """Prints one line for each setting and number of operators."""
+    print("setting             operators questions infeasible missed  loss against any division: "
+          "of the tree alone   with the line")  # fmt: skip
+    for setting in settings:
+        for count in range(1, most + 1):
+            print(f"{setting:19} {count:9} {row(setting, count, draws)}", flush=True)
 
 
-def row(count: int, num_devices: int, draws: int) -> str:
-    """Models, optima that were missed, mean and worst loss against any division."""
-    rng = random.Random(1000 * count + num_devices)
-    missed, losses, losses_with_line = 0, [], []
+def row(setting: str, count: int, draws: int) -> str:
+    """Questions, those where nothing fits, missed optima, and the loss against any division."""
+    rng = random.Random(f"{setting} {count}")
+    num_infeasible = missed = 0
+    losses: list[float] = []
+    losses_with_line: list[float] = []
     for shape in shapes(count):
         tree = tree_of(shape)
-        everything = divisions(tree)
-        considered = [stages for stages in everything if is_in_space(tree, stages)]
+        everything = [(stages, final_stages(tree, stages)) for stages in divisions(tree)]
+        considered = [(stages, last_stages(tree, stages)) for stages, _ in everything]
         for _ in range(draws):
-            request = random_request(tree, num_devices, rng)
-            found, in_line = found_bottlenecks_s(request)
-            missed += abs(found / smallest_bottleneck_s(request, considered) - 1) > 1e-9
-            any_s = smallest_bottleneck_s(request, everything)
-            losses.append(found / any_s - 1)
-            losses_with_line.append(min(found, in_line) / any_s - 1)
-    return f"{len(losses):6} {missed:7}  {_summary(losses)}  {_summary(losses_with_line)}"
+            request = random_request(tree, SETTINGS[setting], rng)
+            for size, take_turns in SPACES:
+                best = BruteForce(request, size, take_turns=take_turns)
+                found, in_line = found_bottlenecks_s(request, size, take_turns=take_turns)
+                missed += not _is_equal(found, best.smallest_bottleneck_s(considered))
+                any_s = best.smallest_bottleneck_s(everything)
+                if any_s == INFEASIBLE:
+                    num_infeasible += 1
+                    continue
+                losses.append(found / any_s - 1)
+                losses_with_line.append(min(found, in_line) / any_s - 1)
+    num_questions = num_infeasible + len(losses)
+    return (
+        f"{num_questions:9} {num_infeasible:10} {missed:6}  "
+        f"{_summary(losses)}  {_summary(losses_with_line)}"
+    )
 
 
-def _summary(losses: list[float]) -> str:
-    return f"mean {sum(losses) / len(losses):6.2%} worst {max(losses):6.1%}"
+def _is_equal(one: float, other: float) -> bool:
+    return one == other or abs(one / other - 1) < 1e-9
+
+
+def _summary(losses: Sequence[float]) -> str:
+    """How often anything is lost, the mean (of those with a plan) and the worst."""
+    found = [loss for loss in losses if loss < INFEASIBLE]
+    if not found:
+        return "-"
+    some = sum(loss > 1e-9 for loss in losses) / len(losses)
+    no_plan = len(losses) - len(found)
+    text = f"in {some:4.0%} mean {sum(found) / len(found):6.2%} worst {max(found):6.1%}"
+    return f"{text} no plan {no_plan}" if no_plan else text
 
 
 if __name__ == "__main__":
-    given = [int(text) for text in sys.argv[1:]]
-    main(*(given + [7, 1][len(given) :]))
+    numbers = [int(text) for text in sys.argv[1:3]]
+    main(*(numbers + [7, 1][len(numbers) :]), sys.argv[3:] or list(SETTINGS))

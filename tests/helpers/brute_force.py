@@ -1,300 +1,271 @@
-"""All series-parallel models of a few operators, and the best of all their divisions into stages.
+"""The smallest bottleneck of all divisions of a small model, by trying every one.
 
-Independent of the planner: a division is any set of stages whose graph has no cycle, and
-:func:`is_in_space` says from the tree alone which stages the planner claims to consider.
+It shares no code with the search. What a stage takes and holds is what ``graphpipe.rates`` and
+``graphpipe.contents`` say that the search takes it to be: messages over the slowest link, sums of
+gradients over neighbours, the readers of a value in different stages unless one of them follows
+another.
 """
 
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 
-from lightning_gpp.cluster import Cluster, Link, uniform_cluster
-from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
-from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, TensorSpec, Value
-from lightning_gpp.graph.series_parallel import Leaf, Parallel, Series, Tree, leaves
+from helpers.series_parallel import Stages
+from lightning_gpp.graph import StageEdge, StageGraph
+from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
 from lightning_gpp.planner.graphpipe.search import smallest_bottleneck
-from lightning_gpp.planner.make_plan import plan_request
+from lightning_gpp.schedule.in_flight import in_flight_microbatches
 
-SIZE = 4
-"""Samples of a micro-batch."""
+REPLICAS = (1, 2, 4)
 
-NONE: frozenset[int] = frozenset()
-
-Stages = tuple[frozenset[int], ...]
+INFEASIBLE = math.inf
+"""The bottleneck where nothing fits into memory."""
 
 
-@cache
-def shapes(count: int, exclude: type | None = None) -> tuple[object, ...]:
-    """Trees of so many nodes, each once: "." for a node, ("S", parts) or ("P", sorted parts)."""
-    if count == 1:
-        return (".",)
-    found: list[object] = []
-    if exclude is not Series:
-        found += [("S", parts) for parts in _sequences(count, 2)]
-    if exclude is not Parallel:
-        found += [("P", parts) for parts in _multisets(count, 2)]
-    return tuple(found)
+@dataclass(frozen=True)
+class _Crew:
+    """Devices of a stage: how many, of which kind, and smallest micro-batches at a time."""
+
+    num_replicas: int
+    kind: str
+    multiple: int
 
 
-@cache
-def _sequences(count: int, least: int) -> tuple[tuple[object, ...], ...]:
-    """Sequences of at least some parts of a series."""
-    found = [] if least > 1 else [(part,) for part in shapes(count, Series)]
-    for first in range(1, count):
-        found += [
-            (part, *rest)
-            for part in shapes(first, Series)
-            for rest in _sequences(count - first, max(1, least - 1))
-        ]
-    return tuple(found)
+@dataclass(frozen=True)
+class _Way:
+    """How a stage may run: seconds per sample, and the most micro-batches in flight that fit."""
+
+    seconds_per_sample: float
+    most_in_flight: float
 
 
-@cache
-def _multisets(count: int, least: int) -> tuple[tuple[object, ...], ...]:
-    """Multisets of at least some parts of a parallel."""
-    found: set[tuple[object, ...]] = set()
-    if least <= 1:
-        found |= {(part,) for part in shapes(count, Parallel)}
-    for first in range(1, count):
-        for part in shapes(first, Parallel):
-            for rest in _multisets(count - first, max(1, least - 1)):
-                found.add(tuple(sorted((part, *rest), key=repr)))
-    return tuple(sorted(found, key=repr))
+class BruteForce:
+    """All divisions of one model for one size of the smallest micro-batch.
 
-
-def tree_of(shape: object) -> Tree:
-    """The tree of a shape, its nodes numbered depth first."""
-    numbers = itertools.count()
-
-    def build(shape: object) -> Tree:
-        if shape == ".":
-            return Leaf(next(numbers))
-        kind, parts = shape
-        return (Series if kind == "S" else Parallel)(tuple(map(build, parts)))
-
-    return build(shape)
-
-
-def edges_of(tree: Tree) -> list[tuple[int, int]]:
-    """The edges of the smallest graph with this tree."""
-    found = []
-
-    def ends(tree: Tree) -> tuple[list[int], list[int]]:
-        if isinstance(tree, Leaf):
-            return [tree.node], [tree.node]
-        parts = [ends(part) for part in tree.parts]
-        if isinstance(tree, Parallel):
-            return [n for p in parts for n in p[0]], [n for p in parts for n in p[1]]
-        for (_, sinks), (sources, _) in zip(parts, parts[1:]):
-            found.extend(itertools.product(sinks, sources))
-        return parts[0][0], parts[-1][1]
-
-    ends(tree)
-    return sorted(found)
-
-
-def random_request(tree: Tree, num_devices: int, rng: random.Random) -> PlanRequest:
-    """A model with this tree; whole numbers as costs, messages are free.
-
-    An operator takes ``fixed + per_sample * size`` seconds, so that replicas are not for nothing,
-    and some operators cannot have any.
+    Args:
+        request: the question.
+        size: samples of the smallest micro-batch.
+        take_turns: whether replicas take whole micro-batches in turn instead of shares.
     """
-    edges, count = edges_of(tree), len(list(leaves(tree)))
-    spec = (TensorSpec((1, 1), "float32", 0),)
-    operators = []
-    for node in range(count):
-        reads = tuple(f"v{a}" for a, b in edges if b == node) or ("x",)
-        state = (f"s{node}",) if rng.random() < 0.25 else ()
-        outputs = (Value(f"v{node}", spec),)
-        operators.append(OpNode(f"o{node}", "torch.add", "", reads, outputs, (), state))
-    sinks = [node for node in range(count) if all(a != node for a, _ in edges)]
-    graph = ModelGraph(
-        (GraphInput(Value("x", spec)),), tuple(operators), tuple(f"v{node}" for node in sinks)
-    )
-    lines = [(rng.randint(0, 3), rng.randint(1, 6)) for _ in range(count)]
-    profiles = [
-        Profile(
-            {
-                f"o{n}": OpProfile(fixed + each * size, 0.0, each * size)
-                for n, (fixed, each) in enumerate(lines)
-            },
-            size,
-            ANY_DEVICE,
-        )
-        for size in (1, 2, 4)
-    ]
-    return plan_request(
-        graph, free_links(num_devices), minibatch_size=16, costs=Costs(tuple(profiles))
-    )
 
+    def __init__(self, request: PlanRequest, size: int, *, take_turns: bool = False) -> None:
+        self._request = request
+        self._graph = request.graph
+        self._size = size
+        self._num_units = request.minibatch_size // size
+        self._take_turns = take_turns
+        self._ways_of: dict[tuple[frozenset[int], _Crew], list[_Way]] = {}
 
-def free_links(num_devices: int) -> Cluster:
-    """Equal devices with links that take no time."""
-    return uniform_cluster(num_devices, Link(bandwidth_bytes_per_s=1e30))
+    def smallest_bottleneck_s(self, divisions: Sequence[tuple[Stages, Sequence[int]]]) -> float:
+        """Seconds per sample of the slowest stage; :data:`INFEASIBLE` if nothing fits.
 
+        Args:
+            divisions: with the stages of each that may be the last one.
+        """
+        best = INFEASIBLE
+        for stages, lasts in divisions:
+            if len(stages) <= self._request.num_devices:
+                for last in lasts:
+                    best = min(best, self._best_of(stages, last, best))
+        return best
 
-def divisions(tree: Tree) -> list[Stages]:
-    """Every division into stages whose graph has no cycle (so all stages are convex)."""
-    nodes, edges = sorted(leaves(tree)), edges_of(tree)
-    return [stages for stages in _partitions(nodes) if _is_acyclic(stages, edges)]
-
-
-def _partitions(nodes: Sequence[int]) -> Iterator[Stages]:
-    if not nodes:
-        yield ()
-        return
-    for rest in _partitions(nodes[1:]):
-        yield (frozenset(nodes[:1]), *rest)
-        for index, group in enumerate(rest):
-            yield (*rest[:index], group | {nodes[0]}, *rest[index + 1 :])
-
-
-def _is_acyclic(stages: Stages, edges: Sequence[tuple[int, int]]) -> bool:
-    home = {node: index for index, stage in enumerate(stages) for node in stage}
-    left = {(home[a], home[b]) for a, b in edges if home[a] != home[b]}
-    while left:
-        free = {a for a, _ in left} - {b for _, b in left}
-        if not free:
-            return False
-        left = {(a, b) for a, b in left if a not in free}
-    return True
-
-
-def smallest_bottleneck_s(request: PlanRequest, found: Sequence[Stages]) -> float:
-    """Seconds per sample of the best division with the best numbers of replicas (1, 2, 4)."""
-    rates: dict[frozenset[int], list[tuple[float, int]]] = {}
-    best = float("inf")
-    for stages in found:
+    def _best_of(self, stages: Stages, last: int, bound_s: float) -> float:
+        order = _ordered(stages, last, self._edges)
         choices = []
-        for stage in stages:
-            if stage not in rates:
-                rates[stage] = _rates(request, stage)
-            choices.append(rates[stage])
-        for replicas in itertools.product(*choices):
-            if sum(count for _, count in replicas) <= request.num_devices:
-                best = min(best, max(rate for rate, _ in replicas))
-    return best
+        for stage in order:
+            crews = [
+                crew
+                for crew in self._crews
+                if any(way.seconds_per_sample < bound_s for way in self._ways(stage, crew))
+            ]
+            choices.append(crews)
+        best = bound_s
+        for crews in itertools.product(*choices):
+            if self._are_there(crews):
+                best = min(best, self._bottleneck_s(order, crews))
+        return best
+
+    def _bottleneck_s(self, order: Stages, crews: Sequence[_Crew]) -> float:
+        in_flight = _in_flight(order, crews, self._edges, self._num_units)
+        slowest_s = 0.0
+        for number, (stage, crew) in enumerate(zip(order, crews)):
+            fitting = [
+                way.seconds_per_sample
+                for way in self._ways(stage, crew)
+                if in_flight[number] <= way.most_in_flight
+            ]
+            slowest_s = max(slowest_s, min(fitting, default=INFEASIBLE))
+        return slowest_s
+
+    @cached_property
+    def _edges(self) -> list[tuple[int, int]]:
+        number = {operator.name: index for index, operator in enumerate(self._graph)}
+        return [
+            (number[source], number[operator.name])
+            for operator in self._graph
+            for source in self._graph.predecessors[operator.name]
+        ]
+
+    @cached_property
+    def _crews(self) -> list[_Crew]:
+        found = []
+        for kind in self._request.cluster.kinds:
+            count = sum(device.kind == kind for device in self._request.cluster.devices)
+            for copies in REPLICAS:
+                shared = self._num_units if self._take_turns else self._size
+                if copies <= count and not shared % copies:
+                    found.append(_Crew(copies, kind, copies if self._take_turns else 1))
+        return found
+
+    def _are_there(self, crews: Sequence[_Crew]) -> bool:
+        free = [device.kind for device in self._request.cluster.devices]
+        return all(
+            sum(crew.num_replicas for crew in crews if crew.kind == kind) <= free.count(kind)
+            for kind in set(free)
+        )
+
+    def _ways(self, stage: frozenset[int], crew: _Crew) -> list[_Way]:
+        if (stage, crew) not in self._ways_of:
+            self._ways_of[stage, crew] = list(self._found_ways(stage, crew))
+        return self._ways_of[stage, crew]
+
+    def _found_ways(self, stage: frozenset[int], crew: _Crew) -> list[_Way]:
+        request = self._request
+        operators = [self._graph.operators[node] for node in sorted(stage)]
+        has_state = any(operator.state for operator in operators)
+        if has_state and crew.num_replicas > 1:
+            return []
+        share = self._size * crew.multiple / crew.num_replicas
+        costs = [request.profile(share, crew.kind).operators[o.name] for o in operators]
+        forward_s = sum(cost.forward_s for cost in costs)
+        compute_s = forward_s + sum(cost.backward_s for cost in costs)
+        kept = sum(cost.activation_bytes for cost in costs)
+        names = {name for operator in operators for name in operator.parameters}
+        weights = sum(self._graph.parameter[name].size_bytes for name in names)
+        message_s, inputs = self._messages(stage, share)
+        reduce_s = self._reduce_s(weights, crew.num_replicas)
+        rest_s = reduce_s / request.minibatch_size
+        size = self._size * crew.multiple
+        free = self._memory(crew.kind) - weights * (2 + request.optimizer_values)
+        ways = [_Way(max(compute_s, message_s) / size + rest_s, _times(kept, free))]
+        if request.may_recompute and not has_state:
+            again_s = max(compute_s + forward_s, message_s) / size + rest_s
+            ways.append(_Way(again_s, _times(inputs, free - kept)))
+        return ways
+
+    def _messages(self, stage: frozenset[int], share: float) -> tuple[float, float]:
+        """Seconds that a replica sends or receives, the longer, and bytes of its inputs."""
+        graph, number = self._graph, {o.name: i for i, o in enumerate(self._graph)}
+        sent = received = inputs = 0.0
+        num_sent = num_received = 0
+        read = {name for node in stage for name in graph.operators[node].inputs}
+        senders = set()
+        for name in read:
+            source = graph.producer.get(name)
+            if source is not None and number[source] in stage:
+                continue
+            inputs += self._bytes(name, share)
+            received += self._bytes(name, share)
+            sent += self._bytes(name, share) if source is not None else 0.0
+            senders.add(source)
+        num_received += len(senders)
+        num_sent += len(senders - {None})
+        for node in stage:
+            for value in graph.operators[node].outputs:
+                outside = [
+                    i for i, o in enumerate(graph) if value.name in o.inputs and i not in stage
+                ]
+                count = sum(not any(i in self._before[o] for i in outside) for o in outside)
+                sent += count * self._bytes(value.name, share)
+                received += count * self._bytes(value.name, share)
+                num_sent += count
+                num_received += count
+        link = self._request.cluster.slowest_link
+        each_s = 1 / link.bandwidth_bytes_per_s
+        ways_s = (num_sent * link.latency_s + sent * each_s,
+                  num_received * link.latency_s + received * each_s)  # fmt: skip
+        return max(ways_s), inputs
+
+    @cached_property
+    def _before(self) -> list[set[int]]:
+        before: list[set[int]] = []
+        for node in range(len(self._graph)):
+            sources = {a for a, b in self._edges if b == node}
+            before.append(sources.union(*(before[source] for source in sources)))
+        return before
+
+    def _bytes(self, name: str, share: float) -> float:
+        (spec,) = self._graph.values[name].tensors
+        return share * spec.size_bytes / spec.shape[0]
+
+    def _memory(self, kind: str) -> float:
+        limits = {d.memory_bytes for d in self._request.cluster.devices if d.kind == kind}
+        return min(math.inf if limit is None else limit for limit in limits)
+
+    def _reduce_s(self, gradient_bytes: int, num_replicas: int) -> float:
+        """A ring over the first devices, as if all groups of replicas were neighbours."""
+        if num_replicas == 1 or not gradient_bytes:
+            return 0.0
+        cluster, part = self._request.cluster, gradient_bytes / num_replicas
+        links = [cluster.link(i, (i + 1) % num_replicas) for i in range(num_replicas)]
+        slowest_s = max(link.latency_s + part / link.bandwidth_bytes_per_s for link in links)
+        return 2 * (num_replicas - 1) * slowest_s
 
 
-def found_bottlenecks_s(request: PlanRequest) -> tuple[float, float]:
+def _times(each: float, free: float) -> float:
+    """How often something fits."""
+    if free < 0:
+        return 0
+    return math.inf if not each or math.isinf(free) else free // each
+
+
+def _ordered(stages: Stages, last: int, edges: Sequence[tuple[int, int]]) -> Stages:
+    """The stages in topological order, the one with the loss at the end."""
+    left = [stage for index, stage in enumerate(stages) if index != last]
+    order: list[frozenset[int]] = []
+    while left:
+        ready = next(
+            one
+            for one in left
+            if not any(b in one and any(a in o for o in left if o is not one) for a, b in edges)
+        )
+        left.remove(ready)
+        order.append(ready)
+    return (*order, stages[last])
+
+
+def _in_flight(
+    order: Stages,
+    crews: Sequence[_Crew],
+    edges: Sequence[tuple[int, int]],
+    num_units: int,
+) -> dict[int, int]:
+    """Micro-batches in flight; all wait for the loss, which replicas have in a stage of its own."""
+    home = {node: number for number, stage in enumerate(order) for node in stage}
+    last = len(order) - 1
+    pairs = {(home[a], home[b]) for a, b in edges if home[a] != home[b]}
+    pairs |= {(number, last) for number in range(last)}
+    multiples = [crew.multiple for crew in crews]
+    if crews[-1].num_replicas > 1:
+        pairs.add((last, last + 1))
+        multiples.append(crews[-1].multiple)
+    graph = StageGraph(len(multiples), tuple(StageEdge(*pair, ()) for pair in sorted(pairs)))
+    return in_flight_microbatches(graph, num_units, multiples)
+
+
+def found_bottlenecks_s(
+    request: PlanRequest, size: int, *, take_turns: bool = False
+) -> tuple[float, float]:
     """What the searches of ``graphpipe`` find: on the tree of the model, and on the line."""
     units = search_units(request)
     tree = branching(request, units)
     line = linear(request, units, tuple(leaves(tree.tree)))
-    on_tree, on_line = (smallest_bottleneck(p.space(SIZE))[0] for p in (tree, line))
-    return on_tree.seconds_per_sample, on_line.seconds_per_sample
-
-
-def _rates(request: PlanRequest, stage: frozenset[int]) -> list[tuple[float, int]]:
-    names = [f"o{node}" for node in stage]
-    can_copy = not any(request.graph.operator[name].state for name in names)
-    rates = []
-    for count in (1, 2, 4):
-        if count == 1 or (can_copy and count <= request.num_devices):
-            costs = request.profile(SIZE / count).operators
-            rates.append((sum(costs[name].forward_s for name in names) / SIZE, count))
-    return rates
-
-
-def is_in_space(tree: Tree, stages: Stages) -> bool:
-    """Whether the planner considers a division, by the words of ``graphpipe.partition``."""
-    shapes = [_Shape(tree, stage) for stage in stages]
-    return any(
-        shapes[last].before
-        and all(shape.alone for index, shape in enumerate(shapes) if index != last)
-        and all(_has_one_owner(block, stages, last) for block in _blocks(tree, True))
-        for last in range(len(stages))
-    )
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A parallel part: the nodes of its branches, and the nodes around it.
-
-    ``is_end``: whether the model ends with it.
-    """
-
-    branches: tuple[frozenset[int], ...]
-    before: frozenset[int]
-    after: frozenset[int]
-    is_end: bool
-
-
-def _blocks(
-    tree: Tree, is_end: bool, before: frozenset[int] = NONE, after: frozenset[int] = NONE
-) -> Iterator[_Block]:
-    """Every parallel part."""
-    if isinstance(tree, Leaf):
-        return
-    parts = [frozenset(leaves(part)) for part in tree.parts]
-    if isinstance(tree, Parallel):
-        yield _Block(tuple(parts), before, after, is_end)
-        for part in tree.parts:
-            yield from _blocks(part, is_end, before, after)
-        return
-    for index, part in enumerate(tree.parts):
-        earlier, later = NONE.union(*parts[:index]), NONE.union(*parts[index + 1 :])
-        yield from _blocks(part, is_end and not later, before | earlier, after | later)
-
-
-def _has_one_owner(block: _Block, stages: Stages, last: int) -> bool:
-    """Whether the stage with the fork and the one with the join take from the same branch."""
-    inside = NONE.union(*block.branches)
-    forks: list[int] = []
-    joins: list[int] = []
-    for index, stage in enumerate(stages):
-        held = [n for n, branch in enumerate(block.branches) if stage & branch]
-        if not held or inside <= stage:
-            continue
-        if stage & block.after or (block.is_end and index == last):
-            joins = [n for n in held if not block.branches[n] <= stage] or held
-        elif stage & block.before:
-            forks = held
-    return not (forks and joins) or set(forks) <= set(joins)
-
-
-def _is_whole(tree: Tree, stage: frozenset[int]) -> bool:
-    return set(leaves(tree)) <= stage
-
-
-class _Shape:
-    """What a stage takes of a part of the tree.
-
-    ``alone``: a stage by itself. ``before``: the beginning of a stage that goes on behind the part
-    (at the root: behind which the model ends). ``after``: the end of one that began before it.
-    """
-
-    def __init__(self, tree: Tree, stage: frozenset[int]) -> None:
-        self.whole = _is_whole(tree, stage)
-        self.alone = self.before = self.after = self.whole
-        if isinstance(tree, Leaf) or self.whole:
-            return
-        held = [i for i, part in enumerate(tree.parts) if stage.intersection(leaves(part))]
-        parts = [_Shape(tree.parts[index], stage) for index in held]
-        if isinstance(tree, Parallel):
-            all_whole = all(part.whole for part in parts)
-            self.alone = all_whole if len(parts) > 1 else parts[0].alone
-            self.before = any(
-                part.before and all(o.whole for o in parts if o is not part) for part in parts
-            )
-            self.after = len(parts) == 1 and parts[0].after
-            return
-        if held != list(range(held[0], held[-1] + 1)):
-            return
-        first, last = parts[0], parts[-1]
-        inner = all(part.whole for part in parts[1:-1])
-        if len(parts) == 1:
-            self.alone = first.alone
-            self.before = first.before and held[0] == len(tree.parts) - 1
-            self.after = first.after and held[0] == 0
-            return
-        has_middle = first.whole or last.whole or len(parts) > 2
-        self.alone = first.before and inner and last.after and has_middle
-        self.before = first.before and inner and last.whole and held[-1] == len(tree.parts) - 1
-        self.after = first.whole and inner and last.after and held[0] == 0
+    found = [smallest_bottleneck(p.space(size, take_turns=take_turns)) for p in (tree, line)]
+    on_tree, on_line = (one[0].seconds_per_sample if one else INFEASIBLE for one in found)
+    return on_tree, on_line

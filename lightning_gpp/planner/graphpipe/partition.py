@@ -349,6 +349,7 @@ class Partition:
         """Adds the ways whose first stage is of some intervals; says what became of it."""
         space, multiple = self._space, crew.multiple
         level = 2 * (start.frame.level - len(point.crossed))
+        may_grow = space.is_small and bool(point.crossed)
         most: float | None = None
         joins: dict[int, list[Join]] = {}
         outcome = NOT_POSSIBLE
@@ -367,7 +368,8 @@ class Partition:
             units = units_in_flight(need, offset, multiple)
             if way is MODEL_END and crew.num_replicas > 1:
                 units = 2 * multiple  # the loss of replicas is computed in a stage of its own
-            if space.in_flight(units, crew) > most:
+            # With whole branches in it a stage with a join may have fewer messages, and fit.
+            if not may_grow and space.in_flight(units, crew) > most:
                 continue
             outcome = ACCEPTED
             need, offset = units + multiple, units - multiple

@@ -108,7 +108,8 @@ class Rates:
         if line is None:
             devices = tuple(range(min(num_replicas, self._request.num_devices)))
             one_s, many_s = (reduce_seconds(self._request.cluster, devices, n) for n in (1, 10**15))
-            line = self._reduce[num_replicas] = one_s, (many_s - one_s) / 10**15
+            per_byte_s = (many_s - one_s) / (10**15 - 1)
+            line = self._reduce[num_replicas] = max(0.0, one_s - per_byte_s), per_byte_s
         return line
 
     def least_seconds(self, crew: Crew) -> list[float]:

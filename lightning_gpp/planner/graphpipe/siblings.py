@@ -111,6 +111,8 @@ class Siblings:
                 for stage, left in self._joining(join.intervals, frame.others, crew, end)
                 for sides in self._ways(left, end)
             ]
+        if self._space.is_small:
+            return [j for j in joins if self._partition.fits(j.intervals, crew, units)]
         return joins
 
     def _joining(
@@ -175,8 +177,7 @@ class Siblings:
             for size in range(1, len(others) + 1):
                 for runs in combinations(others, size):
                     stage = joined(intervals, *(run.interval for run in runs))
-                    if self._partition.fits(stage, crew, units):
-                        yield stage, tuple(run for run in others if run not in runs)
+                    yield stage, tuple(run for run in others if run not in runs)
             return
         stage, left = intervals, []
         room_s = self._partition.limit_s - self._seconds(intervals, crew)
