@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lightning_gpp.graph import ModelGraph
+from lightning_gpp.graph import ModelGraph, StageGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +53,16 @@ def edge_bytes(graph: ModelGraph, values: Iterable[str], *, has_backward: bool =
                 per_sample += size_bytes
                 gradient_per_sample += size_bytes * has_gradient
     return EdgeBytes(per_sample, fixed, gradient_per_sample, gradient_fixed)
+
+
+def input_bytes(graph: ModelGraph, stages: StageGraph) -> dict[int, list[EdgeBytes]]:
+    """Stage -> the bytes of what it reads, edge by edge.
+
+    Args:
+        graph: the model.
+        stages: its stages.
+    """
+    found: dict[int, list[EdgeBytes]] = {stage: [] for stage in range(stages.num_stages)}
+    for edge in stages.edges:
+        found[edge.target].append(edge_bytes(graph, edge.values))
+    return found

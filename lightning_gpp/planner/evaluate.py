@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.edge_bytes import EdgeBytes, edge_bytes
+from lightning_gpp.planner.edge_bytes import EdgeBytes, input_bytes
 from lightning_gpp.planner.pipeline_run import pipeline_run
 from lightning_gpp.planner.plan import Plan, Stage
-from lightning_gpp.planner.plan_graph import PlanGraph
 from lightning_gpp.planner.stage_costs import (
     StageMemory,
     reduce_seconds,
@@ -147,7 +146,7 @@ def evaluate_plan(plan: Plan, request: PlanRequest) -> PlanEvaluation:
     run = pipeline_run(plan, request)
     unit_size = request.minibatch_size / run.num_microbatches
     communication_s = run.traffic.busiest_s()
-    inputs = _input_bytes(request, run.graph)
+    inputs = input_bytes(request.graph, run.graph.stages)
     stages = tuple(
         _stage(
             request,
@@ -183,8 +182,8 @@ def _stage(
     size = unit_size * stage.microbatch_multiple
     share = size / stage.num_replicas
     compute = stage_compute(request, stage, share)
-    input_bytes = sum(size.forward(share) for size in inputs)
-    memory = stage_memory(request, stage, compute, in_flight, input_bytes)
+    read_bytes = sum(size.forward(share) for size in inputs)
+    memory = stage_memory(request, stage, compute, in_flight, read_bytes)
     reduce_s = reduce_seconds(request.cluster, stage.devices, memory.gradient_bytes)
     busy_s = max(compute.forward_s + compute.backward_s, communication_s)
     return StageEvaluation(
@@ -198,13 +197,6 @@ def _stage(
         in_flight=in_flight,
         memory=memory,
     )
-
-
-def _input_bytes(request: PlanRequest, pipeline: PlanGraph) -> dict[int, list[EdgeBytes]]:
-    found: dict[int, list[EdgeBytes]] = {s: [] for s in range(pipeline.stages.num_stages)}
-    for edge in pipeline.stages.edges:
-        found[edge.target].append(edge_bytes(request.graph, edge.values))
-    return found
 
 
 def _busiest_device_s(stages: Sequence[StageEvaluation]) -> float:

@@ -30,14 +30,14 @@ class StageMemory:
     activation_bytes: int = 0
 
     @property
+    def fixed_bytes(self) -> int:
+        """What is there all the time."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
     def total_bytes(self) -> int:
         """All together."""
-        return (
-            self.parameter_bytes
-            + self.gradient_bytes
-            + self.optimizer_bytes
-            + self.activation_bytes
-        )
+        return self.fixed_bytes + self.activation_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,27 @@ def stage_compute(request: PlanRequest, stage: Stage, replica_size: float) -> St
         replica_size: samples of one replica's share of a micro-batch.
     """
     kinds = {request.cluster.devices[device].kind for device in stage.devices}
-    found = []
-    for kind in sorted(kinds):
-        costs = request.profile(replica_size, kind).operators
-        forward_s = sum(costs[name].forward_s for name in stage.operators)
-        backward_s = sum(costs[name].backward_s for name in stage.operators)
-        kept = sum(costs[name].activation_bytes for name in stage.operators)
-        again_s = forward_s if stage.recompute else 0.0
-        found.append(StageCompute(forward_s, backward_s + again_s, kept))
+    found = [kind_compute(request, stage, replica_size, kind) for kind in sorted(kinds)]
     return max(found, key=lambda compute: compute.forward_s + compute.backward_s)
+
+
+def kind_compute(
+    request: PlanRequest, stage: Stage, replica_size: float, kind: str
+) -> StageCompute:
+    """Compute of one replica of a stage on a device of some kind.
+
+    Args:
+        request: the model and the costs.
+        stage: the stage.
+        replica_size: samples of one replica's share of a micro-batch.
+        kind: kind of its device.
+    """
+    costs = request.profile(replica_size, kind).operators
+    forward_s = sum(costs[name].forward_s for name in stage.operators)
+    backward_s = sum(costs[name].backward_s for name in stage.operators)
+    kept = sum(costs[name].activation_bytes for name in stage.operators)
+    again_s = forward_s if stage.recompute else 0.0
+    return StageCompute(forward_s, backward_s + again_s, kept)
 
 
 def stage_memory(

@@ -18,10 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_gpp.runtime.sums import PendingSum, Ranks, Sums
-from lightning_gpp.schedule import Action, Program, last_backward
-
-BUCKET_BYTES = 4 * 2**20
-"""A bucket is closed when it has this many bytes."""
+from lightning_gpp.schedule import BUCKET_BYTES, Action, Program, last_backward
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ the result: a :class:`Program` that the runtime executes, the simulator predicts
 
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.dry_run import DryRun, dry_run
+from lightning_gpp.schedule.gradient_sums import BUCKET_BYTES, last_backward
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
-from lightning_gpp.schedule.last_backward import last_backward
 from lightning_gpp.schedule.lower import build_program, reduce_groups
 from lightning_gpp.schedule.orders import (
     SCHEDULES,
@@ -23,6 +23,7 @@ from lightning_gpp.schedule.program import Part, Program, ReduceGroup, Replica
 from lightning_gpp.schedule.validate import ScheduleError, validate
 
 __all__ = [
+    "BUCKET_BYTES",
     "SCHEDULES",
     "Action",
     "DryRun",

@@ -9,6 +9,7 @@ put side by side. :func:`shares` reads off where the time went; :func:`write_tra
 from lightning_gpp.simulate.engine import simulate
 from lightning_gpp.simulate.measured_path import with_inferred_path
 from lightning_gpp.simulate.picture import timeline_figure, write_picture
+from lightning_gpp.simulate.plan_costs import Overlap, program_costs, simulate_plan
 from lightning_gpp.simulate.predicted import predicted_timeline
 from lightning_gpp.simulate.program_costs import (
     Bucket,
@@ -31,6 +32,7 @@ __all__ = [
     "MemoryCurve",
     "MessageBytes",
     "Overhead",
+    "Overlap",
     "PathPart",
     "ProgramCosts",
     "RankShares",
@@ -48,8 +50,10 @@ __all__ = [
     "TransferKind",
     "path_shares",
     "predicted_timeline",
+    "program_costs",
     "shares",
     "simulate",
+    "simulate_plan",
     "timeline_figure",
     "trace_events",
     "with_inferred_path",

@@ -16,6 +16,7 @@ from lightning_gpp.simulate.compiled import (
     REDUCE,
     SEND,
     WORK,
+    BucketSum,
     Compiled,
     Operations,
 )
@@ -52,6 +53,9 @@ class _Compiler:
         self.program, self.costs = program, costs
         self.operations = Operations()
         self.found = NumberedTransfers(program, costs)
+        self.sums_of_group: dict[int, list[BucketSum]] = {}
+        for bucket in self.found.sums:
+            self.sums_of_group.setdefault(bucket.group, []).append(bucket)
         self.codes = (MEET_SEND, MEET_RECEIVE) if is_rendezvous else (SEND, RECEIVE)
         self.final_groups: dict[int, tuple[int, ...]] = {}
         self.compute: dict[tuple[int, bool], tuple[float, int]] = {}
@@ -193,8 +197,8 @@ class _Compiler:
         """Waits for the sums of a group; of shared parameters the owner adds up by messages."""
         group = self.program.reduce_groups[number]
         if group.stage is not None:
-            for bucket in self.found.sums:
-                if bucket.group == number and device == group.devices[0]:
+            for bucket in self.sums_of_group.get(number, ()):
+                if self.found.transfers.senders[bucket.transfer] < 0:
                     self.found.transfers.senders[bucket.transfer] = len(self.operations.codes)
             self.operations.add(REDUCE, number, 0.0, NO_TASK, index)
             self.reduce_overhead(number, index)

@@ -73,7 +73,8 @@ class Transfers:
         size_bytes: what it moves.
         channels: what it occupies.
         kinds: position in :data:`KINDS` of the task that it is.
-        senders: the operation that asks for it; of a sum the REDUCE of its first device.
+        senders: the operation that asks for it; of a sum the REDUCE of its first device;
+            -1 for none.
     """
 
     seconds: list[float] = field(default_factory=list)

@@ -98,8 +98,7 @@ def _check(sends: str, num_steps: int) -> None:
 def _deadlock(program: Program, compiled: Compiled, times: Times) -> str:
     waiting = []
     for stream, operation in times.stuck.items():
-        if stream < compiled.num_devices:
-            number = compiled.operations.actions[operation]
-            where = program.actions[stream][number] if number >= 0 else "the input"
-            waiting.append(f"device {stream} waits at {where}")
+        number = compiled.operations.actions[operation]
+        if stream < compiled.num_devices and number >= 0:
+            waiting.append(f"device {stream} waits at {program.actions[stream][number]}")
     return "the program deadlocks: " + "; ".join(waiting)

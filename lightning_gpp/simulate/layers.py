@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -47,7 +47,7 @@ def model_layers(
         samples: of a device's mini-batch.
         operators: those of a stage; all if not given.
     """
-    layers = [_layers(request, samples, kind, operators) for kind in request.cluster.kinds]
+    layers = [kind_layers(request, samples, kind, operators) for kind in request.cluster.kinds]
     return tuple(
         replace(
             same[0],
@@ -58,9 +58,22 @@ def model_layers(
     )
 
 
-def _layers(
-    request: PlanRequest, samples: float, kind: str, operators: Iterable[str] | None
+def kind_layers(
+    request: PlanRequest,
+    samples: float,
+    kind: str,
+    operators: Iterable[str] | None = None,
+    parameters: Collection[str] | None = None,
 ) -> list[Layer]:
+    """The same on devices of one kind.
+
+    Args:
+        request: the model and its costs.
+        samples: of a device's mini-batch.
+        kind: of the devices.
+        operators: those of a stage; all if not given.
+        parameters: those whose gradients count; all if not given.
+    """
     costs = request.profile(samples, kind).operators
     graph = request.graph
     chosen = None if operators is None else set(operators)
@@ -72,6 +85,8 @@ def _layers(
         own = [graph.parameter[name] for name in operator.parameters if name not in seen]
         seen.update(operator.parameters)
         cost = costs[operator.name]
+        if parameters is not None:
+            own = [parameter for parameter in own if parameter.name in parameters]
         size_bytes = sum(parameter.size_bytes for parameter in own if parameter.requires_grad)
         found.append(Layer(operator.name, cost.forward_s, cost.backward_s, size_bytes))
     return found

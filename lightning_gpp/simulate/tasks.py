@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import overload
 
-from lightning_gpp.schedule import Program
+from lightning_gpp.schedule import Action, Program
 from lightning_gpp.simulate.compiled import KINDS, NO_TASK, Compiled
 from lightning_gpp.simulate.program_costs import ProgramCosts
 from lightning_gpp.simulate.simulation import Task, TaskKind
@@ -94,6 +94,10 @@ class Tasks(Sequence[Task]):
             step=step,
         )
 
+    def _action(self, operation: int) -> Action:
+        stream = self._compiled.stream(operation)
+        return self._program.actions[stream][self._compiled.operations.actions[operation]]
+
     def _input_channel(self, kind: TaskKind) -> tuple[str, ...]:
         """Reading occupies the host, copying its link to the device."""
         if kind not in (TaskKind.DATA, TaskKind.COPY):
@@ -105,14 +109,12 @@ class Tasks(Sequence[Task]):
         times, transfers = self._times, self._compiled.transfers
         step, number = divmod(slot - times.first_transfer, times.num_transfers)
         sender = transfers.senders[number]
-        stream = self._compiled.stream(sender)
-        action = self._compiled.operations.actions[sender]
         return Task(
             KINDS[transfers.kinds[number]],
             times.start_s[slot],
             times.end_s[slot],
             channels=tuple(self._compiled.channels[c] for c in transfers.channels[number]),
-            action=self._program.actions[stream][action],
+            action=self._action(sender) if sender >= 0 else None,
             size_bytes=transfers.size_bytes[number],
             cause=self._cause(slot),
             step=step,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from helpers.graphs import literal_graph, model_graphs, profile_of, profiles
+from helpers.plan_cases import is_valid, plans
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Link, uniform_cluster
-from lightning_gpp.planner import Plan, Stage, plan_request, validate_plan
+from lightning_gpp.planner import Plan, Stage, plan_request
 from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
 from lightning_gpp.planner.plan_graph import plan_graph
 from lightning_gpp.planner.traffic import plan_traffic
@@ -60,40 +61,6 @@ def dry_run_s(found: PlanEvaluation, plan: Plan, request) -> float:
         return stage.forward_s if action.kind is Kind.FORWARD else stage.backward_s
 
     return dry_run(program, action_s).step_s
-
-
-@st.composite
-def plans(draw: st.DrawFn, graph, *, is_chain: bool) -> Plan:
-    """A topological order cut into stages, one device each, with micro-batch multiples."""
-    names = [operator.name for operator in graph]
-    num_stages = draw(st.integers(1, min(4, len(names))))
-    borders = sorted(
-        draw(
-            st.lists(
-                st.integers(1, max(1, len(names) - 1)),
-                min_size=num_stages - 1,
-                max_size=num_stages - 1,
-                unique=True,
-            )
-        )
-    )
-    pieces = zip([0, *borders], [*borders, len(names)], strict=True)
-    return Plan(
-        tuple(
-            Stage(i, tuple(names[a:b]), (i,), microbatch_multiple=draw(st.sampled_from([1, 2, 4])))
-            for i, (a, b) in enumerate(pieces)
-        ),
-        num_microbatches=draw(st.sampled_from([4, 8])),
-        is_chain=is_chain,
-    )
-
-
-def is_valid(plan: Plan, graph) -> bool:
-    try:
-        validate_plan(plan, graph, plan.num_devices)
-    except ValueError:
-        return False
-    return True
 
 
 #   a ──▶ b      1 s forward and 2 s backward each, for 4 samples

@@ -1,10 +1,13 @@
-"""After which backward of a device the gradients of a stage are final."""
+"""How gradients of replicas are summed: what the runtime and predictions have to agree on."""
 
 from __future__ import annotations
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.program import Program
+
+BUCKET_BYTES = 4 * 2**20
+"""Gradients are summed in buckets; one is closed when it has this many bytes."""
 
 
 def last_backward(program: Program, device: int, stage: int) -> Action | None:

@@ -1,0 +1,198 @@
+"""What a plan costs, and its simulation.
+
+The quantities are those by which planners judge (:mod:`lightning_gpp.planner.stage_costs`,
+:mod:`lightning_gpp.planner.traffic`), in more detail: every replica computes at the pace of its own
+device, every message takes the link between its two devices, the gradients of replicas are summed
+in pieces beside the backward. What planners leave out counts too: gradients that go back to the
+feed, and those of parameters that different stages share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+from lightning_gpp.cluster import AllReduce, all_reduce_s
+from lightning_gpp.planner import Plan, PlanRequest, Stage
+from lightning_gpp.planner.edge_bytes import edge_bytes, input_bytes
+from lightning_gpp.planner.pipeline_run import num_microbatches
+from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
+from lightning_gpp.planner.stage_costs import kind_compute, stage_memory
+from lightning_gpp.schedule import BUCKET_BYTES, ReduceGroup, reduce_groups
+from lightning_gpp.schedule.replicas import expand
+from lightning_gpp.simulate.compile_program import Sends
+from lightning_gpp.simulate.engine import simulate
+from lightning_gpp.simulate.gradient_merging import MERGING, GradientPiece, in_buckets
+from lightning_gpp.simulate.layers import gradient_pieces, kind_layers
+from lightning_gpp.simulate.program_costs import (
+    Bucket,
+    MessageBytes,
+    ProgramCosts,
+    StageCosts,
+    StepCosts,
+)
+from lightning_gpp.simulate.simulation import Simulation
+
+Overlap = Literal["at_end", "one_at_end", "wait_free", "merged", "optimal", "buckets"]
+"""How the gradients of replicas are cut into sums: as :data:`MERGING` has it, or ``"buckets"`` of
+equal bytes, as our runtime does it."""
+
+Merge = Callable[[Sequence[GradientPiece], Callable[[float], float]], list[GradientPiece]]
+"""Cuts gradients into sums, given the seconds of a sum of so many bytes."""
+
+
+def simulate_plan(
+    plan: Plan,
+    request: PlanRequest,
+    costs: ProgramCosts | None = None,
+    *,
+    sends: Sends = "buffered",
+    num_steps: int = 1,
+    prefetch: bool = False,
+) -> Simulation:
+    """When everything in a step of a plan happens.
+
+    Args:
+        plan: stages on devices of the request's cluster.
+        request: the model, the cluster, the costs, the mini-batch, the schedule.
+        costs: what its program costs; :func:`program_costs` if not given.
+        sends: see :func:`~lightning_gpp.simulate.simulate`, as for the rest.
+        num_steps: steps one after the other.
+        prefetch: whether input is read ahead.
+
+    Raises:
+        ValueError: the plan does not fit the model, or has no number of micro-batches.
+    """
+    pipeline = plan_graph(plan, request.graph)
+    count = num_microbatches(plan, request)
+    return simulate(
+        pipeline.program(count, schedule=request.schedule, check=False),
+        program_costs(plan, request) if costs is None else costs,
+        sends=sends,
+        num_steps=num_steps,
+        prefetch=prefetch,
+    )
+
+
+def program_costs(
+    plan: Plan,
+    request: PlanRequest,
+    *,
+    overlap: Overlap = "buckets",
+    all_reduce: AllReduce = "ring",
+    bucket_bytes: float = BUCKET_BYTES,
+    step: StepCosts | None = None,
+) -> ProgramCosts:
+    """What the program of a plan costs.
+
+    Args:
+        plan: stages on devices of the request's cluster.
+        request: the model, the cluster, the costs, the mini-batch.
+        overlap: how the gradients of replicas are cut into sums.
+        all_reduce: how they are summed.
+        bucket_bytes: a bucket of ``overlap="buckets"`` is closed when it has so many bytes.
+        step: what a step costs besides; nothing if not given.
+
+    Raises:
+        ValueError: the plan does not fit the model, has no number of micro-batches, or ``overlap``
+            is unknown.
+    """
+    if overlap not in get_args(Overlap):
+        raise ValueError(f"unknown overlap {overlap!r}; known: {', '.join(get_args(Overlap))}")
+    pipeline = plan_graph(plan, request.graph)
+    unit_size = request.minibatch_size / num_microbatches(plan, request)
+    expansion = expand(pipeline.stages, pipeline.devices, pipeline.multiples)
+    forward, backward = {}, {}
+    for edge in expansion.edges:
+        size = edge_bytes(request.graph, edge.values, has_backward=edge.has_backward)
+        pair = edge.source, edge.target
+        forward[pair] = MessageBytes(size.per_sample * unit_size, size.fixed)
+        if edge.has_backward:
+            backward[pair] = MessageBytes(size.gradient_per_sample * unit_size, size.gradient_fixed)
+    merge = in_buckets(bucket_bytes) if overlap == "buckets" else MERGING[overlap]
+    how = _Sums(plan, request, unit_size, merge, all_reduce, is_early=not overlap.endswith("end"))
+    groups = reduce_groups(pipeline.stages, pipeline.devices)
+    return ProgramCosts(
+        request.cluster,
+        tuple(_stage_costs(plan, request, pipeline, unit_size)),
+        forward,
+        backward,
+        tuple(b for index, group in enumerate(groups) for b in how.buckets(index, group)),
+        step or StepCosts(),
+        all_reduce,
+    )
+
+
+def _stage_costs(
+    plan: Plan, request: PlanRequest, pipeline: PlanGraph, unit_size: float
+) -> Iterator[StageCosts]:
+    """Of every replica of every stage; the stage of the loss costs nothing if it is one."""
+    inputs = input_bytes(request.graph, pipeline.stages)
+    for number, devices in enumerate(pipeline.devices):
+        for device in devices:
+            if number == plan.num_stages:
+                yield StageCosts(0.0, 0.0)
+                continue
+            stage = plan.stages[number]
+            share = unit_size * stage.replica_multiple
+            read_bytes = sum(size.forward(share) for size in inputs[number])
+            compute = kind_compute(request, stage, share, request.cluster.devices[device].kind)
+            yield StageCosts(
+                compute.forward_s,
+                compute.backward_s,
+                stage_memory(request, stage, compute, 0, 0.0).fixed_bytes,
+                read_bytes if stage.recompute else compute.activation_bytes,
+                compute.activation_bytes if stage.recompute else 0.0,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """How the gradients of a plan are summed.
+
+    Attributes:
+        plan: the plan.
+        request: the model and its costs.
+        unit_size: samples of a smallest micro-batch.
+        merge: cuts gradients into sums.
+        all_reduce: how they are summed.
+        is_early: whether sums may begin before the backward is over.
+    """
+
+    plan: Plan
+    request: PlanRequest
+    unit_size: float
+    merge: Merge
+    all_reduce: AllReduce
+    is_early: bool
+
+    def buckets(self, index: int, group: ReduceGroup) -> Iterator[Bucket]:
+        """The sums of a reduce group in the order in which they begin."""
+        if group.stage is None:
+            parameters = [self.request.graph.parameter[name] for name in group.parameters]
+            if size_bytes := sum(p.size_bytes for p in parameters if p.requires_grad):
+                yield Bucket(index, size_bytes)
+            return
+        pieces, backward_s = self._pieces(self.plan.stages[group.stage], group.parameters)
+        for piece in self.merge(pieces, partial(self._sum_s, group.devices)):
+            fraction = piece.ready_s / backward_s if self.is_early and backward_s else 1.0
+            yield Bucket(index, piece.size_bytes, min(1.0, fraction))
+
+    def _pieces(self, stage: Stage, parameters: Sequence[str]) -> tuple[list[GradientPiece], float]:
+        """Gradients in the order in which they come, and seconds of the backward.
+
+        By the stage's slowest kind of device; a stage that recomputes runs its forward first.
+        """
+        share = self.unit_size * stage.replica_multiple
+        kinds = {self.request.cluster.devices[device].kind for device in stage.devices}
+        computes = {kind: kind_compute(self.request, stage, share, kind) for kind in sorted(kinds)}
+        kind = max(computes, key=lambda name: computes[name].backward_s)
+        layers = kind_layers(self.request, share, kind, stage.operators, set(parameters))
+        again_s = computes[kind].forward_s if stage.recompute else 0.0
+        pieces = [GradientPiece(p.size_bytes, again_s + p.ready_s) for p in gradient_pieces(layers)]
+        return pieces, computes[kind].backward_s
+
+    def _sum_s(self, devices: Sequence[int], size_bytes: float) -> float:
+        return all_reduce_s(self.request.cluster, devices, size_bytes, self.all_reduce)
