@@ -9,7 +9,7 @@ feed, and those of parameters that different stages share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
@@ -24,8 +24,14 @@ from lightning_gpp.schedule import BUCKET_BYTES, ReduceGroup, reduce_groups
 from lightning_gpp.schedule.replicas import expand
 from lightning_gpp.simulate.compile_program import Sends
 from lightning_gpp.simulate.engine import simulate
-from lightning_gpp.simulate.gradient_merging import MERGING, GradientPiece, in_buckets
-from lightning_gpp.simulate.layers import gradient_pieces, kind_layers
+from lightning_gpp.simulate.gradient_merging import (
+    MERGING,
+    GradientPiece,
+    Gradients,
+    Rule,
+    in_buckets,
+)
+from lightning_gpp.simulate.layers import kind_layers, layer_gradients
 from lightning_gpp.simulate.program_costs import (
     Bucket,
     MessageBytes,
@@ -38,9 +44,6 @@ from lightning_gpp.simulate.simulation import Simulation
 Overlap = Literal["at_end", "one_at_end", "wait_free", "merged", "optimal", "buckets"]
 """How the gradients of replicas are cut into sums: as :data:`MERGING` has it, or ``"buckets"`` of
 equal bytes, as our runtime does it."""
-
-Merge = Callable[[Sequence[GradientPiece], Callable[[float], float]], list[GradientPiece]]
-"""Cuts gradients into sums, given the seconds of a sum of so many bytes."""
 
 
 def simulate_plan(
@@ -112,7 +115,7 @@ def program_costs(
         if edge.has_backward:
             backward[pair] = MessageBytes(size.gradient_per_sample * unit_size, size.gradient_fixed)
     merge = in_buckets(bucket_bytes) if overlap == "buckets" else MERGING[overlap]
-    how = _Sums(plan, request, unit_size, merge, all_reduce, is_early=not overlap.endswith("end"))
+    how = _Sums(plan, request, unit_size, merge, all_reduce)
     groups = reduce_groups(pipeline.stages, pipeline.devices)
     return ProgramCosts(
         request.cluster,
@@ -158,15 +161,13 @@ class _Sums:
         unit_size: samples of a smallest micro-batch.
         merge: cuts gradients into sums.
         all_reduce: how they are summed.
-        is_early: whether sums may begin before the backward is over.
     """
 
     plan: Plan
     request: PlanRequest
     unit_size: float
-    merge: Merge
+    merge: Rule
     all_reduce: AllReduce
-    is_early: bool
 
     def buckets(self, index: int, group: ReduceGroup) -> Iterator[Bucket]:
         """The sums of a reduce group in the order in which they begin."""
@@ -175,15 +176,15 @@ class _Sums:
             if size_bytes := sum(p.size_bytes for p in parameters if p.requires_grad):
                 yield Bucket(index, size_bytes)
             return
-        pieces, backward_s = self._pieces(self.plan.stages[group.stage], group.parameters)
-        for piece in self.merge(pieces, partial(self._sum_s, group.devices)):
-            fraction = piece.ready_s / backward_s if self.is_early and backward_s else 1.0
+        gradients = self._gradients(self.plan.stages[group.stage], group.parameters)
+        for piece in self.merge(gradients, partial(self._sum_s, group.devices)):
+            fraction = piece.ready_s / gradients.backward_s if gradients.backward_s else 1.0
             yield Bucket(index, piece.size_bytes, min(1.0, fraction))
 
-    def _pieces(self, stage: Stage, parameters: Sequence[str]) -> tuple[list[GradientPiece], float]:
-        """Gradients in the order in which they come, and seconds of the backward.
+    def _gradients(self, stage: Stage, parameters: Sequence[str]) -> Gradients:
+        """What a backward of a stage makes, on the slowest kind of its devices.
 
-        By the stage's slowest kind of device; a stage that recomputes runs its forward first.
+        A stage that recomputes runs its forward first.
         """
         share = self.unit_size * stage.replica_multiple
         kinds = {self.request.cluster.devices[device].kind for device in stage.devices}
@@ -191,8 +192,11 @@ class _Sums:
         kind = max(computes, key=lambda name: computes[name].backward_s)
         layers = kind_layers(self.request, share, kind, stage.operators, set(parameters))
         again_s = computes[kind].forward_s if stage.recompute else 0.0
-        pieces = [GradientPiece(p.size_bytes, again_s + p.ready_s) for p in gradient_pieces(layers)]
-        return pieces, computes[kind].backward_s
+        found = layer_gradients(layers)
+        return Gradients(
+            [GradientPiece(piece.size_bytes, again_s + piece.ready_s) for piece in found.pieces],
+            again_s + found.backward_s,
+        )
 
     def _sum_s(self, devices: Sequence[int], size_bytes: float) -> float:
         return all_reduce_s(self.request.cluster, devices, size_bytes, self.all_reduce)
