@@ -47,7 +47,8 @@ def attributes_of(graph: Any) -> dict[str, Any]:
 
 def make_graph(kind: type, attributes: Mapping[str, Any]) -> Any:
     """A graph of the given class with these attributes."""
-    graph = kind()
+    # Calling the class of a batch (DataBatch) would make one of a class derived from it instead.
+    graph: Any = type.__call__(kind)
     for key, value in attributes.items():
         graph[key] = value
     return graph

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 pyg = pytest.importorskip("torch_geometric.nn")
 from torch_geometric.data import Batch, Data  # noqa: E402
 
-from lightning_gpp.capture import CapturedModel, CaptureError, capture  # noqa: E402
+from lightning_gpp.capture import CapturedModel, CaptureError, capture, placed  # noqa: E402
 from lightning_gpp.capture.check import compare  # noqa: E402
 from lightning_gpp.graph import Variation  # noqa: E402
 
@@ -246,3 +246,11 @@ def test_a_batch_of_graphs_is_not_taken_for_a_value_without_samples() -> None:
     read = {graph.values[name] for operator in graph for name in operator.inputs}
     assert read
     assert {value.variation for value in read} == {Variation.WHOLE}
+
+
+def test_a_batch_that_was_moved_is_still_of_its_class() -> None:
+    batch = graphs()
+    captured = capture(LayerAndPool(), (batch,), {})
+    moved = placed(batch, torch.device("cpu"))
+    assert type(moved) is type(batch)
+    assert captured.inputs((moved,), {}).keys() == captured.inputs((batch,), {}).keys()
