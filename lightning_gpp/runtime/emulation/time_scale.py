@@ -6,10 +6,10 @@ from lightning_gpp.runtime.emulation.durations import Durations
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate.program_costs import ProgramCosts
 
-WAKE_S = 8e-3
+WAKE_S = 10e-3
 """Real seconds that a short action gets at least."""
 
-RANK_S = 0.5e-3
+RANK_S = 0.7e-3
 """Real seconds more for each rank: they share the interpreter, and may all wake at once."""
 
 ACTION_S = 0.12e-3
