@@ -48,6 +48,7 @@ def measured_timeline(
     rank_of_device: Sequence[int],
     schedule: str,
     stages: tuple[TimelineStage, ...],
+    time_scale: float | None = None,
 ) -> Timeline:
     """Puts the records of all ranks on the clock of rank 0.
 
@@ -58,6 +59,8 @@ def measured_timeline(
         rank_of_device: rank of every device of the plan.
         schedule: name of the schedule.
         stages: the stages.
+        time_scale: of emulated devices how many real seconds one of theirs took; the timeline is
+            in theirs.
 
     Raises:
         ValueError: nothing was recorded, or the ranks did not record the same runs.
@@ -73,19 +76,20 @@ def measured_timeline(
     zero_ns = min(piece.start_ns for piece in pieces)
     last_ns = max(piece.end_ns for piece in pieces)
     arrivals = _arrivals(pieces)
+    per_ns_s = 1e-9 / (time_scale or 1.0)
     timeline = Timeline(
-        source="measured",
-        step_s=(last_ns - zero_ns) * 1e-9,
+        source="measured" if time_scale is None else "emulated",
+        step_s=(last_ns - zero_ns) * per_ns_s,
         devices=tuple(rank_of_device.index(rank) for rank in range(len(records))),
         schedule=schedule,
         stages=stages,
         spans=tuple(
-            part.span(zero_ns)
+            part.span(zero_ns, per_ns_s)
             for piece in pieces
             for part in _split(piece, arrivals.get(piece.meeting))
         ),
         step=step,
-        clock_error_s=tuple(clock.error_ns * 1e-9 for clock in clocks),
+        clock_error_s=tuple(clock.error_ns * per_ns_s for clock in clocks),
     )
     return with_inferred_path(timeline)
 
@@ -116,12 +120,12 @@ class _Piece:
             return (self.minibatch, self.action.microbatch)
         return (self.minibatch, *self.action.message)
 
-    def span(self, zero_ns: int) -> Span:
+    def span(self, zero_ns: int, per_ns_s: float) -> Span:
         return Span(
             rank=self.rank,
             kind=self.kind,
-            start_s=(self.start_ns - zero_ns) * 1e-9,
-            end_s=(self.end_ns - zero_ns) * 1e-9,
+            start_s=(self.start_ns - zero_ns) * per_ns_s,
+            end_s=(self.end_ns - zero_ns) * per_ns_s,
             action=None if self.action is None else str(self.action),
             size_bytes=self.size_bytes,
             minibatch=self.minibatch,

@@ -98,7 +98,8 @@ class Timeline:
     since its beginning, on the clock of rank 0.
 
     Attributes:
-        source: ``"measured"`` or ``"predicted"``.
+        source: ``"measured"``, ``"emulated"`` (measured on emulated devices, in their seconds) or
+            ``"predicted"``.
         step_s: seconds that the step takes.
         devices: device of the plan that each rank is.
         schedule: name of the schedule.

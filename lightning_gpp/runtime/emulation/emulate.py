@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lightning_gpp.runtime.clock import ClockOffset
 from lightning_gpp.runtime.emulation.clock import EmulatedClock
@@ -137,7 +137,7 @@ def _result(
     program: Program, costs: ProgramCosts, found: Sequence[RankSteps], clock: EmulatedClock
 ) -> EmulatedRun:
     ends_s = [max(ends) for ends in zip(*(rank.ends_s for rank in found), strict=True)]
-    measured = measured_timeline(
+    timeline = measured_timeline(
         [rank.records[-1] for rank in found],
         [ClockOffset(0, 0)] * len(found),
         step=len(ends_s) - 1,
@@ -147,27 +147,14 @@ def _result(
             TimelineStage(stage, program.device(stage), str(program.replica(stage)))
             for stage in range(program.num_stages)
         ),
+        time_scale=clock.time_scale,
     )
     return EmulatedRun(
         program,
         costs,
         step_s=ends_s[-1] - (ends_s[-2] if len(ends_s) > 1 else 0.0),
-        timeline=in_emulated_time(measured, clock.time_scale),
+        timeline=timeline,
         slip=SlipReport(tuple(slip for rank in found for slip in rank.slips[-1].slips)),
         time_scale=clock.time_scale,
         wall_s=ends_s[-1] * clock.time_scale,
-    )
-
-
-def in_emulated_time(measured: Timeline, time_scale: float) -> Timeline:
-    """A timeline that was measured under emulation, in emulated seconds."""
-    return replace(
-        measured,
-        source="emulated",
-        step_s=measured.step_s / time_scale,
-        spans=tuple(
-            replace(span, start_s=span.start_s / time_scale, end_s=span.end_s / time_scale)
-            for span in measured.spans
-        ),
-        clock_error_s=tuple(error_s / time_scale for error_s in measured.clock_error_s),
     )
