@@ -6,6 +6,7 @@ put side by side. :func:`shares` reads off where the time went; :func:`write_tra
 :func:`write_picture` show it.
 """
 
+from lightning_gpp.simulate.critical_path import CriticalPath, PathStep, critical_path
 from lightning_gpp.simulate.engine import simulate
 from lightning_gpp.simulate.measured_path import with_inferred_path
 from lightning_gpp.simulate.picture import timeline_figure, write_picture
@@ -25,15 +26,20 @@ from lightning_gpp.simulate.span import Category, Span, SpanKind
 from lightning_gpp.simulate.timeline import MemoryCurve, PathPart, Timeline, TimelineStage
 from lightning_gpp.simulate.trace import trace_events, write_trace
 from lightning_gpp.simulate.transfer import Transfer, TransferKind
+from lightning_gpp.simulate.usage import ChannelUsage, DeviceUsage, TransferUsage, Usage, usage
 
 __all__ = [
     "Bucket",
     "Category",
+    "ChannelUsage",
+    "CriticalPath",
+    "DeviceUsage",
     "MemoryCurve",
     "MessageBytes",
     "Overhead",
     "Overlap",
     "PathPart",
+    "PathStep",
     "ProgramCosts",
     "RankShares",
     "Shares",
@@ -48,6 +54,9 @@ __all__ = [
     "TimelineStage",
     "Transfer",
     "TransferKind",
+    "TransferUsage",
+    "Usage",
+    "critical_path",
     "path_shares",
     "predicted_timeline",
     "program_costs",
@@ -56,6 +65,7 @@ __all__ = [
     "simulate_plan",
     "timeline_figure",
     "trace_events",
+    "usage",
     "with_inferred_path",
     "write_picture",
     "write_trace",

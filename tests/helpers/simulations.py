@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hypothesis import strategies as st
 
+from helpers.graphs import stage_edges
 from helpers.stage_dags import stage_graphs
 from lightning_gpp.cluster import Cluster, Device, Link
-from lightning_gpp.graph import FEED, StageEdge, StageGraph
+from lightning_gpp.graph import StageEdge, StageGraph
 from lightning_gpp.schedule import SCHEDULES, Action, Program, build_program
-from lightning_gpp.simulate import Bucket, MessageBytes, ProgramCosts, StageCosts, StepCosts
+from lightning_gpp.simulate import (
+    Bucket,
+    MessageBytes,
+    ProgramCosts,
+    Simulation,
+    StageCosts,
+    StepCosts,
+    TaskKind,
+    simulate,
+)
+from lightning_gpp.simulate.compile_program import Sends
 from lightning_gpp.simulate.message_costs import costs_of_message
 
 SECONDS = st.integers(0, 40).map(lambda quarters: quarters / 4)
 """Multiples of a quarter: sums of them are exact."""
+
+FAST = Link(1e30)
+"""Messages take no time."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +134,85 @@ def send_seconds(case: Case, action: Action) -> float:
     return costs_of_message(case.program, case.costs, action).transfer_s(units)
 
 
-def is_feed(action: Action) -> bool:
-    """Whether the user's step before the pipelined forward does it."""
-    return action.stage == FEED
+def simulated_stages(
+    edges: str,
+    num_stages: int,
+    *,
+    num_microbatches: int = 2,
+    devices: Sequence[Any] | None = None,
+    forward_s: float | Sequence[float] = 1.0,
+    backward_s: float | Sequence[float] = 2.0,
+    memory: Sequence[float] = (),
+    message_bytes: float | Mapping[tuple[int, int], float] = 0.0,
+    link: Link = FAST,
+    cluster: Cluster | None = None,
+    buckets: Sequence[Bucket] = (),
+    readers: Mapping[str, tuple[int, ...]] | None = None,
+    step: StepCosts | None = None,
+    sends: Sends = "buffered",
+    num_steps: int = 1,
+    prefetch: bool = False,
+    **options: Any,
+) -> Simulation:
+    """A simulated step of a small stage graph, one stage per device by default.
+
+    Args:
+        edges: of the stage graph, as in ``"0>2 1>2"``.
+        num_stages: of the stage graph.
+        num_microbatches: of the mini-batch.
+        devices: of the stages.
+        forward_s: seconds of a forward, of all stages of the program or of each.
+        backward_s: the same of a backward.
+        memory: fixed, activation and working bytes of every stage.
+        message_bytes: of a message per unit, of all edges of the program or of each.
+        link: between all devices.
+        cluster: in place of that.
+        buckets: of the gradients of replicas.
+        readers: parameter -> the stages that read it; one for each stage by default.
+        step: what comes besides.
+        sends: see ``simulate``.
+        num_steps: see ``simulate``.
+        prefetch: see ``simulate``.
+        options: of ``build_program``.
+    """
+    names = readers or {f"w{stage}": (stage,) for stage in range(num_stages)}
+    stages = replace(stage_edges(num_stages, edges), parameter_readers=tuple(names.items()))
+    program = build_program(
+        stages,
+        devices=devices or range(num_stages),
+        num_microbatches=num_microbatches,
+        **options,
+    )
+    number = program.num_stages
+    forwards, backwards = (
+        [seconds] * number if isinstance(seconds, (int, float)) else seconds
+        for seconds in (forward_s, backward_s)
+    )
+    sizes = {
+        pair: MessageBytes(
+            message_bytes[pair] if isinstance(message_bytes, Mapping) else message_bytes
+        )
+        for pair in program.edge
+    }
+    places = tuple(Device(f"gpu{index}") for index in range(len(program.actions)))
+    costs = ProgramCosts(
+        cluster or Cluster(places, link),
+        tuple(StageCosts(f, b, *memory) for f, b in zip(forwards, backwards, strict=True)),
+        sizes,
+        sizes,
+        tuple(buckets),
+        step or StepCosts(),
+    )
+    return simulate(program, costs, sends=sends, num_steps=num_steps, prefetch=prefetch)
+
+
+def task_times(
+    simulation: Simulation, kind: TaskKind | None = None, *, device: int | None = None
+) -> dict[str, tuple[float, float]]:
+    """Action -> start and end of its task; of one kind, or of one device without the feed."""
+    return {
+        str(task.action): (task.start_s, task.end_s)
+        for task in simulation.tasks
+        if (task.kind is kind if kind is not None else task.device == device)
+        and task.kind is not TaskKind.FEED
+    }

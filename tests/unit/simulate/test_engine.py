@@ -1,0 +1,376 @@
+"""The simulator on programs whose step can be worked out by hand."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers.simulations import simulated_stages, task_times
+
+from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
+from lightning_gpp.schedule import Action, ScheduleError
+from lightning_gpp.simulate import (
+    Bucket,
+    MessageBytes,
+    Overhead,
+    StageCosts,
+    StepCosts,
+    TaskKind,
+    simulate,
+)
+
+
+def hosts(*counts: int, host: Link, rack: Link | None = None) -> Cluster:
+    """A cluster with so many devices in each host."""
+    names = [f"host{number}" for number, count in enumerate(counts) for _ in range(count)]
+    devices = tuple(Device(f"gpu{i}", host=name) for i, name in enumerate(names))
+    return Cluster(devices, host, rack_link=rack)
+
+
+# Closed forms --------------------------------------------------------------------------------
+
+
+def chain(num_stages: int) -> str:
+    return " ".join(f"{i}>{i + 1}" for i in range(num_stages - 1))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 1), (3, 5), (4, 4), (6, 2), (5, 16)])
+def test_balanced_chains_take_micro_batches_plus_stages(schedule: str, p: int, m: int) -> None:
+    found = simulated_stages(chain(p), p, schedule=schedule, num_microbatches=m)
+    assert found.step_s == (m + p - 1) * (1.0 + 2.0)
+
+
+@pytest.mark.parametrize("c", [0.25, 1.0, 1.5, 4.0])
+@pytest.mark.parametrize(("p", "m"), [(2, 1), (3, 5), (4, 4), (5, 8)])
+def test_gpipe_with_messages(p: int, m: int, c: float) -> None:
+    # each way: the first micro-batch through all stages, then one per beat of the slower of
+    # compute and link
+    found = simulated_stages(
+        chain(p), p, schedule="gpipe", num_microbatches=m, message_bytes=c, link=Link(1.0)
+    )
+    ways_s = [(p - 1) * (work + c) + (m - 1) * max(work, c) + work for work in (1.0, 2.0)]
+    assert found.step_s == sum(ways_s)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 7])
+def test_1f1b_on_two_stages_with_messages(m: int) -> None:
+    # a round trip brings a new forward: F, message, F and B on the other side, message, B; two
+    # micro-batches share it
+    c = 0.5
+    found = simulated_stages(
+        chain(2), 2, num_microbatches=m, message_bytes=c, link=Link(1.0), forward_s=1, backward_s=2
+    )
+    round_s = 2 * (1 + 2) + 2 * c
+    pairs, odd = divmod(m, 2)
+    expected = {0: pairs * round_s + 3.0, 1: (pairs + 1) * round_s}[odd]
+    assert found.step_s == expected
+
+
+# Two branches --------------------------------------------------------------------------------
+
+
+def test_two_branches() -> None:
+    """Branches of 1 s and 2 s, a join of 1 s and 1 s, messages of 0.5 s.
+
+    .. code-block:: text
+
+        seconds    0       1       2       3       4       5       6       7       8
+        device 0   |--F0---|--F1---|               |------B0-------|------B1-------|
+        device 1   |--F0---|--F1---|                   |------B0-------|------B1-------|
+        device 2               |--F0---|--B0---|--F1---|--B1---|
+        0 out              |0F0|   |0F1|
+        1 out              |1F0|   |1F1|
+        2 out                                  |>0 |>1 |       |>0 |>1 |
+    """
+    found = simulated_stages(
+        "0>2 1>2",
+        3,
+        num_microbatches=2,
+        message_bytes=0.5,
+        link=Link(1.0),
+        forward_s=[1, 1, 1],
+        backward_s=[2, 2, 1],
+    )
+    assert found.step_s == 8.5
+    assert task_times(found, device=1) == {
+        "1F0": (0, 1), "1F1": (1, 2), "1B0": (4.5, 6.5), "1B1": (6.5, 8.5)
+    }  # fmt: skip
+    assert task_times(found, device=2) == {
+        "2F0": (1.5, 2.5), "2B0": (2.5, 3.5), "2F1": (3.5, 4.5), "2B1": (4.5, 5.5)
+    }  # fmt: skip
+    assert task_times(found, TaskKind.TRANSFER)["2SB1>1"] == (6.0, 6.5)
+
+
+# Channels ------------------------------------------------------------------------------------
+
+
+def test_devices_of_a_host_share_its_network() -> None:
+    """Both branches are in one host, the join in another.
+
+    .. code-block:: text
+
+        seconds    0       1       2       3       4       5       6       7
+        device 0   |--F----|                           |-----B-----|  (B takes 2 s)
+        device 1   |--F----|                               |-----B---------|
+        device 2                   |--F----|--B----|
+        private            |0>2|                   |>0 |>1 |
+        shared             |0>2|1>2|               |>0 |>1 |
+    """
+    arguments = {
+        "num_microbatches": 1,
+        "message_bytes": 0.5,
+        "forward_s": [1, 1, 1],
+        "backward_s": [2, 2, 1],
+    }
+    private = hosts(2, 1, host=Link(9.0), rack=Link(1.0))
+    found = simulated_stages("0>2 1>2", 3, cluster=private, **arguments)
+    assert found.step_s == 6.5
+    shared = hosts(2, 1, host=Link(9.0), rack=Link(1.0, is_shared=True))
+    found = simulated_stages("0>2 1>2", 3, cluster=shared, **arguments)
+    assert found.step_s == 7.0
+    (late,) = (t for t in found.tasks if str(t.action) == "1SF0>2")
+    assert (late.ready_s, late.start_s, late.end_s) == (1.0, 1.5, 2.0)
+    assert late.channels == ("gpu1 out", "host0 out", "host1 in")
+
+
+def test_a_half_duplex_port_sends_or_receives() -> None:
+    """The middle stage receives its second micro-batch while it has the first one to send.
+
+    .. code-block:: text
+
+        seconds       0    1    2    3    4    5    6    7    8    9    10
+        device 0      |-F0-|-F1-|
+        0>1                |--- 0 ---|--- 1 ---|
+        device 1                     |-F0-|    |-F1-|
+        1>2, full                         |--- 0 ---|--- 1 ---|
+        1>2, half                              |--- 0 ---|--- 1 ---|
+        device 2, half                                   |-F0-|    |-F1-|
+    """
+    for is_full_duplex, step_s in ((True, 9.0), (False, 10.0)):
+        found = simulated_stages(
+            chain(3),
+            3,
+            num_microbatches=2,
+            message_bytes=2.0,
+            link=Link(1.0, is_full_duplex=is_full_duplex),
+            forward_only=True,
+        )
+        assert found.step_s == step_s
+
+
+def test_first_come_first_served_can_make_a_step_longer_when_a_device_gets_faster() -> None:
+    """Graham's anomaly (SIAM J. Appl. Math. 17(2), 1969): more speed, later end.
+
+    Devices 0 and 1 share a network port. Device 2 has long work to do as soon as it hears from
+    device 1; what device 0 sends is long, and can wait.
+
+    .. code-block:: text
+
+        0 takes 2 s   1>2 |-|          0>3   |----------|
+                              2F |--------------------| 3F
+        0 takes 0.5 s 0>3 |----------| 1>2              |-|
+                                                        2F |--------------------| 3F
+    """
+    cluster = hosts(2, 2, host=Link(1e9), rack=Link(1.0, is_shared=True))
+    steps_s = []
+    for forward_s in (2.0, 0.5):
+        found = simulated_stages(
+            "0>3 1>2 2>3",
+            4,
+            num_microbatches=1,
+            forward_s=[forward_s, 1.0, 20.0, 1.0],
+            message_bytes={(0, 3): 10.0, (1, 2): 1.0, (2, 3): 0.0},
+            cluster=cluster,
+            forward_only=True,
+        )
+        steps_s.append(found.step_s)
+    assert steps_s == [1 + 1 + 20 + 1, 0.5 + 10 + 1 + 20 + 1]
+
+
+# Sends ---------------------------------------------------------------------------------------
+
+
+def test_in_a_rendezvous_both_sides_wait() -> None:
+    """Two stages of 1 s forward and backward, messages of 1 s, GPipe.
+
+    .. code-block:: text
+
+        seconds       0    1    2    3    4    5    6    7    8    9    10
+        buffered 0    |-F0-|-F1-|                   |-B0-|-B1-|
+        buffered 1              |-F0-|-F1-|-B0-|-B1-|
+        rendezvous 0  |-F0-|send|-F1-|send|              |-B0-|    |-B1-|
+        rendezvous 1            |-F0-|    |-F1-|-B0-|send|-B1-|send|
+    """
+    arguments = {"num_microbatches": 2, "schedule": "gpipe", "backward_s": 1.0, "link": Link(1.0)}
+    found = simulated_stages(chain(2), 2, message_bytes=1.0, **arguments)
+    assert found.step_s == 8.0
+    found = simulated_stages(chain(2), 2, message_bytes=1.0, sends="rendezvous", **arguments)
+    assert found.step_s == 10.0
+    assert task_times(found, device=0) == {
+        "0F0": (0, 1), "0F1": (2, 3), "0B0": (7, 8), "0B1": (9, 10)
+    }  # fmt: skip
+
+
+def test_1f1b_needs_buffered_sends() -> None:
+    with pytest.raises(ScheduleError) as error:
+        simulated_stages(chain(2), 2, num_microbatches=3, sends="rendezvous")
+    assert str(error.value) == (
+        "the program deadlocks: device 0 waits at 0SF1>1; device 1 waits at 1SB0>0"
+    )
+
+
+def test_handing_over_and_python_take_a_device_its_time() -> None:
+    # device 0: F 0-1, (0.5) send 1.5-1.75; message 1.75-2.75
+    # device 1: receives 2.75-3, (0.5) F 3.5-4.5, (0.5) B 5-7, (0.5) send 7.5-7.75; message to 8.75
+    # device 0: receives 8.75-9, (0.5) B 9.5-11.5
+    quarter = Overhead(per_byte_s=0.25)
+    step = StepCosts(send=quarter, receive=quarter, action_s=0.5)
+    found = simulated_stages(
+        chain(2), 2, num_microbatches=1, message_bytes=1.0, link=Link(1.0), step=step
+    )
+    assert found.step_s == 11.5
+
+
+# Sums of gradients ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fractions", "step_s"), [((0.5, 1.0), 7.0), ((1.0, 1.0), 9.0), ((0.0, 0.25), 5.0)]
+)
+def test_sums_begin_during_the_last_backward(fractions: tuple[float, ...], step_s: float) -> None:
+    """Two replicas, forward 1 s, backward 4 s, two buckets of 2 bytes: each sum takes 2 s.
+
+    .. code-block:: text
+
+        seconds           0    1    2    3    4    5    6    7    8    9
+        both devices      |-F--|---------B---------|
+        ready at 1/2, 1                  |--sum 0--|--sum 1--|
+        both at the end                            |--sum 0--|--sum 1--|
+        ready at 0, 1/4        |--sum 0--|--sum 1--|
+    """
+    found = simulated_stages(
+        "0>1",
+        2,
+        devices=[(0, 1), 0],
+        multiples=[2, 2],
+        num_microbatches=2,
+        forward_s=[1, 1, 0],
+        backward_s=[4, 4, 0],
+        message_bytes=0.0,
+        link=Link(1.0),
+        buckets=[Bucket(0, 2.0, fraction) for fraction in fractions],
+    )
+    assert found.step_s == step_s
+
+
+def test_parameters_that_stages_share_are_summed_by_their_owner() -> None:
+    # device 1 is done at 4 s, and its gradients are at the owner at 5 s; device 0 is done at 6 s,
+    # and the sum is back at 7 s
+    found = simulated_stages(
+        chain(2),
+        2,
+        num_microbatches=1,
+        link=Link(1.0),
+        readers={"tied": (0, 1)},
+        buckets=[Bucket(0, 1.0)],
+    )
+    assert found.step_s == 7.0
+
+
+# Steps and their input -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "optimizer_s", "num_steps", "step_s"),
+    [
+        (False, 1.0, 1, 3 + 2 + 3 + 1),
+        (False, 1.0, 3, 3 + 2 + 3 + 1),
+        (True, 1.0, 1, 3 + 2 + 3 + 1),
+        (True, 1.0, 3, 3 + 2),  # input takes longer than 3 s of compute and 1 s of optimizer
+        (True, 5.0, 3, 3 + 5),  # the other way round
+    ],
+)
+def test_the_input_of_the_next_step_is_read_ahead(
+    prefetch: bool, optimizer_s: float, num_steps: int, step_s: float
+) -> None:
+    step = StepCosts(data_s=3.0, input_bytes=4.0, host_link=Link(2.0), optimizer_s={0: optimizer_s})
+    found = simulated_stages(
+        "", 1, num_microbatches=1, step=step, prefetch=prefetch, num_steps=num_steps
+    )
+    assert found.step_s == step_s
+    copies = [task for task in found.tasks if task.kind is TaskKind.COPY]
+    assert [task.channels for task in copies] == [("gpu0 copy",)] * num_steps
+    assert {task.device for task in copies} == {None if prefetch else 0}
+
+
+# Memory --------------------------------------------------------------------------------------
+
+
+def test_memory_over_time() -> None:
+    """Two stages of 1 s forward and backward, 1F1B; 10 bytes fixed, 2 per forward, 1 to work.
+
+    .. code-block:: text
+
+        seconds    0    1    2    3    4    5    6    7    8
+        device 0   |-F0-|-F1-|    |-B0-|-F2-|-B1-|    |-B2-|
+        bytes      12   14        15   14   15   12   13   10
+    """
+    found = simulated_stages(
+        chain(2),
+        2,
+        num_microbatches=3,
+        backward_s=1.0,
+        memory=(10.0, 2.0, 1.0),
+    )
+    assert list(found.device_memory[0]) == [
+        (0, 10), (0, 12), (1, 14), (3, 15), (4, 12), (4, 14), (5, 15), (6, 12), (7, 13), (8, 10)
+    ]  # fmt: skip
+    assert max(size for _, size in found.device_memory[1]) == 13
+
+
+# What cannot be simulated --------------------------------------------------------------------
+
+
+CHAIN = simulated_stages(chain(3), 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"stages": CHAIN.costs.stages[:2]}, "there are no costs of stage 2"),
+        ({"forward_bytes": {}}, "forward_bytes lacks the edge from stage 0 to stage 1"),
+        (
+            {"backward_bytes": {(0, 1): MessageBytes(1.0)}},
+            "backward_bytes lacks the edge from stage 1 to stage 2",
+        ),
+        (
+            {"stages": (StageCosts(1.0, -2.0),) * 3},
+            "stage 0: backward_s must be a number of at least 0, got -2.0",
+        ),
+        ({"stages": (StageCosts(float("nan"), 2.0),) * 3}, "stage 0: forward_s must be a number"),
+        ({"step": StepCosts(optimizer_s={2: -1.0})}, "optimizer_s of device 2 must be a number"),
+        ({"step": StepCosts(optimizer_s={7: 1.0})}, "optimizer_s: there is no device 7"),
+        ({"cluster": uniform_cluster(2)}, "the program is for 3 devices, the cluster"),
+        ({"buckets": (Bucket(0, 1.0),)}, "bucket 0 is of reduce group 0, but the program has 0"),
+    ],
+)
+def test_costs_that_do_not_fit_are_named(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        simulate(CHAIN.program, replace(CHAIN.costs, **changes))
+
+
+def test_unknown_options_are_named() -> None:
+    with pytest.raises(ValueError, match="unknown sends 'async'; known: buffered, rendezvous"):
+        simulate(CHAIN.program, CHAIN.costs, sends="async")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
+        simulate(CHAIN.program, CHAIN.costs, num_steps=0)
+
+
+def test_a_message_that_the_program_does_not_know_is_named() -> None:
+    (first, *others) = CHAIN.program.actions
+    program = replace(CHAIN.program, actions=((*first, Action.parse("0SF9>1")), *others))
+    with pytest.raises(ScheduleError, match="0SF9>1 is of no message between two devices"):
+        simulate(program, CHAIN.costs)
