@@ -1,0 +1,135 @@
+"""What plans cost, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers.graphs import literal_graph, profile_of
+
+from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
+from lightning_gpp.cost import Costs
+from lightning_gpp.graph import FEED, ModelGraph
+from lightning_gpp.planner import Plan, PlanRequest, Stage
+from lightning_gpp.planner.evaluate import evaluate_plan
+from lightning_gpp.simulate import (
+    Bucket,
+    MessageBytes,
+    StageCosts,
+    TaskKind,
+    program_costs,
+    simulate_plan,
+)
+
+#   x ──▶ a ──▶ b ──▶ c     1 s forward, 2 s backward, 1000 bytes of parameters each; 4 samples in a
+#                           smallest micro-batch, 64 bytes per sample between operators
+CHAIN = literal_graph({"a": "x", "b": "a", "c": "b"})
+
+
+def question(graph: ModelGraph = CHAIN, **changes: Any) -> PlanRequest:
+    costs = Costs((profile_of(graph, 1.0),))
+    arguments: dict[str, Any] = {"cluster": uniform_cluster(3, Link(1000.0), kind="cpu")} | changes
+    return PlanRequest(graph, costs=arguments.pop("costs", costs), minibatch_size=16, **arguments)
+
+
+def replicated(**changes: Any) -> Plan:
+    stage = Stage(0, ("a", "b", "c"), (0, 1), microbatch_multiple=2, **changes)
+    return Plan((stage,), num_microbatches=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "sums"),
+    [
+        ({}, [(3000, 1)]),
+        ({"bucket_bytes": 1500}, [(2000, 2 / 3), (1000, 1)]),
+        ({"overlap": "wait_free"}, [(1000, 1 / 3), (1000, 2 / 3), (1000, 1)]),
+        ({"overlap": "at_end"}, [(1000, 1), (1000, 1), (1000, 1)]),
+        ({"overlap": "one_at_end"}, [(3000, 1)]),
+        ({"overlap": "merged"}, [(1000, 1 / 3), (1000, 2 / 3), (1000, 1)]),  # no latency to save
+    ],
+)
+def test_gradients_come_from_the_last_operator_to_the_first(
+    options: dict[str, Any], sums: list[tuple[float, float]]
+) -> None:
+    found = program_costs(replicated(), question(), **options).buckets
+    assert [(bucket.group, bucket.size_bytes) for bucket in found] == [(0, n) for n, _ in sums]
+    assert [bucket.ready_fraction for bucket in found] == pytest.approx([f for _, f in sums])
+
+
+def test_recomputation_comes_before_the_gradients() -> None:
+    found = program_costs(replicated(recompute=True), question(), overlap="wait_free").buckets
+    assert [bucket.ready_fraction for bucket in found] == pytest.approx([5 / 9, 7 / 9, 1])
+
+
+def test_a_parameter_of_two_operators_is_final_after_the_first_of_them() -> None:
+    graph = literal_graph({"a": "x", "b": "a", "c": "b"}, parameters={"a": ["w"], "c": ["w"]})
+    found = program_costs(replicated(), question(graph), overlap="wait_free").buckets
+    assert found == (Bucket(0, 1000, pytest.approx(2 / 3)), Bucket(0, 1000, 1.0))
+
+
+def test_frozen_parameters_are_not_summed() -> None:
+    frozen = [replace(parameter, requires_grad=False) for parameter in CHAIN.parameters]
+    graph = replace(CHAIN, parameters=tuple(frozen))
+    assert program_costs(replicated(), question(graph)).buckets == ()
+
+
+def test_an_unknown_overlap_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown overlap 'none'; known: at_end, one_at_end"):
+        program_costs(replicated(), question(), overlap="none")  # type: ignore[arg-type]
+
+
+def test_every_replica_computes_at_the_pace_of_its_own_device() -> None:
+    fast, slow = (replace(profile_of(CHAIN, s), device=k) for s, k in ((1.0, "cpu"), (3.0, "old")))
+    cluster = Cluster((Device("new"), Device("old", "old")), Link(1000.0))
+    request = question(cluster=cluster, costs=Costs((fast, slow)))
+    found = program_costs(replicated(), request)
+    assert [(stage.forward_s, stage.backward_s) for stage in found.stages] == [
+        (3.0, 6.0), (9.0, 18.0), (0.0, 0.0)
+    ]  # fmt: skip
+    # the slower one decides: two micro-batches, 54 s, the message to the loss and back (0.256 s
+    # each, one on its way while the other one computes), and a sum of 3000 bytes: 2 rounds of 1.5 s
+    simulated = simulate_plan(replicated(), request)
+    backwards = [t for t in simulated.tasks if t.kind is TaskKind.BACKWARD and t.device == 1]
+    assert simulated.step_s == backwards[-1].end_s + 3.0
+
+
+TWO_STAGES = Plan(
+    (
+        Stage(0, ("a",), (0, 1), microbatch_multiple=2, recompute=True),
+        Stage(1, ("b", "c"), (2,), microbatch_multiple=4),
+    ),
+    num_microbatches=4,
+)
+
+
+def test_stages_and_messages() -> None:
+    found = program_costs(TWO_STAGES, question())
+    # the first stage: 4 samples a replica; keeps its input of 256 bytes, needs 100 to work
+    first = StageCosts(1.0, 3.0, 4000, 256.0, 100)
+    # the second one: 16 samples, four times the seconds and bytes
+    assert found.stages == (first, first, StageCosts(8.0, 16.0, 8000, 800, 0.0))
+    size = MessageBytes(per_unit=256.0)
+    assert found.forward_bytes == {(FEED, 0): size, (FEED, 1): size, (0, 2): size, (1, 2): size}
+    assert found.backward_bytes == {(0, 2): size, (1, 2): size}
+
+
+def test_what_does_not_grow_with_the_samples_is_in_every_message() -> None:
+    graph = literal_graph({"a": "x", "b": "a", "c": "b"}, unbatched=["a"])
+    plan = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b", "c"), (1,))), num_microbatches=4)
+    found = program_costs(plan, question(graph))
+    assert found.forward_bytes[0, 1] == MessageBytes(per_unit=0.0, fixed=256.0)
+
+
+def test_sums_beside_the_backward_are_what_planners_do_not_count() -> None:
+    request = question()
+    evaluation = evaluate_plan(replicated(), request)
+    assert evaluation.stages[0].reduce_s == 3.0
+    late_s, early_s = (
+        simulate_plan(
+            replicated(), request, program_costs(replicated(), request, overlap=overlap)
+        ).step_s
+        for overlap in ("one_at_end", "wait_free")
+    )
+    # of three sums of 1 s, ready 2, 4 and 6 s into the backward, the last one is not hidden
+    assert late_s - early_s == pytest.approx(2.0)
