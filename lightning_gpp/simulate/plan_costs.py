@@ -10,7 +10,7 @@ feed, and those of parameters that different stages share.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
 
@@ -117,14 +117,25 @@ def program_costs(
     merge = in_buckets(bucket_bytes) if overlap == "buckets" else MERGING[overlap]
     how = _Sums(plan, request, unit_size, merge, all_reduce)
     groups = reduce_groups(pipeline.stages, pipeline.devices)
+    besides = step or StepCosts()
+    *stages, loss = _stage_costs(plan, request, pipeline, unit_size)
     return ProgramCosts(
         request.cluster,
-        tuple(_stage_costs(plan, request, pipeline, unit_size)),
+        (*stages, _with_users_step(loss, besides)),
         forward,
         backward,
         tuple(b for index, group in enumerate(groups) for b in how.buckets(index, group)),
-        step or StepCosts(),
+        besides,
         all_reduce,
+    )
+
+
+def _with_users_step(loss: StageCosts, step: StepCosts) -> StageCosts:
+    """The stage of the loss, with the user's step after the pipelined forward."""
+    return replace(
+        loss,
+        forward_s=loss.forward_s + step.loss_s,
+        backward_s=loss.backward_s + step.loss_backward_s,
     )
 
 

@@ -1,8 +1,7 @@
 """What recorded steps of a program took, action by action.
 
-Of every quantity the mean over a step counts, and of several steps the median: within a step it is
-the sum of all micro-batches that matters, while a step in which the machine did something else
-should not.
+Of several steps those count that took about the median; of these steps the mean of every quantity,
+not its median: what adds up to a step has to do so after it was averaged, too.
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ class Recorded:
             check_program(timeline, self.program)
 
     def typical(self, values: Callable[[Timeline], Sequence[float]]) -> float:
-        """The median over the steps of the mean in a step; 0 where nothing was recorded."""
+        """The mean over the steps of the mean in a step; 0 where nothing was recorded."""
         means = [statistics.fmean(found) for t in self.timelines if (found := values(t))]
-        return statistics.median(means) if means else 0.0
+        return statistics.fmean(means) if means else 0.0
 
     def action_s(self, stage: int, kind: SpanKind) -> float:
         """Seconds of the spans of one kind of a stage, once per micro-batch."""
@@ -89,7 +88,7 @@ class Recorded:
             [s.duration_s for s in _of_device(t, device) if s.kind is SpanKind.OPTIMIZER]
             for t in self.timelines
         ]
-        return statistics.median(map(sum, found)) if any(found) else None
+        return statistics.fmean(map(sum, found)) if any(found) else None
 
     def prepare_s(self) -> float:
         """Seconds from the mini-batch to the first action, on the device of the feed."""
@@ -120,7 +119,7 @@ class Recorded:
                 for d in (device, self.program.device(FEED))
             ]
             found += [max(0.0, start - max(ends)) for start in starts[:1]]
-        return statistics.median(found) if found else None
+        return statistics.fmean(found) if found else None
 
     def gap_s(self) -> float:
         """Seconds between two actions of a device."""
@@ -146,6 +145,17 @@ class Recorded:
                 if span.kind is SpanKind.REDUCE and span.action is not None:
                     group = Action.parse(span.action).microbatch
                     yield group, timeline.devices[span.rank], span.duration_s
+
+
+def typical_steps(timelines: Sequence[Timeline]) -> tuple[Timeline, ...]:
+    """The half of some steps whose seconds are nearest to their median, in their order."""
+    if not timelines:
+        return ()
+    median_s = statistics.median(timeline.step_s for timeline in timelines)
+    nearest = sorted(
+        range(len(timelines)), key=lambda index: abs(timelines[index].step_s - median_s)
+    )
+    return tuple(timelines[index] for index in sorted(nearest[: (len(timelines) + 1) // 2]))
 
 
 def check_program(timeline: Timeline, program: Program) -> None:

@@ -35,7 +35,8 @@ class Refit:
     """What recorded steps say about costs.
 
     Attributes:
-        steps: which steps were used, by the optimizer steps done before them.
+        steps: the recorded steps, by the optimizer steps done before them; what they took on
+            average is that of the half of them that took about the median.
         step_s: their median seconds.
         schedule: name of the schedule.
         num_microbatches: smallest micro-batches of the mini-batch.

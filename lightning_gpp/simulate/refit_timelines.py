@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner import Plan, PlanRequest, Stage, plan_graph
+from lightning_gpp.planner.pipeline_run import num_microbatches
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate.fit import fit_links, fit_receive, fit_send
-from lightning_gpp.simulate.recorded import Recorded
+from lightning_gpp.simulate.engine import simulate
+from lightning_gpp.simulate.fit import Point, fit_links, fit_overhead, fit_receive, fit_send
+from lightning_gpp.simulate.plan_costs import program_costs
+from lightning_gpp.simulate.predicted import predicted_timeline
+from lightning_gpp.simulate.program_costs import Overhead
+from lightning_gpp.simulate.recorded import Recorded, check_program, typical_steps
 from lightning_gpp.simulate.refit import Refit
 from lightning_gpp.simulate.refit_records import StageRecord, devices_of
 from lightning_gpp.simulate.span import SpanKind
@@ -32,7 +38,7 @@ def refit(
     """What recorded steps say about the costs that their plan was made from.
 
     Args:
-        timelines: of one step or more; the median counts.
+        timelines: of one step or more; of several those that took about the median count.
         program: what they ran.
         plan: what it was made from.
         request: the question that the plan answers, with the costs to correct.
@@ -48,7 +54,9 @@ def refit(
             f"a refit needs a recorded step from step {skip_steps} on (those before are warming "
             f"up); got steps: {steps}"
         )
-    recorded = Recorded(used, program)
+    for timeline in used:
+        check_program(timeline, program)
+    recorded = Recorded(typical_steps(used), program)
     _check_plan(program, plan, request)
     messages = recorded.messages()
     receive = fit_receive(messages)
@@ -56,7 +64,7 @@ def refit(
     is_empty = program.replica(loss).stage >= plan.num_stages
     loss_s = recorded.action_s(loss, SpanKind.LOSS)
     loss_s += recorded.action_s(loss, SpanKind.FORWARD) if is_empty else 0.0
-    return Refit(
+    found = Refit(
         steps=tuple(timeline.step for timeline in used if timeline.step is not None),
         step_s=statistics.median(timeline.step_s for timeline in used),
         schedule=program.schedule,
@@ -82,10 +90,37 @@ def refit(
         receive=receive,
         links=fit_links(messages, receive, request.cluster),
     )
+    return replace(found, reduce=_reduce_overhead(found, recorded, plan, request))
+
+
+def _reduce_overhead(
+    found: Refit, recorded: Recorded, plan: Plan, request: PlanRequest
+) -> Overhead:
+    """What sums of gradients took longer than simulated, by their bytes."""
+    program = recorded.program
+    if not program.reduce_groups:
+        return Overhead()
+    costs = program_costs(plan, found.request(request), step=found.step_costs(plan, request.graph))
+    size_bytes: Counter[int] = Counter()
+    for bucket in costs.buckets:
+        size_bytes[bucket.group] += round(bucket.size_bytes)
+    timeline = predicted_timeline(simulate(program, costs))
+    exposed_s = {(g, device): s for g, device, s in Recorded((timeline,), program).sums()}
+    return fit_overhead(
+        [
+            Point(size_bytes[group], max(0.0, seconds - exposed_s.get((group, device), 0.0)))
+            for group, device, seconds in recorded.sums()
+        ]
+    )
 
 
 def _check_plan(program: Program, plan: Plan, request: PlanRequest) -> None:
     """Raises ValueError where a program is not of a plan."""
+    if program.num_microbatches != num_microbatches(plan, request):
+        raise ValueError(
+            f"the program has {program.num_microbatches} micro-batches, the plan "
+            f"{num_microbatches(plan, request)}; take steps with full mini-batches"
+        )
     placed = plan_graph(plan, request.graph)
     expected = [(s, i, d) for s, home in enumerate(placed.devices) for i, d in enumerate(home)]
     found = [

@@ -1,0 +1,176 @@
+"""Refits of simulated steps: a plan by hand, other plans, files, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.graphs import literal_graph, profile_of
+from helpers.refits import STEP
+
+from lightning_gpp.cluster import Link, uniform_cluster
+from lightning_gpp.cost import Costs, OpProfile, Profile
+from lightning_gpp.planner import Plan, PlanRequest, Stage, make_plan, plan_graph, plan_request
+from lightning_gpp.schedule import Program
+from lightning_gpp.simulate import ProgramCosts, StepCosts, Timeline, simulate
+from lightning_gpp.simulate.plan_costs import program_costs
+from lightning_gpp.simulate.predicted import predicted_timeline
+from lightning_gpp.simulate.program_costs import Overhead
+from lightning_gpp.simulate.refit import Refit, load_refit
+from lightning_gpp.simulate.refit_timelines import refit
+
+#   a ─▶ b ─▶ c ─▶ d
+CHAIN = literal_graph({"a": "x", "b": "a", "c": "b", "d": "c"})
+LINK = Link(bandwidth_bytes_per_s=1e6, latency_s=2e-4)
+HALVES = Plan((Stage(0, ("a", "b"), (0,)), Stage(1, ("c", "d"), (1,))), num_microbatches=8)
+PAIR = Plan(
+    (
+        Stage(0, ("a", "b", "c"), (0, 1), microbatch_multiple=2),
+        Stage(1, ("d",), (2,), microbatch_multiple=2),
+    ),
+    num_microbatches=8,
+)
+
+
+def request(costs: Profile | Costs | None = None, num_devices: int = 2) -> PlanRequest:
+    return plan_request(
+        CHAIN,
+        uniform_cluster(num_devices, LINK),
+        costs=costs or profile_of(CHAIN, {"a": 1e-3, "b": 1e-3, "c": 1e-3, "d": 1e-3}),
+        minibatch_size=32,
+    )
+
+
+def program(plan: Plan, asked: PlanRequest) -> Program:
+    return plan_graph(plan, CHAIN).program(plan.num_microbatches or 1, schedule=asked.schedule)
+
+
+TRUE = profile_of(CHAIN, {"a": 5e-3, "b": 1e-3, "c": 1e-3, "d": 1e-3})
+"""The first operator is five times slower than the profile says."""
+
+
+def recorded(plan: Plan, asked: PlanRequest, step: StepCosts) -> tuple[Timeline, ProgramCosts]:
+    """A step with the true costs, and these."""
+    costs = program_costs(plan, replace(asked, costs=Costs((TRUE,))), step=step)
+    return predicted_timeline(simulate(program(plan, asked), costs)), costs
+
+
+def full_step(plan: Plan) -> StepCosts:
+    devices = range(plan.num_devices)
+    return replace(
+        STEP,
+        optimizer_s={device: 1e-3 + device * 1e-4 for device in devices},
+        finish_s=dict.fromkeys(devices, 5e-4),
+    )
+
+
+@pytest.mark.parametrize("plan", [HALVES, PAIR])
+def test_the_refitted_prediction_is_the_recorded_step(plan: Plan) -> None:
+    asked = request(num_devices=plan.num_devices)
+    step = full_step(plan)
+    timeline, _ = recorded(plan, asked, step)
+    found = refit([timeline], program(plan, asked), plan, asked)
+    costs = program_costs(plan, found.request(asked), step=found.step_costs(plan, CHAIN))
+    again = simulate(program(plan, asked), costs).step_s
+    assert again == pytest.approx(timeline.step_s, rel=2e-3)
+    before_s = simulate(program(plan, asked), program_costs(plan, asked)).step_s
+    assert abs(before_s / timeline.step_s - 1) > 0.2
+
+
+def test_links_and_overheads_are_read_off_messages() -> None:
+    asked = request()
+    step = replace(STEP, send=Overhead(5e-5, 1e-7), receive=Overhead(2e-5))
+    timeline, _ = recorded(HALVES, asked, step)
+    wrong = replace(asked, cluster=uniform_cluster(2, Link(LINK.bandwidth_bytes_per_s, 5e-3)))
+    found = refit([timeline], program(HALVES, asked), HALVES, wrong)
+    assert found.receive.fixed_s == pytest.approx(2e-5)
+    (link,) = found.links.values()
+    size_bytes = 4 * 16 * 4
+    assert link.transfer_s(size_bytes) == pytest.approx(LINK.transfer_s(size_bytes))
+    assert found.send.seconds(size_bytes) == pytest.approx(step.send.seconds(size_bytes))
+    assert found.cluster(wrong.cluster).host_link == link
+
+
+def test_the_median_step_counts_and_warming_up_does_not() -> None:
+    asked = request()
+    good, _ = recorded(HALVES, asked, StepCosts())
+    slow_costs = replace(asked, costs=Costs((profile_of(CHAIN, 1.0),)))
+    slow, _ = recorded_with(slow_costs)
+    steps = [replace(t, step=i) for i, t in enumerate([slow, slow, good, good, slow])]
+    found = refit(steps, program(HALVES, asked), HALVES, asked)
+    assert found.steps == (2, 3, 4)
+    assert found.step_s == good.step_s
+    assert found.stages[0].forward_s == pytest.approx(6e-3)
+    with pytest.raises(ValueError, match="needs a recorded step from step 2 on"):
+        refit(steps[:2], program(HALVES, asked), HALVES, asked)
+
+
+def recorded_with(asked: PlanRequest) -> tuple[Timeline, ProgramCosts]:
+    costs = program_costs(HALVES, asked)
+    return predicted_timeline(simulate(program(HALVES, asked), costs)), costs
+
+
+def test_a_timeline_of_another_program_is_refused_by_name() -> None:
+    asked = request()
+    timeline, _ = recorded(HALVES, asked, StepCosts())
+    gpipe = replace(asked, schedule="gpipe")
+    with pytest.raises(
+        ValueError,
+        match="action 6 of device 0 was 0RB0<1, in the program it is",
+    ):
+        refit([timeline], program(HALVES, gpipe), HALVES, gpipe)
+    three = request(num_devices=3)
+    with pytest.raises(ValueError, match="another program: it has 2 stages"):
+        refit([timeline], program(PAIR, three), PAIR, three)
+    swapped = Plan((Stage(0, ("a",), (1,)), Stage(1, ("b", "c", "d"), (0,))), num_microbatches=8)
+    with pytest.raises(ValueError, match="the program is not of this plan"):
+        refit([timeline], program(HALVES, asked), swapped, asked)
+
+
+def test_costs_of_another_model_are_refused() -> None:
+    asked = request()
+    timeline, _ = recorded(HALVES, asked, StepCosts())
+    found = refit([timeline], program(HALVES, asked), HALVES, asked)
+    other = Costs((Profile({"z": OpProfile(1.0)}, 4),))
+    with pytest.raises(ValueError, match="of another model: the costs know nothing of a, b, c"):
+        found.costs(other, asked.cluster)
+
+
+def test_a_slow_stage_changes_the_next_plan() -> None:
+    asked = request()
+    before = planned(asked)
+    assert before.stages[0].operators == ("a", "b")
+    timeline, _ = recorded(HALVES, asked, StepCosts())
+    better = refit([timeline], program(HALVES, asked), HALVES, asked).request(asked)
+    # a and b were recorded as one stage: both are 3 times slower than in the profile
+    assert better.costs.profiles[0].operators["b"].forward_s == pytest.approx(3e-3)
+    assert planned(better).stages[0].operators == ("a",)
+
+
+def planned(asked: PlanRequest) -> Plan:
+    return make_plan(CHAIN, asked.cluster, costs=asked.costs, minibatch_size=32, planner="balanced")
+
+
+def test_the_optimizer_of_another_plan_goes_by_what_devices_hold() -> None:
+    asked = request()
+    timeline, _ = recorded(
+        HALVES, asked, replace(full_step(HALVES), optimizer_s={0: 2e-3, 1: 2e-3})
+    )
+    found = refit([timeline], program(HALVES, asked), HALVES, asked)
+    other = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b", "c", "d"), (1,))), num_microbatches=8)
+    step = found.step_costs(other, CHAIN)
+    assert step.optimizer_s == pytest.approx({0: 1e-3, 1: 3e-3})
+
+
+def test_files_say_what_is_wrong_with_them(tmp_path: Path) -> None:
+    asked = request()
+    timeline, _ = recorded(HALVES, asked, full_step(HALVES))
+    found = refit([timeline], program(HALVES, asked), HALVES, asked)
+    assert Refit.from_json(found.to_json()) == found
+    path = tmp_path / "refit.json"
+    path.write_text(found.to_json())
+    assert load_refit(path) == found
+    path.write_text(found.to_json().replace('"data_s"', '"data_ms"'))
+    with pytest.raises(ValueError, match=r"refit\.json: unknown key 'data_ms'"):
+        load_refit(path)
