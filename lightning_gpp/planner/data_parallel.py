@@ -11,17 +11,21 @@ from collections.abc import Iterator
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.best_plan import BestPlan
+from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
 from lightning_gpp.planner.plan import Plan, Stage
 from lightning_gpp.planner.validate import validate_plan
 
 NAME = "data_parallel"
 
+WORTHWHILE = 0.99
+"""More micro-batches than needed must shorten the step to this part of what it was."""
+
 
 def data_parallel(request: PlanRequest) -> Plan:
     """One stage with a replica on every device, however many there are.
 
-    A device computes its share of the mini-batch at once, or, where that is faster or the memory
-    asks for it, in several micro-batches of which it adds up the gradients.
+    A device computes its share of the mini-batch at once, or, where that is clearly faster or the
+    memory asks for it, in several micro-batches of which it adds up the gradients.
 
     Raises:
         ValueError: the devices cannot share the mini-batch, an operator does not allow replicas,
@@ -29,12 +33,21 @@ def data_parallel(request: PlanRequest) -> Plan:
     """
     _check_shares(request)
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    best = BestPlan(request)
+    best: PlanEvaluation | None = None
     for plan in _plans(request, name):
         validate_plan(plan, request.graph, request.num_devices)
-        best.show([plan])
+        found = evaluate_plan(plan, request)
+        if found.is_feasible and (best is None or found.step_s < WORTHWHILE * best.step_s):
+            best = found
+    return best.plan if best is not None else _what_is_closest(request, name)
+
+
+def _what_is_closest(request: PlanRequest, name: str) -> Plan:
+    """Raises ValueError, which says how much memory would do."""
+    closest = BestPlan(request)
+    closest.show(_plans(request, name))
     try:
-        return best.plan(NAME)
+        return closest.plan(NAME)
     except ValueError as error:
         raise ValueError(
             f"{error}; or divide the model, which is whole on every device here: planner=graphpipe"

@@ -42,7 +42,7 @@ def describe_devices(
     times = device_times(evaluation, request)
     has_sums = any(time.reduce_s > LEAST_SHOWN * evaluation.step_s for time in times)
     times_of = [*TIME[:1], *([SUMS] if has_sums else []), *TIME[1:]]
-    rows = _joined([_device_row(time, evaluation, has_sums=has_sums) for time in times])
+    rows = joined_rows([_device_row(time, evaluation, has_sums=has_sums) for time in times])
     table = text_table([*PLACE, *times_of, *MEMORY], rows)
     if max(map(len, table.split("\n"))) <= max_width:
         return table
@@ -72,8 +72,8 @@ def _device_row(time: DeviceTime, evaluation: PlanEvaluation, *, has_sums: bool)
     ]
 
 
-def _joined(rows: Sequence[list[str]]) -> list[list[str]]:
-    """Rows of which all but the device is the same, made one."""
+def joined_rows(rows: Sequence[list[str]]) -> list[list[str]]:
+    """Neighbouring rows of which all but the device (the first cell) is the same, made one."""
     groups: list[tuple[list[str], list[int]]] = []
     for row in rows:
         if groups and groups[-1][0][1:] == row[1:]:

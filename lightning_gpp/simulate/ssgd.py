@@ -191,10 +191,14 @@ class Ssgd:
         )
 
     def better_overlap(self) -> Mapping[str, Ssgd]:
-        """The next better variants, one thing at a time."""
+        """The better variants, as far as they differ."""
         names = list(VARIANTS)
-        better = names[names.index(self.variant) + 1 :]
-        return {f"overlap: {name}": replace(self, variant=name) for name in better}
+        hidden = VARIANTS[self.variant].merging
+        return {
+            f"overlap: {name}": replace(self, variant=name)
+            for name in names[names.index(self.variant) + 1 :]
+            if self.has_input or VARIANTS[name].merging != hidden
+        }
 
     def twice_the_devices(self) -> Ssgd:
         """On twice the devices."""

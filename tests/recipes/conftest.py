@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
+
+from lightning_gpp import cli
+
+Run = Callable[..., str]
 
 LOGGERS = (
     None,
@@ -29,3 +34,17 @@ def restored_logging() -> Iterator[None]:
             handler.close()
         log.setLevel(level)
         log.handlers[:], log.filters[:], log.propagate = handlers, filters, propagate
+
+
+@pytest.fixture
+def graphpipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command line in this process; gives back what it prints."""
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*overrides: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["graphpipe", *overrides])
+        cli.main()
+        return capsys.readouterr().out
+
+    return run

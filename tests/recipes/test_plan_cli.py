@@ -16,7 +16,6 @@ from helpers.experiment_jobs import train_configuration
 from helpers.graphs import literal_graph
 from helpers.workers import WorkerPool
 
-from lightning_gpp import cli
 from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile, costs_to_json
 from lightning_gpp.graph import graph_to_json
 from lightning_gpp.planner import PLANNERS, load_plan, save_plan
@@ -32,20 +31,6 @@ def graph_file(run_folder: Path) -> Path:
     path = run_folder / "graph.json"
     path.write_text(graph_to_json(GRAPH))
     return path
-
-
-@pytest.fixture
-def graphpipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command line in this process; gives back what it prints."""
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*overrides: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["graphpipe", *overrides])
-        cli.main()
-        return capsys.readouterr().out
-
-    return run
 
 
 @pytest.mark.usefixtures("restored_logging", "graph_file")

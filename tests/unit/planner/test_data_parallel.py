@@ -92,5 +92,12 @@ def test_what_replicas_cannot_do_is_refused(request_, message):
         answer(request_, "data_parallel")
 
 
+def test_micro_batches_that_save_nothing_are_not_made():
+    """Costs in proportion to samples: only the feed would gain from several, and hardly."""
+    graph = literal_graph({"a": "x", "b": "a"})
+    plan = answer(request_of(3, graph=graph), "data_parallel")
+    assert plan.num_microbatches == 3
+
+
 def test_it_is_a_planner():
     assert "data_parallel" in PLANNERS

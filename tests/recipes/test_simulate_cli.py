@@ -1,0 +1,172 @@
+"""The job that simulates: what it prints and writes, what-ifs, mistakes, sweeps, without torch."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.graphs import literal_graph
+
+from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile, costs_to_json
+from lightning_gpp.graph import graph_to_json
+from lightning_gpp.planner import load_plan
+
+Run = Callable[..., str]
+GRAPH = literal_graph({"stem": "x", "a": "stem", "b": "stem", "cat()": "a b", "head": "cat()"})
+FIXED = ["graph=graph.json", "costs=costs.json", "cluster=uniform", "minibatch_size=32"]
+SIMULATE = ["job=simulate", "hydra.run.dir=run", *FIXED]
+QUICK = ["job.picture=false", "job.levers=false", "job.speedup=[]"]
+
+
+@pytest.fixture
+def graph_files(run_folder: Path) -> Path:
+    """A model graph and what it costs in the working directory."""
+    profile = Profile(
+        {op.name: OpProfile(1e-3, 2e-3, activation_bytes=1000) for op in GRAPH}, 4, ANY_DEVICE
+    )
+    (run_folder / "graph.json").write_text(graph_to_json(GRAPH))
+    (run_folder / "costs.json").write_text(costs_to_json(Costs((profile,))))
+    return run_folder
+
+
+def simulation(folder: Path, name: str = "run") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / name / "simulation.json").read_text())
+    return found
+
+
+@pytest.mark.usefixtures("restored_logging", "graph_files")
+class TestSimulate:
+    def test_prints_and_writes_the_step(self, graphpipe: Run, run_folder: Path) -> None:
+        printed = graphpipe(*SIMULATE)
+        for heading in (
+            "Simulated step: ", "Critical path: ", "channel", "What would speed up this plan",
+            "(S-SGD, naive)", "twice the devices", "Speed-up against one device",
+        ):  # fmt: skip
+            assert heading in printed
+        assert max(map(len, printed.split("\n")[:-2])) <= 100
+        found = simulation(run_folder)
+        metrics = json.loads((run_folder / "run" / "metrics.json").read_text())
+        assert metrics["step_s"] == found["step"]["step_s"]
+        assert metrics["samples_per_s"] == pytest.approx(32 / metrics["step_s"])
+        assert sum(found["step"]["critical_path_s"].values()) == pytest.approx(metrics["step_s"])
+        for name in ("timeline.png", "speedup.png"):
+            assert (run_folder / "run" / name).read_bytes().startswith(b"\x89PNG")
+        assert load_plan(run_folder / "run" / "plan.json").planner == found["step"]["planner"]
+        speedup = found["speedup"]["speedup"]
+        assert set(speedup) == {"graphpipe", "naive", "pre-fetch", "wait-free", "merged"}
+        assert speedup["naive"]["1"] == pytest.approx(1.0)
+
+    def test_shows_a_step_before_and_after_a_change(self, graphpipe: Run, run_folder: Path) -> None:
+        printed = graphpipe(*SIMULATE, *QUICK, "what_if.compute=2", "cluster.num_devices=1")
+        assert "as it is" in printed and "compute x2" in printed and "+100.0 %" in printed
+        found = simulation(run_folder)
+        assert found["before"]["step_s"] == pytest.approx(2 * found["step"]["step_s"])
+        assert found["levers"] == {} and found["speedup"] is None
+
+    def test_everything_can_be_changed(self, graphpipe: Run, run_folder: Path) -> None:
+        """Every one of these changes makes the step of two stages longer."""
+        two = [*SIMULATE, *QUICK, "cluster.num_devices=2", "planner=balanced"]
+        steps = []
+        for change in (
+            [],
+            ["what_if.device={1: 0.25}", "+what_if.operators.stem=1"],
+            ["+what_if.device.1=1", "what_if.operators={stem: 9}"],
+            ["links.host.bandwidth_bytes_per_s=1e4"],
+            ["step.data_s=0.01"],
+            ["num_microbatches=1"],
+        ):
+            graphpipe(*two, *change)
+            steps.append(simulation(run_folder)["step"]["step_s"])
+        assert all(changed_s > steps[0] * 1.05 for changed_s in steps[1:]), steps
+
+    def test_faster_reading_helps_where_reading_bounds_the_step(
+        self, graphpipe: Run, run_folder: Path
+    ) -> None:
+        slow = ["step.data_s=1.0", "prefetch=true", "cluster.num_devices=2"]
+        printed = graphpipe(*SIMULATE, *slow, "job.picture=false", "job.speedup=[]")
+        assert simulation(run_folder)["step"]["step_s"] == pytest.approx(1.0)
+        first = next(iter(simulation(run_folder)["levers"].values()))[0]
+        assert first["name"] == "input twice as fast" and first["gain"] == pytest.approx(1.0)
+        assert "input twice as fast" in printed
+
+    def test_replicas_sum_gradients_as_asked(self, graphpipe: Run, run_folder: Path) -> None:
+        """A slow network: summing at the end is worse, and a tree sends more bytes."""
+        alone = [*SIMULATE, *QUICK, "planner=data_parallel", "cluster.num_devices=4",
+                 "cluster.bandwidth_bytes_per_s=1e6"]  # fmt: skip
+        found = {}
+        for name, more in {
+            "buckets": [], "merged": ["overlap=merged"], "at_end": ["overlap=at_end"],
+            "tree": ["all_reduce=tree"],
+        }.items():  # fmt: skip
+            graphpipe(*alone, *more)
+            found[name] = simulation(run_folder)["step"]["step_s"]
+        assert found["merged"] <= found["buckets"] <= found["at_end"]
+        assert found["tree"] > found["buckets"]
+
+    def test_the_planner_may_be_asked_again(self, graphpipe: Run, run_folder: Path) -> None:
+        """Links of next to no bandwidth: the same plan crawls, a new one stays on one device."""
+        slow = ["what_if.bandwidth=1e-7", "cluster.num_devices=2", "planner=graphpipe"]
+        graphpipe(*SIMULATE, *QUICK, *slow)
+        same_s = simulation(run_folder)["step"]["step_s"]
+        graphpipe(*SIMULATE, *QUICK, *slow, "job.replan=true")
+        assert simulation(run_folder)["step"]["step_s"] < same_s / 10
+
+    @pytest.mark.parametrize(
+        ("overrides", "message"),
+        [
+            (["what_if.device={9: 0.5}"], "there is no device 9; the cluster has 4 (0 … 3)"),
+            (["planner=best"], "unknown planner 'best'; known planners: balanced"),
+            (["job.ssgd=best"], "unknown variant 'best' of S-SGD"),
+            (["sends=rendezvous", "planner=balanced"], "the program deadlocks: device "),
+        ],
+    )
+    def test_a_mistake_is_one_message(
+        self,
+        graphpipe: Run,
+        capsys: pytest.CaptureFixture[str],
+        overrides: list[str],
+        message: str,
+    ) -> None:
+        with pytest.raises(SystemExit):
+            graphpipe(*SIMULATE, "job.picture=false", *overrides)
+        printed = capsys.readouterr()
+        assert message in printed.err
+        assert "Traceback" not in printed.err
+        assert printed.out == ""
+
+    def test_a_sweep_has_a_table_and_a_picture(self, graphpipe: Run, run_folder: Path) -> None:
+        printed = graphpipe(
+            "-m", "job=simulate", *FIXED, "hydra.sweep.dir=sweep", *QUICK,
+            "cluster.num_devices=1,2,4",
+        )  # fmt: skip
+        with (run_folder / "sweep" / "sweep.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [row["cluster.num_devices"] for row in rows] == ["1", "2", "4"]
+        assert float(rows[2]["samples_per_s"]) > float(rows[0]["samples_per_s"])
+        assert "sweep of 3 jobs" in printed and "sweep.csv, sweep.png" in printed
+        assert (run_folder / "sweep" / "sweep.png").exists()
+
+
+def test_simulating_a_published_workload_imports_neither_torch_nor_lightning(
+    run_folder: Path,
+) -> None:
+    """The real command, with its pictures."""
+    overrides = ["graph=mmt", "cluster=summit", "job=simulate", "hydra.run.dir=run"]
+    code = (
+        f"import sys; sys.argv = ['graphpipe', *{overrides}]\n"
+        "from lightning_gpp.cli import main; main()\n"
+        "print([n for n in ('torch', 'lightning', 'networkx', 'scipy') if n in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stdout.startswith("mmt-4: 97 operators for 4 devices")
+    assert (run_folder / "run" / "timeline.png").exists()
