@@ -22,6 +22,12 @@ from lightning_gpp.planner.plan import Plan
 EVALUATIONS = 10
 """Candidates that are evaluated at the end of a search, beside one for each micro-batch size."""
 
+MORE_EVALUATIONS = 40
+"""So many of plans that are short to play (see :data:`SHORT`)."""
+
+SHORT = 1_000
+"""Micro-batches of all stages that are played in no time."""
+
 STAGES_IN_A_ROW = 4
 """Guess of the depth of a plan, to begin with micro-batch sizes that are likely."""
 
@@ -108,14 +114,24 @@ class Choice:
 
         In small models all are looked at, those first that promise the shortest step.
         """
-        spaces = [problem.space(size) for size in problem.request.microbatch_sizes]
-        if problem.can_take_turns and not spaces[0].is_large:
-            spaces += [
-                problem.space(size, take_turns=True) for size in problem.request.microbatch_sizes
-            ]
-        alone = [c for s in spaces for c in data_parallel(problem, s, name, is_chain=is_chain)]
+        sizes = problem.request.microbatch_sizes
+        families = [[problem.space(size) for size in sizes]]
+        if problem.can_take_turns and not families[0][0].is_large:
+            families.append([problem.space(size, take_turns=True) for size in sizes])
+        alone = [
+            c
+            for spaces in families
+            for space in spaces
+            for c in data_parallel(problem, space, name, is_chain=is_chain)
+        ]
         for candidate in sorted(alone, key=lambda candidate: candidate.estimate_s)[:ALONE]:
             self._evaluate(candidate)
+        for spaces in families:
+            self._look_at_sizes(problem, spaces, name, is_chain=is_chain)
+
+    def _look_at_sizes(
+        self, problem: Problem, spaces: Sequence[Space], name: str, *, is_chain: bool
+    ) -> None:
         in_vain = 0
         for space in sorted(spaces, key=_promise if spaces[0].is_small else self._far_from_best):
             if in_vain >= PATIENCE and not space.is_small:
@@ -153,7 +169,9 @@ class Choice:
     def finish(self) -> list[PlanEvaluation]:
         """Evaluates the most promising of the others; all that fit into memory, best first."""
         self._pending.sort(key=lambda candidate: candidate.estimate_s)
-        for candidate in self._pending[:EVALUATIONS]:
+        for number, candidate in enumerate(self._pending[:MORE_EVALUATIONS]):
+            if number >= EVALUATIONS and candidate.num_played > SHORT:
+                continue
             least_s = candidate.seconds_per_sample * self._request.minibatch_size
             if least_s <= self.best_s:
                 self._evaluate(candidate)

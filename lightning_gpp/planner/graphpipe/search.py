@@ -56,6 +56,12 @@ class Candidate:
     name: str
     is_chain: bool
 
+    @property
+    def num_played(self) -> int:
+        """Micro-batches of its stages in a step."""
+        units = self.problem.request.minibatch_size / self.microbatch_size
+        return round(sum(units / stage.crew.multiple for stage in self.stages))
+
     def evaluations(self) -> Iterable[PlanEvaluation]:
         """Its plans, evaluated."""
         for plan in plans_of(
