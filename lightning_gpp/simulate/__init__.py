@@ -2,13 +2,14 @@
 
 A :class:`Timeline` says what every rank did when, for one optimizer step. It is the same type
 whether the step was measured by the runtime or predicted from a program, so that the two can be
-put side by side. :func:`shares` reads off where the time went; :func:`write_trace` and
-:func:`write_picture` show it.
+put side by side. :func:`shares` reads off where the time went; :func:`write_picture`,
+:func:`write_page` and :func:`write_trace` show it.
 """
 
 from lightning_gpp.simulate.critical_path import CriticalPath, PathStep, critical_path
 from lightning_gpp.simulate.engine import simulate
 from lightning_gpp.simulate.measured_path import with_inferred_path
+from lightning_gpp.simulate.page import write_page
 from lightning_gpp.simulate.picture import timeline_figure, write_picture
 from lightning_gpp.simulate.plan_costs import Overlap, program_costs, simulate_plan
 from lightning_gpp.simulate.predicted import predicted_timeline
@@ -67,6 +68,7 @@ __all__ = [
     "trace_events",
     "usage",
     "with_inferred_path",
+    "write_page",
     "write_picture",
     "write_trace",
 ]

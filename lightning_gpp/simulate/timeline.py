@@ -193,6 +193,16 @@ class Timeline:
         return self.transfers[part.transfer]
 
     @cached_property
+    def critical_spans(self) -> frozenset[int]:
+        """Indices of the spans on the critical path."""
+        return frozenset(p.span for p in self.critical_path if p.span is not None)
+
+    @cached_property
+    def critical_transfers(self) -> frozenset[int]:
+        """Indices of the transfers on the critical path."""
+        return frozenset(p.transfer for p in self.critical_path if p.transfer is not None)
+
+    @cached_property
     def path_segments(self) -> tuple[PathSegment, ...]:
         """The critical path in the order of time, its segments one after the other.
 

@@ -191,6 +191,59 @@ class TestTrace:
             )
 
 
+class TestTraceOfTwo:
+    """Predicted and measured as two processes, each with its links, critical path and memory."""
+
+    @pytest.fixture
+    def events(self, tmp_path: Path) -> list[dict]:
+        write_trace(predicted_and_measured(), tmp_path / "trace.json")
+        return json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+    def test_events_have_what_the_format_asks_for(self, events: list[dict]) -> None:
+        required = {
+            "M": {"name", "pid", "tid", "args"},
+            "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
+            "s": {"name", "cat", "id", "pid", "tid", "ts"},
+            "f": {"name", "cat", "id", "pid", "tid", "ts", "bp"},
+            "C": {"name", "pid", "tid", "ts", "args"},
+        }
+        assert {event["ph"] for event in events} == set(required)
+        for event in events:
+            assert required[event["ph"]] <= event.keys()
+            assert event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0
+
+    def test_threads(self, events: list[dict]) -> None:
+        names = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
+        for pid, link in ((0, "link gpu2 out"), (1, "link rank 2 → 0")):
+            assert {(pid, "rank 0 · stage 0"), (pid, link), (pid, "critical path")} <= names
+        processes = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+        assert processes == ["predicted", "measured"]
+
+    def test_slices_of_a_thread_do_not_overlap(self, events: list[dict]) -> None:
+        """Perfetto refuses slices that overlap without one being inside the other."""
+        threads: dict = {}
+        for event in events:
+            if event["ph"] == "X":
+                threads.setdefault((event["pid"], event["tid"]), []).append(event)
+        for slices in threads.values():
+            slices.sort(key=lambda event: (event["ts"], event["dur"]))
+            for one, other in zip(slices, slices[1:]):
+                assert one["ts"] + one["dur"] <= other["ts"] + 1e-3
+
+    def test_memory_is_a_counter(self, events: list[dict]) -> None:
+        counters = [e for e in events if e["ph"] == "C" and e["name"] == "memory of rank 0"]
+        assert [e["pid"] for e in counters] == [0] * len(counters)
+        assert max(e["args"]["bytes"] for e in counters) == 5.0
+
+    def test_what_is_critical_says_so(self, events: list[dict]) -> None:
+        found = {
+            e["name"]
+            for e in events
+            if e["ph"] == "X" and e["pid"] == 0 and e["args"].get("critical")
+        }
+        assert found == {"0F0", "0SF0>2", "2F0", "2B0", "2F1", "2B1", "2SB1>0", "2SB1>1", "1B1"}
+
+
 class TestPicture:
     def test_file_is_a_png_of_the_figure(self, tmp_path: Path) -> None:
         write_picture(timeline(), tmp_path / "timeline.png")
