@@ -1,8 +1,8 @@
 """Trains unmodified LightningModules split over devices as a graph of pipeline stages.
 
 ``import lightning_gpp`` registers the strategies ``graphpipe``, ``graphpipe_spawn``,
-``graphpipe_fork`` and ``graphpipe_notebook`` and the accelerator ``pool``; public names load when
-they are first used, so that planning needs neither torch nor Lightning.
+``graphpipe_fork`` and ``graphpipe_notebook`` and the accelerators ``emulated`` and ``pool``; public
+names load when they are first used, so that planning needs neither torch nor Lightning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from lightning_gpp.graph import ModelGraph, StageGraph
     from lightning_gpp.planner import Plan, Stage, make_plan
     from lightning_gpp.schedule import Program, build_program
-    from lightning_gpp.strategy import GraphPipeStrategy, PoolAccelerator, TimelineCallback
+    from lightning_gpp.strategy import (
+        EmulatedAccelerator,
+        GraphPipeStrategy,
+        PoolAccelerator,
+        TimelineCallback,
+    )
     from lightning_gpp.workloads import read_pipedream_profile, read_piper_workload
 
 __version__ = "0.1.0"
@@ -26,6 +31,7 @@ _HOMES = {
     "Block": "capture",
     "BlockGraph": "capture",
     "CaptureError": "capture",
+    "EmulatedAccelerator": "strategy",
     "GraphPipeStrategy": "strategy",
     "ModelGraph": "graph",
     "Plan": "planner",
@@ -44,6 +50,7 @@ __all__ = [
     "Block",
     "BlockGraph",
     "CaptureError",
+    "EmulatedAccelerator",
     "GraphPipeStrategy",
     "ModelGraph",
     "Plan",

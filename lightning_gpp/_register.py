@@ -29,7 +29,10 @@ _START_METHODS = {
     "graphpipe_notebook": "fork",
 }
 
-_ACCELERATORS = {"pool": "A mixed list of real devices"}
+_ACCELERATORS = {
+    "emulated": "Devices of a described cluster",
+    "pool": "A mixed list of real devices",
+}
 
 log = logging.getLogger(__name__)
 

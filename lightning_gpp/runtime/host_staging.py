@@ -16,7 +16,7 @@ from torch import Tensor
 
 def needs_staging(device: torch.device) -> bool:
     """Whether gloo, which moves CPU memory only, cannot take tensors of a device as they are."""
-    return device.type != "cpu"
+    return device.type not in ("cpu", "meta")
 
 
 class HostStaging:

@@ -60,11 +60,16 @@ class ProcessSums:
 
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Begins an all-reduce."""
-        staging = self._staging[ranks]
-        summed = tensor if staging is None else staging.to_host(tensor)
+        summed = self._on_the_wire(tensor, self._staging[ranks])
         work = dist.all_reduce(summed, group=self._groups[ranks], async_op=True)
         assert work is not None
         return _ProcessSum(self, work, ranks, tensor, summed)
+
+    @staticmethod
+    def _on_the_wire(tensor: Tensor, staging: HostStaging | None) -> Tensor:
+        if tensor.is_meta:
+            return torch.zeros(1)  # ranks meet, there is nothing to add up
+        return tensor if staging is None else staging.to_host(tensor)
 
     def abort(self, error: BaseException) -> None:
         """Makes every wait raise ``error``."""
@@ -125,5 +130,5 @@ class _ProcessSum:
             raise TransportError(
                 f"{purpose}: summing gradients over ranks {others} failed ({reason})"
             ) from error
-        if self._summed is not self._tensor:
+        if self._summed is not self._tensor and not self._tensor.is_meta:
             self._tensor.copy_(self._summed)

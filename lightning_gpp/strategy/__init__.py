@@ -1,6 +1,7 @@
 """The Lightning glue: the strategy and its registration."""
 
 from lightning_gpp.strategy import other_root
+from lightning_gpp.strategy.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.graphpipe import START_METHODS, GraphPipeStrategy
 from lightning_gpp.strategy.one_device import single_device
 from lightning_gpp.strategy.pool import PoolAccelerator
@@ -8,12 +9,13 @@ from lightning_gpp.strategy.timeline_callback import TimelineCallback
 
 other_root.install()
 
-ACCELERATORS = {kind.name(): kind for kind in (PoolAccelerator,)}
+ACCELERATORS = {kind.name(): kind for kind in (EmulatedAccelerator, PoolAccelerator)}
 """Accelerators by their name in Lightning's registry."""
 
 __all__ = [
     "ACCELERATORS",
     "START_METHODS",
+    "EmulatedAccelerator",
     "GraphPipeStrategy",
     "PoolAccelerator",
     "TimelineCallback",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, Precision
 from lightning.pytorch.strategies import ParallelStrategy
@@ -27,6 +29,8 @@ from lightning_gpp.planner import PLANNERS, Plan
 from lightning_gpp.runtime.executor import ActionRecord
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.devices_at_hand import ClusterLike, check_cluster
+from lightning_gpp.strategy.emulated import EmulatedAccelerator
+from lightning_gpp.strategy.emulation_report import EmulationReport
 from lightning_gpp.strategy.finetuning import finetuning_hooks
 from lightning_gpp.strategy.hooks import HookRelay
 from lightning_gpp.strategy.lightning_private import (
@@ -50,6 +54,12 @@ from lightning_gpp.strategy.refusals import (
 from lightning_gpp.strategy.report import describe_planned, show
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Settings
+from lightning_gpp.strategy.shape_only import (
+    META,
+    drop_values,
+    refuse_checkpoint,
+    refuse_decisions,
+)
 from lightning_gpp.strategy.throughput import count_one_replica
 
 log = logging.getLogger(__name__)
@@ -137,6 +147,7 @@ class GraphPipeStrategy(ParallelStrategy):
         )
         self.plan: Plan | None = None
         self.stage_graph: StageGraph | None = None
+        self.emulation_report: EmulationReport | None = None
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.num_nodes = 1
         self._start_method = start_method
@@ -169,12 +180,37 @@ class GraphPipeStrategy(ParallelStrategy):
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
-        if self._start_method == "popen":
+        if isinstance(self.accelerator, EmulatedAccelerator):
+            self.settings = self.accelerator.apply(
+                self.settings, num_devices=self.num_processes, num_nodes=self.num_nodes
+            )
+        start_method = self._rank_start_method()
+        if start_method == "popen":
             self._launcher = SubprocessScriptLauncher(
                 self.cluster_environment, self.num_processes, self.num_nodes
             )
         else:
-            self._launcher = ProcessLauncher(self, start_method=self._start_method)
+            self._launcher = ProcessLauncher(self, start_method=start_method)
+
+    def _rank_start_method(self) -> StartMethod:
+        """As asked; emulated ranks, of which there may be dozens, are forked where they can be."""
+        assert self.cluster_environment is not None
+        is_free = self._start_method == "popen" and self.settings.emulated is not None
+        is_started = self.cluster_environment.creates_processes_externally
+        if is_free and not is_started and "fork" in multiprocessing.get_all_start_methods():
+            return "fork"
+        return self._start_method
+
+    @property
+    def is_shape_only(self) -> bool:
+        """Whether tensors have shapes and no numbers (emulated devices can do that)."""
+        return self.settings.emulated is not None and self.settings.emulated.is_shape_only
+
+    @contextlib.contextmanager
+    def model_sharded_context(self) -> Iterator[None]:
+        """``configure_model`` runs in this: it takes no memory where tensors are shapes."""
+        with META if self.is_shape_only else contextlib.nullcontext():
+            yield
 
     def set_world_ranks(self) -> None:
         """Tells the cluster environment who this rank is."""
@@ -199,6 +235,7 @@ class GraphPipeStrategy(ParallelStrategy):
         host = self.cluster_environment.main_address
         self._session = Session(self.settings, self.root_device, host)
         self._session.on_built = self._show
+        self._session.on_emulated = self._show_emulated
 
     # Setting up and tearing down -------------------------------------------------------------
 
@@ -209,6 +246,9 @@ class GraphPipeStrategy(ParallelStrategy):
         module, session = self._module(), self._open_session()
         self.model = self.precision_plugin.convert_module(self.model)
         refuse_callbacks(trainer)
+        if self.is_shape_only:
+            refuse_decisions(trainer)
+            drop_values(module)
         count_one_replica(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             refuse_manual_optimization(module)
@@ -280,6 +320,13 @@ class GraphPipeStrategy(ParallelStrategy):
         if pipeline.planned is not None:
             show(describe_planned(pipeline.planned))
 
+    def _show_emulated(self, report: EmulationReport) -> None:
+        """Prints what the emulated steps took, and keeps it where the starting process finds it."""
+        self.emulation_report = report
+        show(report.text())
+        metrics = {name: torch.tensor(value) for name, value in report.metrics().items()}
+        self._module().trainer.callback_metrics.update(metrics)
+
     # Data ------------------------------------------------------------------------------------
 
     def process_dataloader(self, dataloader: object) -> object:
@@ -296,6 +343,8 @@ class GraphPipeStrategy(ParallelStrategy):
         """Moves a batch where there is one."""
         if isinstance(batch, RemoteBatch):
             return batch
+        if self.is_shape_only:
+            return move_data_to_device(batch, META)
         return super().batch_to_device(batch, device, dataloader_idx)
 
     # Optimizers and checkpoints --------------------------------------------------------------
@@ -348,7 +397,13 @@ class GraphPipeStrategy(ParallelStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
     ) -> None:
-        """Rank 0 writes; hyper-parameters may hold the module itself, so hooks step aside."""
+        """Rank 0 writes; hyper-parameters may hold the module itself, so hooks step aside.
+
+        Raises:
+            NotImplementedError: tensors are shapes, so there is nothing to write.
+        """
+        if self.is_shape_only:
+            raise refuse_checkpoint()
         hooks = self._hooks
         if hooks is not None:
             hooks.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -14,15 +15,21 @@ from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor
 from lightning_gpp.runtime.process_sums import ProcessSums
 from lightning_gpp.runtime.stage_run import StageCode
+from lightning_gpp.runtime.sums import Ranks
 from lightning_gpp.runtime.transport import Transport
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program, reduce_groups
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.devices_at_hand import DeviceAtHand, cluster_at_hand, warn_of_misplaced
+from lightning_gpp.strategy.emulation import Emulation, begin_emulation
+from lightning_gpp.strategy.emulation_report import EmulationReport
 from lightning_gpp.strategy.measuring import measure_kinds
 from lightning_gpp.strategy.partition import Partition, ownership
 from lightning_gpp.strategy.planning import Example, Planned, plan_pipeline
 from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.shape_only import META
+
+CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
@@ -37,6 +44,7 @@ class Pipeline:
         rank_of_device: rank of every device of the plan; the loss is on rank 0.
         partition: which rank holds which parameters.
         executor: runs programs on this rank.
+        emulation: the emulated devices; None where devices are real.
         last_trained: the program of the last mini-batch that was trained on.
     """
 
@@ -48,6 +56,7 @@ class Pipeline:
     rank_of_device: tuple[int, ...]
     partition: Partition
     executor: Executor
+    emulation: Emulation | None = None
     last_trained: Program | None = None
     _programs: dict[tuple[int, bool], Program] = field(default_factory=dict)
 
@@ -66,6 +75,19 @@ class Pipeline:
         if has_backward:
             self.last_trained = program
         self.executor.run(program, sizes, training=training, boundary=boundary)
+
+    def emulated(self, sizes: Sequence[int]) -> AbstractContextManager[None]:
+        """What a mini-batch that trains runs in: at the pace of emulated devices, if they are."""
+        if self.emulation is None:
+            return nullcontext()
+        if len(sizes) % self.placed.units_at_a_time:
+            self.emulation.num_unpaced += 1
+            return nullcontext()
+        return self.emulation.step(self.executor, self.program(len(sizes), has_backward=True))
+
+    def emulation_report(self) -> EmulationReport | None:
+        """All ranks: on rank 0 what emulated steps took; None elsewhere, or if there were none."""
+        return None if self.emulation is None else self.emulation.report()
 
     def program(self, num_microbatches: int, *, has_backward: bool) -> Program:
         """The program for a number of micro-batches; made once."""
@@ -89,7 +111,9 @@ class Pipeline:
         return [sum(unit_sizes[start : start + pace]) for start in range(0, len(unit_sizes), pace)]
 
     def abort(self, error: BaseException) -> None:
-        """Ends the waiting for sums of gradients with an error."""
+        """Ends the waiting for sums of gradients, and emulated time, with an error."""
+        if self.emulation is not None:
+            self.emulation.abort(error)
         if self.executor.sums is not None:
             self.executor.sums.abort(error)
 
@@ -97,6 +121,8 @@ class Pipeline:
         """All ranks: gives back what the pipeline needed for its sums."""
         if isinstance(self.executor.sums, ProcessSums):
             self.executor.sums.close()
+        if self.emulation is not None:
+            self.emulation.close()
 
     def record(self, on_record: Callable[[ActionRecord], None] | None) -> None:
         """Sets who gets a record of every action; None for nobody."""
@@ -140,14 +166,14 @@ def build_pipeline(
         train_modes: training flags of the sub-modules while training.
         transport: between the ranks.
         control: between rank 0 and the others.
-        device: where this rank's stages run.
+        device: where this rank's stages run; ``meta`` where tensors have no numbers.
     """
     target = pipelined_module(module, settings.module)
     args, kwargs = control.share(
         None if example is None else (example.args, example.kwargs),
         "waiting for rank 0's first micro-batch",
     )
-    args, kwargs = placed((tuple(args), dict(kwargs)), torch.device("cpu"))
+    args, kwargs = placed((tuple(args), dict(kwargs)), META if device == META else CPU)
     prefix = f"{settings.module}." if settings.module else ""
     captured = capture(
         target,
@@ -160,7 +186,7 @@ def build_pipeline(
     _check_same(captured.fingerprint, control)
     found = control.gather(DeviceAtHand.of(device), "collecting what devices there are")
     measured = None
-    if settings.plan is None:
+    if settings.plan is None or settings.emulated is not None:
         measured = measure_kinds(
             settings,
             captured,
@@ -179,7 +205,7 @@ def build_pipeline(
     plan: Plan = control.share(planned and planned.plan, "waiting for rank 0's plan")
     stages = plan_graph(plan, captured.graph)
     ranks = rank_of_device(plan, transport.num_ranks)
-    if planned is not None:
+    if planned is not None and settings.emulated is None:
         warn_of_misplaced(planned.request.cluster, ranks)
     codes, readers = _codes(captured, plan, stages, ranks, transport.rank, prefix)
     partition = Partition(
@@ -199,7 +225,11 @@ def build_pipeline(
         sums=_sums(stages, ranks, settings.timeout_s, device),
         timeout_s=settings.timeout_s,
     )
-    return Pipeline(settings, captured, plan, stages, planned, ranks, partition, executor)
+    pipeline = Pipeline(settings, captured, plan, stages, planned, ranks, partition, executor)
+    if settings.emulated is not None:
+        begun = None if planned is None else begin_emulation(settings.emulated, planned)
+        pipeline.emulation = Emulation.join(begun, executor, control, _sum_groups(stages, ranks))
+    return pipeline
 
 
 def _cutter(captured: CapturedModel) -> Cutter:
@@ -214,12 +244,17 @@ def _sums(
     placed: PlanGraph, ranks: Sequence[int], timeout_s: float, device: torch.device
 ) -> ProcessSums | None:
     """All ranks: what sums the gradients of replicas."""
-    groups = {
-        tuple(sorted(ranks[device] for device in group.devices))
+    groups = _sum_groups(placed, ranks)
+    return ProcessSums(groups, timeout_s, device) if groups else None
+
+
+def _sum_groups(placed: PlanGraph, ranks: Sequence[int]) -> dict[Ranks, tuple[int, ...]]:
+    """Sets of ranks that sum gradients of replicas -> their devices."""
+    return {
+        tuple(sorted(ranks[device] for device in group.devices)): tuple(group.devices)
         for group in reduce_groups(placed.stages, placed.devices)
         if group.stage is not None
     }
-    return ProcessSums(groups, timeout_s, device) if groups else None
 
 
 def share_parameters(pipeline: Pipeline, target: nn.Module) -> None:

@@ -145,7 +145,7 @@ def _processor_name() -> str:
 
 def _precision(device: torch.device) -> dict[str, Any]:
     """Settings of torch on which the speed of an operator depends."""
-    kind = device.type
+    kind = "cpu" if device.type == "meta" else device.type
     return {
         "autocast": str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "",
         "default_dtype": str(torch.get_default_dtype()),

@@ -61,7 +61,7 @@ class Planned:
 
     Attributes:
         plan: the plan.
-        request: the question; without costs of its own (estimated) for a plan made by hand.
+        request: the question; with estimated costs for a plan made by hand on real devices.
         notes: what the user should know of how it came about.
     """
 
@@ -88,7 +88,7 @@ def plan_pipeline(
         captured: the model.
         example: the micro-batch that the model was captured with.
         at_hand: the devices of all ranks, by rank.
-        measured: costs on every kind of these devices; None for a plan made by hand.
+        measured: costs on every kind of these devices; not needed for a plan made by hand.
 
     Raises:
         ValueError: the model cannot be planned like this.
@@ -99,7 +99,8 @@ def plan_pipeline(
     if settings.plan is not None:
         plan = resolve_plan(settings.plan, captured.graph)
         _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
-        return Planned(plan, _request(settings, captured, example, cluster, None, plan))
+        costs = None if measured is None else measured.costs
+        return Planned(plan, _request(settings, captured, example, cluster, costs, plan))
     assert measured is not None, "the planner needs costs"
     cache, notes = PlanCache(settings.cache), measured.notes
     request = _request(settings, captured, example, cluster, measured.costs, None)

@@ -44,6 +44,8 @@ class _ClipsOverRanks:
     pipeline_strategy: GraphPipeStrategy
 
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: int | float) -> None:
+        if self.pipeline_strategy.is_shape_only:
+            return  # there is no norm
         held = [
             parameter
             for group in optimizer.param_groups

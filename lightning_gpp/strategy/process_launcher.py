@@ -6,6 +6,8 @@ import signal
 import sys
 from typing import Any
 
+import lightning.pytorch as pl
+
 from lightning_gpp.runtime.rank_processes import end_with_starter, ended_after_error
 from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher
 
@@ -20,6 +22,15 @@ class ProcessLauncher(MultiProcessingLauncher):
         """Runs a function on all ranks and returns what it returns on rank 0."""
         with ended_after_error():
             return super().launch(*args, **kwargs)
+
+    def _collect_rank_zero_results(self, trainer: pl.Trainer, results: Any) -> Any:
+        """What rank 0 hands back; weights only where they have values."""
+        output = super()._collect_rank_zero_results(trainer, results)
+        if output is None or not getattr(self._strategy, "is_shape_only", False):
+            return output
+        if output.weights_path is not None:
+            self._strategy.checkpoint_io.remove_checkpoint(output.weights_path)
+        return output._replace(weights_path=None)
 
     def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
         """A rank. One that ends early must not end with 0: its starter would wait for a result.

@@ -40,7 +40,7 @@ class Rehearsals:
 
     def check_loss(self, step: Callable[[Any], Any], batch: Any, num_samples: int) -> None:
         """Rank 0, before training: warns if the loss is no mean over samples."""
-        if len(self._session.unit_sizes(num_samples)) == 1:
+        if self._session.is_shape_only or len(self._session.unit_sizes(num_samples)) == 1:
             return
         probe = self._rehearse(step, batch, num_samples)
         if probe is not None:
@@ -56,6 +56,8 @@ class Rehearsals:
         sizes: Sequence[int],
     ) -> None:
         """Rank 0, after a step: rehearses where it is not clear how to join what it logged."""
+        if self._session.is_shape_only:  # nothing was logged that could be compared
+            return
         if len(sizes) > 1 and (names := self.rules.questions(logged)):
             start = sum(sizes[: most_telling([logged[name] for name in names])])
             self._rehearse(step, batch, sum(sizes), start)

@@ -123,7 +123,7 @@ def _combine_tensors(tensors: Sequence[Tensor], sizes: Sequence[int], place: str
             f"{place}: tensors of shapes {shapes} for micro-batches of {list(sizes)} samples "
             "cannot be joined; return one row per sample, or use num_microbatches=1"
         )
-    if all(torch.equal(tensor, first) for tensor in tensors):
+    if not first.is_meta and all(torch.equal(tensor, first) for tensor in tensors):
         return first
     stacked = torch.stack(list(tensors))
     if not stacked.is_floating_point():

@@ -17,6 +17,7 @@ from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.open_transport import open_transport
 from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.control import Control
+from lightning_gpp.strategy.emulation_report import EmulationReport
 from lightning_gpp.strategy.evaluation_steps import EvaluationSteps
 from lightning_gpp.strategy.failure import FailureWatch
 from lightning_gpp.strategy.leader_state import LeaderState
@@ -33,6 +34,7 @@ from lightning_gpp.strategy.pipeline import (
 from lightning_gpp.strategy.planning import Example
 from lightning_gpp.strategy.recorder import StepRecorder
 from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.shape_only import META, noting, with_numbers
 from lightning_gpp.strategy.steps import StepBoundary
 from lightning_gpp.strategy.training_steps import TrainingSteps
 
@@ -54,12 +56,14 @@ class Session:
 
     def __init__(self, settings: Settings, device: torch.device, host: str) -> None:
         self.settings = settings
-        self.device = device
+        self.is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
+        self.device = META if self.is_shape_only else device
         self.transport = open_transport(device, settings.timeout_s)
         self.control = Control(self.transport, settings.timeout_s)
         self.pipeline: Pipeline | None = None
         self.failures = FailureWatch(host, self._abort)
         self.on_built: Callable[[Pipeline], None] | None = None
+        self.on_emulated: Callable[[EmulationReport], None] | None = None
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.recorder = StepRecorder()
         self._threads = StepThreads()
@@ -109,11 +113,12 @@ class Session:
         """
         with self.failures.guard():
             steps = self._training if name == "training_step" else self._evaluation
-            if self.control.is_leader:
-                result, calls = steps.lead(name, batch, args, kwargs)
-            else:
-                result, calls = steps.follow(name)
-            replay(self.module, calls)
+            with noting() if self.is_shape_only else nullcontext():
+                if self.control.is_leader:
+                    result, calls = steps.lead(name, batch, args, kwargs)
+                else:
+                    result, calls = steps.follow(name)
+            replay(self.module, with_numbers(calls) if self.is_shape_only else calls)
         return result
 
     def train(self, units: Sequence[int], boundary: StepBoundary | None) -> GradientStash:
@@ -121,7 +126,7 @@ class Session:
         assert self.pipeline is not None and self._stash is not None
         for partial in self._partial_optimizers:
             partial.adopt_new_groups(self.module, self.pipeline.partition.held_parameters())
-        with self._stash, torch.enable_grad():
+        with self._stash, torch.enable_grad(), self.pipeline.emulated(units):
             self.run(units, boundary, has_backward=True)
         return self._stash
 
@@ -150,6 +155,7 @@ class Session:
             sizes=sizes,
             is_training=name == "training_step",
             threads=self._threads,
+            is_shape_only=self.is_shape_only,
         )
         boundary.captured = None if self.pipeline is None else self.pipeline.captured
         return boundary
@@ -177,7 +183,8 @@ class Session:
 
     def where_module_is(self, batch: Any) -> Any:
         """Rank 0: a batch for the whole module, which is on the CPU until the pipeline is built."""
-        return batch if self.device.type == "cpu" else move_data_to_device(batch, "cpu")
+        is_there = self.is_shape_only or self.device.type == "cpu"
+        return batch if is_there else move_data_to_device(batch, "cpu")
 
     def build(self, example: Example | None) -> None:
         """Captures, plans, partitions. Rank 0 gives the example."""
@@ -204,7 +211,8 @@ class Session:
             PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
         ]
         pipeline.partition.spread()
-        pipeline.partition.check_copies()
+        if not self.is_shape_only:
+            pipeline.partition.check_copies()
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
         share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
@@ -261,13 +269,21 @@ class Session:
         else:
             with self.failures.guard():
                 if self.pipeline is not None:
-                    self._make_whole(self.pipeline, on_all_ranks)
+                    self._report_emulation(self.pipeline)
+                    if not self.is_shape_only:
+                        self._make_whole(self.pipeline, on_all_ranks)
                 dist.barrier()
                 if self.pipeline is not None:
                     self.pipeline.close()
             self.failures.close()
             self.transport.close()
         self._threads.close()
+
+    def _report_emulation(self, pipeline: Pipeline) -> None:
+        """All ranks: rank 0 says what the emulated steps took."""
+        report = pipeline.emulation_report()
+        if report is not None and self.on_emulated is not None:
+            self.on_emulated(report)
 
     def _abort(self, error: BaseException) -> None:
         """Ends every wait of this rank with the error of another."""

@@ -16,6 +16,19 @@ PlanLike = Plan | str | Path | Sequence[Any] | dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Emulated:
+    """That the devices are emulated, and how.
+
+    Attributes:
+        time_scale: real seconds that an emulated second takes; None to choose it.
+        is_shape_only: whether tensors have shapes and no numbers.
+    """
+
+    time_scale: float | None = None
+    is_shape_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What the user asked for; see :class:`~lightning_gpp.strategy.GraphPipeStrategy`."""
 
@@ -30,3 +43,4 @@ class Settings:
     cluster: ClusterLike | None = None
     cache: CacheLike = True
     use_all_devices: bool = True
+    emulated: Emulated | None = None

@@ -54,6 +54,7 @@ class StepBoundary:
         sizes: samples of each.
         is_training: whether the step returns a loss to train on.
         threads: where the steps run.
+        is_shape_only: whether tensors have no numbers.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class StepBoundary:
         sizes: Sequence[int],
         is_training: bool,
         threads: StepThreads,
+        is_shape_only: bool = False,
     ) -> None:
         self.captured: CapturedModel | None = None
         self._module = module
@@ -74,6 +76,7 @@ class StepBoundary:
         self._name = name
         self._sizes = sizes
         self._is_training = is_training
+        self._is_shape_only = is_shape_only
         self._metric_calls = MetricCalls(module, sizes)
         self._recorder = LogRecorder(module, self._metric_calls)
         self._logger_calls = LoggerCalls(module.trainer.loggers, sizes)
@@ -155,7 +158,8 @@ class StepBoundary:
             self._metric_calls.join()
         if not self._is_training:
             return None
-        return _loss_of(event.value) * (self._sizes[microbatch] / sum(self._sizes))
+        loss = _loss_of(event.value, is_shape_only=self._is_shape_only)
+        return loss * (self._sizes[microbatch] / sum(self._sizes))
 
     def _turn_to(self, microbatch: int) -> None:
         """Notes whose logs and metric calls come next."""
@@ -195,14 +199,14 @@ def first_call(module: nn.Module, boundary: StepBoundary) -> ForwardCall | None:
         return boundary.first_call()
 
 
-def _loss_of(result: Any) -> Tensor:
+def _loss_of(result: Any, *, is_shape_only: bool) -> Tensor:
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if not isinstance(loss, Tensor):
         raise TypeError(
             f"training_step returned {type(result).__name__}; expected a loss tensor or a dict "
             "with the key 'loss'. Skipping a step by returning None is not possible here."
         )
-    if loss.is_meta:
+    if loss.is_meta and not is_shape_only:
         raise RuntimeError(
             "the loss depends on parameters that another rank holds (a penalty over "
             "self.parameters(), say). Use the optimizer's weight_decay, or compute it inside the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,11 +193,13 @@ def _gather(session: Session, record: RankRecord, step: int) -> Timeline | None:
     gathered = session.control.gather((record, offset), "gathering the timeline of a step")
     if not gathered:
         return None
+    emulation = session.pipeline.emulation
     return measured_timeline(
-        [record for record, _ in gathered],
+        [record if emulation is None else replace(record, marks=()) for record, _ in gathered],
         [offset for _, offset in gathered],
         step=step,
         rank_of_device=session.pipeline.rank_of_device,
         schedule=session.settings.schedule,
         stages=timeline_stages(session.pipeline),
+        time_scale=None if emulation is None else emulation.setup.time_scale,
     )

@@ -1,0 +1,94 @@
+"""Training with tensors that have shapes and no numbers, for models larger than any memory here.
+
+Everything runs as with numbers (the user's step, autograd, the optimizer, messages), on torch's
+``meta`` device. What needs a number cannot: logged values are ``nan``, and what would decide by
+them or keep them is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from torch import Tensor, nn
+
+from lightning_gpp.strategy.logs import LogCall
+from lightning_gpp.strategy.metrics import MetricRef
+
+META = torch.device("meta")
+
+_NOTE = (
+    'the devices are emulated with tensors="shape_only": tensors are on the meta device, have a '
+    "shape and no numbers. Keep the step free of what needs numbers (item(), conditions, metrics), "
+    'create tensors on self.device, or emulate with tensors="real".'
+)
+
+
+def drop_values(module: nn.Module) -> None:
+    """Puts all parameters and buffers of a module on the ``meta`` device; tied ones stay tied."""
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    for part in module.modules():
+        tables: tuple[Any, ...] = (part._parameters, part._buffers)
+        for table in tables:
+            for key, tensor in table.items():
+                if tensor is not None and not tensor.is_meta:
+                    pair = found.setdefault(id(tensor), (tensor, _without_values(tensor)))
+                    table[key] = pair[1]
+
+
+def _without_values(tensor: Tensor) -> Tensor:
+    empty = tensor.detach().to(META)
+    if not isinstance(tensor, nn.Parameter):
+        return empty
+    parameter = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    parameter.__dict__.update(tensor.__dict__)
+    return parameter
+
+
+def refuse_decisions(trainer: pl.Trainer) -> None:
+    """Raises NotImplementedError for callbacks that keep or judge numbers, with the remedy."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        name = type(callback).__name__
+        if isinstance(callback, Checkpoint):
+            raise NotImplementedError(
+                f'{name}: with tensors="shape_only" there are no weights to save; use Trainer('
+                "enable_checkpointing=False)"
+            )
+        if isinstance(callback, EarlyStopping):
+            raise NotImplementedError(
+                f'{name}: with tensors="shape_only" there are no values to stop by; leave it out'
+            )
+
+
+def refuse_checkpoint() -> NotImplementedError:
+    """The error of a checkpoint that is to be written."""
+    return NotImplementedError(
+        'with tensors="shape_only" there are no weights to save; train with tensors="real"'
+    )
+
+
+def with_numbers(calls: Sequence[LogCall]) -> list[LogCall]:
+    """Calls of ``self.log`` with ``nan`` for every value that does not exist."""
+    return [replace(call, value=_number(call.value)) for call in calls]
+
+
+def _number(value: Tensor | MetricRef) -> Tensor:
+    if isinstance(value, Tensor) and not value.is_meta:
+        return value
+    return torch.tensor(float("nan"))
+
+
+@contextmanager
+def noting() -> Iterator[None]:
+    """Errors of user code that needs numbers say why there are none."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        if "meta" in str(error).lower():
+            error.add_note(_NOTE)
+        raise
