@@ -33,6 +33,9 @@ from lightning_gpp.simulate.plan_case import PlanCase
 from lightning_gpp.simulate.ssgd import Ssgd
 from lightning_gpp.simulate.what_if import WhatIf
 
+MOST_DRAWN = 64
+"""Timelines of more devices than these are no pictures any more."""
+
 
 def run(config: DictConfig, folder: Path) -> dict[str, float]:
     """Simulates, prints what a step does and what would help, and writes figures.
@@ -129,15 +132,16 @@ def simulation_metrics(found: Simulated) -> dict[str, float]:
     return {
         "step_s": found.step_s,
         "samples_per_s": found.samples_per_s,
-        "bubble_fraction": found.use.bubble_fraction,
+        "bubble_share": found.usage.bubble_share,
         "num_stages": found.case.plan.num_stages,
-        "peak_memory_bytes": max(found.use.peak_bytes.values()),
+        "peak_memory_bytes": found.peak_memory_bytes,
     }
 
 
 def draw(before: Simulated, after: Simulated, speedups: Speedups | None, folder: Path) -> None:
     """Writes the figures."""
     shown = [before, after] if after is not before else [after]
-    write_picture([found.timeline() for found in shown], folder / "timeline.png")
+    if after.case.request.num_devices <= MOST_DRAWN:
+        write_picture([found.timeline() for found in shown], folder / "timeline.png")
     if speedups is not None:
         write_speedup_picture(speedups, folder)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_gpp.jobs.simulation_use import StepUse, step_use
 from lightning_gpp.planner import PlanEvaluation, evaluate_plan
 from lightning_gpp.schedule import ScheduleError
 from lightning_gpp.simulate import Timeline, predicted_timeline
+from lightning_gpp.simulate.critical_path import CriticalPath, critical_path
 from lightning_gpp.simulate.plan_case import PlanCase
 from lightning_gpp.simulate.simulation import Simulation
+from lightning_gpp.simulate.usage import Usage, usage
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,14 @@ class Simulated:
             ) from error
 
     @cached_property
-    def use(self) -> StepUse:
-        """What the step is made of."""
-        return step_use(self.simulation)
+    def usage(self) -> Usage:
+        """How busy devices and channels are."""
+        return usage(self.simulation)
+
+    @cached_property
+    def path(self) -> CriticalPath:
+        """What the end of the step waits for."""
+        return critical_path(self.simulation)
 
     @cached_property
     def evaluation(self) -> PlanEvaluation:
@@ -56,6 +62,16 @@ class Simulated:
     def step_s(self) -> float:
         """Seconds of a step."""
         return self.simulation.step_s
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were simulated in a row."""
+        return self.case.num_steps
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """On the fullest device."""
+        return max(device.peak_bytes for device in self.usage.devices)
 
     @property
     def samples_per_s(self) -> float:

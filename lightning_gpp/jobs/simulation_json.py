@@ -11,8 +11,11 @@ from typing import Any
 from lightning_gpp.jobs.simulated import Simulated
 from lightning_gpp.jobs.speedup import Speedups
 from lightning_gpp.simulate.levers import Lever
+from lightning_gpp.simulate.simulation import TaskKind
+from lightning_gpp.simulate.usage import Usage
 
 FILE = "simulation.json"
+TRANSFERS = (TaskKind.TRANSFER, TaskKind.REDUCE)
 
 
 def save_simulation(
@@ -42,20 +45,27 @@ def save_simulation(
 
 
 def _step(found: Simulated) -> dict[str, Any]:
-    use = found.use
+    use = found.usage
     return {
         "planner": found.case.plan.planner,
         "step_s": found.step_s,
         "samples": found.case.samples,
         "samples_per_s": found.samples_per_s,
-        "bubble_fraction": use.bubble_fraction,
-        "critical_path_s": use.path_s,
-        "transfer_s": use.transfer_s,
-        "devices": [
-            {"device": device, "seconds": seconds, "peak_memory_bytes": use.peak_bytes[device]}
-            for device, seconds in use.devices.items()
-        ],
+        "bubble_share": use.bubble_share,
+        "num_steps": found.num_steps,
+        "critical_path_s": {kind.value: seconds for kind, seconds in found.path.kind_s.items()},
+        "devices": [asdict(device) for device in use.devices],
         "channels": [asdict(channel) for channel in use.channels],
+        "transfers": {kind.value: _transfers(use, kind) for kind in TRANSFERS},
+    }
+
+
+def _transfers(use: Usage, kind: TaskKind) -> dict[str, float]:
+    found = [one for one in use.transfers if one.kind is kind]
+    return {
+        "count": len(found),
+        "total_s": sum(one.duration_s for one in found),
+        "exposed_s": sum(one.exposed_s for one in found),
     }
 
 

@@ -80,6 +80,11 @@ class PlanCase:
         """Whether gradients are summed over replicas."""
         return any(stage.num_replicas > 1 for stage in self.plan.stages)
 
+    @property
+    def num_steps(self) -> int:
+        """Steps that are simulated in a row."""
+        return STEPS if self.run.prefetch and self.has_input else 1
+
     def costs(self) -> ProgramCosts:
         """What its program costs."""
         run = self.run
@@ -95,7 +100,7 @@ class PlanCase:
             self.request,
             self.costs(),
             sends=self.run.sends,
-            num_steps=STEPS if self.run.prefetch else 1,
+            num_steps=self.num_steps,
             prefetch=self.run.prefetch,
         )
 

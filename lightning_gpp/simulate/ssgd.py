@@ -148,7 +148,7 @@ class Ssgd:
 
     def simulate(self) -> Simulation:
         """Some steps in a row; ``step_s`` is of the last one."""
-        prefetch = VARIANTS[self.variant].prefetches
+        prefetch = VARIANTS[self.variant].prefetches and self.has_input
         num_steps = STEPS if prefetch else 1
         return simulate(self.program(), self.costs(), num_steps=num_steps, prefetch=prefetch)
 
