@@ -25,9 +25,11 @@ from lightning_gpp.simulate.shares import RankShares, Shares, path_shares, share
 from lightning_gpp.simulate.simulation import Simulation, Task, TaskKind
 from lightning_gpp.simulate.span import Category, Span, SpanKind
 from lightning_gpp.simulate.timeline import MemoryCurve, PathPart, Timeline, TimelineStage
+from lightning_gpp.simulate.timeline_stages import plan_stages
 from lightning_gpp.simulate.trace import trace_events, write_trace
 from lightning_gpp.simulate.transfer import Transfer, TransferKind
 from lightning_gpp.simulate.usage import ChannelUsage, DeviceUsage, TransferUsage, Usage, usage
+from lightning_gpp.simulate.write_step import write_step
 
 __all__ = [
     "Bucket",
@@ -59,6 +61,7 @@ __all__ = [
     "Usage",
     "critical_path",
     "path_shares",
+    "plan_stages",
     "predicted_timeline",
     "program_costs",
     "shares",
@@ -70,5 +73,6 @@ __all__ = [
     "with_inferred_path",
     "write_page",
     "write_picture",
+    "write_step",
     "write_trace",
 ]

@@ -39,7 +39,7 @@ def page_data(timelines: Sequence[Timeline]) -> dict[str, Any]:
     if not timelines:
         raise ValueError("a page needs at least one timeline, got none")
     texts = _Texts()
-    measured = next((t for t in timelines if t.source == "measured"), None)
+    measured = next((t for t in timelines if t.source != "predicted"), None)
     present = {PAINT_OF[span.kind] for timeline in timelines for span in timeline.spans}
     present |= {PAINT_OF[item.kind] for timeline in timelines for item in timeline.transfers}
     return {

@@ -147,7 +147,7 @@ class _Page:
 def _panels(timelines: Sequence[Timeline]) -> list[_Panel]:
     """The steps, and then their memory."""
     height_in = lane_in(timelines)
-    measured = next((t for t in timelines if t.source == "measured"), None)
+    measured = next((t for t in timelines if t.source != "predicted"), None)
     panels = []
     for timeline in timelines:
         lines = [title(timeline, measured), subtitle(timeline), path_text(timeline)]

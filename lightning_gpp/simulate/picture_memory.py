@@ -51,7 +51,8 @@ def memory_text(timeline: Timeline, height_in: float) -> str:
         marks = "; the line is the limit"
     if any(curve.peak_bytes > (curve.limit_bytes or math.inf) for curve in timeline.memory):
         marks += "; red is above the limit"
-    return f"{timeline.source} memory in use{marks}".capitalize()
+    text = f"memory in use, {timeline.full_name}{marks}"
+    return text[0].upper() + text[1:]
 
 
 def peak_text(curve: MemoryCurve) -> str:

@@ -22,9 +22,11 @@ def title(timeline: Timeline, measured: Timeline | None = None) -> str:
     beside = ""
     if measured is not None and measured is not timeline and measured.step_s:
         part = timeline.step_s / measured.step_s - 1
-        beside = f" ({percent_text(abs(part), 1)} {'less' if part < 0 else 'more'} than measured)"
+        how = "less" if part < 0 else "more"
+        beside = f" ({percent_text(abs(part), 1)} {how} than {measured.source})"
     took = f"{number_text(timeline.step_s * 1e3)} ms"
-    text = f"{timeline.source} step{step}: {took}{beside}, bubble {bubble}"
+    name = f" ({timeline.name})" if timeline.name else ""
+    text = f"{timeline.source} step{step}{name}: {took}{beside}, bubble {bubble}"
     return text[0].upper() + text[1:]
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Action, Kind, Program
+from lightning_gpp.simulate.critical_path import critical_path
 from lightning_gpp.simulate.simulation import Simulation, Task, TaskKind
 from lightning_gpp.simulate.span import Span, SpanKind
 from lightning_gpp.simulate.timeline import MemoryCurve, PathPart, Timeline, TimelineStage
@@ -43,6 +44,7 @@ def predicted_timeline(
     *,
     stages: Sequence[TimelineStage] | None = None,
     rank_of_device: Sequence[int] | None = None,
+    name: str = "",
 ) -> Timeline:
     """The timeline of a simulation; of several simulated steps it holds them all.
 
@@ -50,6 +52,7 @@ def predicted_timeline(
         simulation: what was simulated.
         stages: what is shown of the stages of the program; their numbers by default.
         rank_of_device: rank of every device; each device is the rank of its number by default.
+        name: what this prediction is called where several are shown.
     """
     program = simulation.program
     ranks = tuple(rank_of_device or range(len(program.actions)))
@@ -76,6 +79,7 @@ def predicted_timeline(
             ],
         ),
         memory=tuple(_memory(simulation, ranks)),
+        name=name,
     )
 
 
@@ -304,21 +308,13 @@ def _ends(program: Program, action: Action | None) -> tuple[int, ...]:
 def _path(
     simulation: Simulation, parts: Sequence[tuple[int | None, PathPart]]
 ) -> tuple[PathPart, ...]:
-    """From the task that ends last back over what each waited for.
-
-    What the interpreter takes between actions is no part of a timeline and is left out.
-    """
+    """The critical path without what the interpreter takes between actions, which is no span."""
     parts_of: dict[int, list[PathPart]] = {}
     for task, part in parts:
         if task is not None:
             parts_of.setdefault(task, []).append(part)
-    ends = [(task.end_s, index) for index, task in enumerate(simulation.tasks)]
-    index = max(ends)[1] if ends else None
-    path: list[PathPart] = []
-    while index is not None:
-        path += parts_of.get(index, [])[::-1]
-        index = simulation.tasks[index].cause
-    return tuple(path[::-1])
+    steps = critical_path(simulation).steps
+    return tuple(part for step in steps for part in parts_of.get(step.index, ()))
 
 
 def _plain_stages(program: Program, ranks: Sequence[int]) -> tuple[TimelineStage, ...]:

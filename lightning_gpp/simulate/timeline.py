@@ -113,6 +113,7 @@ class Timeline:
             where it is not known. Exact where predicted; of a measured step it is inferred
             (:func:`lightning_gpp.simulate.measured_path`).
         memory: of the ranks where it is known.
+        name: what it is called where several of one source are shown.
 
     Raises:
         ValueError: a span or a transfer names an unknown rank or stage, goes beyond the step, or
@@ -130,6 +131,7 @@ class Timeline:
     transfers: tuple[Transfer, ...] = ()
     critical_path: tuple[PathPart, ...] = ()
     memory: tuple[MemoryCurve, ...] = ()
+    name: str = ""
 
     def __post_init__(self) -> None:
         self._check_spans()
@@ -163,6 +165,11 @@ class Timeline:
             for first, second in zip(spans, spans[1:]):
                 if second.start_s < first.end_s:
                     raise ValueError(f"rank {rank}: {second.name} starts before {first.name} ends")
+
+    @property
+    def full_name(self) -> str:
+        """The source and the name."""
+        return f"{self.source}, {self.name}" if self.name else self.source
 
     @property
     def num_ranks(self) -> int:

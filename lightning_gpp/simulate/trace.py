@@ -34,7 +34,7 @@ _COLOURS = {
 
 
 def write_trace(timelines: Sequence[Timeline], path: Path) -> None:
-    """Writes one trace of some timelines; each is a process that is called by its source."""
+    """Writes one trace of some timelines; each is a process called by its source and name."""
     path.write_text(json.dumps(trace(timelines), allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -47,7 +47,7 @@ def trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
         "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {
-            timeline.source: {
+            timeline.full_name: {
                 "step": timeline.step,
                 "step_s": timeline.step_s,
                 "schedule": timeline.schedule,
@@ -66,7 +66,7 @@ def trace_events(timeline: Timeline, pid: int = 0) -> Iterator[dict[str, Any]]:
         timeline: what is shown.
         pid: number of its process in the trace; processes are shown in this order.
     """
-    yield _metadata(pid, 0, "process_name", name=timeline.source)
+    yield _metadata(pid, 0, "process_name", name=timeline.full_name)
     yield _metadata(pid, 0, "process_sort_index", sort_index=pid)
     for rank in range(timeline.num_ranks):
         stages = ", ".join(str(stage.id) for stage in timeline.stages_of(rank))

@@ -20,9 +20,12 @@ from lightning_gpp.simulate import (
     predicted_timeline,
     shares,
     timeline_figure,
+    trace_events,
     write_picture,
+    write_step,
     write_trace,
 )
+from lightning_gpp.simulate.picture_text import title
 
 # seconds  0         1         2         3         4         5         6         7         8
 # rank 0   |-1F0     |s        |   wait 1F0's input          |r|1F0    |1B0      |s|       opt|
@@ -242,6 +245,23 @@ class TestTraceOfTwo:
             if e["ph"] == "X" and e["pid"] == 0 and e["args"].get("critical")
         }
         assert found == {"0F0", "0SF0>2", "2F0", "2B0", "2F1", "2B1", "2SB1>0", "2SB1>1", "1B1"}
+
+
+class TestEverything:
+    def test_files(self, tmp_path: Path) -> None:
+        written = write_step(predicted_and_measured(), tmp_path, suffix="-step3")
+        names = ["timeline-step3.png", "timeline-step3.html", "trace-step3.json"]
+        assert [path.name for path in written] == names
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+        assert not write_step(
+            predicted_and_measured(), tmp_path, picture=False, page=False, trace=False
+        )
+
+    def test_predictions_of_several_worlds_have_names(self) -> None:
+        as_it_is = predicted_timeline(simulated(), name="as it is")
+        assert title(as_it_is).startswith("Predicted step (as it is): 12000 ms, bubble")
+        processes = [e for e in trace_events(as_it_is) if e["name"] == "process_name"]
+        assert processes[0]["args"]["name"] == "predicted, as it is"
 
 
 class TestPicture:
