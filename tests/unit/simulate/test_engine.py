@@ -238,7 +238,8 @@ def test_handing_over_and_python_take_a_device_its_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fractions", "step_s"), [((0.5, 1.0), 7.0), ((1.0, 1.0), 9.0), ((0.0, 0.25), 5.0)]
+    ("fractions", "step_s"),
+    [((0.5, 1.0), 7.0), ((1.0, 1.0), 9.0), ((0.0, 0.25), 5.0), ((1.0, 0.5), 9.0)],
 )
 def test_sums_begin_during_the_last_backward(fractions: tuple[float, ...], step_s: float) -> None:
     """Two replicas, forward 1 s, backward 4 s, two buckets of 2 bytes: each sum takes 2 s.
@@ -249,6 +250,7 @@ def test_sums_begin_during_the_last_backward(fractions: tuple[float, ...], step_
         both devices      |-F--|---------B---------|
         ready at 1/2, 1                  |--sum 0--|--sum 1--|
         both at the end                            |--sum 0--|--sum 1--|
+        ready at 1, 1/2                            |--sum 0--|--sum 1--|  (the order is fixed)
         ready at 0, 1/4        |--sum 0--|--sum 1--|
     """
     found = simulated_stages(
