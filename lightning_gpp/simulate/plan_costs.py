@@ -115,7 +115,7 @@ def program_costs(
         if edge.has_backward:
             backward[pair] = MessageBytes(size.gradient_per_sample * unit_size, size.gradient_fixed)
     merge = in_buckets(bucket_bytes) if overlap == "buckets" else MERGING[overlap]
-    how = _Sums(plan, request, unit_size, merge, all_reduce)
+    how = _Sums(plan, request, unit_size, merge, all_reduce, cuts_layers=overlap == "buckets")
     groups = reduce_groups(pipeline.stages, pipeline.devices)
     besides = step or StepCosts()
     *stages, loss = _stage_costs(plan, request, pipeline, unit_size)
@@ -172,6 +172,7 @@ class _Sums:
         unit_size: samples of a smallest micro-batch.
         merge: cuts gradients into sums.
         all_reduce: how they are summed.
+        cuts_layers: whether gradients of one layer may be in several sums, as the runtime has it.
     """
 
     plan: Plan
@@ -179,6 +180,7 @@ class _Sums:
     unit_size: float
     merge: Rule
     all_reduce: AllReduce
+    cuts_layers: bool
 
     def buckets(self, index: int, group: ReduceGroup) -> Iterator[Bucket]:
         """The sums of a reduce group in the order in which they begin."""
@@ -188,6 +190,9 @@ class _Sums:
                 yield Bucket(index, size_bytes)
             return
         gradients = self._gradients(self.plan.stages[group.stage], group.parameters)
+        if self.cuts_layers:
+            pieces = tuple(self._of_parameters(gradients.pieces, group.parameters))
+            gradients = replace(gradients, pieces=pieces)
         for piece in self.merge(gradients, partial(self._sum_s, group.devices)):
             fraction = piece.ready_s / gradients.backward_s if gradients.backward_s else 1.0
             yield Bucket(index, piece.size_bytes, min(1.0, fraction))
@@ -208,6 +213,19 @@ class _Sums:
             [GradientPiece(piece.size_bytes, again_s + piece.ready_s) for piece in found.pieces],
             again_s + found.backward_s,
         )
+
+    def _of_parameters(
+        self, pieces: Sequence[GradientPiece], parameters: Sequence[str]
+    ) -> Iterator[GradientPiece]:
+        """The gradients of layers as those of their parameters, the last parameter first."""
+        found = (self.request.graph.parameter[name] for name in reversed(parameters))
+        sizes = (parameter.size_bytes for parameter in found if parameter.requires_grad)
+        for piece in pieces:
+            left_bytes = piece.size_bytes
+            while left_bytes > 0:
+                size_bytes = next(sizes)
+                left_bytes -= size_bytes
+                yield replace(piece, size_bytes=size_bytes)
 
     def _sum_s(self, devices: Sequence[int], size_bytes: float) -> float:
         return all_reduce_s(self.request.cluster, devices, size_bytes, self.all_reduce)
