@@ -14,7 +14,7 @@ from lightning_gpp.runtime import reduction
 from lightning_gpp.schedule import BUCKET_BYTES
 from lightning_gpp.simulate.plan_costs import program_costs
 
-BIG, SMALL = BUCKET_BYTES, BUCKET_BYTES // 3
+BIG, SMALL = BUCKET_BYTES, BUCKET_BYTES // 12 * 4
 
 
 @pytest.mark.parametrize(
