@@ -21,6 +21,7 @@ from lightning_gpp.cost import Costs
 from lightning_gpp.data_file import read_data_file
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest
+from lightning_gpp.planner.units_of_measure import count_text, seconds_text
 from lightning_gpp.simulate.fit import Point, fit_overhead
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
 from lightning_gpp.simulate.refit_costs import corrected_costs
@@ -76,6 +77,18 @@ class Refit:
     reduce: Overhead = field(default_factory=Overhead)
     links: Mapping[str, Link] = field(default_factory=dict)
 
+    def describe(self) -> str:
+        """What it was read off, in words."""
+        kinds = ", ".join(dict.fromkeys(stage.kind for stage in self.stages))
+        steps = ", ".join(map(str, self.steps[:5])) + (" …" if len(self.steps) > 5 else "")
+        number = "step" if len(self.steps) == 1 else "steps"
+        return (
+            f"refitted to {number} {steps or 'as simulated'} recorded on {kinds} "
+            f"({count_text(len(self.stages), 'stage')}, "
+            f"{count_text(self.num_microbatches, 'micro-batch')}, "
+            f"{seconds_text(self.step_s)} per step)"
+        )
+
     def to_json(self) -> str:
         """The versioned JSON form; seconds and bytes."""
         return FORMAT.dumps(self)
@@ -105,7 +118,7 @@ class Refit:
         """Costs with the operators of every recorded stage scaled to what it took.
 
         Args:
-            costs: those that the recorded plan was made from.
+            costs: of the same model.
             cluster: whose kinds of devices they are for.
 
         Raises:

@@ -17,7 +17,7 @@ def corrected_costs(records: Sequence[StageRecord], costs: Costs, cluster: Clust
 
     Args:
         records: of the stages.
-        costs: those that the recorded plan was made from.
+        costs: of the same model, whatever the recorded plan was made from.
         cluster: whose kinds of devices they are for.
 
     Raises:
@@ -34,7 +34,14 @@ def corrected_costs(records: Sequence[StageRecord], costs: Costs, cluster: Clust
         own = [record for record in records if record.kind == kind]
         profiles = costs.by_kind[costs.kind_for(kind)]
         if own:
-            factors = {n: f for record in own for n, f in _factors(record, profiles).items()}
+            at = Costs(profiles).at
+            factors = {
+                name: found
+                for record in own
+                for name, found in _factors(record, at(record.samples, profiles[0].device)).items()
+            }
+            if len(profiles) > 1:  # only a single size is extrapolated in proportion
+                factors = {name: replace(found, samples=0.0) for name, found in factors.items()}
             corrected[kind] = tuple(_corrected(profile, factors, kind) for profile in profiles)
     kept = [p for name, found in costs.by_kind.items() if name not in corrected for p in found]
     return Costs((*kept, *(p for found in corrected.values() for p in found)))
@@ -58,35 +65,44 @@ class _Factor:
         return cls(1.0, max(0.0, recorded_s) / count)
 
 
-def _factors(
-    record: StageRecord, profiles: Sequence[Profile]
-) -> dict[str, tuple[_Factor, _Factor, float]]:
-    """Operator -> factors of its forward and backward, and the samples they were recorded with."""
-    count = max(1, len(record.operators))
+@dataclass(frozen=True, slots=True)
+class _Factors:
+    """How an operator is corrected.
+
+    Attributes:
+        forward: its forward.
+        backward: its backward.
+        samples: with which it was recorded; 0 where what is added holds for any number.
+    """
+
+    forward: _Factor
+    backward: _Factor
+    samples: float
+
+    def of(self, operator: OpProfile, size: float) -> OpProfile:
+        """The operator for a micro-batch of so many samples."""
+        ratio = size / self.samples if self.samples else 1.0
+        return replace(
+            operator,
+            forward_s=self.forward.of(operator.forward_s, ratio),
+            backward_s=self.backward.of(operator.backward_s, ratio),
+        )
+
+
+def _factors(record: StageRecord, profile: Profile) -> dict[str, _Factors]:
+    """Operator of a stage -> its factors; the profile is for as many samples as were recorded."""
+    operators = [profile.operators[name] for name in record.operators]
     again_s = record.forward_s if record.recompute else 0.0
-    profile_again_s = record.profile_forward_s if record.recompute else 0.0
-    forward = _Factor.to(record.forward_s, record.profile_forward_s, count)
-    backward = _Factor.to(
-        record.backward_s - again_s, record.profile_backward_s - profile_again_s, count
-    )
-    # A single profiled size is extrapolated in proportion, several by a line with an offset.
-    samples = record.samples if len(profiles) == 1 else 0.0
-    return dict.fromkeys(record.operators, (forward, backward, samples))
+    count = max(1, len(operators))
+    forward = _Factor.to(record.forward_s, sum(o.forward_s for o in operators), count)
+    backward = _Factor.to(record.backward_s - again_s, sum(o.backward_s for o in operators), count)
+    return dict.fromkeys(record.operators, _Factors(forward, backward, record.samples))
 
 
-def _corrected(
-    profile: Profile, factors: Mapping[str, tuple[_Factor, _Factor, float]], kind: str
-) -> Profile:
+def _corrected(profile: Profile, factors: Mapping[str, _Factors], kind: str) -> Profile:
     size = profile.microbatch_size
-    operators: dict[str, OpProfile] = {}
-    for name, operator in profile.operators.items():
-        if name in factors:
-            forward, backward, samples = factors[name]
-            ratio = size / samples if samples else 1.0
-            operator = replace(
-                operator,
-                forward_s=forward.of(operator.forward_s, ratio),
-                backward_s=backward.of(operator.backward_s, ratio),
-            )
-        operators[name] = operator
+    operators = {
+        name: factors[name].of(operator, size) if name in factors else operator
+        for name, operator in profile.operators.items()
+    }
     return Profile(operators, size, kind, profile.is_estimated)

@@ -28,6 +28,7 @@ from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import PLANNERS, Plan
 from lightning_gpp.runtime.executor import ActionRecord
 from lightning_gpp.schedule import SCHEDULES
+from lightning_gpp.strategy.costs_given import CostsLike, resolve_costs
 from lightning_gpp.strategy.devices_at_hand import ClusterLike, check_cluster
 from lightning_gpp.strategy.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.emulation_report import EmulationReport
@@ -87,6 +88,10 @@ class GraphPipeStrategy(ParallelStrategy):
         cache: whether profiles and plans are kept and found again by content; a folder to keep them
             in. The default folder is the one that the environment variable LIGHTNING_GPP_CACHE
             names (empty: none), or the platform's for caches.
+        costs: what to plan with: :class:`~lightning_gpp.cost.Costs` instead of a measurement, or
+            a :class:`~lightning_gpp.simulate.refit.Refit` of recorded steps, which corrects it; a
+            file that holds either; or ``"refit"`` for the one that
+            :class:`~lightning_gpp.strategy.TimelineCallback` kept when this model last ran here.
         use_all_devices: whether a plan that leaves devices idle, as it is predicted to be faster on
             fewer, gives way to the fastest plan of ``balanced`` that uses all.
         timeout: seconds after which a wait for another rank ends in an error.
@@ -109,6 +114,7 @@ class GraphPipeStrategy(ParallelStrategy):
         leaf_modules: Sequence[type | str] = (),
         cluster: ClusterLike | None = None,
         cache: CacheLike = True,
+        costs: CostsLike | None = None,
         use_all_devices: bool = True,
         timeout: float = 1800.0,
         start_method: StartMethod = "popen",
@@ -144,6 +150,7 @@ class GraphPipeStrategy(ParallelStrategy):
             cluster=cluster,
             cache=cache,
             use_all_devices=use_all_devices,
+            costs=resolve_costs(costs),
         )
         self.plan: Plan | None = None
         self.stage_graph: StageGraph | None = None

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lightning_gpp.capture import CapturedModel, capture, placed
+from lightning_gpp.cost import Costs
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor
@@ -46,6 +47,7 @@ class Pipeline:
         executor: runs programs on this rank.
         emulation: the emulated devices; None where devices are real.
         last_trained: the program of the last mini-batch that was trained on.
+        last_sizes: samples of each of its smallest micro-batches.
     """
 
     settings: Settings
@@ -58,6 +60,7 @@ class Pipeline:
     executor: Executor
     emulation: Emulation | None = None
     last_trained: Program | None = None
+    last_sizes: tuple[int, ...] = ()
     _programs: dict[tuple[int, bool], Program] = field(default_factory=dict)
 
     def run(
@@ -73,7 +76,7 @@ class Pipeline:
         """
         program = self.program(len(sizes), has_backward=has_backward)
         if has_backward:
-            self.last_trained = program
+            self.last_trained, self.last_sizes = program, tuple(sizes)
         self.executor.run(program, sizes, training=training, boundary=boundary)
 
     def emulated(self, sizes: Sequence[int]) -> AbstractContextManager[None]:
@@ -186,7 +189,8 @@ def build_pipeline(
     _check_same(captured.fingerprint, control)
     found = control.gather(DeviceAtHand.of(device), "collecting what devices there are")
     measured = None
-    if settings.plan is None or settings.emulated is not None:
+    is_given = isinstance(settings.costs, Costs)
+    if (settings.plan is None or settings.emulated is not None) and not is_given:
         measured = measure_kinds(
             settings,
             captured,
@@ -200,7 +204,7 @@ def build_pipeline(
     planned = (
         None
         if example is None
-        else plan_pipeline(settings, captured, example, cluster_at_hand(found), measured)
+        else plan_pipeline(settings, captured, example, cluster_at_hand(found), measured, device)
     )
     plan: Plan = control.share(planned and planned.plan, "waiting for rank 0's plan")
     stages = plan_graph(plan, captured.graph)

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
 from lightning_gpp.document_cache import DocumentCache, content_hash, default_folder
 from lightning_gpp.graph import graph_to_json
 from lightning_gpp.planner import Plan, PlanRequest, plan_from_json, plan_to_json, validate_plan
+from lightning_gpp.simulate.refit import Refit
 
 CacheLike = bool | str | Path
 """Whether to keep profiles and plans, or the folder to keep them in."""
@@ -33,6 +34,7 @@ CacheLike = bool | str | Path
 log = logging.getLogger(__name__)
 
 _PROFILE_ROOMS = ("capture", "cost", "graph")
+_REFIT_ROOMS = (*_PROFILE_ROOMS, "planner", "schedule", "simulate")
 _PLAN_ROOMS = ("graph", "cluster", "cost", "schedule", "planner")
 
 
@@ -72,6 +74,17 @@ class PlanCache:
 
         return self._find("plan", plan_key(request, planner), valid, plan_to_json, search)
 
+    def refit(self, key: Mapping[str, Any]) -> Refit | None:
+        """The refit that was kept last under a :func:`refit_key`; None where there is none."""
+        if self._documents is None:
+            return None
+        return self._documents.read("refit", key, Refit.from_json)
+
+    def keep_refit(self, key: Mapping[str, Any], found: Refit) -> None:
+        """Keeps a refit in the place of the last one."""
+        if self._documents is not None:
+            self._documents.write("refit", key, found.to_json())
+
     def _find(
         self,
         kind: str,
@@ -106,6 +119,14 @@ def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]
         "precision": _precision(device),
         "versions": _versions(_PROFILE_ROOMS),
     }
+
+
+def refit_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]:
+    """What a refit belongs to: what its profile depends on; the device is that of rank 0.
+
+    The module must be whole: its content is part of the key.
+    """
+    return profile_key(captured, device) | {"versions": _versions(_REFIT_ROOMS)}
 
 
 def plan_key(request: PlanRequest, planner: str) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp.capture import CapturedModel
@@ -26,9 +27,11 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.planner.units_of_measure import seconds_text
+from lightning_gpp.simulate.refit import Refit
+from lightning_gpp.strategy.costs_given import LAST_REFIT
 from lightning_gpp.strategy.devices_at_hand import in_plan_order, resolve_cluster
 from lightning_gpp.strategy.measuring import Measured
-from lightning_gpp.strategy.plan_cache import PlanCache
+from lightning_gpp.strategy.plan_cache import PlanCache, refit_key
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.steps import ForwardCall
 
@@ -63,11 +66,15 @@ class Planned:
         plan: the plan.
         request: the question; with estimated costs for a plan made by hand on real devices.
         notes: what the user should know of how it came about.
+        refit: what recorded steps said about the costs, where that was used.
+        refit_key: where a refit of this run is kept.
     """
 
     plan: Plan
     request: PlanRequest
     notes: tuple[str, ...] = ()
+    refit: Refit | None = None
+    refit_key: Mapping[str, Any] = field(default_factory=dict)
 
 
 def plan_pipeline(
@@ -76,6 +83,7 @@ def plan_pipeline(
     example: Example,
     at_hand: Cluster,
     measured: Measured | None,
+    device: torch.device,
 ) -> Planned:
     """Rank 0: the plan of a run.
 
@@ -88,7 +96,9 @@ def plan_pipeline(
         captured: the model.
         example: the micro-batch that the model was captured with.
         at_hand: the devices of all ranks, by rank.
-        measured: costs on every kind of these devices; not needed for a plan made by hand.
+        measured: costs on every kind of these devices; not needed for a plan made by hand, nor
+            where the settings give costs.
+        device: of rank 0.
 
     Raises:
         ValueError: the model cannot be planned like this.
@@ -96,14 +106,20 @@ def plan_pipeline(
     num_devices = at_hand.num_devices
     chosen = settings.cluster
     cluster = in_plan_order(at_hand if chosen is None else resolve_cluster(chosen, num_devices))
+    key = refit_key(captured, device)
     if settings.plan is not None:
         plan = resolve_plan(settings.plan, captured.graph)
         _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
-        costs = None if measured is None else measured.costs
-        return Planned(plan, _request(settings, captured, example, cluster, costs, plan))
-    assert measured is not None, "the planner needs costs"
-    cache, notes = PlanCache(settings.cache), measured.notes
-    request = _request(settings, captured, example, cluster, measured.costs, None)
+        costs = _given(settings) if measured is None else measured.costs
+        question = _request(settings, captured, example, cluster, costs, plan)
+        question, notes, found = _refitted(settings, question, key)
+        return Planned(plan, question, notes, found, key)
+    costs, notes = (_given(settings), ()) if measured is None else (measured.costs, measured.notes)
+    assert costs is not None, "the planner needs costs"
+    cache = PlanCache(settings.cache)
+    request = _request(settings, captured, example, cluster, costs, None)
+    request, refit_notes, found = _refitted(settings, request, key)
+    notes += refit_notes
     plan, more_notes = cache.plan(
         request, settings.planner, lambda: answer(request, settings.planner)
     )
@@ -112,7 +128,34 @@ def plan_pipeline(
         notes += (why_fuller(plan, fuller, request),)
         plan = fuller
     _warn_of_idle_devices(plan, request)
-    return Planned(plan, request, notes)
+    return Planned(plan, request, notes, found, key)
+
+
+def _given(settings: Settings) -> Costs | None:
+    """The costs that the user gave; None where there are none, or a refit of others."""
+    return settings.costs if isinstance(settings.costs, Costs) else None
+
+
+def _refitted(
+    settings: Settings, request: PlanRequest, key: Mapping[str, Any]
+) -> tuple[PlanRequest, tuple[str, ...], Refit | None]:
+    """The question with what recorded steps say about its costs, if the user wants that.
+
+    Raises:
+        ValueError: the refit is of another model.
+    """
+    found, source = settings.costs, "given"
+    if found == LAST_REFIT:
+        found, source = PlanCache(settings.cache).refit(key), "of an earlier run"
+        if found is None:
+            note = (
+                'costs="refit": no refit of this model on such devices is known yet; the plan '
+                "is made from the profile. TimelineCallback keeps one."
+            )
+            return request, (note,), None
+    if not isinstance(found, Refit):
+        return request, (), None
+    return found.request(request), (f"Costs: {found.describe()}; {source}.",), found
 
 
 def why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:

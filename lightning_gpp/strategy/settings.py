@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.planner import Plan
+from lightning_gpp.strategy.costs_given import GivenCosts
 from lightning_gpp.strategy.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.plan_cache import CacheLike
 
@@ -44,3 +45,4 @@ class Settings:
     cache: CacheLike = True
     use_all_devices: bool = True
     emulated: Emulated | None = None
+    costs: GivenCosts | None = None

@@ -12,11 +12,20 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp.runtime.clock import measure_offset
 from lightning_gpp.runtime.measured import RankRecord, measured_timeline
-from lightning_gpp.simulate import SpanKind, Timeline, shares, write_picture, write_trace
+from lightning_gpp.simulate import (
+    SpanKind,
+    Timeline,
+    shares,
+    with_inferred_path,
+    write_picture,
+    write_trace,
+)
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
+from lightning_gpp.strategy.plan_cache import PlanCache
 from lightning_gpp.strategy.recorder import StepRecorder
 from lightning_gpp.strategy.report import show
 from lightning_gpp.strategy.session import Session
+from lightning_gpp.strategy.step_reports import StepReport, StepReports
 from lightning_gpp.strategy.timeline_stages import timeline_stages
 
 
@@ -27,6 +36,12 @@ class TimelineCallback(pl.Callback):
     or ``timeline-step3.png`` and so on when there are several steps, and gives the shares of
     :class:`~lightning_gpp.simulate.Shares` to the loggers as ``timeline/...``. An accumulated step
     is recorded with all its mini-batches. ``strategy.on_record`` works beside it.
+
+    With ``predict`` it also says how far the step is from its prediction, part by part, and by how
+    much a refit of the costs to the steps recorded before it does better: on the console, in the
+    loggers (``prediction/...``), in the picture and the trace. The refit to all steps recorded so
+    far is kept: ``GraphPipeStrategy(costs="refit")`` plans with it the next time, and it is written
+    to ``refit.json``, which ``GraphPipeStrategy(costs="refit.json")`` takes.
 
     Steps that are not recorded cost a comparison per batch. A recorded one took 1.07 times the time
     of its unrecorded neighbour in the median of 100 pairs (quartiles 0.90 to 1.21: within the noise
@@ -39,9 +54,11 @@ class TimelineCallback(pl.Callback):
         dirpath: where to write; by default the folder of the logger, or of the Trainer.
         picture: whether to write the picture.
         trace: whether to write the trace.
+        predict: whether to compare the steps with predictions, and to refit the costs.
 
     Attributes:
         timelines: step -> its timeline, on rank 0.
+        reports: step -> how it compares with its predictions, on rank 0.
 
     Raises:
         ValueError: no step is chosen, or a negative one.
@@ -53,6 +70,7 @@ class TimelineCallback(pl.Callback):
         dirpath: str | Path | None = None,
         picture: bool = True,
         trace: bool = True,
+        predict: bool = True,
     ) -> None:
         self.steps = (steps,) if isinstance(steps, int) else tuple(sorted(set(steps)))
         if not self.steps or self.steps[0] < 0:
@@ -62,7 +80,10 @@ class TimelineCallback(pl.Callback):
         self.dirpath = None if dirpath is None else Path(dirpath)
         self.picture = picture
         self.trace = trace
+        self.predict = predict
         self.timelines: dict[int, Timeline] = {}
+        self.reports: dict[int, StepReport] = {}
+        self._reports = StepReports()
         self._done: set[int] = set()
         self._step = -1
         self._session: Session | None = None
@@ -169,21 +190,58 @@ class TimelineCallback(pl.Callback):
         assert self.dirpath is not None and timeline.step is not None
         self.timelines[timeline.step] = timeline
         self.dirpath.mkdir(parents=True, exist_ok=True)
-        suffix = "" if len(self.steps) == 1 else f"-step{timeline.step}"
-        written = []
-        if self.picture:
-            written.append(self.dirpath / f"timeline{suffix}.png")
-            write_picture(timeline, written[-1])
-        if self.trace:
-            written.append(self.dirpath / f"trace{suffix}.json")
-            write_trace([timeline], written[-1])
+        report = self._predicted(timeline) if self.predict else ""
+        shown = [with_inferred_path(timeline)]
+        if isinstance(report, StepReport):
+            shown.insert(0, report.predicted)
+        written = self._write(shown, timeline.step)
         found = shares(timeline)
+        metrics = found.metrics()
+        if isinstance(report, StepReport):
+            metrics |= report.comparison.metrics()
+            written += self._keep(report)
         for logger in trainer.loggers:
-            logger.log_metrics(found.metrics(), step=timeline.step)
+            logger.log_metrics(metrics, step=timeline.step)
         show(
             f"Step {timeline.step} took {timeline.step_s * 1e3:.4g} ms, of which "
             f"{found.bubble_share:.0%} bubble" + "".join(f"\n  {path}" for path in written)
         )
+        if report:
+            show(report.describe() if isinstance(report, StepReport) else report)
+
+    def _write(self, shown: list[Timeline], step: int) -> list[Path]:
+        """Picture and trace."""
+        assert self.dirpath is not None
+        suffix = "" if len(self.steps) == 1 else f"-step{step}"
+        written = []
+        if self.picture:
+            written.append(self.dirpath / f"timeline{suffix}.png")
+            write_picture(shown, written[-1])
+        if self.trace:
+            written.append(self.dirpath / f"trace{suffix}.json")
+            write_trace(shown, written[-1])
+        return written
+
+    def _predicted(self, timeline: Timeline) -> StepReport | str:
+        """How the step compares with its prediction, or why it does not."""
+        assert self._session is not None and self._session.pipeline is not None
+        assert timeline.step is not None
+        report = self._reports.report(self._session.pipeline, timeline)
+        if isinstance(report, StepReport):
+            self.reports[timeline.step] = report
+        return report
+
+    def _keep(self, report: StepReport) -> list[Path]:
+        """Keeps the refit for the next run of this model; on emulated devices none is kept."""
+        session, found = self._session, report.refit
+        assert session is not None and session.pipeline is not None and self.dirpath is not None
+        if found is None or report.comparison.measured.source != "measured":
+            return []
+        assert session.pipeline.planned is not None
+        PlanCache(session.settings.cache).keep_refit(session.pipeline.planned.refit_key, found)
+        path = self.dirpath / "refit.json"
+        path.write_text(found.to_json(), encoding="utf-8")
+        return [path]
 
 
 def _gather(session: Session, record: RankRecord, step: int) -> Timeline | None:

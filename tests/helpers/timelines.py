@@ -15,6 +15,7 @@ from helpers.training import MemoryLogger, make_trainer, quiet
 from lightning_gpp import TimelineCallback
 from lightning_gpp.runtime.executor import ActionRecord
 from lightning_gpp.simulate import Timeline
+from lightning_gpp.strategy.step_reports import StepReport
 
 
 @dataclass
@@ -27,6 +28,8 @@ class TimelineRun:
         logged: rows of the logger (rank 0).
         users_records: how many records the user's own ``on_record`` got.
         recorder_is_on: after the fit.
+        reports: step -> how it compares with its predictions (rank 0).
+        notes: on the plan (rank 0).
     """
 
     timelines: dict[int, Timeline]
@@ -34,6 +37,8 @@ class TimelineRun:
     logged: list[dict[str, float]] = field(default_factory=list)
     users_records: int = 0
     recorder_is_on: bool = False
+    reports: dict[int, StepReport] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def fit_with_timeline(
@@ -43,6 +48,7 @@ def fit_with_timeline(
     num_steps: int = 4,
     fail_on: int | None = None,
     plan: Any = None,
+    costs: Any = None,
     **trainer_arguments: Any,
 ) -> TimelineRun:
     """Trains a model of two towers, with a plan of its own or a given one."""
@@ -50,10 +56,10 @@ def fit_with_timeline(
     others: list[lp.Callback] = [] if fail_on is None else [FailOnRank(fail_on, "raise")]
     logger = MemoryLogger()
     records: list[ActionRecord] = []
-    run = TimelineRun(timeline.timelines)
+    run = TimelineRun(timeline.timelines, reports=timeline.reports)
     with quiet():
         trainer = make_trainer(
-            {"num_microbatches": 4, "timeout": 20.0, "plan": plan},
+            {"num_microbatches": 4, "timeout": 20.0, "plan": plan, "costs": costs},
             num_ranks,
             max_steps=num_steps,
             logger=logger,
@@ -81,6 +87,8 @@ class _Keep(lp.Callback):
         device = session.pipeline.rank_of_device.index(trainer.global_rank)
         self.run.program = [str(action) for action in program.actions[device]]
         self.run.recorder_is_on = session.recorder.is_on
+        if session.pipeline.planned is not None:
+            self.run.notes = session.pipeline.planned.notes
 
 
 def fit_on_one_device(folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ from helpers.workers import WorkerPool
 
 from lightning_gpp import TimelineCallback
 from lightning_gpp.simulate import SpanKind
+from lightning_gpp.simulate.refit import load_refit
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -70,12 +71,47 @@ def test_no_message_is_received_before_it_was_sent(runs: list[TimelineRun]) -> N
 
 
 def test_files_and_loggers_have_it(runs: list[TimelineRun], folder: Path) -> None:
-    assert sorted(path.name for path in folder.iterdir()) == ["timeline.png", "trace.json"]
-    assert json.loads((folder / "trace.json").read_text())["otherData"]["measured"]["step"] == 2
+    files = ["refit.json", "timeline.png", "trace.json"]
+    assert sorted(path.name for path in folder.iterdir()) == files
+    other = json.loads((folder / "trace.json").read_text())["otherData"]
+    assert other["measured"]["step"] == 2
+    assert other["predicted"]["step_s"] > 0
     (row,) = (row for row in runs[0].logged if "timeline/bubble_share" in row)
     assert row["step"] == 2
     assert 0 < row["timeline/bubble_share"] < 1
     assert row["timeline/rank2/forward_share"] > 0
+
+
+def test_the_step_is_laid_beside_its_prediction(runs: list[TimelineRun]) -> None:
+    report = runs[0].reports[2]
+    assert list(report.comparison.predicted) == ["profile", "fit"]
+    spans = [s for s in report.predicted.spans if s.action and s.kind not in PARTS]
+    assert Counter(s.action for s in spans) == Counter(a for run in runs for a in run.program)
+    (row,) = (row for row in runs[0].logged if "prediction/profile/error" in row)
+    step_s = row["prediction/measured/step_s"]
+    assert step_s == row["timeline/step_s"]
+    parts = [value for name, value in row.items() if name.startswith("prediction/measured/")]
+    assert sum(parts) == pytest.approx(2 * step_s)  # the parts, and the step itself
+    assert row["prediction/fit/error"] == report.comparison.error("fit")
+    assert not runs[1].reports  # rank 0 knows
+
+
+def test_a_refit_of_recorded_steps_predicts_the_next(
+    pool: WorkerPool, runs: list[TimelineRun], tmp_path: Path
+) -> None:
+    assert runs[0].reports
+    callback = {"steps": (2, 3), "dirpath": tmp_path / "first", "picture": False}
+    first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2)
+    assert list(first.reports[3].comparison.predicted) == ["profile", "refit"]
+    path = tmp_path / "first" / "refit.json"
+    kept = load_refit(path)
+    assert kept.steps == (2, 3)
+    assert kept == first.reports[3].refit
+    callback = {"steps": (2,), "dirpath": tmp_path / "again", "picture": False}
+    for costs in ("refit", str(path)):  # what was kept last; a file
+        again, _ = pool.run(fit_with_timeline, 2, callback, costs=costs, num_steps=3, num_ranks=2)
+        assert any("refitted to steps 2, 3 recorded on cpu" in note for note in again.notes)
+        assert list(again.reports[2].comparison.predicted) == ["known", "fit"]
 
 
 def test_the_users_own_records_go_on(runs: list[TimelineRun]) -> None:
