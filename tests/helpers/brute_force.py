@@ -18,8 +18,8 @@ from helpers.series_parallel import Stages
 from lightning_gpp.graph import StageEdge, StageGraph
 from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner import PlanRequest
+from lightning_gpp.planner.graphpipe.limits import Divisions
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
-from lightning_gpp.planner.graphpipe.search import smallest_bottleneck
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
 
 REPLICAS = (1, 2, 4)
@@ -266,6 +266,7 @@ def found_bottlenecks_s(
     units = search_units(request)
     tree = branching(request, units)
     line = linear(request, units, tuple(leaves(tree.tree)))
-    found = [smallest_bottleneck(p.space(size, take_turns=take_turns)) for p in (tree, line)]
-    on_tree, on_line = (one[0].seconds_per_sample if one else INFEASIBLE for one in found)
+    spaces = [problem.space(size, take_turns=take_turns) for problem in (tree, line)]
+    found = [Divisions(space).with_smallest_bottleneck() for space in spaces]
+    on_tree, on_line = (one.seconds_per_sample if one else INFEASIBLE for one in found)
     return on_tree, on_line

@@ -5,9 +5,11 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 - ``problem`` (with ``collapse``): the model as units, and the micro-batch sizes and devices;
 - ``layout``: its series-parallel tree as runs and blocks, and where a stage may end;
 - ``rates`` (with ``contents``): what a stage takes, and how many micro-batches it can hold;
+- ``space``: what may be chosen with one smallest micro-batch;
 - ``partition`` (with ``siblings``, ``tails``, ``frontier``, ``usage``): the dynamic program for one
   limit;
-- ``search``: the binary search on the limit for one micro-batch size;
+- ``limits``: the binary search on the limit;
+- ``search`` (with ``least``): the candidates for one micro-batch size;
 - ``placement``: devices;
 - ``result``: the choice by the time of the whole step;
 - ``infeasible``: what would help where nothing fits.

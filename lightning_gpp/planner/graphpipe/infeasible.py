@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.graphpipe.limits import Divisions
 from lightning_gpp.planner.graphpipe.problem import Problem
-from lightning_gpp.planner.graphpipe.search import divide
 from lightning_gpp.planner.units_of_measure import bytes_text
 
 MOST_DEVICES = 4096
@@ -36,7 +36,8 @@ def _fits(problem: Problem, request: PlanRequest) -> bool:
     """Whether any micro-batch size has a division, however slow."""
     changed = replace(problem, request=request)
     return any(
-        divide(changed.space(size), float("inf")) is not None for size in request.microbatch_sizes
+        Divisions(changed.space(size)).at(float("inf")) is not None
+        for size in request.microbatch_sizes
     )
 
 

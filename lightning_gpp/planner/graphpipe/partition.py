@@ -24,11 +24,11 @@ on the model as a line, whose stages may hold parts of two branches.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import accumulate, count
+from functools import partial
 
 from lightning_gpp.planner.graphpipe.frontier import (
     MODEL_END,
@@ -38,27 +38,17 @@ from lightning_gpp.planner.graphpipe.frontier import (
     add_way,
     units_in_flight,
 )
-from lightning_gpp.planner.graphpipe.layout import Frame, Interval, Layout, Point, Run
-from lightning_gpp.planner.graphpipe.rates import Crew, Rates
+from lightning_gpp.planner.graphpipe.layout import Frame, Interval, Point, Run
+from lightning_gpp.planner.graphpipe.rates import Crew
 from lightning_gpp.planner.graphpipe.siblings import Join, Siblings, joined
-from lightning_gpp.planner.graphpipe.tails import Beginnings
-from lightning_gpp.planner.graphpipe.usage import Usage
+from lightning_gpp.planner.graphpipe.space import Space
 
 Tables = dict[int, list[list[Way]]]
 """Frame -> for every boundary the ways to divide what follows."""
 
 ROUNDING = 1 + 1e-12
-SMALL = 14
-"""Up to this many units everything is tried; beyond, long stages are tried first."""
-
-LARGE = 150
-"""Above this many units only the heaviest branch of a block is tried as its owner."""
-
 FEW_ENDS = 4
 """In larger models, ends of a stage that are tried one by one, the longest first."""
-
-FEW_OWNERS = 2
-"""In larger models, branches of a block that are tried as its owner, the heaviest first."""
 
 NOT_POSSIBLE, TOO_MANY_DEVICES, ACCEPTED = 0, 1, 2
 """What became of a stage."""
@@ -83,84 +73,13 @@ class _Start:
     tables: Tables
 
 
-class Space:
-    """What stays the same for all limits: the frames, the crews, running sums along the frames."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        rates: Rates,
-        crews: Sequence[Crew],
-        usage: Usage,
-        num_units: int,
-        *,
-        holds_all: bool = False,
-    ) -> None:
-        self.layout = layout
-        self.rates = rates
-        self.crews = crews
-        self.usage = usage
-        self.num_units = num_units
-        self.holds_all = holds_all
-        self.is_small = len(layout.order) <= SMALL
-        self.is_large = len(layout.order) > LARGE
-        self._numbers = count()
-        self.root = self._frame(layout.root, is_model_end=True)
-        self.beginnings = Beginnings()
-        self._side_frames: dict[int, Frame] = {}
-        self._paths: dict[tuple[Crew, int], list[float]] = {}
-
-    def _frame(self, run: Run, *, is_model_end: bool) -> Frame:
-        most = len(self.layout.order) if self.is_small else 1 if self.is_large else FEW_OWNERS
-        return Frame(run, self._numbers, is_model_end=is_model_end, most_owners=most)
-
-    def in_flight(self, units: int, crew: Crew) -> int:
-        """Micro-batches of a stage in flight: no more than there are."""
-        most = self.num_units if self.holds_all else min(units, self.num_units)
-        return most // crew.multiple
-
-    def side_frame(self, run: Run) -> Frame:
-        """The frame of a branch that is cut on its own, the same for all branches like it."""
-        frame = self._side_frames.get(run.kind)
-        if frame is None:
-            frame = self._side_frames[run.kind] = self._frame(run, is_model_end=False)
-        return frame
-
-    @cached_property
-    def work(self) -> list[float]:
-        """Running sums over the places of device-seconds per sample that units take at least."""
-        sums = [(crew.num_replicas, self.rates.least_seconds(crew)) for crew in self.crews]
-        places = range(len(self.layout.order))
-        each = (min(count * (s[p + 1] - s[p]) for count, s in sums) for p in places)
-        return [*accumulate(each, initial=0.0)]
-
-    def work_before(self, frame: Frame, boundary: int) -> float:
-        """Device-seconds per sample of what comes before a boundary, in a frame and around it."""
-        run, work = frame.run, self.work
-        before = work[run.bounds[boundary]] - work[run.bounds[0]]
-        return before + (self.work_before(frame.outer, frame.element) if frame.outer else 0.0)
-
-    def path(self, crew: Crew, frame: Frame) -> list[float]:
-        """Running seconds at the points of a frame's trunk (see ``Rates.least_seconds``)."""
-        key = crew, frame.number
-        path = self._paths.get(key)
-        if path is None:
-            sums = self.rates.least_seconds(crew)
-            stop = sums[frame.run.bounds[-1]]
-            path = self._paths[key] = [
-                sums[frame.run.bounds[point.boundary]]
-                if point.frame is frame and not point.crossed
-                else stop + sum(sums[b] - sums[a] for a, b in point.beyond)
-                for point in frame.trunk
-            ]
-        return path
-
-
 class Partition:
     """The ways that respect one limit.
 
     Attributes:
         limit_s: most seconds per sample of a stage.
+        next_limit_s: the least limit seen so far at which a stage would be possible that this one
+            forbids; no limit in between has other ways.
         siblings: the ways of branches beside owners.
     """
 
@@ -168,6 +87,7 @@ class Partition:
         self._space = space
         self._usage = space.usage
         self.limit_s = limit_s * ROUNDING
+        self.next_limit_s = math.inf
         self._sides: dict[tuple[int, int, int], list[Way]] = {}
         self.siblings = Siblings(self, space)
         self._crews = [
@@ -202,10 +122,19 @@ class Partition:
     def _most_in_flight(self, intervals: tuple[Interval, ...], crew: Crew) -> float:
         """Micro-batches in flight that a stage has memory for; -1 where it is too slow."""
         rate = self._space.rates(intervals, crew)
-        most = rate.most_in_flight if rate.seconds_per_sample <= self.limit_s else -1.0
+        most = rate.most_in_flight
+        if rate.seconds_per_sample > self.limit_s:
+            self.too_slow(rate.seconds_per_sample)
+            most = -1.0
         if rate.recomputed_seconds_per_sample <= self.limit_s:
             return max(most, rate.recomputed_most_in_flight)
+        self.too_slow(rate.recomputed_seconds_per_sample)
         return most
+
+    def too_slow(self, seconds_per_sample: float) -> None:
+        """Notes what a stage takes that does not keep to the limit."""
+        if seconds_per_sample < self.next_limit_s:
+            self.next_limit_s = seconds_per_sample
 
     def _solve(self, frame: Frame, end: Way) -> list[Way]:
         tables: Tables = {}
@@ -266,6 +195,8 @@ class Partition:
             path = space.path(crew, frame)
             stop_s = sums[place] + self.limit_s
             index = bisect_right(path, stop_s)
+            if index < len(path):
+                self.too_slow(path[index] - sums[place])
             first = max(boundary, reached.get(crew.kind, 0))
             if first >= index:
                 continue
@@ -333,6 +264,9 @@ class Partition:
             boundary = (
                 bisect_right(child.run.bounds, sums[start] + left_s, key=sums.__getitem__) - 1
             )
+            if boundary < len(child.run):
+                next_s = sums[child.run.bounds[boundary + 1]] - sums[start]
+                self.too_slow(next_s - left_s + self.limit_s)
             last = 0 if self._space.is_small else max(0, boundary - 1)
             for end in range(boundary, last - 1, -1):
                 head = Point(child, end, (), point.crossed)

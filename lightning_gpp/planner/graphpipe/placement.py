@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from lightning_gpp.planner.dag import topological_order
 from lightning_gpp.planner.graphpipe.frontier import Trace, collect_cuts
-from lightning_gpp.planner.graphpipe.partition import Space
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.rates import Crew
+from lightning_gpp.planner.graphpipe.space import Space
 from lightning_gpp.planner.plan import Plan, Stage
 
 

@@ -10,8 +10,8 @@ from lightning_gpp.graph.series_parallel import Leaf, Series, Tree, decompose, l
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.collapse import light_groups
 from lightning_gpp.planner.graphpipe.layout import Layout, heavy_first, lay_out
-from lightning_gpp.planner.graphpipe.partition import Space
 from lightning_gpp.planner.graphpipe.rates import Crew, Prices
+from lightning_gpp.planner.graphpipe.space import Space
 from lightning_gpp.planner.graphpipe.usage import Usage
 from lightning_gpp.planner.units import UnitGraph, build_units, indivisible_groups
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import PlanEvaluation
-from lightning_gpp.planner.graphpipe.partition import Space
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.search import (
     HOPELESS,
     Candidate,
     candidates,
     data_parallel,
-    lower_bound_s,
 )
+from lightning_gpp.planner.graphpipe.space import Space
 from lightning_gpp.planner.plan import Plan
 
 EVALUATIONS = 10
@@ -37,7 +36,7 @@ ALONE = 5
 PATIENCE = 3
 """In larger models, micro-batch sizes that may be tried in vain, one after the other."""
 
-SLIGHTLY = 1.03
+SLIGHTLY = 1.1
 """Of the first, quick look at a space, estimates up to this many times the best are evaluated."""
 
 FEW_UNITS = 128
@@ -93,6 +92,7 @@ class Choice:
         self._pending: list[Candidate] = []
         self._best_size: float | None = None
         self._num_played = 0
+        self._guesses: dict[tuple[object, ...], float] = {}  # bottleneck over its lower bound
         self.best_s = math.inf
 
     def search_alike(self, problem: Problem, name: str, *, is_chain: bool) -> None:
@@ -152,7 +152,13 @@ class Choice:
     ) -> bool:
         """Looks at one space; whether it holds a shorter step than those seen so far."""
         before_s = self.best_s
-        found = candidates(problem, space, before_s, name, is_chain=is_chain)
+        is_one_crew, takes_turns = len(space.crews) == 1, space.crews[-1].multiple > 1
+        kind = bool(problem.layout.root.blocks), space.crews[0], is_one_crew, takes_turns
+        guess = self._guesses.get(kind, 1.0)
+        found = candidates(problem, space, before_s, name, is_chain=is_chain, guess=guess)
+        if found and space.lower_bound_s:
+            slowest_s = min(candidate.seconds_per_sample for candidate in found)
+            self._guesses[kind] = slowest_s / space.lower_bound_s
         if found and found[0].estimate_s <= hopeless * before_s:
             self._evaluate(found[0])
             found = found[1:]
@@ -170,15 +176,14 @@ class Choice:
         """Evaluates the most promising of the others; all that fit into memory, best first."""
         self._pending.sort(key=lambda candidate: candidate.estimate_s)
         for number, candidate in enumerate(self._pending[:MORE_EVALUATIONS]):
-            if number >= EVALUATIONS and candidate.num_played > SHORT:
-                continue
-            least_s = candidate.seconds_per_sample * self._request.minibatch_size
-            if least_s <= self.best_s:
+            if number < EVALUATIONS or candidate.num_played <= SHORT:
                 self._evaluate(candidate)
         fitting = (found for found in self._seen.values() if found.is_feasible)
         return sorted(fitting, key=lambda found: (found.step_s, found.peak_memory_bytes))
 
     def _evaluate(self, candidate: Candidate) -> None:
+        if candidate.least_s > self.best_s:
+            return
         for found in candidate.evaluations():
             self._seen.setdefault(found.plan, found)
             self._num_played += sum(
@@ -192,7 +197,7 @@ class Choice:
 def _promise(space: Space) -> float:
     """A step that may be had: a bottleneck like the lower bound, and some stages in a row."""
     samples = (space.num_units + STAGES_IN_A_ROW) * space.rates.microbatch_size
-    return lower_bound_s(space) * samples
+    return space.lower_bound_s * samples
 
 
 def ranked_plans(found: Sequence[PlanEvaluation]) -> tuple[RankedPlan, ...]:

@@ -1,4 +1,4 @@
-"""The search: micro-batch sizes, a binary search on the bottleneck, and the choice by step time.
+"""Candidates for one micro-batch size: divisions whose step may be the shortest.
 
 Algorithm 1 of GraphPipe (arXiv 2406.17145, section 5.2) for every micro-batch size. The plan with
 the smallest bottleneck is not always the fastest: one with fewer stages on its longest path warms
@@ -8,18 +8,16 @@ bottlenecks, ranks all it has seen by an estimate of the step, and evaluates the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
 from lightning_gpp.planner.graphpipe.frontier import Cut
-from lightning_gpp.planner.graphpipe.partition import Partition, Space
+from lightning_gpp.planner.graphpipe.least import least_step
+from lightning_gpp.planner.graphpipe.limits import Divisions, Found
 from lightning_gpp.planner.graphpipe.placement import FoundStage, found_stages, plans_of
 from lightning_gpp.planner.graphpipe.problem import Problem
-
-PRECISION = 1.015
-"""The binary search ends when the limits are this close; then it tries to beat what it found."""
+from lightning_gpp.planner.graphpipe.space import Space
 
 FORWARD_SHARE = 3
 """A forward is about this part of a forward and a backward."""
@@ -28,7 +26,7 @@ LEAST_FILL = 0.5
 """In larger models, micro-batches' time that a pipeline is taken to lose at least by filling."""
 
 HOPELESS = 1.15
-"""Shallower plans are not sought where the best estimate is this many times the best step."""
+"""Estimates of this many times the best step so far are of no interest."""
 
 SLOWER = (1.03, 1.1, 1.3)
 """Limits, as multiples of the smallest bottleneck, at which shallower plans are sought."""
@@ -62,6 +60,22 @@ class Candidate:
         units = self.problem.request.minibatch_size / self.microbatch_size
         return round(sum(units / stage.crew.multiple for stage in self.stages))
 
+    @property
+    def least_s(self) -> float:
+        """Seconds that no plan of it beats: what a stage computes, and the sum of its gradients.
+
+        Messages do not count: the search takes them to go over the slowest link.
+        """
+        minibatch_size = self.problem.request.minibatch_size
+        least_s = 0.0
+        for stage in self.stages:
+            size = self.microbatch_size * stage.crew.multiple
+            busy_s = stage.seconds_per_sample * size - stage.reduce_s * size / minibatch_size
+            is_computing = busy_s > stage.message_s * (1 + 1e-9)
+            compute_s = busy_s * minibatch_size / size if is_computing else 0.0
+            least_s = max(least_s, compute_s + stage.reduce_s)
+        return least_s
+
     def evaluations(self) -> Iterable[PlanEvaluation]:
         """Its plans, evaluated."""
         for plan in plans_of(
@@ -70,88 +84,28 @@ class Candidate:
             yield evaluate_plan(plan, self.problem.request)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Divisions that keep to one limit.
-
-    Attributes:
-        seconds_per_sample: of the slowest stage of the fastest of them.
-        divisions: their stages.
-    """
-
-    seconds_per_sample: float
-    divisions: tuple[tuple[FoundStage, ...], ...]
-
-
-def divide(space: Space, limit_s: float) -> Found | None:
-    """The divisions whose stages all keep to a limit per sample; None if there are none."""
-    ways = Partition(space, limit_s).ways()
-    if not ways:
-        return None
-    divisions = tuple(tuple(found_stages(way.trace, space, limit_s)) for way in ways)
-    slowest_s = min(max(stage.seconds_per_sample for stage in stages) for stages in divisions)
-    return Found(slowest_s, divisions)
-
-
-def lower_bound_s(space: Space) -> float:
-    """Seconds per sample that no division can beat: equal shares, or the slowest unit."""
-    num_devices = space.usage.num_devices
-    sums = [space.rates.least_seconds(crew) for crew in space.crews]
-    places = range(len(space.layout.order))
-    slowest_s = max(min(s[place + 1] - s[place] for s in sums) for place in places)
-    return max(space.work[-1] / num_devices, slowest_s)
-
-
-def smallest_bottleneck(space: Space, at_most_s: float = math.inf) -> list[Found]:
-    """The division with the smallest bottleneck, first, and those that were found on the way.
+def candidates(
+    problem: Problem, space: Space, best_s: float, name: str, *, is_chain: bool, guess: float = 1.0
+) -> list[Candidate]:
+    """Divisions for one micro-batch size that may beat a step time, the most promising first.
 
     Args:
+        problem: what the space is of.
         space: what to divide.
-        at_most_s: larger bottlenecks are of no interest.
+        best_s: the step to beat.
+        name: of the planner.
+        is_chain: whether every stage waits for the one before it.
+        guess: how many times its lower bound the smallest bottleneck may be.
     """
-    low = max(lower_bound_s(space) * (1 - 1e-9), 1e-18)
-    if low > at_most_s:
-        return []
-    found: list[Found] = []
-    limit_s = at_most_s if math.isfinite(at_most_s) else low * 1.1
-    while not found:
-        if (new := divide(space, limit_s)) is not None:
-            found.append(new)
-        elif limit_s >= at_most_s:
-            return []
-        else:
-            low = limit_s
-            limit_s = _next_limit(limit_s, space, at_most_s)
-    while found[-1].seconds_per_sample > low * PRECISION:
-        middle = math.sqrt(low * found[-1].seconds_per_sample)
-        if (new := divide(space, middle)) is not None:
-            found.append(new)
-        else:
-            low = middle
-    for _ in range(1000 if space.is_small else 1):
-        new = divide(space, found[-1].seconds_per_sample * (1 - 1e-9))
-        if new is None:
-            break
-        found.append(new)
-    return found[::-1]
-
-
-def _next_limit(limit_s: float, space: Space, at_most_s: float) -> float:
-    """A larger limit; none at all once a single device with the whole model keeps to it."""
-    whole_s = min(space.rates.least_seconds(crew)[-1] for crew in space.crews)
-    if limit_s > 4 * whole_s:
-        return at_most_s
-    return min(limit_s * 1.5, at_most_s)
-
-
-def candidates(
-    problem: Problem, space: Space, best_s: float, name: str, *, is_chain: bool
-) -> list[Candidate]:
-    """Divisions for one micro-batch size that may beat a step time, the most promising first."""
     minibatch_size = problem.request.minibatch_size
     samples = minibatch_size + (0 if space.is_small else LEAST_FILL * space.rates.microbatch_size)
-    found = smallest_bottleneck(space, best_s / samples)
-    if not found:
+    least = least_step(problem, space)
+    if least.step_s > HOPELESS * best_s:
+        return []
+    divisions = Divisions(space)
+    at_most_s = min(best_s / samples, least.bottleneck_s(HOPELESS * best_s))
+    best = divisions.with_smallest_bottleneck(at_most_s, guess=guess)
+    if best is None:
         return []
     made: dict[tuple[FoundStage, ...], Candidate] = {}
 
@@ -168,14 +122,14 @@ def candidates(
                     is_chain,
                 )
 
-    for new in found:
+    for new in divisions.found[::-1]:
         note(new)
     for factor in SLOWER:
-        limit_s = found[0].seconds_per_sample * factor
+        limit_s = best.seconds_per_sample * factor
         shortest_s = min(candidate.estimate_s for candidate in made.values())
         if limit_s * samples > min(best_s, shortest_s) or shortest_s > HOPELESS * best_s:
             break
-        if (slower := divide(space, limit_s)) is not None:
+        if (slower := divisions.at(limit_s)) is not None:
             note(slower)
     return sorted(made.values(), key=lambda candidate: candidate.estimate_s)
 

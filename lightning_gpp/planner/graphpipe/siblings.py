@@ -25,7 +25,8 @@ from lightning_gpp.planner.graphpipe.rates import Crew
 from lightning_gpp.planner.graphpipe.tails import end_of, fewest_devices, sparing_size
 
 if TYPE_CHECKING:
-    from lightning_gpp.planner.graphpipe.partition import Partition, Space
+    from lightning_gpp.planner.graphpipe.partition import Partition
+from lightning_gpp.planner.graphpipe.space import Space
 
 FEW_BRANCHES = 6
 """In small models, up to this many branches are grouped in all ways."""
@@ -142,7 +143,7 @@ class Siblings:
         stage, left = intervals, dict.fromkeys(runs)
         for end_s, run, size in sorted(sparing, key=lambda item: item[0]):
             longer = joined(stage, end_of(run, size))
-            if end_s <= room_s and self._partition.fits(longer, crew, units):
+            if self._has_time(end_s, room_s) and self._partition.fits(longer, crew, units):
                 stage = longer
                 room_s -= end_s
                 left = dict.fromkeys(
@@ -182,10 +183,10 @@ class Siblings:
         stage, left = intervals, []
         room_s = self._partition.limit_s - self._seconds(intervals, crew)
         weights = self._by_weight(others, crew)
-        if not weights or weights[-1][0] > room_s:
+        if not weights or not self._has_time(weights[-1][0], room_s):
             return
         for run_s, run in weights:
-            longer = joined(stage, run.interval) if run_s <= room_s else stage
+            longer = joined(stage, run.interval) if self._has_time(run_s, room_s) else stage
             if longer != stage and self._partition.fits(longer, crew, units):
                 stage = longer
                 room_s -= run_s
@@ -271,7 +272,7 @@ class Siblings:
         rooms_s: list[float] = []
         for run_s, run in self._by_weight(runs, crew):
             for index, stage in enumerate(stages):
-                if run_s > rooms_s[index]:
+                if not self._has_time(run_s, rooms_s[index]):
                     continue
                 longer = joined(stage, run.interval)
                 if self._partition.fits(longer, crew, units):
@@ -284,6 +285,13 @@ class Siblings:
                 rooms_s.append(self._partition.limit_s - run_s)
                 groups.append((run,))
         return groups
+
+    def _has_time(self, more_s: float, room_s: float) -> bool:
+        """Whether a stage with so much room below the limit can take so much more."""
+        if more_s <= room_s:
+            return True
+        self._partition.too_slow(self._partition.limit_s + (more_s - room_s))
+        return False
 
     def _seconds(self, intervals: tuple[Interval, ...], crew: Crew) -> float:
         """Seconds per sample that a stage takes at least."""
