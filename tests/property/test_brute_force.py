@@ -9,7 +9,7 @@ from helpers.brute_force import INFEASIBLE, BruteForce, found_bottlenecks_s
 from helpers.series_parallel import divisions, final_stages, last_stages, shapes, tree_of
 from helpers.small_requests import SETTINGS, Setting, random_request
 
-SAMPLE = 8
+SAMPLE = 6
 """Models of each size and setting that are tried; all of them are in benchmarks/brute_force.py."""
 
 WORST_LOSS = 1.6
@@ -53,7 +53,7 @@ def test_branches_whose_messages_fill_a_stage_can_be_joined_with_what_reads_them
     """
     tree = tree_of(("S", (("P", (".",) * 5), ".")))
     considered = [(stages, last_stages(tree, stages)) for stages in divisions(tree)]
-    for seed in range(20):
+    for seed in range(12):
         request = random_request(tree, SETTINGS["messages"], random.Random(seed))
         best_s = BruteForce(request, 4).smallest_bottleneck_s(considered)
         assert found_bottlenecks_s(request, 4)[0] == pytest.approx(best_s, rel=1e-9), seed
