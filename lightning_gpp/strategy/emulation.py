@@ -220,7 +220,7 @@ def begin_emulation(options: Emulated, planned: Planned) -> Setup:
         program = plan_graph(plan, request.graph).program(
             num_microbatches(plan, request), schedule=request.schedule, check=False
         )
-        real_kind = None if options.is_shape_only else "cpu"
+        real_kind = "meta" if options.is_shape_only else "cpu"
         scale = process_time_scale(plan, request, program, costs, real_kind)
     folder = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     file, path = tempfile.mkstemp(prefix="lightning_gpp_channels_", dir=folder)
