@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from helpers.graphs import stage_edges
 from helpers.stage_dags import stage_graphs
 from lightning_gpp.cluster import Cluster, Device, Link
-from lightning_gpp.graph import StageEdge, StageGraph
+from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule import SCHEDULES, Action, Program, build_program
 from lightning_gpp.simulate import (
     Bucket,
@@ -157,7 +157,8 @@ def simulated_stages(
     """A simulated step of a small stage graph, one stage per device by default.
 
     Args:
-        edges: of the stage graph, as in ``"0>2 1>2"``.
+        edges: of the stage graph, as in ``"0>2 1>2"``; those of the feed (``"-1>0"``) bring no
+            gradient back.
         num_stages: of the stage graph.
         num_microbatches: of the mini-batch.
         devices: of the stages.
@@ -176,7 +177,12 @@ def simulated_stages(
         options: of ``build_program``.
     """
     names = readers or {f"w{stage}": (stage,) for stage in range(num_stages)}
-    stages = replace(stage_edges(num_stages, edges), parameter_readers=tuple(names.items()))
+    graph = stage_edges(num_stages, edges)
+    stages = replace(
+        graph,
+        edges=tuple(replace(edge, has_backward=edge.source != FEED) for edge in graph.edges),
+        parameter_readers=tuple(names.items()),
+    )
     program = build_program(
         stages,
         devices=devices or range(num_stages),

@@ -214,6 +214,22 @@ def test_in_a_rendezvous_both_sides_wait() -> None:
     }  # fmt: skip
 
 
+def test_the_feed_never_waits_for_its_receivers() -> None:
+    # as above, with the first input at 1 s and the second one at 2 s
+    found = simulated_stages(
+        "-1>0 0>1",
+        2,
+        num_microbatches=2,
+        schedule="gpipe",
+        backward_s=1.0,
+        message_bytes=1.0,
+        link=Link(1.0),
+        sends="rendezvous",
+    )
+    assert found.step_s == 11.0
+    assert task_times(found, TaskKind.TRANSFER)["-1SF1>0"] == (1.0, 2.0)
+
+
 def test_1f1b_needs_buffered_sends() -> None:
     with pytest.raises(ScheduleError) as error:
         simulated_stages(chain(2), 2, num_microbatches=3, sends="rendezvous")
