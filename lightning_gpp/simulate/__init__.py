@@ -1,4 +1,7 @@
-"""What a step looks like in time: timelines, and how they are shown.
+"""What a step looks like in time: simulations, timelines, and how they are shown.
+
+:func:`simulate` plays a program with what it costs; :func:`simulate_plan` does so for a plan.
+:func:`critical_path` and :func:`usage` say what the step waits for and how busy everything is.
 
 A :class:`Timeline` says what every rank did when, for one optimizer step. It is the same type
 whether the step was measured by the runtime or predicted from a program, so that the two can be

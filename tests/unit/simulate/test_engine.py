@@ -284,6 +284,25 @@ def test_sums_begin_during_the_last_backward(fractions: tuple[float, ...], step_
     assert found.step_s == step_s
 
 
+def test_a_device_that_only_holds_a_replica_takes_part_in_its_sums() -> None:
+    # a mini-batch that is too small for two replicas: device 1 computes nothing and is ready at
+    # once, device 0 half-way through its backward from 1 to 5 s
+    found = simulated_stages(
+        "0>1",
+        2,
+        devices=[0, 0],
+        holders=[(0, 1), (0,)],
+        num_microbatches=1,
+        forward_s=[1, 0],
+        backward_s=[4, 0],
+        link=Link(1.0),
+        buckets=[Bucket(0, 3.0, 0.5)],
+    )
+    assert [task.kind for task in found.tasks if task.device == 1] == []
+    assert task_times(found, TaskKind.REDUCE) == {"0R0": (3.0, 6.0)}
+    assert found.step_s == 6.0
+
+
 def test_parameters_that_stages_share_are_summed_by_their_owner() -> None:
     # device 1 is done at 4 s, and its gradients are at the owner at 5 s; device 0 is done at 6 s,
     # and the sum is back at 7 s
