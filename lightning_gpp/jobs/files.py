@@ -15,8 +15,8 @@ CONFIG = "config.yaml"
 METRICS = "metrics.json"
 FILES = (
     *(METRICS, "plan.json", "plan.png", "compare.json", "compare.csv"),
-    *("simulation.json", "speedup.png", "graph.json", "costs.json", "timeline.png", "trace.json"),
-    CONFIG,
+    *("simulation.json", "speedup.png", "graph.json", "costs.json"),
+    *("timeline.png", "timeline.html", "trace.json", CONFIG),
 )
 """Every file that a job may write, in the order in which a person is told of them."""
 

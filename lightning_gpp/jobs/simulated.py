@@ -11,6 +11,7 @@ from lightning_gpp.simulate import Timeline, predicted_timeline
 from lightning_gpp.simulate.critical_path import CriticalPath, critical_path
 from lightning_gpp.simulate.plan_case import PlanCase
 from lightning_gpp.simulate.simulation import Simulation
+from lightning_gpp.simulate.timeline_stages import plan_stages
 from lightning_gpp.simulate.usage import Usage, usage
 
 
@@ -78,6 +79,13 @@ class Simulated:
         """Throughput."""
         return self.case.samples / self.step_s
 
-    def timeline(self) -> Timeline:
-        """The simulation as a timeline that can be drawn."""
-        return predicted_timeline(self.simulation)
+    def timeline(self, name: str = "") -> Timeline:
+        """The simulation as a timeline that can be drawn.
+
+        Args:
+            name: what it is called where several are shown.
+        """
+        program, request = self.simulation.program, self.case.request
+        ranks = range(len(program.actions))
+        stages = plan_stages(program, self.case.plan, request.graph, ranks)
+        return predicted_timeline(self.simulation, stages=stages, name=name)

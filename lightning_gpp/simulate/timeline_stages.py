@@ -1,4 +1,4 @@
-"""What timelines show of the stages of a program."""
+"""What timelines show of the stages of a plan's program: of each replica, and of the loss."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from lightning_gpp.simulate.timeline import TimelineStage
 
 
 def plan_stages(
-    program: Program,
-    plan: Plan,
-    graph: ModelGraph,
-    rank_of_device: Sequence[int] | None = None,
+    program: Program, plan: Plan, graph: ModelGraph, rank_of_device: Sequence[int]
 ) -> tuple[TimelineStage, ...]:
-    """What a timeline shows of the stages of a plan: of each replica, and of the loss.
+    """The stages of a program with the operators that they hold.
 
     Args:
-        program: of the plan; its stages count replicas.
-        plan: says which operators a stage has.
-        graph: names them.
-        rank_of_device: rank of every device; each device is the rank of its number by default.
+        program: of the plan.
+        plan: stages on devices.
+        graph: the model.
+        rank_of_device: rank of every device.
     """
-    found = []
-    for stage in range(program.num_stages):
-        replica, device = program.replica(stage), program.device(stage)
-        rank = device if rank_of_device is None else rank_of_device[device]
-        if replica.stage == plan.num_stages:
-            found.append(TimelineStage(stage, rank, "loss"))
-            continue
-        operators = plan.stages[replica.stage].operators
-        label = summarize_operators(graph, operators)
-        if replica.count > 1 or replica.stage != stage:  # the plan's ids do not count replicas
-            label = f"{label} ({replica})"
-        found.append(TimelineStage(stage, rank, label, operators))
-    return tuple(found)
+    return tuple(
+        _stage(program, plan, graph, stage, rank_of_device[program.device(stage)])
+        for stage in range(program.num_stages)
+    )
+
+
+def _stage(program: Program, plan: Plan, graph: ModelGraph, id: int, rank: int) -> TimelineStage:
+    replica = program.replica(id)
+    if replica.stage == plan.num_stages:
+        return TimelineStage(id, rank, "loss")
+    operators = plan.stages[replica.stage].operators
+    label = summarize_operators(graph, operators)
+    if replica.count > 1 or replica.stage != id:  # ids count replicas, those of the plan do not
+        label = f"{label} ({replica})"
+    return TimelineStage(id, rank, label, operators)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_gpp.simulate import TimelineStage, plan_stages
+from lightning_gpp.simulate import TimelineStage
+from lightning_gpp.simulate.timeline_stages import plan_stages
 from lightning_gpp.strategy.pipeline import Pipeline
 
 
 def timeline_stages(pipeline: Pipeline) -> tuple[TimelineStage, ...]:
-    """What a timeline shows of the stages of the last step: of each replica, and of the loss."""
+    """What a timeline shows of the stages of the last step."""
     program = pipeline.last_trained
     assert program is not None, "no step has been run"
     return plan_stages(program, pipeline.plan, pipeline.captured.graph, pipeline.rank_of_device)

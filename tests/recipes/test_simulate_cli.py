@@ -57,6 +57,7 @@ class TestSimulate:
         assert sum(found["step"]["critical_path_s"].values()) == pytest.approx(metrics["step_s"])
         for name in ("timeline.png", "speedup.png"):
             assert (run_folder / "run" / name).read_bytes().startswith(b"\x89PNG")
+        assert "written to" in printed and "timeline.html, trace.json" in printed
         assert load_plan(run_folder / "run" / "plan.json").planner == found["step"]["planner"]
         speedup = found["speedup"]["speedup"]
         assert set(speedup) == {"graphpipe", "naive", "pre-fetch", "wait-free", "merged"}
