@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from helpers.series_parallel import Stages
-from lightning_gpp.graph import StageEdge, StageGraph
+from lightning_gpp.graph import ModelGraph, StageEdge, StageGraph
 from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.graphpipe.limits import Divisions
@@ -76,7 +76,7 @@ class BruteForce:
         return best
 
     def _best_of(self, stages: Stages, last: int, bound_s: float) -> float:
-        order = _ordered(stages, last, self._edges)
+        order = next(orders(stages, last, self._edges))
         choices = []
         for stage in order:
             crews = [
@@ -105,12 +105,7 @@ class BruteForce:
 
     @cached_property
     def _edges(self) -> list[tuple[int, int]]:
-        number = {operator.name: index for index, operator in enumerate(self._graph)}
-        return [
-            (number[source], number[operator.name])
-            for operator in self._graph
-            for source in self._graph.predecessors[operator.name]
-        ]
+        return edges_between(self._graph)
 
     @cached_property
     def _crews(self) -> list[_Crew]:
@@ -225,19 +220,23 @@ def _times(each: float, free: float) -> float:
     return math.inf if not each or math.isinf(free) else free // each
 
 
-def _ordered(stages: Stages, last: int, edges: Sequence[tuple[int, int]]) -> Stages:
-    """The stages in topological order, the one with the loss at the end."""
-    left = [stage for index, stage in enumerate(stages) if index != last]
-    order: list[frozenset[int]] = []
-    while left:
-        ready = next(
-            one
-            for one in left
-            if not any(b in one and any(a in o for o in left if o is not one) for a, b in edges)
-        )
-        left.remove(ready)
-        order.append(ready)
-    return (*order, stages[last])
+def edges_between(graph: ModelGraph) -> list[tuple[int, int]]:
+    """The operators that read from each other, by their numbers."""
+    number = {operator.name: index for index, operator in enumerate(graph)}
+    return [
+        (number[source], number[operator.name])
+        for operator in graph
+        for source in graph.predecessors[operator.name]
+    ]
+
+
+def orders(stages: Stages, last: int, edges: Sequence[tuple[int, int]]) -> Iterator[Stages]:
+    """The stages in every topological order that ends with the one that has the loss."""
+    others = [stage for index, stage in enumerate(stages) if index != last]
+    for order in itertools.permutations(others):
+        home = {node: number for number, stage in enumerate(order) for node in stage}
+        if all(home[a] <= home.get(b, len(order)) for a, b in edges if a in home):
+            yield (*order, stages[last])
 
 
 def _in_flight(

@@ -22,9 +22,12 @@ def infeasible_error(problem: Problem) -> ValueError:
     if not request.may_recompute and _fits(problem, replace(request, may_recompute=True)):
         remedies.append("recomputation would do (may_recompute=True)")
     if (needed := _smallest_memory(problem)) is not None:
-        remedies.append(f"{request.num_devices} devices need {bytes_text(needed)} of memory each")
+        size = f"{bytes_text(needed)} ({needed} bytes)"
+        remedies.append(f"{request.num_devices} devices need {size} of memory each")
     if (count := _fewest_devices(problem)) is not None:
-        remedies.append(f"with the memory they have, {count} devices would do")
+        first = request.cluster.devices[0].name
+        like = f" like {first}" if len(request.cluster.kinds) > 1 or len(limits) > 1 else ""
+        remedies.append(f"with the memory they have, {count} devices{like} would do")
     return ValueError(
         f"no division of the model into stages fits into the memory of {request.num_devices} "
         f"devices ({bytes_text(min(limits, default=0))} on the smallest); "
