@@ -43,7 +43,7 @@ from lightning_gpp.simulate.simulation import Simulation
 
 Overlap = Literal["at_end", "one_at_end", "wait_free", "merged", "optimal", "buckets"]
 """How the gradients of replicas are cut into sums: as :data:`MERGING` has it, or ``"buckets"`` of
-equal bytes, as our runtime does it."""
+so many bytes, as our runtime does it (here of whole operators, there of parameters)."""
 
 
 def simulate_plan(
