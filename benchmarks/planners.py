@@ -10,11 +10,14 @@ what another one has computed.
     python benchmarks/planners.py --workloads mmt:num_branches=2 --devices 32
     python benchmarks/planners.py --graphs DIR --workloads       # every profile in a folder
     python benchmarks/planners.py --branches 2 4 8 16            # CANDLE-Uno, figure 7 of the paper
+    python benchmarks/planners.py --max-replicas 1 --samples-per-device 4    # pipelines alone
 
 ``ratio`` is the throughput of ``graphpipe`` over that of the row, ``faster`` the search time of the
-row over that of ``graphpipe``. Our planner ``pipedream`` has two levels (hosts) and replicas in
-powers of two; ``pipedream flat`` is the time of its recurrences alone as the paper has them, over
-one level and all numbers of replicas, for every micro-batch size (``--flat``).
+row over that of ``graphpipe``. ``fill`` is the part of the step that is not the mini-batch at the
+pace of the slowest stage: filling and emptying the pipeline. Our planner ``pipedream`` has two
+levels (hosts) and replicas in powers of two; ``pipedream flat`` is the time of its recurrences
+alone as the paper has them, over one level and all numbers of replicas, for every micro-batch size
+(``--flat``).
 """
 
 from __future__ import annotations
@@ -73,6 +76,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--flat", action="store_true", help="PipeDream's recurrences on one level")
     parser.add_argument("--cluster", default="summit", help="a preset")
     parser.add_argument("--samples-per-device", type=int, help="instead of the workload's")
+    parser.add_argument("--max-replicas", type=int, help="of a stage; 1: pipelines alone")
     parser.add_argument("--recompute", action="store_true", help="stages may recompute")
     parser.add_argument("--limit-s", type=float, default=600.0, help="for one search")
     parser.add_argument("--json", type=Path, help="write all rows to this file")
@@ -124,6 +128,7 @@ def question(case: Case, given: argparse.Namespace) -> PlanRequest:
         workload.costs_for(cluster, minibatch_size),
         minibatch_size,
         may_recompute=given.recompute,
+        max_replicas=given.max_replicas,
     )
 
 
@@ -159,8 +164,8 @@ def lines(case: Case, found: Sequence[ComparedPlan]) -> list[list[str]]:
 
 
 HEADER = (
-    *("devices", "planner", "step", "samples/s", "ratio", "bottleneck", "bound", "stages", "depth"),
-    *("in flight", "memory", "search", "faster", ""),
+    *("devices", "planner", "step", "samples/s", "ratio", "bottleneck", "bound", "fill", "stages"),
+    *("depth", "in flight", "memory", "search", "faster", ""),
 )
 
 
@@ -170,8 +175,9 @@ def cells(row: ComparedPlan, reference: ComparedPlan | None) -> list[str]:
     faster = ratio(row.search_s, reference.search_s if reference else None)
     if row.step_s is None:
         short = row.error if len(row.error) <= 60 else f"{row.error[:57]}..."
-        return [row.planner, *[""] * 9, search_text, faster, short]
+        return [row.planner, *[""] * 10, search_text, faster, short]
     assert row.bottleneck_seconds_per_sample is not None and row.in_flight is not None
+    assert row.samples_per_s is not None
     assert row.in_flight_samples is not None and row.peak_memory_bytes is not None
     return [
         row.planner,
@@ -180,6 +186,7 @@ def cells(row: ComparedPlan, reference: ComparedPlan | None) -> list[str]:
         ratio(reference.samples_per_s if reference else None, row.samples_per_s),
         seconds_text(row.bottleneck_seconds_per_sample),
         f"{row.bottleneck_bound}"[:7],
+        f"{1 - row.bottleneck_seconds_per_sample * row.samples_per_s:.0%}",
         f"{row.num_stages}",
         f"{row.depth}",
         f"{row.in_flight} x {row.in_flight_samples / row.in_flight:g}",

@@ -12,6 +12,7 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 - ``search`` (with ``least``): the candidates for one micro-batch size;
 - ``placement``: devices;
 - ``result``: the choice by the time of the whole step;
+- ``polish``: single units that the slowest stage of the best plan hands over;
 - ``infeasible``: what would help where nothing fits.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import PlanEvaluation
 from lightning_gpp.planner.graphpipe.infeasible import infeasible_error
+from lightning_gpp.planner.graphpipe.polish import polished
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
 from lightning_gpp.planner.graphpipe.result import Choice, SearchResult, ranked_plans
 from lightning_gpp.planner.plan import Plan
@@ -48,6 +49,7 @@ def search_plans(request: PlanRequest) -> SearchResult:
     found = choice.finish()
     if not found:
         raise infeasible_error(problem)
+    found = [*polished(found[0], units, request), *found[1:]]
     return SearchResult(found[0].plan, ranked_plans(found), _notes(problem, found[0]))
 
 

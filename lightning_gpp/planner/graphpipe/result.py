@@ -21,7 +21,7 @@ from lightning_gpp.planner.plan import Plan
 EVALUATIONS = 10
 """Candidates that are evaluated at the end of a search, beside one for each micro-batch size."""
 
-MORE_EVALUATIONS = 40
+MORE_EVALUATIONS = 20
 """So many of plans that are short to play (see :data:`SHORT`)."""
 
 SHORT = 1_000
@@ -33,7 +33,7 @@ STAGES_IN_A_ROW = 4
 ALONE = 5
 """Plans of one stage that are evaluated."""
 
-PATIENCE = 3
+PATIENCE = 2
 """In larger models, micro-batch sizes that may be tried in vain, one after the other."""
 
 SLIGHTLY = 1.1

@@ -117,7 +117,9 @@ def candidates(
                     stages,
                     space.rates.microbatch_size,
                     max(stage.seconds_per_sample for stage in stages),
-                    estimate_step_s(problem, stages, space.rates.microbatch_size),
+                    estimate_step_s(
+                        problem, stages, space.rates.microbatch_size, is_chain=is_chain
+                    ),
                     name,
                     is_chain,
                 )
@@ -148,13 +150,13 @@ def data_parallel(
         cut = Cut((interval,), crew, units, None)
         stages = tuple(found_stages(cut, space, rate.seconds_per_sample))
         size = space.rates.microbatch_size
-        estimate_s = estimate_step_s(problem, stages, size)
+        estimate_s = estimate_step_s(problem, stages, size, is_chain=is_chain)
         limit_s = rate.seconds_per_sample
         yield Candidate(problem, stages, size, limit_s, estimate_s, name, is_chain)
 
 
 def estimate_step_s(
-    problem: Problem, stages: Sequence[FoundStage], microbatch_size: float
+    problem: Problem, stages: Sequence[FoundStage], microbatch_size: float, *, is_chain: bool
 ) -> float:
     """Seconds of a step: the first micro-batch on its longest way, and a cycle for each other one.
 
@@ -163,6 +165,9 @@ def estimate_step_s(
     """
     minibatch_size = problem.request.minibatch_size
     sources = _sources(problem, stages)
+    if is_chain:
+        for index in range(1, len(stages)):
+            sources[index].add(index - 1)
     targets: list[set[int]] = [set() for _ in stages]
     for target, before in enumerate(sources):
         for source in before:
