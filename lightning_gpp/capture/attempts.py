@@ -54,8 +54,8 @@ def capture(
     and in eval mode, on the given input and on one of another size. The module is left as it was,
     random generators included.
 
-    Tensors on the ``meta`` device have no values: then only shapes and types are compared, and a
-    warning says so.
+    Tensors on the ``meta`` device have no values: then only shapes and types are compared, and
+    which buffers change is not known; the log says so (level info).
 
     Args:
         module: any module; nothing in it is replaced.
@@ -73,7 +73,7 @@ def capture(
     with rollback(module), torch.inference_mode(False), torch.enable_grad():
         session = _Session(module, args, kwargs or {}, train_modes)
         if any(tensor.is_meta for tensor in session.sample.tensors.values()):
-            _logger.warning(
+            _logger.info(
                 "captured with shapes only: that the graph computes what the module computes was "
                 "checked for shapes and types, not for values, and which buffers change is not "
                 "known"

@@ -15,7 +15,7 @@ MARGIN = 1.5
 
 
 def process_time_scale(
-    plan: Plan, request: PlanRequest, program: Program, costs: ProgramCosts, real_kind: str
+    plan: Plan, request: PlanRequest, program: Program, costs: ProgramCosts, real_kind: str | None
 ) -> float:
     """Real seconds per emulated second for ranks that are processes of this machine.
 
@@ -25,9 +25,12 @@ def process_time_scale(
         program: of the plan.
         costs: of the program on the emulated cluster.
         real_kind: kind of the device that really computes, whose costs the request has (``meta``
-            takes its time too: for each operator that it is asked the shape of).
+            takes its time too: for each operator that it is asked the shape of); None where
+            nothing is computed.
     """
     least = choose_time_scale(program, costs)
+    if real_kind is None:
+        return least
     sharing = max(1.0, len(program.actions) / (os.cpu_count() or 1))
     return max(least, MARGIN * sharing * _slowness(plan, request, program, costs, real_kind))
 

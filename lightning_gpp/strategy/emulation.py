@@ -25,6 +25,7 @@ from lightning_gpp.runtime.emulation import (
     EmulatedTransport,
     SharedReservations,
 )
+from lightning_gpp.runtime.emulation.shape_stage import is_one_tensor
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.sums import Ranks
 from lightning_gpp.schedule import Program
@@ -206,6 +207,16 @@ class Emulation:
         self.reservations.close()
 
 
+def _works_on(options: Emulated, planned: Planned) -> str | None:
+    """The kind of device that computes what stages make; None where their shapes are known."""
+    if not options.is_shape_only:
+        return "cpu"
+    graph = planned.request.graph
+    edges = plan_graph(planned.plan, graph).stages.edges
+    names = {name for edge in edges for name in edge.values} | set(graph.outputs)
+    return None if all(is_one_tensor(graph.values[name]) for name in names) else "meta"
+
+
 def begin_emulation(options: Emulated, planned: Planned) -> Setup:
     """Rank 0: what the ranks of a run will agree on; emulated time begins now.
 
@@ -220,8 +231,7 @@ def begin_emulation(options: Emulated, planned: Planned) -> Setup:
         program = plan_graph(plan, request.graph).program(
             num_microbatches(plan, request), schedule=request.schedule, check=False
         )
-        real_kind = "meta" if options.is_shape_only else "cpu"
-        scale = process_time_scale(plan, request, program, costs, real_kind)
+        scale = process_time_scale(plan, request, program, costs, _works_on(options, planned))
     folder = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     file, path = tempfile.mkstemp(prefix="lightning_gpp_channels_", dir=folder)
     os.close(file)

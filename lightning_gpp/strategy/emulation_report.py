@@ -94,7 +94,8 @@ class EmulationReport:
         if self.is_shape_only:
             lines.append(
                 "Tensors had shapes and no numbers: nothing was learned, logged values are nan, "
-                "and the captured graph was compared with the model by shapes alone."
+                "the captured graph was compared with the model by shapes alone, and stages make "
+                "the shapes that it knows instead of running their operators."
             )
         return "\n".join(lines)
 

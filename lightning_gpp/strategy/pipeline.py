@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from lightning_gpp.capture import CapturedModel, capture, placed
+from lightning_gpp.capture import CapturedModel, StageModule, capture, placed
 from lightning_gpp.cost import Costs
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
+from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
 from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor
 from lightning_gpp.runtime.process_sums import ProcessSums
 from lightning_gpp.runtime.stage_run import StageCode
@@ -211,7 +212,7 @@ def build_pipeline(
     ranks = rank_of_device(plan, transport.num_ranks)
     if planned is not None and settings.emulated is None:
         warn_of_misplaced(planned.request.cluster, ranks)
-    codes, readers = _codes(captured, plan, stages, ranks, transport.rank, prefix)
+    codes, readers = _codes(settings, captured, plan, stages, ranks, transport.rank, prefix)
     partition = Partition(
         module,
         ownership(module, readers),
@@ -296,7 +297,19 @@ def _check_same(fingerprint: str, control: Control) -> None:
             )
 
 
+def _shapes_of(captured: CapturedModel, function: StageModule) -> ShapeStage:
+    """A stage of which only the shapes are asked for."""
+    return ShapeStage(
+        function,
+        captured.graph,
+        function.inputs,
+        function.outputs,
+        lambda: [captured.module.get_parameter(name) for name in function.parameter_names],
+    )
+
+
 def _codes(
+    settings: Settings,
     captured: CapturedModel,
     plan: Plan,
     placed: PlanGraph,
@@ -322,7 +335,9 @@ def _codes(
             readers.setdefault(prefix + name, set()).update(holders)
         if rank in homes:
             recompute = not is_loss and plan.stages[stage].recompute
-            codes[stage] = StageCode(function, inputs, outputs, recompute)
+            is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
+            runs = _shapes_of(captured, function) if is_shape_only and operators else function
+            codes[stage] = StageCode(runs, inputs, outputs, recompute)
     return codes, readers
 
 

@@ -77,7 +77,7 @@ def emulate_shapes(
 
 def _warm_up() -> None:
     """The first backward of a process takes half a second; it would be slip."""
-    (made,) = _computed([torch.empty(1, device=META)], [Parameter(torch.empty(1, device=META))])
+    (made,) = computed([torch.empty(1, device=META)], [Parameter(torch.empty(1, device=META))])
     torch.autograd.backward([made], [torch.empty(1, device=META)])
 
 
@@ -157,9 +157,9 @@ class _ShapeFunction:
         count = self._shapes.program.stage_microbatches(self._stage)
         samples = self._shapes.samples(self._stage, self._calls % count)
         self._calls += 1
-        made = _Made.of(self._values, samples, self._shapes.graph.microbatch_size)
-        inputs = [t for t in pytree.tree_leaves(list(values)) if _takes_gradient(t)]
-        return made.values(_computed(made.tensors, [*inputs, *self._read]))
+        made = Made.of(self._values, samples, self._shapes.graph.microbatch_size)
+        inputs = [t for t in pytree.tree_leaves(list(values)) if takes_gradient(t)]
+        return made.values(computed(made.tensors, [*inputs, *self._read]))
 
 
 class _ShapeBoundary:
@@ -173,20 +173,20 @@ class _ShapeBoundary:
         samples = self._shapes.samples(FEED, microbatch)
         arguments = {}
         for item in graph.inputs:
-            made = _Made.of([item.value], samples, graph.microbatch_size)
+            made = Made.of([item.value], samples, graph.microbatch_size)
             tensors = [tensor.requires_grad_(item.requires_grad) for tensor in made.tensors]
             (arguments[item.value.name],) = made.values(tensors)
         return arguments
 
     def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor | None:
         leaves = pytree.tree_leaves(dict(outputs))
-        inputs = [leaf for leaf in leaves if _takes_gradient(leaf)]
-        (loss,) = _computed([torch.empty((), device=META)], inputs)
+        inputs = [leaf for leaf in leaves if takes_gradient(leaf)]
+        (loss,) = computed([torch.empty((), device=META)], inputs)
         return loss
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class Made:
     """Values in the making: their tensors, and how to put them together."""
 
     kinds: Sequence[Value]
@@ -194,7 +194,7 @@ class _Made:
     samples: int
 
     @classmethod
-    def of(cls, kinds: Sequence[Value], samples: int, microbatch_size: int) -> _Made:
+    def of(cls, kinds: Sequence[Value], samples: int, microbatch_size: int) -> Made:
         """Values for a number of samples."""
         specs = [spec for kind in kinds for spec in kind.tensors]
         return cls(kinds, [_tensor(spec, samples, microbatch_size) for spec in specs], samples)
@@ -227,7 +227,7 @@ class _Compute(torch.autograd.Function):
         return (None, *made)
 
 
-def _computed(made: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+def computed(made: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """New tensors as if they were computed from others."""
     found: Sequence[Tensor] = _Compute.apply(made, *inputs)  # type: ignore[no-untyped-call]
     return found
@@ -237,7 +237,8 @@ def _is_differentiable(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _takes_gradient(leaf: Any) -> bool:
+def takes_gradient(leaf: Any) -> bool:
+    """Whether something is a tensor that wants a gradient."""
     return isinstance(leaf, Tensor) and leaf.requires_grad
 
 
