@@ -5,6 +5,10 @@ Small random models in the settings of ``tests/helpers/small_requests.py``; ever
 the search by bottleneck, the slowest link for all messages and placement afterwards cost together.
 
     python benchmarks/best_step.py [models] [operators …]
+
+Of 30 random models of four operators the step was longer than the best one (mean of all, worst):
+equal devices in 47 % (4.8 %, 26 %), with messages in 57 % (3.8 %, 18 %), in two hosts, where
+placement counts, in 43 % (5.9 %, 40 %).
 """
 
 from __future__ import annotations

@@ -8,6 +8,16 @@ where nothing fits into memory, both must say so), and with the best of all divi
 whose mean and worst loss are printed. Half an hour for seven operators and one draw.
 
     python benchmarks/brute_force.py [operators] [draws] [setting …]
+
+In 16,800 questions (1,680 of each setting, up to seven operators) no optimum was missed. Against
+divisions of any shape, on the 1,204 questions of each setting with seven operators, the better one
+of tree and line was longer by (mean of those with a plan, worst):
+
+    equal               5.8 %  36 %    memory              7.9 % 104 %, no plan in 16 of 947
+    three               5.3 %  34 %    recompute           7.4 %  90 %, no plan in 9 of 1,043
+    messages            6.1 %  41 %    two kinds           4.4 %  30 %
+    hosts               6.1 % 126 %    three of two kinds  5.4 %  35 %
+    everything          7.0 %  95 %    four of two kinds   7.6 % 180 %, no plan in 2 of 1,152
 """
 
 from __future__ import annotations
