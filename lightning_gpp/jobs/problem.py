@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from lightning_gpp.graph import graph_from_json
 from lightning_gpp.planner import PlanRequest, plan_request
 from lightning_gpp.planner.text_table import wrapped
 from lightning_gpp.planner.units_of_measure import count_text
+from lightning_gpp.simulate.refit import Refit, is_refit_file, load_refit
 from lightning_gpp.workloads import (
     WORKLOADS,
     Workload,
@@ -81,9 +82,11 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
     minibatch_size = config.minibatch_size
     if minibatch_size is None:
         minibatch_size = workload.minibatch_size(cluster.num_devices)
-    costs = (
-        load_costs(config.costs) if config.costs else workload.costs_for(cluster, minibatch_size)
-    )
+    is_refit = bool(config.costs) and is_refit_file(config.costs)
+    if config.costs and not is_refit:
+        costs = load_costs(config.costs)
+    else:
+        costs = workload.costs_for(cluster, minibatch_size)
     request = plan_request(
         workload.graph,
         cluster,
@@ -93,7 +96,18 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
         schedule=config.schedule,
         may_recompute=config.recompute,
     )
-    return Problem(workload.name, workload.source, request)
+    problem = Problem(workload.name, workload.source, request)
+    return refitted(problem, load_refit(config.costs)) if is_refit else problem
+
+
+def refitted(problem: Problem, found: Refit) -> Problem:
+    """A problem with its costs and links as recorded steps say.
+
+    Raises:
+        ValueError: the refit is of another model.
+    """
+    note = f"Costs: {found.describe()}."
+    return replace(problem, request=found.request(problem.request), notes=(*problem.notes, note))
 
 
 def workload_of(graph: str, options: Mapping[str, Any] | None = None) -> Workload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.console import QuietConsole
 from lightning_gpp.cost import Costs
 from lightning_gpp.jobs.files import save_graph
-from lightning_gpp.jobs.problem import Problem, strategy_option
+from lightning_gpp.jobs.problem import Problem, refitted, strategy_option
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.planner import plan_request
+from lightning_gpp.simulate.refit import Refit
+from lightning_gpp.strategy.costs_given import resolve_costs
 from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.microbatches import (
     batch_size,
@@ -30,7 +33,7 @@ from lightning_gpp.strategy.microbatches import (
     microbatch_sizes,
 )
 from lightning_gpp.strategy.pipeline import pipelined_module
-from lightning_gpp.strategy.plan_cache import CacheLike, PlanCache
+from lightning_gpp.strategy.plan_cache import CacheLike, PlanCache, refit_key
 
 
 class _SeenError(Exception):
@@ -81,7 +84,27 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Proble
         f"{', '.join(look.costs.by_kind)} (micro-batches of {', '.join(f'{s:g}' for s in sizes)})"
     )
     fills = strategy_option(config, "use_all_devices") is not False
-    return Problem(_name(config), source, request, look.notes, uses_all_devices=fills)
+    problem = Problem(_name(config), source, request, look.notes, uses_all_devices=fills)
+    given = resolve_costs(config.costs or strategy_option(config, "costs"))
+    if given is None:
+        return problem
+    if isinstance(given, Costs):
+        return replace(problem, request=replace(request, costs=given))
+    if isinstance(given, Refit):
+        return refitted(problem, given)
+    known = PlanCache(_cache(config)).refit(refit_key(look.captured, torch.device(CPU)))
+    if known is None:
+        raise ValueError(
+            "costs=refit: no refit of this model on this machine is known; train it with "
+            "TimelineCallback (the job train has it), or give a refit.json"
+        )
+    return refitted(problem, known)
+
+
+def _cache(config: DictConfig) -> CacheLike:
+    """Where profiles, plans and refits are kept."""
+    cache: CacheLike | None = strategy_option(config, "cache")
+    return True if cache is None else cache
 
 
 @contextlib.contextmanager
@@ -120,12 +143,11 @@ def _look(config: DictConfig, num_microbatches: int) -> _Look:
     target = pipelined_module(module, strategy_option(config, "module"))
     look = _Look()
     step = _small_step(module, look, num_microbatches)
-    cache = strategy_option(config, "cache")
     forward = _watched_forward(
         target,
         look,
         leaf_modules=strategy_option(config, "leaf_modules") or (),
-        cache=True if cache is None else cache,
+        cache=_cache(config),
     )
     with (
         instance_attribute(module, "training_step", step),

@@ -202,6 +202,17 @@ def _holds(device: DeviceRecord) -> tuple[int, int]:
     return device.num_parameters, device.parameter_bytes
 
 
+def is_refit_file(path: str | Path) -> bool:
+    """Whether a JSON or YAML file says that it holds a refit.
+
+    Raises:
+        ValueError: it is neither.
+        FileNotFoundError: there is no such file.
+    """
+    data = read_data_file(path)
+    return isinstance(data, Mapping) and data.get("format") == FORMAT.name
+
+
 def load_refit(path: str | Path) -> Refit:
     """Reads a file that holds a refit.
 

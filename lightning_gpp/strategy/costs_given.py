@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from lightning_gpp.cost import Costs, load_costs
-from lightning_gpp.data_file import read_data_file
-from lightning_gpp.simulate.refit import FORMAT, Refit, load_refit
+from lightning_gpp.simulate.refit import Refit, is_refit_file, load_refit
 
 LAST_REFIT: Literal["refit"] = "refit"
 """The refit that was kept when this model last ran with a TimelineCallback on such devices."""
@@ -30,7 +29,4 @@ def resolve_costs(given: CostsLike | None) -> GivenCosts | None:
         return given
     if given == LAST_REFIT:
         return LAST_REFIT
-    data = read_data_file(given)
-    if isinstance(data, dict) and data.get("format") == FORMAT.name:
-        return load_refit(given)
-    return load_costs(given)
+    return load_refit(given) if is_refit_file(given) else load_costs(given)

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from helpers.graphs import literal_graph, profile_of
 from helpers.refits import STEP
+from omegaconf import OmegaConf
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
+from lightning_gpp.graph import graph_to_json
+from lightning_gpp.jobs.problem import problem_of
 from lightning_gpp.planner import Plan, PlanRequest, Stage, make_plan, plan_graph, plan_request
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts, StepCosts, Timeline, simulate
@@ -174,3 +177,32 @@ def test_files_say_what_is_wrong_with_them(tmp_path: Path) -> None:
     path.write_text(found.to_json().replace('"data_s"', '"data_ms"'))
     with pytest.raises(ValueError, match=r"refit\.json: unknown key 'data_ms'"):
         load_refit(path)
+
+
+def test_a_planning_job_takes_a_refit_for_its_costs(tmp_path: Path) -> None:
+    asked = request()
+    timeline, _ = recorded(HALVES, asked, full_step(HALVES))
+    found = refit([timeline], program(HALVES, asked), HALVES, asked)
+    (tmp_path / "refit.json").write_text(found.to_json())
+    (tmp_path / "graph.json").write_text(graph_to_json(CHAIN))
+    config = OmegaConf.create(
+        {
+            "graph": str(tmp_path / "graph.json"),
+            "graph_options": None,
+            "costs": str(tmp_path / "refit.json"),
+            "cluster": {
+                "_target_": "lightning_gpp.cluster.this_machine.cpu_cluster",
+                "num_devices": 2,
+            },
+            "minibatch_size": 32,
+            "num_microbatches": None,
+            "schedule": "1f1b",
+            "recompute": False,
+        }
+    )
+    problem = problem_of(config, tmp_path)
+    assert "refitted to steps as simulated recorded on cpu" in problem.describe(max_width=500)
+    share = problem.request.profile(4, "cpu").operators
+    assert share["a"].forward_s + share["b"].forward_s == pytest.approx(6e-3)
+    (link,) = found.links.values()
+    assert problem.request.cluster.host_link == link
