@@ -16,8 +16,8 @@ of tree and line was longer by (mean of those with a plan, worst):
     equal               5.8 %  36 %    memory              7.9 % 104 %, no plan in 16 of 947
     three               5.3 %  34 %    recompute           7.4 %  90 %, no plan in 9 of 1,043
     messages            6.1 %  41 %    two kinds           4.4 %  30 %
-    hosts               6.1 % 126 %    three of two kinds  5.4 %  35 %
-    everything          7.0 %  95 %    four of two kinds   7.6 % 180 %, no plan in 2 of 1,152
+    hosts               6.1 % 126 %    four of two kinds   7.6 % 180 %, no plan in 2 of 1,152
+    three of two kinds  5.4 %  35 %    everything          7.0 %  95 %, no plan in 2 of 1,146
 """
 
 from __future__ import annotations
