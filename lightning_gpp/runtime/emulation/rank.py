@@ -71,8 +71,17 @@ class EmulatedRank:
         self._num_actions, self._num_sums, self._sum_ready_s = 0, 0, 0.0
         try:
             yield
+            self._check_sums(self._durations)
         finally:
             self._durations = None
+
+    def _check_sums(self, durations: Durations) -> None:
+        if self._num_sums != len(durations.sums):
+            raise ValueError(
+                f"rank {self.rank} began {self._num_sums} sums of gradients, but the costs of the "
+                f"program have {len(durations.sums)} buckets for it; make them of the parameters "
+                "that this model has"
+            )
 
     @contextlib.contextmanager
     def action(self, action: Action) -> Iterator[None]:

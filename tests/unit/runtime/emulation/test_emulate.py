@@ -169,12 +169,19 @@ def test_shapes_of_a_model_that_no_machine_holds_run_with_replicas_and_several_s
     assert run.step_s > 4 * 3e-3  # the busiest device alone; an emulation cannot be faster
 
 
-def test_fewer_buckets_than_the_runtime_sums_are_refused():
+@pytest.mark.parametrize(
+    ("num_buckets", "message"),
+    [
+        (1, "begins sum number 2 of gradients, but the costs of the program have 1 buckets"),
+        (3, "began 2 sums of gradients, but the costs of the program have 3 buckets"),
+    ],
+)
+def test_other_buckets_than_the_runtime_sums_are_refused(num_buckets: int, message: str):
     graph = branchy_model(1, parameter_bytes=2**30)
     plan = Plan((Stage(0, ("b0_0", "b0_1", "join"), (0, 1), microbatch_multiple=2),))
     program = plan_graph(plan, graph).program(2)
-    costs = costs_of(program, (Bucket(0, 1000.0),))
-    with pytest.raises(ValueError, match=r"begins sum number 2 .* have 1 buckets for it"):
+    costs = costs_of(program, (Bucket(0, 1000.0),) * num_buckets)
+    with pytest.raises(ValueError, match=message):
         emulate_shapes(program, graph, costs, minibatch_size=2, time_scale=1.0)
 
 
