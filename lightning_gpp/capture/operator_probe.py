@@ -6,6 +6,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ MOST_REPEATS = 9
 
 STABLE_SPREAD = 0.2
 """Times have settled when their middle half lies within this part of their median."""
+
+LEAST_PART = 0.1
+"""Of the time of a backward at least this part is the operator's own."""
 
 _logger = logging.getLogger(__name__)
 
@@ -61,7 +65,11 @@ class OperatorProbe:
         inputs = [values[name] for name in self.stage.inputs]
         self.parameters = [self.module.get_parameter(n) for n in self.stage.parameter_names]
         self.own_storages = {_storage(parameter) for parameter in self.parameters}
-        runs = [self._run(inputs)]
+        saved: dict[Any, int] = {}
+        with torch.autograd.graph.saved_tensors_hooks(
+            partial(self._note_saved, saved), lambda tensor: tensor
+        ):
+            runs = [self._run(inputs)]
         if time.monotonic() < deadline_s:
             runs.clear()  # it warmed up
         while len(runs) < repeats or (len(runs) < MOST_REPEATS and not _has_settled(runs)):
@@ -71,7 +79,7 @@ class OperatorProbe:
         return OpProfile(
             forward_s=statistics.median(run.forward_s for run in runs),
             backward_s=statistics.median(run.backward_s for run in runs),
-            activation_bytes=runs[0].activation_bytes,
+            activation_bytes=sum(saved.values()),
             forward_flops=self._count_flops(inputs),
         )
 
@@ -89,20 +97,18 @@ class OperatorProbe:
 
     def _run(self, values: Sequence[Any]) -> OpProfile:
         inputs = [_map_tensors(value, _detached_copy) for value in values]
-        saved: dict[Any, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            key = _storage(tensor)
-            if key not in self.own_storages:
-                saved[key] = _stored_bytes(tensor)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            start_s = self._now_s()
-            outputs = self.stage(inputs, training=self.training)
-            forward_s = self._now_s() - start_s
+        start_s = self._now_s()
+        outputs = self.stage(inputs, training=self.training)
+        forward_s = self._now_s() - start_s
         self.results = dict(zip(self.outputs, outputs, strict=True))
-        return OpProfile(forward_s, self._backward_s(outputs), sum(saved.values()))
+        return OpProfile(forward_s, self._backward_s(outputs))
+
+    def _note_saved(self, saved: dict[Any, int], tensor: Tensor) -> Tensor:
+        """A tensor is saved for the backward; noting that takes time, so one run has to do."""
+        key = _storage(tensor)
+        if key not in self.own_storages:
+            saved[key] = _stored_bytes(tensor)
+        return tensor
 
     def _backward_s(self, outputs: tuple[Any, ...]) -> float:
         roots = [leaf for leaf in flatten(outputs)[0] if _needs_grad(leaf)]
@@ -113,12 +119,33 @@ class OperatorProbe:
         seeds = [torch.ones_like(root) for root in roots]
         start_s = self._now_s()
         torch.autograd.backward(roots, seeds)
-        return self._now_s() - start_s
+        taken_s = self._now_s() - start_s
+        # A stage starts the engine once for all of its operators.
+        return max(taken_s - _engine_start_s(self.device), LEAST_PART * taken_s)
 
     def _now_s(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        _synchronize(self.device)
         return time.perf_counter()
+
+
+@cache
+def _engine_start_s(device: torch.device) -> float:
+    """Seconds of a backward through nothing but a view: what starting autograd's engine takes."""
+    times_s = []
+    for _ in range(20):
+        leaf = torch.zeros(1, device=device, requires_grad=True)
+        view, seed = leaf.view_as(leaf), torch.ones(1, device=device)
+        _synchronize(device)
+        start_s = time.perf_counter()
+        torch.autograd.backward([view], [seed])
+        _synchronize(device)
+        times_s.append(time.perf_counter() - start_s)
+    return min(times_s)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _has_settled(runs: Sequence[OpProfile]) -> bool:
