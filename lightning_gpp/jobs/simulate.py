@@ -27,7 +27,7 @@ from lightning_gpp.jobs.speedup import (
 )
 from lightning_gpp.planner import save_plan
 from lightning_gpp.planner.describe import describe_head, describe_stages
-from lightning_gpp.simulate import write_page, write_picture, write_trace
+from lightning_gpp.simulate import write_step
 from lightning_gpp.simulate.levers import levers
 from lightning_gpp.simulate.plan_case import PlanCase
 from lightning_gpp.simulate.ssgd import Ssgd
@@ -139,13 +139,11 @@ def simulation_metrics(found: Simulated) -> dict[str, float]:
 
 
 def draw(before: Simulated, after: Simulated, speedups: Speedups | None, folder: Path) -> None:
-    """Writes the figures."""
+    """Writes the figures, and the timelines as a page and a trace."""
+    worlds = [before, after] if after is not before else [after]
     if after.case.request.num_devices <= MOST_DRAWN:
-        timelines = [after.timeline()]
-        if after is not before:
-            timelines = [found.timeline(found.name) for found in (before, after)]
-        write_picture(timelines, folder / "timeline.png")
-        write_page(timelines, folder / "timeline.html")
-        write_trace(timelines, folder / "trace.json")
+        names = [found.name if len(worlds) > 1 else "" for found in worlds]
+        shown = [found.timeline(name) for found, name in zip(worlds, names, strict=True)]
+        write_step(shown, folder)
     if speedups is not None:
         write_speedup_picture(speedups, folder)

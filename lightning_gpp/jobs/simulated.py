@@ -7,7 +7,7 @@ from functools import cached_property
 
 from lightning_gpp.planner import PlanEvaluation, evaluate_plan
 from lightning_gpp.schedule import ScheduleError
-from lightning_gpp.simulate import Timeline, predicted_timeline
+from lightning_gpp.simulate import Timeline, plan_stages, predicted_timeline
 from lightning_gpp.simulate.critical_path import CriticalPath, critical_path
 from lightning_gpp.simulate.plan_case import PlanCase
 from lightning_gpp.simulate.simulation import Simulation

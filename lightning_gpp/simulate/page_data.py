@@ -40,7 +40,8 @@ def page_data(timelines: Sequence[Timeline]) -> dict[str, Any]:
         raise ValueError("a page needs at least one timeline, got none")
     texts = _Texts()
     measured = next((t for t in timelines if t.source != "predicted"), None)
-    present = {PAINT_OF[span.kind] for timeline in timelines for span in timeline.spans}
+    seen = [span.kind for timeline in timelines for span in timeline.spans if span.duration_s]
+    present = {PAINT_OF[kind] for kind in seen}
     present |= {PAINT_OF[item.kind] for timeline in timelines for item in timeline.transfers}
     return {
         "until": max(timeline.step_s for timeline in timelines),
@@ -180,7 +181,7 @@ def _path(timeline: Timeline) -> Iterator[tuple[float, float, int, int]]:
     """(start, end, rank, lane in its row) of what the critical path goes along."""
     lanes = _lane_of_stage(timeline)
     for segment in timeline.path_segments:
-        if isinstance(segment.item, Span):
+        if isinstance(segment.item, Span) and segment.duration_s:
             yield (
                 _seconds(segment.start_s),
                 _seconds(segment.end_s),

@@ -180,7 +180,7 @@ def _draw_legend(figure: Figure, page: _Page) -> None:
     from matplotlib.patches import Patch
 
     timelines = [panel.timeline for panel in page.panels]
-    present = {span.kind for timeline in timelines for span in timeline.spans}
+    present = {span.kind for timeline in timelines for span in timeline.spans if span.duration_s}
     handles: list[Patch | Line2D] = [
         Patch(facecolor=paint.colour, label=paint.legend)
         for paint in PAINTS

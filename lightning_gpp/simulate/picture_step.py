@@ -123,7 +123,7 @@ def _draw_path(timeline: Timeline, rows: Rows, axes: Axes) -> None:
 
     along: list[tuple[tuple[float, float], ...]] = []
     for segment in timeline.path_segments:
-        if isinstance(segment.item, Span):
+        if isinstance(segment.item, Span) and segment.duration_s:
             top, height = rows.place(segment.item, PAINT_OF[segment.item.kind])
             y = top + PATH_DEPTH * height
             along.append(((segment.start_s * 1e3, y), (segment.end_s * 1e3, y)))

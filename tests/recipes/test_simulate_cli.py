@@ -58,14 +58,20 @@ class TestSimulate:
         for name in ("timeline.png", "speedup.png"):
             assert (run_folder / "run" / name).read_bytes().startswith(b"\x89PNG")
         assert "written to" in printed and "timeline.html, trace.json" in printed
+        assert "Predicted step: " in (run_folder / "run" / "timeline.html").read_text()
+        trace = json.loads((run_folder / "run" / "trace.json").read_text())
+        assert list(trace["otherData"]) == ["predicted"]
         assert load_plan(run_folder / "run" / "plan.json").planner == found["step"]["planner"]
         speedup = found["speedup"]["speedup"]
         assert set(speedup) == {"graphpipe", "naive", "pre-fetch", "wait-free", "merged"}
         assert speedup["naive"]["1"] == pytest.approx(1.0)
 
     def test_shows_a_step_before_and_after_a_change(self, graphpipe: Run, run_folder: Path) -> None:
-        printed = graphpipe(*SIMULATE, *QUICK, "what_if.compute=2", "cluster.num_devices=1")
+        options = ("what_if.compute=2", "cluster.num_devices=1", "job.picture=true")
+        printed = graphpipe(*SIMULATE, *QUICK, *options)
         assert "as it is" in printed and "compute x2" in printed and "+100.0 %" in printed
+        trace = json.loads((run_folder / "run" / "trace.json").read_text())
+        assert list(trace["otherData"]) == ["predicted, as it is", "predicted, compute x2"]
         found = simulation(run_folder)
         assert found["before"]["step_s"] == pytest.approx(2 * found["step"]["step_s"])
         assert found["levers"] == {} and found["speedup"] is None

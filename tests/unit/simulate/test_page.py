@@ -170,7 +170,6 @@ class TestScript:
         assert report["legend"] == [
             "forward",
             "backward",
-            "your step around the forward",
             "communication",
             "wait",
             "idle",
