@@ -19,6 +19,7 @@ from lightning_gpp.simulate.paint import (
     PAINTS,
     PATH_COLOUR,
 )
+from lightning_gpp.simulate.path_line import path_pieces
 from lightning_gpp.simulate.picture_memory import peak_text
 from lightning_gpp.simulate.picture_text import path_text, subtitle, title
 from lightning_gpp.simulate.shares import shares
@@ -180,14 +181,9 @@ def _memory_lane(curve: MemoryCurve) -> dict[str, Any]:
 def _path(timeline: Timeline) -> Iterator[tuple[float, float, int, int]]:
     """(start, end, rank, lane in its row) of what the critical path goes along."""
     lanes = _lane_of_stage(timeline)
-    for segment in timeline.path_segments:
-        if isinstance(segment.item, Span) and segment.duration_s:
-            yield (
-                _seconds(segment.start_s),
-                _seconds(segment.end_s),
-                segment.item.rank,
-                _sub_lane(segment.item, lanes),
-            )
+    for piece in path_pieces(timeline):
+        sub = WHOLE_ROW if piece.span is None else _sub_lane(piece.span, lanes)
+        yield _seconds(piece.start_s), _seconds(piece.end_s), piece.rank, sub
 
 
 def _seconds(seconds: float) -> float:

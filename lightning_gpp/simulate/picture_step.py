@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from lightning_gpp.planner.units_of_measure import percent_text
 from lightning_gpp.simulate.paint import IDLE_COLOUR, PAINT_OF, PAINTS, PATH_COLOUR, Paint
+from lightning_gpp.simulate.path_line import path_pieces
 from lightning_gpp.simulate.picture_rows import NUMBER_PT, Rows
 from lightning_gpp.simulate.shares import shares
 from lightning_gpp.simulate.span import Span
@@ -122,11 +123,12 @@ def _draw_path(timeline: Timeline, rows: Rows, axes: Axes) -> None:
     from matplotlib.collections import LineCollection
 
     along: list[tuple[tuple[float, float], ...]] = []
-    for segment in timeline.path_segments:
-        if isinstance(segment.item, Span) and segment.duration_s:
-            top, height = rows.place(segment.item, PAINT_OF[segment.item.kind])
-            y = top + PATH_DEPTH * height
-            along.append(((segment.start_s * 1e3, y), (segment.end_s * 1e3, y)))
+    for piece in path_pieces(timeline):
+        top, height = rows.row[piece.rank]
+        if piece.span is not None:
+            top, height = rows.place(piece.span, PAINT_OF[piece.span.kind])
+        y = top + PATH_DEPTH * height
+        along.append(((piece.start_s * 1e3, y), (piece.end_s * 1e3, y)))
     if not along:
         return
     between = [(one[1], other[0]) for one, other in zip(along, along[1:]) if one[1] != other[0]]

@@ -65,7 +65,7 @@ def num_microbatches(timeline: Timeline) -> int:
 
 def stage_lines(stages: Sequence[TimelineStage], columns: int) -> list[list[str]]:
     """What the stages are, in lines of some columns."""
-    most = 110 // columns
+    most = 130 // columns
     texts = [f"stage {stage.id}: {stage.label}" for stage in stages if stage.label]
     texts = [text if len(text) <= most else f"{text[: most - 1]}…" for text in texts]
     num_lines = -(-len(texts) // columns)

@@ -16,9 +16,7 @@ from lightning_gpp.simulate import (
     SpanKind,
     Timeline,
     shares,
-    with_inferred_path,
-    write_picture,
-    write_trace,
+    write_step,
 )
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.plan_cache import PlanCache
@@ -30,16 +28,17 @@ from lightning_gpp.strategy.timeline_stages import timeline_stages
 
 
 class TimelineCallback(pl.Callback):
-    """Records some optimizer steps on every rank and writes them as a picture and as a trace.
+    """Records some optimizer steps on every rank and writes them as picture, page and trace.
 
-    Rank 0 writes ``timeline.png`` and ``trace.json`` (which opens in https://ui.perfetto.dev),
-    or ``timeline-step3.png`` and so on when there are several steps, and gives the shares of
-    :class:`~lightning_gpp.simulate.Shares` to the loggers as ``timeline/...``. An accumulated step
-    is recorded with all its mini-batches. ``strategy.on_record`` works beside it.
+    Rank 0 writes ``timeline.png``, ``timeline.html`` (one page, to zoom and pan in any browser) and
+    ``trace.json`` (which opens in https://ui.perfetto.dev), or ``timeline-step3.png`` and so on
+    when there are several steps, and gives the shares of :class:`~lightning_gpp.simulate.Shares` to
+    the loggers as ``timeline/...``. An accumulated step is recorded with all its mini-batches.
+    ``strategy.on_record`` works beside it.
 
     With ``predict`` it also says how far the step is from its prediction, part by part, and by how
     much a refit of the costs to the steps recorded before it does better: on the console, in the
-    loggers (``prediction/...``), in the picture and the trace. The refit to all steps recorded so
+    loggers (``prediction/...``), in what is written. The refit to all steps recorded so
     far is kept: ``GraphPipeStrategy(costs="refit")`` plans with it the next time, and it is written
     to ``refit.json``, which ``GraphPipeStrategy(costs="refit.json")`` takes.
 
@@ -55,6 +54,7 @@ class TimelineCallback(pl.Callback):
         picture: whether to write the picture.
         trace: whether to write the trace.
         predict: whether to compare the steps with predictions, and to refit the costs.
+        page: whether to write the page.
 
     Attributes:
         timelines: step -> its timeline, on rank 0.
@@ -71,6 +71,7 @@ class TimelineCallback(pl.Callback):
         picture: bool = True,
         trace: bool = True,
         predict: bool = True,
+        page: bool = True,
     ) -> None:
         self.steps = (steps,) if isinstance(steps, int) else tuple(sorted(set(steps)))
         if not self.steps or self.steps[0] < 0:
@@ -79,6 +80,7 @@ class TimelineCallback(pl.Callback):
             )
         self.dirpath = None if dirpath is None else Path(dirpath)
         self.picture = picture
+        self.page = page
         self.trace = trace
         self.predict = predict
         self.timelines: dict[int, Timeline] = {}
@@ -191,7 +193,7 @@ class TimelineCallback(pl.Callback):
         self.timelines[timeline.step] = timeline
         self.dirpath.mkdir(parents=True, exist_ok=True)
         report = self._predicted(timeline) if self.predict else ""
-        shown = [with_inferred_path(timeline)]
+        shown = [timeline]
         if isinstance(report, StepReport):
             shown.insert(0, report.predicted)
         written = self._write(shown, timeline.step)
@@ -210,17 +212,16 @@ class TimelineCallback(pl.Callback):
             show(report.describe() if isinstance(report, StepReport) else report)
 
     def _write(self, shown: list[Timeline], step: int) -> list[Path]:
-        """Picture and trace."""
+        """Picture, page and trace."""
         assert self.dirpath is not None
-        suffix = "" if len(self.steps) == 1 else f"-step{step}"
-        written = []
-        if self.picture:
-            written.append(self.dirpath / f"timeline{suffix}.png")
-            write_picture(shown, written[-1])
-        if self.trace:
-            written.append(self.dirpath / f"trace{suffix}.json")
-            write_trace(shown, written[-1])
-        return written
+        return write_step(
+            shown,
+            self.dirpath,
+            suffix="" if len(self.steps) == 1 else f"-step{step}",
+            picture=self.picture,
+            page=self.page,
+            trace=self.trace,
+        )
 
     def _predicted(self, timeline: Timeline) -> StepReport | str:
         """How the step compares with its prediction, or why it does not."""

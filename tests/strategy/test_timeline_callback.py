@@ -71,7 +71,7 @@ def test_no_message_is_received_before_it_was_sent(runs: list[TimelineRun]) -> N
 
 
 def test_files_and_loggers_have_it(runs: list[TimelineRun], folder: Path) -> None:
-    files = ["refit.json", "timeline.png", "trace.json"]
+    files = ["refit.json", "timeline.html", "timeline.png", "trace.json"]
     assert sorted(path.name for path in folder.iterdir()) == files
     other = json.loads((folder / "trace.json").read_text())["otherData"]
     assert other["measured"]["step"] == 2
@@ -121,7 +121,7 @@ def test_the_users_own_records_go_on(runs: list[TimelineRun]) -> None:
 
 
 def test_accumulated_steps_and_several_of_them(pool: WorkerPool, tmp_path: Path) -> None:
-    callback = {"steps": (1, 2, 9), "dirpath": tmp_path, "trace": False}
+    callback = {"steps": (1, 2, 9), "dirpath": tmp_path, "trace": False, "page": False}
     first, second = pool.run(
         fit_with_timeline,
         2,

@@ -10,6 +10,7 @@ import pytest
 from helpers.steps import predicted_and_measured, simulated
 
 from lightning_gpp.simulate import (
+    Bucket,
     PathPart,
     Span,
     SpanKind,
@@ -25,6 +26,7 @@ from lightning_gpp.simulate import (
     write_step,
     write_trace,
 )
+from lightning_gpp.simulate.path_line import path_pieces
 from lightning_gpp.simulate.picture_text import title
 
 # seconds  0         1         2         3         4         5         6         7         8
@@ -318,6 +320,12 @@ class TestPicture:
         (line,) = (c for c in axes.collections if c.get_gid() == "path")
         along = [tuple(1e-3 * x for x, _ in path.vertices) for path in line.get_paths()]
         assert along == [(0.0, 1.0), (2.0, 3.0), (3.0, 5.0), (5.0, 6.0), (6.0, 8.0), (10.0, 12.0)]
+
+    def test_the_path_goes_along_a_sum(self) -> None:
+        simulation = simulated("0>1", 2, devices=[(0, 1), 2], buckets=[Bucket(0, 4.0)])
+        *_, before, last = path_pieces(predicted_timeline(simulation))
+        assert (last.start_s, last.end_s, last.rank, last.span) == (11.0, 15.0, before.rank, None)
+        assert before.rank in (0, 1)
 
     def test_memory_above_the_limit_is_marked(self) -> None:
         for limit, above in ((8, False), (4, True)):
