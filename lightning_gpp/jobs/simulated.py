@@ -11,7 +11,6 @@ from lightning_gpp.simulate import Timeline, plan_stages, predicted_timeline
 from lightning_gpp.simulate.critical_path import CriticalPath, critical_path
 from lightning_gpp.simulate.plan_case import PlanCase
 from lightning_gpp.simulate.simulation import Simulation
-from lightning_gpp.simulate.timeline_stages import plan_stages
 from lightning_gpp.simulate.usage import Usage, usage
 
 

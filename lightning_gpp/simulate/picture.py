@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 150
-RIGHT_IN = 1.25
+RIGHT_IN, RIGHT_OF_MEMORY_IN = 0.95, 1.70
 TITLE_IN, LINE_IN, HEAD_IN = 0.30, 0.24, 0.24
 TICKS_IN, AXIS_IN, LEGEND_IN, STAGE_LINE_IN = 0.40, 0.55, 0.35, 0.21
 MEMORY_ROW = 0.7
@@ -114,6 +114,7 @@ class _Page:
     until_s: float
     width_in: float
     height_in: float
+    right_in: float
 
     @classmethod
     def of(cls, timelines: Sequence[Timeline]) -> _Page:
@@ -128,6 +129,7 @@ class _Page:
             until_s=max(timeline.step_s for timeline in timelines),
             width_in=max(_width_in(panel) for panel in panels),
             height_in=top_in + (AXIS_IN - TICKS_IN) + LEGEND_IN + STAGE_LINE_IN * len(stages) + 0.1,
+            right_in=RIGHT_OF_MEMORY_IN if any(p.is_memory for p in panels) else RIGHT_IN,
         )
 
     def box(self, left_in: float, top_in: float, height_in: float) -> tuple[float, ...]:
@@ -135,7 +137,7 @@ class _Page:
         return (
             left_in / self.width_in,
             1 - (top_in + height_in) / self.height_in,
-            (self.width_in - left_in - RIGHT_IN) / self.width_in,
+            (self.width_in - left_in - self.right_in) / self.width_in,
             height_in / self.height_in,
         )
 
