@@ -39,6 +39,9 @@ PATIENCE = 2
 SLIGHTLY = 1.1
 """Of the first, quick look at a space, estimates up to this many times the best are evaluated."""
 
+QUICK = 48
+"""Models of up to so many units are searched so quickly that all sizes are tried."""
+
 FEW_UNITS = 128
 """Spaces with more micro-batches than these, which take long to play, are looked at last."""
 
@@ -134,7 +137,7 @@ class Choice:
     ) -> None:
         in_vain = 0
         for space in sorted(spaces, key=_promise if spaces[0].is_small else self._far_from_best):
-            if in_vain >= PATIENCE and not space.is_small:
+            if in_vain >= PATIENCE and len(space.layout.order) > QUICK:
                 break
             if self._look(problem, space, name, is_chain=is_chain):
                 in_vain = 0
