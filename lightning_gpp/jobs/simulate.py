@@ -27,11 +27,15 @@ from lightning_gpp.jobs.speedup import (
 )
 from lightning_gpp.planner import save_plan
 from lightning_gpp.planner.describe import describe_head, describe_stages
+from lightning_gpp.planner.text_table import wrapped
 from lightning_gpp.simulate import write_step
 from lightning_gpp.simulate.levers import levers
 from lightning_gpp.simulate.plan_case import PlanCase
 from lightning_gpp.simulate.ssgd import Ssgd
 from lightning_gpp.simulate.what_if import WhatIf
+
+TWICE = "Twice the devices: with mini-batches of twice the size, and the planner's plan for them."
+"""What the lever means."""
 
 MOST_DRAWN = 64
 """Timelines of more devices than these are no pictures any more."""
@@ -58,6 +62,8 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     for name, case in cases.items():
         ranked[name] = levers(case)
         print(f"{describe_levers(ranked[name], name, max_width=width)}\n", flush=True)
+    if cases:
+        print(f"{wrapped([TWICE], width)}\n", flush=True)
     speedups = find_speedups(after.case, counts) if counts else None
     if speedups is not None:
         print(f"{describe_speedups(speedups, max_width=width)}\n", flush=True)
