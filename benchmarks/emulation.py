@@ -44,7 +44,7 @@ from lightning_gpp.planner import Plan, Stage, plan_graph
 from lightning_gpp.planner.text_table import text_table
 from lightning_gpp.runtime.emulation import EmulatedRun, emulate_shapes
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate.engine import simulate
+from lightning_gpp.simulate.engine.run import simulate
 from lightning_gpp.simulate.program_costs import (
     Bucket,
     MessageBytes,

@@ -18,7 +18,7 @@ from lightning_gpp.graph import graph_from_json
 from lightning_gpp.planner import PlanRequest, plan_request
 from lightning_gpp.planner.text_table import wrapped
 from lightning_gpp.planner.units_of_measure import count_text
-from lightning_gpp.simulate.refit import Refit, is_refit_file, load_refit
+from lightning_gpp.simulate.refit.refit import Refit, is_refit_file, load_refit
 from lightning_gpp.workloads import (
     WORKLOADS,
     Workload,

@@ -23,7 +23,7 @@ from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.problem import Problem, refitted, strategy_option
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.planner import plan_request
-from lightning_gpp.simulate.refit import Refit
+from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.costs_given import resolve_costs
 from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.microbatches import (

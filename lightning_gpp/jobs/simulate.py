@@ -29,10 +29,10 @@ from lightning_gpp.planner import save_plan
 from lightning_gpp.planner.describe import describe_head, describe_stages
 from lightning_gpp.planner.text_table import wrapped
 from lightning_gpp.simulate import write_step
-from lightning_gpp.simulate.levers import levers
-from lightning_gpp.simulate.plan_case import PlanCase
-from lightning_gpp.simulate.ssgd import Ssgd
-from lightning_gpp.simulate.what_if import WhatIf
+from lightning_gpp.simulate.ssgd.program import Ssgd
+from lightning_gpp.simulate.what_if.changes import WhatIf
+from lightning_gpp.simulate.what_if.levers import levers
+from lightning_gpp.simulate.what_if.plan_case import PlanCase
 
 TWICE = "Twice the devices: with mini-batches of twice the size, and the planner's plan for them."
 """What the lever means."""

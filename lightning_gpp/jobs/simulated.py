@@ -9,9 +9,9 @@ from lightning_gpp.planner import PlanEvaluation, evaluate_plan
 from lightning_gpp.schedule import ScheduleError
 from lightning_gpp.simulate import Timeline, plan_stages, predicted_timeline
 from lightning_gpp.simulate.critical_path import CriticalPath, critical_path
-from lightning_gpp.simulate.plan_case import PlanCase
 from lightning_gpp.simulate.simulation import Simulation
 from lightning_gpp.simulate.usage import Usage, usage
+from lightning_gpp.simulate.what_if.plan_case import PlanCase
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 from lightning_gpp.jobs.simulated import Simulated
 from lightning_gpp.jobs.speedup import Speedups
-from lightning_gpp.simulate.levers import Lever
 from lightning_gpp.simulate.simulation import TaskKind
 from lightning_gpp.simulate.usage import Usage
+from lightning_gpp.simulate.what_if.levers import Lever
 
 FILE = "simulation.json"
 TRANSFERS = (TaskKind.TRANSFER, TaskKind.REDUCE)

@@ -12,11 +12,11 @@ from typing import Any, get_args
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.cluster import AllReduce, Cluster, HostLink, Link
-from lightning_gpp.simulate.compile_program import Sends
-from lightning_gpp.simulate.plan_case import Run
+from lightning_gpp.simulate.engine.compile_program import Sends
 from lightning_gpp.simulate.plan_costs import Overlap
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
-from lightning_gpp.simulate.what_if import WhatIf
+from lightning_gpp.simulate.what_if.changes import WhatIf
+from lightning_gpp.simulate.what_if.plan_case import Run
 
 CHOICES = {
     "sends": get_args(Sends),

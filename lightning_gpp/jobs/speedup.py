@@ -10,10 +10,10 @@ from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
 from lightning_gpp.planner import answer
 from lightning_gpp.planner.data_parallel import NAME as DATA_PARALLEL
 from lightning_gpp.planner.units_of_measure import count_text
-from lightning_gpp.simulate.layers import model_layers
-from lightning_gpp.simulate.plan_case import PlanCase
-from lightning_gpp.simulate.ssgd import VARIANTS, Ssgd
-from lightning_gpp.simulate.what_if import WhatIf
+from lightning_gpp.simulate.ssgd.layers import model_layers
+from lightning_gpp.simulate.ssgd.program import VARIANTS, Ssgd
+from lightning_gpp.simulate.what_if.changes import WhatIf
+from lightning_gpp.simulate.what_if.plan_case import PlanCase
 
 FILE = "speedup.png"
 

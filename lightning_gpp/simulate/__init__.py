@@ -7,15 +7,15 @@ A :class:`Timeline` says what every rank did when, for one optimizer step. It is
 whether the step was measured by the runtime or predicted from a program, so that the two can be
 put side by side. :func:`shares` reads off where the time went; :func:`write_picture`,
 :func:`write_page` and :func:`write_trace` show it.
+
+Folders: ``engine`` plays programs, ``timeline`` says what happened, ``show`` draws it, ``ssgd`` is
+pure data parallelism as a special case, ``what_if`` tries changes, ``refit`` corrects costs by
+recorded steps.
 """
 
 from lightning_gpp.simulate.critical_path import CriticalPath, PathStep, critical_path
-from lightning_gpp.simulate.engine import simulate
-from lightning_gpp.simulate.measured_path import with_inferred_path
-from lightning_gpp.simulate.page import write_page
-from lightning_gpp.simulate.picture import timeline_figure, write_picture
+from lightning_gpp.simulate.engine.run import simulate
 from lightning_gpp.simulate.plan_costs import Overlap, program_costs, simulate_plan
-from lightning_gpp.simulate.predicted import predicted_timeline
 from lightning_gpp.simulate.program_costs import (
     Bucket,
     MessageBytes,
@@ -24,15 +24,20 @@ from lightning_gpp.simulate.program_costs import (
     StageCosts,
     StepCosts,
 )
-from lightning_gpp.simulate.shares import RankShares, Shares, path_shares, shares
+from lightning_gpp.simulate.refit.refit import Refit, load_refit
+from lightning_gpp.simulate.show.page import write_page
+from lightning_gpp.simulate.show.picture import timeline_figure, write_picture
+from lightning_gpp.simulate.show.trace import trace_events, write_trace
+from lightning_gpp.simulate.show.write_step import write_step
 from lightning_gpp.simulate.simulation import Simulation, Task, TaskKind
-from lightning_gpp.simulate.span import Category, Span, SpanKind
-from lightning_gpp.simulate.timeline import MemoryCurve, PathPart, Timeline, TimelineStage
-from lightning_gpp.simulate.timeline_stages import plan_stages
-from lightning_gpp.simulate.trace import trace_events, write_trace
-from lightning_gpp.simulate.transfer import Transfer, TransferKind
+from lightning_gpp.simulate.timeline.measured_path import with_inferred_path
+from lightning_gpp.simulate.timeline.predicted import predicted_timeline
+from lightning_gpp.simulate.timeline.shares import RankShares, Shares, path_shares, shares
+from lightning_gpp.simulate.timeline.span import Category, Span, SpanKind
+from lightning_gpp.simulate.timeline.stages import plan_stages
+from lightning_gpp.simulate.timeline.timeline import MemoryCurve, PathPart, Timeline, TimelineStage
+from lightning_gpp.simulate.timeline.transfer import Transfer, TransferKind
 from lightning_gpp.simulate.usage import ChannelUsage, DeviceUsage, TransferUsage, Usage, usage
-from lightning_gpp.simulate.write_step import write_step
 
 __all__ = [
     "Bucket",
@@ -48,6 +53,7 @@ __all__ = [
     "PathStep",
     "ProgramCosts",
     "RankShares",
+    "Refit",
     "Shares",
     "Simulation",
     "Span",
@@ -63,6 +69,7 @@ __all__ = [
     "TransferUsage",
     "Usage",
     "critical_path",
+    "load_refit",
     "path_shares",
     "plan_stages",
     "predicted_timeline",

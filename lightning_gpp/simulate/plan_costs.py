@@ -22,16 +22,8 @@ from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.stage_costs import kind_compute, stage_memory
 from lightning_gpp.schedule import BUCKET_BYTES, ReduceGroup, reduce_groups
 from lightning_gpp.schedule.replicas import expand
-from lightning_gpp.simulate.compile_program import Sends
-from lightning_gpp.simulate.engine import simulate
-from lightning_gpp.simulate.gradient_merging import (
-    MERGING,
-    GradientPiece,
-    Gradients,
-    Rule,
-    in_buckets,
-)
-from lightning_gpp.simulate.layers import kind_layers, layer_gradients
+from lightning_gpp.simulate.engine.compile_program import Sends
+from lightning_gpp.simulate.engine.run import simulate
 from lightning_gpp.simulate.program_costs import (
     Bucket,
     MessageBytes,
@@ -40,6 +32,14 @@ from lightning_gpp.simulate.program_costs import (
     StepCosts,
 )
 from lightning_gpp.simulate.simulation import Simulation
+from lightning_gpp.simulate.ssgd.gradient_merging import (
+    MERGING,
+    GradientPiece,
+    Gradients,
+    Rule,
+    in_buckets,
+)
+from lightning_gpp.simulate.ssgd.layers import kind_layers, layer_gradients
 
 Overlap = Literal["at_end", "one_at_end", "wait_free", "merged", "optimal", "buckets"]
 """How the gradients of replicas are cut into sums: as :data:`MERGING` has it, or ``"buckets"`` of

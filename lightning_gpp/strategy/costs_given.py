@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from lightning_gpp.cost import Costs, load_costs
-from lightning_gpp.simulate.refit import Refit, is_refit_file, load_refit
+from lightning_gpp.simulate.refit.refit import Refit, is_refit_file, load_refit
 
 LAST_REFIT: Literal["refit"] = "refit"
 """The refit that was kept when this model last ran with a TimelineCallback on such devices."""

@@ -89,8 +89,8 @@ class GraphPipeStrategy(ParallelStrategy):
             in. The default folder is the one that the environment variable LIGHTNING_GPP_CACHE
             names (empty: none), or the platform's for caches.
         costs: what to plan with: :class:`~lightning_gpp.cost.Costs` instead of a measurement, or
-            a :class:`~lightning_gpp.simulate.refit.Refit` of recorded steps, which corrects it; a
-            file that holds either; or ``"refit"`` for the one that
+            a :class:`~lightning_gpp.simulate.Refit` of recorded steps, which corrects it; a file
+            that holds either; or ``"refit"`` for the one that
             :class:`~lightning_gpp.strategy.TimelineCallback` kept when this model last ran here.
         use_all_devices: whether a plan that leaves devices idle, as it is predicted to be faster on
             fewer, gives way to the fastest plan of ``balanced`` that uses all.

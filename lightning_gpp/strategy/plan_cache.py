@@ -26,7 +26,7 @@ from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
 from lightning_gpp.document_cache import DocumentCache, content_hash, default_folder
 from lightning_gpp.graph import graph_to_json
 from lightning_gpp.planner import Plan, PlanRequest, plan_from_json, plan_to_json, validate_plan
-from lightning_gpp.simulate.refit import Refit
+from lightning_gpp.simulate.refit.refit import Refit
 
 CacheLike = bool | str | Path
 """Whether to keep profiles and plans, or the folder to keep them in."""

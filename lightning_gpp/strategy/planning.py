@@ -27,7 +27,7 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.planner.units_of_measure import seconds_text
-from lightning_gpp.simulate.refit import Refit
+from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.costs_given import LAST_REFIT
 from lightning_gpp.strategy.devices_at_hand import in_plan_order, resolve_cluster
 from lightning_gpp.strategy.measuring import Measured

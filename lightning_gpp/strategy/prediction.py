@@ -15,8 +15,8 @@ from lightning_gpp.simulate import (
     program_costs,
     simulate,
 )
-from lightning_gpp.simulate.refit import Refit
-from lightning_gpp.simulate.refit_timelines import refit
+from lightning_gpp.simulate.refit.from_timelines import refit
+from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.timeline_stages import timeline_stages
 

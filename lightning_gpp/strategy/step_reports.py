@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import Timeline
-from lightning_gpp.simulate.compare import Comparison
-from lightning_gpp.simulate.refit import Refit
-from lightning_gpp.simulate.refit_timelines import WARM_UP_STEPS
+from lightning_gpp.simulate.refit.compare import Comparison
+from lightning_gpp.simulate.refit.from_timelines import WARM_UP_STEPS
+from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.prediction import StepQuestion
 

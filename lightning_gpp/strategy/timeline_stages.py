@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_gpp.simulate import TimelineStage
-from lightning_gpp.simulate.timeline_stages import plan_stages
+from lightning_gpp.simulate.timeline.stages import plan_stages
 from lightning_gpp.strategy.pipeline import Pipeline
 
 

@@ -23,8 +23,8 @@ from lightning_gpp.simulate import (
     TaskKind,
     simulate,
 )
-from lightning_gpp.simulate.compile_program import Sends
-from lightning_gpp.simulate.message_costs import costs_of_message
+from lightning_gpp.simulate.engine.compile_program import Sends
+from lightning_gpp.simulate.engine.message_costs import costs_of_message
 
 SECONDS = st.integers(0, 40).map(lambda quarters: quarters / 4)
 """Multiples of a quarter: sums of them are exact."""

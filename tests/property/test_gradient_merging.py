@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gpp.simulate.gradient_merging import (
+from lightning_gpp.simulate.ssgd.gradient_merging import (
     MERGING,
     GradientPiece,
     Gradients,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from lightning_gpp.cost import Costs
 from lightning_gpp.simulate import simulate
 from lightning_gpp.simulate.plan_costs import program_costs
-from lightning_gpp.simulate.predicted import predicted_timeline
 from lightning_gpp.simulate.program_costs import StepCosts
-from lightning_gpp.simulate.refit_timelines import refit
+from lightning_gpp.simulate.refit.from_timelines import refit
+from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 
 
 @given(questions(), st.sampled_from([StepCosts(), STEP]))

@@ -21,7 +21,7 @@ from lightning_gpp.simulate import (
     simulate,
     usage,
 )
-from lightning_gpp.simulate.message_costs import compute_s
+from lightning_gpp.simulate.engine.message_costs import compute_s
 
 STEPS = st.builds(
     StepCosts,

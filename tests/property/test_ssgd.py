@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Link, all_reduce_s, uniform_cluster
-from lightning_gpp.simulate.all_reduce_fit import PUBLISHED_FITS, AllReduceFit
-from lightning_gpp.simulate.layers import Layer
 from lightning_gpp.simulate.program_costs import StepCosts
-from lightning_gpp.simulate.ssgd import VARIANTS, Ssgd
+from lightning_gpp.simulate.ssgd.all_reduce_fit import PUBLISHED_FITS, AllReduceFit
+from lightning_gpp.simulate.ssgd.layers import Layer
+from lightning_gpp.simulate.ssgd.program import VARIANTS, Ssgd
 
 seconds = st.sampled_from([0.0, 1e-4, 3e-4, 1e-3, 7e-3, 0.02])
 sizes = st.sampled_from([0, 4_000, 100_000, 3_000_000, 40_000_000])

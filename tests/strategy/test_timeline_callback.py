@@ -12,7 +12,7 @@ from helpers.workers import WorkerPool
 
 from lightning_gpp import TimelineCallback
 from lightning_gpp.simulate import SpanKind
-from lightning_gpp.simulate.refit import load_refit
+from lightning_gpp.simulate.refit.refit import load_refit
 
 pytestmark = pytest.mark.timeout(120)
 

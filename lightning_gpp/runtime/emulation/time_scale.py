@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate.message_costs import compute_s
+from lightning_gpp.simulate.engine.message_costs import compute_s
 from lightning_gpp.simulate.program_costs import ProgramCosts
 
 WAKE_S = 10e-3

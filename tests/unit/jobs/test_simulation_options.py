@@ -12,7 +12,7 @@ from lightning_gpp.cluster import Cluster, Device, HostLink, Link, uniform_clust
 from lightning_gpp.jobs.simulation_options import run_of, step_of, what_if_of, with_links
 from lightning_gpp.jobs.speedup import device_counts
 from lightning_gpp.simulate.program_costs import Overhead
-from lightning_gpp.simulate.what_if import WhatIf
+from lightning_gpp.simulate.what_if.changes import WhatIf
 
 DEVICES = tuple(Device(f"{i}", host=f"host{i}") for i in range(2))
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from lightning_gpp.cluster import Link, uniform_cluster
-from lightning_gpp.simulate.layers import Layer
-from lightning_gpp.simulate.levers import levers, speedups
 from lightning_gpp.simulate.program_costs import StepCosts
-from lightning_gpp.simulate.ssgd import Ssgd
-from lightning_gpp.simulate.what_if import WhatIf
+from lightning_gpp.simulate.ssgd.layers import Layer
+from lightning_gpp.simulate.ssgd.program import Ssgd
+from lightning_gpp.simulate.what_if.changes import WhatIf
+from lightning_gpp.simulate.what_if.levers import levers, speedups
 
 # Two devices: a sum takes its bytes over the bandwidth, and 2 x 0.5 s of latency.
 LAYERS = [Layer("first", 1.0, 2.0, 2.0), Layer("second", 1.0, 2.0, 2.0)]

@@ -18,10 +18,10 @@ from lightning_gpp.planner import Plan, PlanRequest, Stage, make_plan, plan_grap
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts, StepCosts, Timeline, simulate
 from lightning_gpp.simulate.plan_costs import program_costs
-from lightning_gpp.simulate.predicted import predicted_timeline
 from lightning_gpp.simulate.program_costs import Overhead
-from lightning_gpp.simulate.refit import Refit, load_refit
-from lightning_gpp.simulate.refit_timelines import refit
+from lightning_gpp.simulate.refit.from_timelines import refit
+from lightning_gpp.simulate.refit.refit import Refit, load_refit
+from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 
 #   a ─▶ b ─▶ c ─▶ d
 CHAIN = literal_graph({"a": "x", "b": "a", "c": "b", "d": "c"})

@@ -26,8 +26,8 @@ from lightning_gpp.simulate import (
     write_step,
     write_trace,
 )
-from lightning_gpp.simulate.path_line import path_pieces
-from lightning_gpp.simulate.picture_text import title
+from lightning_gpp.simulate.show.path_line import path_pieces
+from lightning_gpp.simulate.show.picture_text import title
 
 # seconds  0         1         2         3         4         5         6         7         8
 # rank 0   |-1F0     |s        |   wait 1F0's input          |r|1F0    |1B0      |s|       opt|

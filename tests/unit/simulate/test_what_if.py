@@ -15,7 +15,7 @@ from lightning_gpp.simulate.program_costs import (
     StageCosts,
     StepCosts,
 )
-from lightning_gpp.simulate.what_if import WhatIf
+from lightning_gpp.simulate.what_if.changes import WhatIf
 
 CHAIN = literal_graph({"a": "x", "b": "a", "c": "b"})
 LINK = Link(1e9, 1e-5, is_shared=True)

@@ -1,0 +1,1 @@
+"""What recorded steps say about costs, and how far predictions were off."""

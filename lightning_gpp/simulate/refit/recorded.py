@@ -1,0 +1,228 @@
+"""What recorded steps of a program took, action by action.
+
+Of several steps those count that took about the median; of these steps the mean of every quantity,
+not its median: what adds up to a step has to do so after it was averaged, too.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from lightning_gpp.graph import FEED
+from lightning_gpp.schedule import Action, Program
+from lightning_gpp.simulate.timeline.span import Span, SpanKind
+from lightning_gpp.simulate.timeline.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as it was recorded.
+
+    Attributes:
+        source: device that sent it.
+        target: device that received it.
+        size_bytes: of its tensors.
+        send_s: what it took the sender.
+        sent_s: when the sender was done with it.
+        asked_s: when the receiver asked for it.
+        received_s: when the receiver had it.
+    """
+
+    source: int
+    target: int
+    size_bytes: float
+    send_s: float
+    sent_s: float
+    asked_s: float
+    received_s: float
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Recorded steps of one program.
+
+    Attributes:
+        timelines: of the steps.
+        program: what they ran.
+
+    Raises:
+        ValueError: there is no timeline, or one is of another program.
+    """
+
+    timelines: tuple[Timeline, ...]
+    program: Program
+
+    def __post_init__(self) -> None:
+        if not self.timelines:
+            raise ValueError("there is no recorded step; expected one timeline or more")
+        for timeline in self.timelines:
+            check_program(timeline, self.program)
+
+    def typical(self, values: Callable[[Timeline], Sequence[float]]) -> float:
+        """The mean over the steps of the mean in a step; 0 where nothing was recorded."""
+        means = [statistics.fmean(found) for t in self.timelines if (found := values(t))]
+        return statistics.fmean(means) if means else 0.0
+
+    def action_s(self, stage: int, kind: SpanKind) -> float:
+        """Seconds of the spans of one kind of a stage, once per micro-batch."""
+        return self.typical(
+            lambda timeline: [
+                span.duration_s
+                for span in timeline.spans
+                if span.kind is kind and span.stage == stage
+            ]
+        )
+
+    def data_s(self) -> float:
+        """Seconds of reading a mini-batch."""
+        return self.typical(
+            lambda timeline: [s.duration_s for s in timeline.spans if s.kind is SpanKind.DATA]
+        )
+
+    def optimizer_s(self, device: int) -> float | None:
+        """Seconds of the optimizer on a device, once per step; None where there is none."""
+        found = [
+            [s.duration_s for s in _of_device(t, device) if s.kind is SpanKind.OPTIMIZER]
+            for t in self.timelines
+        ]
+        return statistics.fmean(map(sum, found)) if any(found) else None
+
+    def prepare_s(self) -> float:
+        """Seconds from the mini-batch to the first action, on the device of the feed."""
+        device = self.program.device(FEED)
+
+        def seconds(timeline: Timeline) -> list[float]:
+            spans = _of_device(timeline, device)
+            read = [s.end_s for s in spans if s.kind is SpanKind.DATA]
+            begun = [s.start_s for s in spans if s.kind is SpanKind.PREPARE]
+            first = next((s.start_s for s in spans if s.action is not None), None)
+            start = max(read[:1] or begun[:1], default=None)
+            return [] if start is None or first is None else [first - start]
+
+        return self.typical(seconds)
+
+    def finish_s(self, device: int) -> float | None:
+        """Seconds from the end of a device's actions, and of those of the loss's, to its optimizer.
+
+        None where it has no optimizer.
+        """
+        found = []
+        for timeline in self.timelines:
+            starts = [
+                s.start_s for s in _of_device(timeline, device) if s.kind is SpanKind.OPTIMIZER
+            ]
+            ends = [
+                max((s.end_s for s in _of_device(timeline, d) if s.action is not None), default=0.0)
+                for d in (device, self.program.device(FEED))
+            ]
+            found += [max(0.0, start - max(ends)) for start in starts[:1]]
+        return statistics.fmean(found) if found else None
+
+    def gap_s(self) -> float:
+        """Seconds between two actions of a device."""
+
+        def gaps(timeline: Timeline) -> list[float]:
+            return [
+                second.start_s - first.end_s
+                for spans in timeline_actions(timeline)
+                for first, second in zip(spans, spans[1:])
+                if first.action != second.action and first.minibatch == second.minibatch
+            ]
+
+        return self.typical(gaps)
+
+    def messages(self) -> list[list[Message]]:
+        """The messages of every step."""
+        return [list(_messages(timeline)) for timeline in self.timelines]
+
+    def sums(self) -> Iterator[tuple[int, int, float]]:
+        """(group, device, seconds since all devices came to it) of every sum of gradients."""
+        for timeline in self.timelines:
+            for span in timeline.spans:
+                if span.kind is SpanKind.REDUCE and span.action is not None:
+                    group = Action.parse(span.action).microbatch
+                    yield group, timeline.devices[span.rank], span.duration_s
+
+
+def typical_steps(timelines: Sequence[Timeline]) -> tuple[Timeline, ...]:
+    """The half of some steps whose seconds are nearest to their median, in their order."""
+    if not timelines:
+        return ()
+    median_s = statistics.median(timeline.step_s for timeline in timelines)
+    nearest = sorted(
+        range(len(timelines)), key=lambda index: abs(timelines[index].step_s - median_s)
+    )
+    return tuple(timelines[index] for index in sorted(nearest[: (len(timelines) + 1) // 2]))
+
+
+def check_program(timeline: Timeline, program: Program) -> None:
+    """Checks that a timeline is of a program.
+
+    Raises:
+        ValueError: it is not; the text names the step and the first action that differs.
+    """
+    name = (
+        "the predicted step" if timeline.step is None else f"the timeline of step {timeline.step}"
+    )
+    if len(timeline.stages) != program.num_stages:
+        raise ValueError(
+            f"{name} is of another program: it has {len(timeline.stages)} stages (replicas "
+            f"counted), the program {program.num_stages}; take the plan that was recorded"
+        )
+    for rank, spans in enumerate(timeline_actions(timeline)):
+        device = timeline.devices[rank]
+        expected = list(map(str, program.actions[device])) if device < len(program.actions) else []
+        for _, found in groupby(spans, key=lambda span: span.minibatch):
+            actions = [action for action, _ in groupby(found, key=lambda span: span.action)]
+            if actions != expected:
+                number = next(
+                    (i for i, (a, b) in enumerate(zip(actions, expected)) if a != b),
+                    min(len(actions), len(expected)),
+                )
+                raise ValueError(
+                    f"{name} is of another program: action {number} of device {device} was "
+                    f"{_at(actions, number)}, in the program it is {_at(expected, number)}; take "
+                    "the plan, the schedule and the number of micro-batches that were recorded"
+                )
+
+
+def timeline_actions(timeline: Timeline) -> list[list[Span]]:
+    """Of every rank the spans that belong to actions, mini-batch by mini-batch in time."""
+    return [
+        sorted(
+            (span for span in timeline.of_rank(rank) if span.action is not None),
+            key=lambda span: span.minibatch,
+        )
+        for rank in range(timeline.num_ranks)
+    ]
+
+
+def _at(actions: Sequence[str | None], number: int) -> str:
+    return f"{actions[number]}" if number < len(actions) else "missing"
+
+
+def _of_device(timeline: Timeline, device: int) -> tuple[Span, ...]:
+    return timeline.of_rank(timeline.devices.index(device))
+
+
+def _messages(timeline: Timeline) -> Iterator[Message]:
+    """The messages of a step; those whose bytes were not recorded are left out."""
+    asked: dict[tuple[int, str | None], float] = {}
+    for span in timeline.spans:
+        if span.kind in (SpanKind.WAIT, SpanKind.RECEIVE):
+            key = span.minibatch, span.action
+            asked[key] = min(asked.get(key, span.start_s), span.start_s)
+    for sent, received in timeline.messages():
+        if sent.size_bytes is not None:
+            yield Message(
+                timeline.devices[sent.rank],
+                timeline.devices[received.rank],
+                sent.size_bytes,
+                sent.duration_s,
+                sent.end_s,
+                asked[received.minibatch, received.action],
+                received.end_s,
+            )

@@ -1,0 +1,223 @@
+"""What recorded steps say about costs: corrected profiles, and what a step costs besides.
+
+A profile measures operators one by one on an idle machine; a stage runs them together while other
+devices are busy. So the operators of every stage are scaled until the stage takes what was
+recorded, forward and backward apart and for every kind of device. What the profile does not see
+(data, the user's step, messages, the interpreter, the optimizer) is read off the timeline.
+
+This is the loop of planning, running and planning again of DistIR (Santhanam et al., EuroMLSys
+2021) and others: the next plan is made with the corrected costs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from lightning_gpp.cluster import Cluster, Link
+from lightning_gpp.cost import Costs
+from lightning_gpp.data_file import read_data_file
+from lightning_gpp.graph import ModelGraph
+from lightning_gpp.planner import Plan, PlanRequest
+from lightning_gpp.planner.units_of_measure import count_text, seconds_text
+from lightning_gpp.simulate.program_costs import Overhead, StepCosts
+from lightning_gpp.simulate.refit.corrected_costs import corrected_costs
+from lightning_gpp.simulate.refit.fit import Point, fit_overhead
+from lightning_gpp.simulate.refit.records import DeviceRecord, StageRecord, devices_of
+from lightning_gpp.strict_json import JsonFormat
+
+FORMAT = JsonFormat("lightning_gpp.refit", 1)
+
+
+@dataclass(frozen=True)
+class Refit:
+    """What recorded steps say about costs.
+
+    Attributes:
+        steps: the recorded steps, by the optimizer steps done before them; what they took on
+            average is that of the half of them that took about the median.
+        step_s: their median seconds.
+        schedule: name of the schedule.
+        num_microbatches: smallest micro-batches of the mini-batch.
+        minibatch_size: samples of the mini-batch.
+        stages: what the stages took.
+        devices: what the devices did once per step.
+        data_s: as in :class:`~lightning_gpp.simulate.StepCosts`; so are those that follow.
+        prepare_s: seconds.
+        feed_s: seconds per micro-batch of the stage of the loss.
+        feed_backward_s: seconds.
+        loss_s: seconds per micro-batch of the stage of the loss.
+        loss_backward_s: seconds; 0 where that stage has operators, from whose backward the
+            loss's own cannot be told.
+        action_s: seconds between two actions.
+        send: seconds per message and byte.
+        receive: likewise.
+        reduce: per sum of a group's gradients.
+        links: level (``"host"``, ``"rack"``, ``"spine"``) -> the link that messages took.
+    """
+
+    steps: tuple[int, ...]
+    step_s: float
+    schedule: str
+    num_microbatches: int
+    minibatch_size: int
+    stages: tuple[StageRecord, ...]
+    devices: tuple[DeviceRecord, ...]
+    data_s: float = 0.0
+    prepare_s: float = 0.0
+    feed_s: float = 0.0
+    feed_backward_s: float = 0.0
+    loss_s: float = 0.0
+    loss_backward_s: float = 0.0
+    action_s: float = 0.0
+    send: Overhead = field(default_factory=Overhead)
+    receive: Overhead = field(default_factory=Overhead)
+    reduce: Overhead = field(default_factory=Overhead)
+    links: Mapping[str, Link] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """What it was read off, in words."""
+        kinds = ", ".join(dict.fromkeys(stage.kind for stage in self.stages))
+        steps = ", ".join(map(str, self.steps[:5])) + (" …" if len(self.steps) > 5 else "")
+        number = "step" if len(self.steps) == 1 else "steps"
+        return (
+            f"refitted to {number} {steps or 'as simulated'} recorded on {kinds} "
+            f"({count_text(len(self.stages), 'stage')}, "
+            f"{count_text(self.num_microbatches, 'micro-batch')}, "
+            f"{seconds_text(self.step_s)} per step)"
+        )
+
+    def to_json(self) -> str:
+        """The versioned JSON form; seconds and bytes."""
+        return FORMAT.dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "refit") -> Refit:
+        """Reads :meth:`to_json`'s form.
+
+        Raises:
+            ValueError: it is not a refit; the text names the place.
+        """
+        return FORMAT.loads(cls, text, source=source)
+
+    def request(self, request: PlanRequest) -> PlanRequest:
+        """The question with corrected costs and links.
+
+        Raises:
+            ValueError: the refit is of another model.
+        """
+        return replace(
+            request,
+            costs=self.costs(request.costs, request.cluster),
+            cluster=self.cluster(request.cluster),
+        )
+
+    def costs(self, costs: Costs, cluster: Cluster) -> Costs:
+        """Costs with the operators of every recorded stage scaled to what it took.
+
+        Args:
+            costs: of the same model.
+            cluster: whose kinds of devices they are for.
+
+        Raises:
+            ValueError: the refit is of another model.
+        """
+        return corrected_costs(self.stages, costs, cluster)
+
+    def cluster(self, cluster: Cluster) -> Cluster:
+        """The cluster with the links that messages took."""
+        host, rack, spine = (self.links.get(name) for name in ("host", "rack", "spine"))
+        return replace(
+            cluster,
+            host_link=host or cluster.host_link,
+            host_links=() if host else cluster.host_links,
+            rack_link=rack or cluster.rack_link or (cluster.host_link if host else None),
+            spine_link=spine
+            or cluster.spine_link
+            or ((cluster.rack_link or cluster.host_link) if rack or host else None),
+        )
+
+    def step_costs(self, plan: Plan, graph: ModelGraph, base: StepCosts | None = None) -> StepCosts:
+        """What a step of a plan costs besides, also of a plan other than the recorded one.
+
+        A device that holds as many parameters as a recorded one takes what that took; for others
+        the optimizer is estimated by the number of parameters and their bytes.
+
+        Args:
+            plan: the plan.
+            graph: the model.
+            base: for what timelines do not show (the copy of the input to the device).
+        """
+        optimizer_s: dict[int, float] = {}
+        finish_s: dict[int, float] = {}
+        for held in devices_of(plan, graph):
+            for found, seconds in (
+                (optimizer_s, self._optimizer_s(held)),
+                (finish_s, self._finish_s(held)),
+            ):
+                if seconds is not None:
+                    found[held.device] = seconds
+        return replace(
+            base or StepCosts(),
+            data_s=self.data_s,
+            prepare_s=self.prepare_s,
+            feed_s=self.feed_s,
+            feed_backward_s=self.feed_backward_s,
+            loss_s=self.loss_s,
+            loss_backward_s=self.loss_backward_s,
+            finish_s=finish_s,
+            optimizer_s=optimizer_s,
+            send=self.send,
+            receive=self.receive,
+            reduce=self.reduce,
+            action_s=self.action_s,
+        )
+
+    def _optimizer_s(self, held: DeviceRecord) -> float | None:
+        alike = [d for d in self.devices if _holds(d) == _holds(held)]
+        same = next((d for d in alike if d.device == held.device), None)
+        recorded = [d.optimizer_s for d in ([same] if same else alike) if d.optimizer_s is not None]
+        if recorded or same:
+            return statistics.fmean(recorded) if recorded else None
+        points = [
+            Point(d.parameter_bytes / d.num_parameters, d.optimizer_s / d.num_parameters)
+            for d in self.devices
+            if d.optimizer_s is not None and d.num_parameters
+        ]
+        if not points or not held.num_parameters:
+            return None
+        each = fit_overhead(points)
+        return held.num_parameters * each.fixed_s + held.parameter_bytes * each.per_byte_s
+
+    def _finish_s(self, held: DeviceRecord) -> float | None:
+        alike = [d for d in self.devices if d.has_loss == held.has_loss and d.finish_s is not None]
+        same = [d for d in alike if d.device == held.device] or alike
+        found = [d.finish_s for d in same if d.finish_s is not None]
+        return statistics.fmean(found) if found else None
+
+
+def _holds(device: DeviceRecord) -> tuple[int, int]:
+    return device.num_parameters, device.parameter_bytes
+
+
+def is_refit_file(path: str | Path) -> bool:
+    """Whether a JSON or YAML file says that it holds a refit.
+
+    Raises:
+        ValueError: it is neither.
+        FileNotFoundError: there is no such file.
+    """
+    data = read_data_file(path)
+    return isinstance(data, Mapping) and data.get("format") == FORMAT.name
+
+
+def load_refit(path: str | Path) -> Refit:
+    """Reads a file that holds a refit.
+
+    Raises:
+        ValueError: it does not.
+        FileNotFoundError: there is no such file.
+    """
+    return FORMAT.from_data(Refit, read_data_file(path), source=str(path))

@@ -1,0 +1,1 @@
+"""A step as a picture, a page that can be zoomed, and a trace."""

@@ -1,0 +1,1 @@
+"""Pure data parallelism (synchronous SGD) as a program: the special case of one stage."""

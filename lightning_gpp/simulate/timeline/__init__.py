@@ -1,0 +1,1 @@
+"""Timelines: what every rank did in a step, predicted or measured."""

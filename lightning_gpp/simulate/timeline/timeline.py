@@ -1,0 +1,252 @@
+"""What every rank did in one optimizer step, and when: measured or predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from lightning_gpp.simulate.timeline.span import Span, SpanKind
+from lightning_gpp.simulate.timeline.transfer import Transfer
+from lightning_gpp.strict_json import JsonFormat
+
+FORMAT = JsonFormat("lightning_gpp.timeline", 2, older=(1,))
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineStage:
+    """A stage, as far as a timeline shows it.
+
+    Attributes:
+        id: of the stage.
+        rank: where it runs.
+        label: a short text for its operators.
+        operators: their names.
+    """
+
+    id: int
+    rank: int
+    label: str = ""
+    operators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCurve:
+    """Memory in use on a rank over the step.
+
+    Attributes:
+        rank: whose.
+        times_s: when it changes, ascending, in seconds since the step began.
+        used_bytes: how much is in use from then on.
+        limit_bytes: how much there is; None where that is not known.
+
+    Raises:
+        ValueError: there are not as many times as sizes.
+    """
+
+    rank: int
+    times_s: tuple[float, ...]
+    used_bytes: tuple[float, ...]
+    limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.times_s) != len(self.used_bytes):
+            raise ValueError(
+                f"memory of rank {self.rank}: {len(self.times_s)} times and "
+                f"{len(self.used_bytes)} sizes; expected equally many"
+            )
+
+    @property
+    def peak_bytes(self) -> float:
+        """Most that is in use at a time."""
+        return max(self.used_bytes, default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PathPart:
+    """A part of the critical path: a span or a transfer, by its index in the timeline."""
+
+    span: int | None = None
+    transfer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PathSegment:
+    """The time for which a part of the critical path held the step up.
+
+    Attributes:
+        item: the span or the transfer.
+        start_s: when the part before it was over, or when it started itself, if later.
+        end_s: when it ended.
+    """
+
+    item: Span | Transfer
+    start_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from start to end."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One optimizer step on all ranks, on one clock.
+
+    The step begins with the first span of any rank and ends with the last. All times are seconds
+    since its beginning, on the clock of rank 0.
+
+    Attributes:
+        source: ``"measured"``, ``"emulated"`` (measured on emulated devices, in their seconds) or
+            ``"predicted"``.
+        step_s: seconds that the step takes.
+        devices: device of the plan that each rank is.
+        schedule: name of the schedule.
+        stages: the stages in order.
+        spans: what the ranks did; those of one rank do not overlap.
+        step: optimizer steps done before this one; None when predicted.
+        clock_error_s: for each rank by how much its times may be off against those of rank 0
+            (zero for ranks that share a clock).
+        transfers: what was on its way meanwhile.
+        critical_path: what the end of the step waited for, from the beginning to the end; empty
+            where it is not known. Exact where predicted; of a measured step it is inferred
+            (:func:`lightning_gpp.simulate.timeline.measured_path`).
+        memory: of the ranks where it is known.
+        name: what it is called where several of one source are shown.
+
+    Raises:
+        ValueError: a span or a transfer names an unknown rank or stage, goes beyond the step, or
+            a span overlaps another one of its rank; or the critical path names what is not there.
+    """
+
+    source: str
+    step_s: float
+    devices: tuple[int, ...]
+    schedule: str
+    stages: tuple[TimelineStage, ...]
+    spans: tuple[Span, ...]
+    step: int | None = None
+    clock_error_s: tuple[float, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    critical_path: tuple[PathPart, ...] = ()
+    memory: tuple[MemoryCurve, ...] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self._check_spans()
+        for transfer in self.transfers:
+            if transfer.end_s > self.step_s or not set(transfer.ranks) <= set(
+                range(self.num_ranks)
+            ):
+                raise ValueError(
+                    f"transfer {transfer.name} between ranks {list(transfer.ranks)} ends at "
+                    f"{transfer.end_s} s; expected ranks below {self.num_ranks} and an end within "
+                    f"the step ({self.step_s} s)"
+                )
+        known = ({None, *range(len(self.spans))}, {None, *range(len(self.transfers))})
+        for part in self.critical_path:
+            if part.span not in known[0] or part.transfer not in known[1]:
+                raise ValueError(f"the critical path has a part that is not there: {part}")
+
+    def _check_spans(self) -> None:
+        for span in self.spans:
+            if not 0 <= span.rank < self.num_ranks:
+                raise ValueError(f"span {span.name} is on rank {span.rank} of {self.num_ranks}")
+            if span.end_s > self.step_s:
+                raise ValueError(
+                    f"span {span.name} of rank {span.rank} ends at {span.end_s} s, after the step "
+                    f"({self.step_s} s)"
+                )
+            if span.stage is not None and not -1 <= span.stage < len(self.stages):
+                raise ValueError(f"span {span.name} is of an unknown stage")
+        for rank in range(self.num_ranks):
+            spans = self.of_rank(rank)
+            for first, second in zip(spans, spans[1:]):
+                if second.start_s < first.end_s:
+                    raise ValueError(f"rank {rank}: {second.name} starts before {first.name} ends")
+
+    @property
+    def full_name(self) -> str:
+        """The source and the name."""
+        return f"{self.source}, {self.name}" if self.name else self.source
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks, busy or not."""
+        return len(self.devices)
+
+    @cached_property
+    def _by_rank(self) -> dict[int, tuple[Span, ...]]:
+        ordered = sorted(self.spans, key=lambda span: (span.start_s, span.end_s))
+        return {
+            rank: tuple(span for span in ordered if span.rank == rank)
+            for rank in range(self.num_ranks)
+        }
+
+    def of_rank(self, rank: int) -> tuple[Span, ...]:
+        """The spans of one rank in the order of time."""
+        return self._by_rank[rank]
+
+    def stages_of(self, rank: int) -> tuple[TimelineStage, ...]:
+        """The stages of one rank."""
+        return tuple(stage for stage in self.stages if stage.rank == rank)
+
+    def item(self, part: PathPart) -> Span | Transfer:
+        """The span or the transfer that is a part of the critical path."""
+        if part.span is not None:
+            return self.spans[part.span]
+        assert part.transfer is not None
+        return self.transfers[part.transfer]
+
+    @cached_property
+    def critical_spans(self) -> frozenset[int]:
+        """Indices of the spans on the critical path."""
+        return frozenset(p.span for p in self.critical_path if p.span is not None)
+
+    @cached_property
+    def critical_transfers(self) -> frozenset[int]:
+        """Indices of the transfers on the critical path."""
+        return frozenset(p.transfer for p in self.critical_path if p.transfer is not None)
+
+    @cached_property
+    def path_segments(self) -> tuple[PathSegment, ...]:
+        """The critical path in the order of time, its segments one after the other.
+
+        Parts may overlap in time (a message is on its way while its receiver receives it); each
+        counts from the end of the part before it.
+        """
+        segments, now_s = [], 0.0
+        for item in map(self.item, self.critical_path):
+            start_s = min(max(item.start_s, now_s), item.end_s)
+            segments.append(PathSegment(item, start_s, item.end_s))
+            now_s = max(now_s, item.end_s)
+        return tuple(segments)
+
+    def messages(self) -> Iterator[tuple[Span, Span]]:
+        """The (send, receive) spans of every message, in the order of sending."""
+        received = {}
+        for span in self.spans:
+            if span.kind is SpanKind.RECEIVE:
+                received[message_of(span)] = span
+        for span in sorted(self.spans, key=lambda span: span.start_s):
+            if span.kind is SpanKind.SEND:
+                yield span, received[message_of(span)]
+
+    def to_json(self) -> str:
+        """The versioned JSON form."""
+        return FORMAT.dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Timeline:
+        """Reads :meth:`to_json`'s form.
+
+        Raises:
+            ValueError: it is not a timeline, or one of another version.
+        """
+        return FORMAT.loads(cls, text)
+
+
+def message_of(span: Span) -> tuple[int, tuple[int, int, bool, int]]:
+    """Identity of the message that a send, its receive or the wait for it belongs to."""
+    return span.minibatch, span.parsed.message

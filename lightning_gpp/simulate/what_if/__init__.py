@@ -1,0 +1,1 @@
+"""What a change of devices, links or costs would bring."""
