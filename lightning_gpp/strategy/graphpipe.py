@@ -13,14 +13,11 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, Precision
-from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from lightning_gpp.capture import BlockGraph
@@ -37,11 +34,11 @@ from lightning_gpp.strategy.hooks import HookRelay
 from lightning_gpp.strategy.lightning_private import (
     LightningOptimizer,
     SubprocessScriptLauncher,
-    distributed_is_initialized,
     init_dist_connection,
 )
 from lightning_gpp.strategy.loaders import RemoteBatch, follow_leader
 from lightning_gpp.strategy.metrics import keep_local
+from lightning_gpp.strategy.one_replica import OneReplicaStrategy
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.plan_cache import CacheLike
 from lightning_gpp.strategy.pool import PoolAccelerator
@@ -68,7 +65,7 @@ log = logging.getLogger(__name__)
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 
-class GraphPipeStrategy(ParallelStrategy):
+class GraphPipeStrategy(OneReplicaStrategy):
     """Trains an unmodified LightningModule split over devices as a graph of pipeline stages.
 
     Args:
@@ -162,28 +159,7 @@ class GraphPipeStrategy(ParallelStrategy):
         self._hooks: HookRelay | None = None
         self._finetuning = contextlib.ExitStack()
 
-    # Places and processes --------------------------------------------------------------------
-
-    @property
-    def is_distributed(self) -> bool:
-        """False: there is one data-parallel replica, so Lightning must not split the data."""
-        return False
-
-    @property
-    def root_device(self) -> torch.device:
-        """Device of this rank's stages."""
-        assert self.parallel_devices is not None
-        return self.parallel_devices[self.local_rank]
-
-    @property
-    def num_processes(self) -> int:
-        """Ranks on this host."""
-        return len(self.parallel_devices) if self.parallel_devices is not None else 0
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """One replica: nothing to split."""
-        return {"num_replicas": 1, "rank": 0}
+    # Processes --------------------------------------------------------------------------------
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
@@ -218,15 +194,6 @@ class GraphPipeStrategy(ParallelStrategy):
         """``configure_model`` runs in this: it takes no memory where tensors are shapes."""
         with META if self.is_shape_only else contextlib.nullcontext():
             yield
-
-    def set_world_ranks(self) -> None:
-        """Tells the cluster environment who this rank is."""
-        if self.cluster_environment is not None:
-            self.cluster_environment.set_global_rank(
-                self.node_rank * self.num_processes + self.local_rank
-            )
-            self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
-        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
 
     def setup_environment(self) -> None:
         """Joins the processes."""
@@ -420,47 +387,14 @@ class GraphPipeStrategy(ParallelStrategy):
             if hooks is not None:
                 hooks.install()
 
-    # Collectives -----------------------------------------------------------------------------
-
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Waits for all ranks."""
-        if distributed_is_initialized():
-            with self._guarded():
-                dist.barrier()
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """One rank's object on all ranks."""
-        if not distributed_is_initialized():
-            return obj
-        objects = [obj]
-        with self._guarded():
-            dist.broadcast_object_list(objects, src)
-        return objects[0]
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduces over data-parallel replicas. There is one, so the tensor stays as it is."""
-        return tensor
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Gathers over data-parallel replicas. There is one, so the tensor stays as it is."""
-        return tensor
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all (or any) ranks say yes."""
-        if not distributed_is_initialized():
-            return decision
-        votes = torch.tensor(int(decision))
-        with self._guarded():
-            dist.all_reduce(votes)
-        return int(votes) == dist.get_world_size() if all else bool(votes)
-
     # ---------------------------------------------------------------------------------------------
 
     def _module(self) -> pl.LightningModule:
         assert self.lightning_module is not None
         return self.lightning_module
 
-    def _guarded(self) -> contextlib.AbstractContextManager[None]:
+    def guarded(self) -> contextlib.AbstractContextManager[None]:
+        """Ends in the first error of any rank."""
         if self._session is None:
             return contextlib.nullcontext()
         self._session.control.check_together()
