@@ -16,7 +16,7 @@ METRICS = "metrics.json"
 FILES = (
     *(METRICS, "plan.json", "plan.png", "compare.json", "compare.csv"),
     *("simulation.json", "speedup.png", "graph.json", "costs.json"),
-    *("timeline.png", "timeline.html", "trace.json", CONFIG),
+    *("timeline.png", "timeline.html", "trace.json", "refit.json", CONFIG),
 )
 """Every file that a job may write, in the order in which a person is told of them."""
 

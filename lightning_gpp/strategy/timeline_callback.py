@@ -205,8 +205,8 @@ class TimelineCallback(pl.Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=timeline.step)
         show(
-            f"Step {timeline.step} took {timeline.step_s * 1e3:.4g} ms, of which "
-            f"{found.bubble_share:.0%} bubble" + "".join(f"\n  {path}" for path in written)
+            f"Step {timeline.step} ({timeline.source}) took {timeline.step_s * 1e3:.4g} ms, of "
+            f"which {found.bubble_share:.0%} bubble" + "".join(f"\n  {path}" for path in written)
         )
         if report:
             show(report.describe() if isinstance(report, StepReport) else report)
