@@ -11,7 +11,9 @@ its channels for itself; others that need one of them wait in the order in which
   in it (``"host0 bus"``), or its network port on the way out of one host and into the other
   (``"host0 out"``, ``"host1 in"``; one channel ``"host0 net"`` each where the link is half duplex).
 - What the feed sends leaves through a port of its own (``"gpu0 feed"``), as the runtime hands all
-  of it over at the start of a step.
+  of it over at the start of a step. So do sums of gradients (``"gpu0 sums"``), which run on streams
+  of their own beside the messages: a message does not wait for the end of a long sum. That both
+  share the bandwidth meanwhile is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from lightning_gpp.cluster.cluster import Cluster
 
 
 def channels(
-    cluster: Cluster, source: int, target: int, *, is_feed: bool = False
+    cluster: Cluster, source: int, target: int, *, is_feed: bool = False, is_sum: bool = False
 ) -> tuple[str, ...]:
     """The channels of a message from one device to another.
 
@@ -29,6 +31,7 @@ def channels(
         source: the sending device.
         target: the receiving device.
         is_feed: whether the feed sends it.
+        is_sum: whether it is a part of a sum of gradients.
 
     Raises:
         ValueError: there is no such device, or both are the same.
@@ -41,8 +44,10 @@ def channels(
     sender, receiver = cluster.devices[source], cluster.devices[target]
     if is_feed:
         found = [f"{sender.name} feed"]
+    elif link.is_full_duplex:
+        found = [f"{sender.name} sums" if is_sum else f"{sender.name} out"]
     else:
-        found = [f"{sender.name} out"] if link.is_full_duplex else [sender.name, receiver.name]
+        found = [f"{end.name} sums" if is_sum else end.name for end in (sender, receiver)]
     if link.is_shared and sender.host == receiver.host:
         found.append(f"{sender.host} bus")
     elif link.is_shared and link.is_full_duplex:

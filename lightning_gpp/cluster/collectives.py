@@ -81,7 +81,7 @@ def all_reduce_channels(
             channel
             for pairs in rounds
             for source, target in pairs
-            for channel in channels(cluster, source, target)
+            for channel in channels(cluster, source, target, is_sum=True)
         )
     )
 

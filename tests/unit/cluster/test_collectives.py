@@ -66,10 +66,10 @@ def test_messages_of_a_round_take_turns_on_what_they_share() -> None:
 
 
 def test_a_sum_occupies_the_ports_of_all_devices() -> None:
-    assert all_reduce_channels(HOSTS, [1, 2]) == ("gpu1 out", "gpu2 out")
-    assert set(all_reduce_channels(HOSTS, range(4), "tree")) == {f"gpu{i} out" for i in range(4)}
+    assert all_reduce_channels(HOSTS, [1, 2]) == ("gpu1 sums", "gpu2 sums")
+    assert set(all_reduce_channels(HOSTS, range(4), "tree")) == {f"gpu{i} sums" for i in range(4)}
     bus = uniform_cluster(2, Link(1.0, is_shared=True))
-    assert all_reduce_channels(bus, [0, 1]) == ("cpu:0 out", "host0 bus", "cpu:1 out")
+    assert all_reduce_channels(bus, [0, 1]) == ("cpu:0 sums", "host0 bus", "cpu:1 sums")
 
 
 def test_an_unknown_sum_is_named() -> None:
