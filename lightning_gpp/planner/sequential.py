@@ -34,8 +34,9 @@ def search_chains(request: PlanRequest) -> SearchResult:
         ValueError: no plan fits into the devices' memory.
     """
     units = search_units(request)
-    problem = linear(request, units, tuple(leaves(branching(request, units).tree)))
-    choice = Choice(request)
+    branches = branching(request, units)
+    problem = linear(request, units, tuple(leaves(branches.tree)))
+    choice = Choice(request, branches)
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
     choice.search_alike(problem, name, is_chain=True)
     choice.search(problem, name, is_chain=True)

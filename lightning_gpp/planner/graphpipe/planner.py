@@ -37,7 +37,7 @@ def search_plans(request: PlanRequest) -> SearchResult:
     units = search_units(request)
     problem = branching(request, units)
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    choice = Choice(request)
+    choice = Choice(request, problem)
     problems = [problem]
     if problem.layout.root.blocks:  # the chain first: it is quick, and a bound for the rest
         order = problem.prices.order

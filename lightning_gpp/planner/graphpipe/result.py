@@ -40,7 +40,7 @@ SLIGHTLY = 1.1
 """Of the first, quick look at a space, estimates up to this many times the best are evaluated."""
 
 QUICK = 48
-"""Models of up to so many units are searched so quickly that all sizes are tried."""
+"""Models in a line of up to so many units are searched so quickly that all sizes are tried."""
 
 FEW_UNITS = 128
 """Spaces with more micro-batches than these, which take long to play, are looked at last."""
@@ -85,12 +85,18 @@ class SearchResult:
 class Choice:
     """Evaluates candidates and keeps what it saw.
 
+    Args:
+        request: the question.
+        problem: the model as it is, with its branches.
+
     Attributes:
         best_s: step time of the best plan so far.
     """
 
-    def __init__(self, request: PlanRequest) -> None:
+    def __init__(self, request: PlanRequest, problem: Problem) -> None:
         self._request = request
+        layout = problem.layout
+        self._tries_all = not layout.root.blocks and len(layout.order) <= QUICK
         self._seen: dict[Plan, PlanEvaluation] = {}
         self._pending: list[Candidate] = []
         self._best_size: float | None = None
@@ -137,7 +143,7 @@ class Choice:
     ) -> None:
         in_vain = 0
         for space in sorted(spaces, key=_promise if spaces[0].is_small else self._far_from_best):
-            if in_vain >= PATIENCE and len(space.layout.order) > QUICK:
+            if in_vain >= PATIENCE and not self._tries_all:
                 break
             if self._look(problem, space, name, is_chain=is_chain):
                 in_vain = 0
