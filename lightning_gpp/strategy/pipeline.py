@@ -1,4 +1,4 @@
-"""The pipeline of one fit, validate, test or predict run: built at the first batch, then run."""
+"""The pipeline of one fit, validate, test or predict run, as one rank has it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from lightning_gpp.capture import CapturedModel, StageModule, capture, placed
-from lightning_gpp.cost import Costs
-from lightning_gpp.graph import StageGraph
-from lightning_gpp.planner import Plan, PlanGraph, plan_graph
-from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
+from lightning_gpp.capture import CapturedModel
+from lightning_gpp.planner import Plan, PlanGraph
 from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor
 from lightning_gpp.runtime.process_sums import ProcessSums
-from lightning_gpp.runtime.stage_run import StageCode
-from lightning_gpp.runtime.sums import Ranks
-from lightning_gpp.runtime.transport import Transport
-from lightning_gpp.runtime.value_pieces import Cutter
-from lightning_gpp.schedule import Program, reduce_groups
-from lightning_gpp.strategy.control import Control
-from lightning_gpp.strategy.devices_at_hand import DeviceAtHand, cluster_at_hand, warn_of_misplaced
-from lightning_gpp.strategy.emulation import Emulation, begin_emulation
+from lightning_gpp.schedule import Program
+from lightning_gpp.strategy.emulation import Emulation
 from lightning_gpp.strategy.emulation_report import EmulationReport
-from lightning_gpp.strategy.measuring import measure_kinds
-from lightning_gpp.strategy.partition import Partition, ownership
-from lightning_gpp.strategy.planning import Example, Planned, plan_pipeline
+from lightning_gpp.strategy.partition import Partition
+from lightning_gpp.strategy.planning import Planned
 from lightning_gpp.strategy.settings import Settings
-from lightning_gpp.strategy.shape_only import META
 
 CPU = torch.device("cpu")
 
@@ -151,117 +140,6 @@ def pipelined_module(module: nn.Module, name: str | None) -> nn.Module:
         ) from None
 
 
-def build_pipeline(
-    settings: Settings,
-    module: nn.Module,
-    example: Example | None,
-    *,
-    train_modes: dict[str, bool],
-    transport: Transport,
-    control: Control,
-    device: torch.device,
-) -> Pipeline:
-    """All ranks: captures the model, agrees on a plan and builds this rank's stages.
-
-    Args:
-        settings: what the user asked for.
-        module: the whole LightningModule.
-        example: a micro-batch, known on rank 0.
-        train_modes: training flags of the sub-modules while training.
-        transport: between the ranks.
-        control: between rank 0 and the others.
-        device: where this rank's stages run; ``meta`` where tensors have no numbers.
-    """
-    target = pipelined_module(module, settings.module)
-    args, kwargs = control.share(
-        None if example is None else (example.args, example.kwargs),
-        "waiting for rank 0's first micro-batch",
-    )
-    args, kwargs = placed((tuple(args), dict(kwargs)), META if device == META else CPU)
-    prefix = f"{settings.module}." if settings.module else ""
-    captured = capture(
-        target,
-        args,
-        kwargs,
-        leaf_modules=settings.leaf_modules,
-        blocks=settings.blocks,
-        train_modes=_relative(train_modes, settings.module),
-    )
-    _check_same(captured.fingerprint, control)
-    found = control.gather(DeviceAtHand.of(device), "collecting what devices there are")
-    measured = None
-    is_given = isinstance(settings.costs, Costs)
-    if (settings.plan is None or settings.emulated is not None) and not is_given:
-        measured = measure_kinds(
-            settings,
-            captured,
-            args,
-            kwargs,
-            found=found,
-            control=control,
-            rank=transport.rank,
-            device=device,
-        )
-    planned = (
-        None
-        if example is None
-        else plan_pipeline(settings, captured, example, cluster_at_hand(found), measured, device)
-    )
-    plan: Plan = control.share(planned and planned.plan, "waiting for rank 0's plan")
-    stages = plan_graph(plan, captured.graph)
-    ranks = rank_of_device(plan, transport.num_ranks)
-    if planned is not None and settings.emulated is None:
-        warn_of_misplaced(planned.request.cluster, ranks)
-    codes, readers = _codes(settings, captured, plan, stages, ranks, transport.rank, prefix)
-    partition = Partition(
-        module,
-        ownership(module, readers),
-        control,
-        rank=transport.rank,
-        num_ranks=transport.num_ranks,
-        device=device,
-    )
-    executor = Executor(
-        transport=transport,
-        rank_of_device=ranks,
-        stages=codes,
-        output_names=captured.graph.outputs,
-        cutter=_cutter(captured),
-        sums=_sums(stages, ranks, settings.timeout_s, device),
-        timeout_s=settings.timeout_s,
-    )
-    pipeline = Pipeline(settings, captured, plan, stages, planned, ranks, partition, executor)
-    if settings.emulated is not None:
-        begun = None if planned is None else begin_emulation(settings.emulated, planned)
-        pipeline.emulation = Emulation.join(begun, executor, control, _sum_groups(stages, ranks))
-    return pipeline
-
-
-def _cutter(captured: CapturedModel) -> Cutter:
-    values = captured.graph.values
-    return Cutter(
-        {name: tuple(spec.batch_dim for spec in value.tensors) for name, value in values.items()},
-        {name: value.variation for name, value in values.items()},
-    )
-
-
-def _sums(
-    placed: PlanGraph, ranks: Sequence[int], timeout_s: float, device: torch.device
-) -> ProcessSums | None:
-    """All ranks: what sums the gradients of replicas."""
-    groups = _sum_groups(placed, ranks)
-    return ProcessSums(groups, timeout_s, device) if groups else None
-
-
-def _sum_groups(placed: PlanGraph, ranks: Sequence[int]) -> dict[Ranks, tuple[int, ...]]:
-    """Sets of ranks that sum gradients of replicas -> their devices."""
-    return {
-        tuple(sorted(ranks[device] for device in group.devices)): tuple(group.devices)
-        for group in reduce_groups(placed.stages, placed.devices)
-        if group.stage is not None
-    }
-
-
 def share_parameters(pipeline: Pipeline, target: nn.Module) -> None:
     """Tells the executor the parameters, once they are in place; for those on several ranks."""
     pipeline.executor.shared = dict(target.named_parameters())
@@ -277,77 +155,3 @@ def rank_of_device(plan: Plan, num_ranks: int) -> tuple[int, ...]:
     loss_device = plan.stages[-1].devices[0]
     others = iter(range(1, num_ranks))
     return tuple(0 if device == loss_device else next(others) for device in range(num_ranks))
-
-
-def _relative(modes: dict[str, bool], module: str | None) -> dict[str, bool]:
-    if module is None:
-        return modes
-    prefix = f"{module}."
-    inner = {n.removeprefix(prefix): flag for n, flag in modes.items() if n.startswith(prefix)}
-    return inner | {"": modes[module]}
-
-
-def _check_same(fingerprint: str, control: Control) -> None:
-    found = control.gather(fingerprint, "comparing the captured models")
-    for rank, other in enumerate(found):
-        if other != found[0]:
-            raise RuntimeError(
-                f"rank {rank} captured another model than rank 0; all ranks must build the same "
-                "model and take the same path through its forward"
-            )
-
-
-def _shapes_of(captured: CapturedModel, function: StageModule) -> ShapeStage:
-    """A stage of which only the shapes are asked for."""
-    return ShapeStage(
-        function,
-        captured.graph,
-        function.inputs,
-        function.outputs,
-        lambda: [captured.module.get_parameter(name) for name in function.parameter_names],
-    )
-
-
-def _codes(
-    settings: Settings,
-    captured: CapturedModel,
-    plan: Plan,
-    placed: PlanGraph,
-    ranks: Sequence[int],
-    rank: int,
-    prefix: str,
-) -> tuple[dict[int, StageCode], dict[str, set[int]]]:
-    """Runnable stages of this rank, and which ranks read which parameter or buffer."""
-    codes: dict[int, StageCode] = {}
-    readers: dict[str, set[int]] = {}
-    changing = {name for operator in captured.graph for name in operator.state}
-    for stage, devices in enumerate(placed.devices):
-        homes = {ranks[device] for device in devices}
-        is_loss = stage == plan.num_stages  # a stage that only takes the outputs of replicas
-        operators = () if is_loss else plan.stages[stage].operators
-        inputs, outputs = _values(captured, placed.stages, stage, operators)
-        function = captured.stage(operators, inputs, outputs)
-        for name in function.parameter_names:
-            readers.setdefault(prefix + name, set()).update(homes)
-        for name in function.buffer_names:
-            # The user's step may read constant buffers too, so rank 0 keeps them.
-            holders = homes if name in changing else homes | {0}
-            readers.setdefault(prefix + name, set()).update(holders)
-        if rank in homes:
-            recompute = not is_loss and plan.stages[stage].recompute
-            is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
-            runs = _shapes_of(captured, function) if is_shape_only and operators else function
-            codes[stage] = StageCode(runs, inputs, outputs, recompute)
-    return codes, readers
-
-
-def _values(
-    captured: CapturedModel, stages: StageGraph, stage: int, operators: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the values that enter a stage, and of those that others or the loss take from it."""
-    inputs = [name for edge in stages.edges if edge.target == stage for name in edge.values]
-    made = {v.name for name in operators for v in captured.graph.operator[name].outputs}
-    outputs = [name for edge in stages.edges if edge.source == stage for name in edge.values]
-    if stage == stages.num_stages - 1:
-        outputs += [name for name in captured.graph.outputs if name in made]
-    return tuple(dict.fromkeys(inputs)), tuple(dict.fromkeys(outputs))

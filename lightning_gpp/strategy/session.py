@@ -16,6 +16,7 @@ from lightning_gpp.runtime.executor import ActionRecord, Boundary
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.open_transport import open_transport
 from lightning_gpp.runtime.suspend import StepThreads
+from lightning_gpp.strategy.build import Builder
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.emulation_report import EmulationReport
 from lightning_gpp.strategy.evaluation_steps import EvaluationSteps
@@ -25,12 +26,7 @@ from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.logs import LogRecorder, recording, replay
 from lightning_gpp.strategy.microbatches import default_microbatches, unit_sizes
 from lightning_gpp.strategy.optimizers import PartialOptimizer
-from lightning_gpp.strategy.pipeline import (
-    Pipeline,
-    build_pipeline,
-    pipelined_module,
-    share_parameters,
-)
+from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_parameters
 from lightning_gpp.strategy.planning import Example
 from lightning_gpp.strategy.recorder import StepRecorder
 from lightning_gpp.strategy.settings import Settings
@@ -192,15 +188,8 @@ class Session:
             self._train_modes = _modes(self.module)
         logged = LogRecorder(self.module)
         with recording(self.module, logged):
-            pipeline = build_pipeline(
-                self.settings,
-                self.module,
-                example,
-                train_modes=self._train_modes,
-                transport=self.transport,
-                control=self.control,
-                device=self.device,
-            )
+            builder = Builder(self.settings, self.module, self.transport, self.control, self.device)
+            pipeline = builder.build(example, self._train_modes)
         if calls := logged.combined(None):
             raise RuntimeError(
                 f"forward logs {calls[0].name!r}, which a pipelined forward cannot: it is captured "

@@ -1,0 +1,245 @@
+"""Builds the pipeline of a run, on all ranks together: capture, costs, plan, this rank's stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_gpp.capture import CapturedModel, StageModule, capture, placed
+from lightning_gpp.cost import Costs
+from lightning_gpp.graph import StageGraph
+from lightning_gpp.planner import Plan, PlanGraph, plan_graph
+from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
+from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.process_sums import ProcessSums
+from lightning_gpp.runtime.stage_run import StageCode
+from lightning_gpp.runtime.sums import Ranks
+from lightning_gpp.runtime.transport import Transport
+from lightning_gpp.runtime.value_pieces import Cutter
+from lightning_gpp.schedule import reduce_groups
+from lightning_gpp.strategy.control import Control
+from lightning_gpp.strategy.devices_at_hand import DeviceAtHand, cluster_at_hand, warn_of_misplaced
+from lightning_gpp.strategy.emulation import Emulation, begin_emulation
+from lightning_gpp.strategy.measuring import Measured, measure_kinds
+from lightning_gpp.strategy.partition import Partition, ownership
+from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, rank_of_device
+from lightning_gpp.strategy.planning import Example, Planned, plan_pipeline
+from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.shape_only import META
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """What a rank builds its part of a pipeline with.
+
+    Attributes:
+        settings: what the user asked for.
+        module: the whole LightningModule.
+        transport: between the ranks.
+        control: between rank 0 and the others.
+        device: where this rank's stages run; ``meta`` where tensors have no numbers.
+    """
+
+    settings: Settings
+    module: nn.Module
+    transport: Transport
+    control: Control
+    device: torch.device
+
+    def build(self, example: Example | None, train_modes: dict[str, bool]) -> Pipeline:
+        """All ranks: captures the model, agrees on a plan and builds this rank's stages.
+
+        Args:
+            example: a micro-batch, known on rank 0.
+            train_modes: training flags of the sub-modules while training.
+        """
+        args, kwargs = self._shared(example)
+        captured = self._captured(args, kwargs, train_modes)
+        found = self.control.gather(
+            DeviceAtHand.of(self.device), "collecting what devices there are"
+        )
+        measured = self._measured(captured, args, kwargs, found)
+        planned = None
+        if example is not None:
+            at_hand = cluster_at_hand(found)
+            planned = plan_pipeline(
+                self.settings, captured, example, at_hand, measured, self.device
+            )
+        plan: Plan = self.control.share(planned and planned.plan, "waiting for rank 0's plan")
+        return self._joined(captured, plan, planned)
+
+    def _shared(self, example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Rank 0's first micro-batch, where the model is captured."""
+        args, kwargs = self.control.share(
+            None if example is None else (example.args, example.kwargs),
+            "waiting for rank 0's first micro-batch",
+        )
+        args, kwargs = placed((tuple(args), dict(kwargs)), META if self.device == META else CPU)
+        return args, kwargs
+
+    def _captured(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], train_modes: dict[str, bool]
+    ) -> CapturedModel:
+        settings = self.settings
+        captured = capture(
+            pipelined_module(self.module, settings.module),
+            args,
+            kwargs,
+            leaf_modules=settings.leaf_modules,
+            blocks=settings.blocks,
+            train_modes=_relative(train_modes, settings.module),
+        )
+        _check_same(captured.fingerprint, self.control)
+        return captured
+
+    def _measured(
+        self,
+        captured: CapturedModel,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        found: Sequence[DeviceAtHand],
+    ) -> Measured | None:
+        """On rank 0 the costs on every kind of device, where they are needed and not given."""
+        settings = self.settings
+        is_given = isinstance(settings.costs, Costs)
+        if is_given or (settings.plan is not None and settings.emulated is None):
+            return None
+        return measure_kinds(
+            settings,
+            captured,
+            args,
+            kwargs,
+            found=found,
+            control=self.control,
+            rank=self.transport.rank,
+            device=self.device,
+        )
+
+    def _joined(self, captured: CapturedModel, plan: Plan, planned: Planned | None) -> Pipeline:
+        """This rank's part of the pipeline of a plan."""
+        settings, control, transport = self.settings, self.control, self.transport
+        stages = plan_graph(plan, captured.graph)
+        ranks = rank_of_device(plan, transport.num_ranks)
+        if planned is not None and settings.emulated is None:
+            warn_of_misplaced(planned.request.cluster, ranks)
+        codes, readers = _codes(settings, captured, plan, stages, ranks, transport.rank)
+        partition = Partition(
+            self.module,
+            ownership(self.module, readers),
+            control,
+            rank=transport.rank,
+            num_ranks=transport.num_ranks,
+            device=self.device,
+        )
+        groups = _sum_groups(stages, ranks)
+        executor = Executor(
+            transport=transport,
+            rank_of_device=ranks,
+            stages=codes,
+            output_names=captured.graph.outputs,
+            cutter=_cutter(captured),
+            sums=ProcessSums(groups, settings.timeout_s, self.device) if groups else None,
+            timeout_s=settings.timeout_s,
+        )
+        pipeline = Pipeline(settings, captured, plan, stages, planned, ranks, partition, executor)
+        if settings.emulated is not None:
+            begun = None if planned is None else begin_emulation(settings.emulated, planned)
+            pipeline.emulation = Emulation.join(begun, executor, control, groups)
+        return pipeline
+
+
+def _cutter(captured: CapturedModel) -> Cutter:
+    values = captured.graph.values
+    return Cutter(
+        {name: tuple(spec.batch_dim for spec in value.tensors) for name, value in values.items()},
+        {name: value.variation for name, value in values.items()},
+    )
+
+
+def _sum_groups(placed: PlanGraph, ranks: Sequence[int]) -> dict[Ranks, tuple[int, ...]]:
+    """Sets of ranks that sum gradients of replicas -> their devices."""
+    return {
+        tuple(sorted(ranks[device] for device in group.devices)): tuple(group.devices)
+        for group in reduce_groups(placed.stages, placed.devices)
+        if group.stage is not None
+    }
+
+
+def _relative(modes: dict[str, bool], module: str | None) -> dict[str, bool]:
+    if module is None:
+        return modes
+    prefix = f"{module}."
+    inner = {n.removeprefix(prefix): flag for n, flag in modes.items() if n.startswith(prefix)}
+    return inner | {"": modes[module]}
+
+
+def _check_same(fingerprint: str, control: Control) -> None:
+    found = control.gather(fingerprint, "comparing the captured models")
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise RuntimeError(
+                f"rank {rank} captured another model than rank 0; all ranks must build the same "
+                "model and take the same path through its forward"
+            )
+
+
+def _shapes_of(captured: CapturedModel, function: StageModule) -> ShapeStage:
+    """A stage of which only the shapes are asked for."""
+    return ShapeStage(
+        function,
+        captured.graph,
+        function.inputs,
+        function.outputs,
+        lambda: [captured.module.get_parameter(name) for name in function.parameter_names],
+    )
+
+
+def _codes(
+    settings: Settings,
+    captured: CapturedModel,
+    plan: Plan,
+    placed: PlanGraph,
+    ranks: Sequence[int],
+    rank: int,
+) -> tuple[dict[int, StageCode], dict[str, set[int]]]:
+    """Runnable stages of this rank, and which ranks read which parameter or buffer."""
+    codes: dict[int, StageCode] = {}
+    readers: dict[str, set[int]] = {}
+    prefix = f"{settings.module}." if settings.module else ""
+    changing = {name for operator in captured.graph for name in operator.state}
+    for stage, devices in enumerate(placed.devices):
+        homes = {ranks[device] for device in devices}
+        is_loss = stage == plan.num_stages  # a stage that only takes the outputs of replicas
+        operators = () if is_loss else plan.stages[stage].operators
+        inputs, outputs = _values(captured, placed.stages, stage, operators)
+        function = captured.stage(operators, inputs, outputs)
+        for name in function.parameter_names:
+            readers.setdefault(prefix + name, set()).update(homes)
+        for name in function.buffer_names:
+            # The user's step may read constant buffers too, so rank 0 keeps them.
+            holders = homes if name in changing else homes | {0}
+            readers.setdefault(prefix + name, set()).update(holders)
+        if rank in homes:
+            recompute = not is_loss and plan.stages[stage].recompute
+            is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
+            runs = _shapes_of(captured, function) if is_shape_only and operators else function
+            codes[stage] = StageCode(runs, inputs, outputs, recompute)
+    return codes, readers
+
+
+def _values(
+    captured: CapturedModel, stages: StageGraph, stage: int, operators: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the values that enter a stage, and of those that others or the loss take from it."""
+    inputs = [name for edge in stages.edges if edge.target == stage for name in edge.values]
+    made = {v.name for name in operators for v in captured.graph.operator[name].outputs}
+    outputs = [name for edge in stages.edges if edge.source == stage for name in edge.values]
+    if stage == stages.num_stages - 1:
+        outputs += [name for name in captured.graph.outputs if name in made]
+    return tuple(dict.fromkeys(inputs)), tuple(dict.fromkeys(outputs))
