@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from hypothesis import assume
 from hypothesis import strategies as st
 
+from helpers.graphs import profiles
+from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner import Plan, Stage, validate_plan
+from lightning_gpp.planner import Plan, PlanRequest, Stage, plan_request, validate_plan
+
+SLOW = Link(bandwidth_bytes_per_s=1e8, latency_s=1e-4)
 
 
 @st.composite
@@ -41,3 +48,27 @@ def is_valid(plan: Plan, graph: ModelGraph) -> bool:
     except ValueError:
         return False
     return True
+
+
+@st.composite
+def questions(
+    draw: st.DrawFn, graph: ModelGraph, schedule: str, *, is_chain: bool
+) -> tuple[Plan, PlanRequest]:
+    """A plan of a graph, and a question on slow links that it answers."""
+    plan = draw(plans(graph, is_chain=is_chain))
+    assume(is_valid(plan, graph))
+    assert plan.num_microbatches is not None
+    profile = draw(profiles(graph))
+    request = plan_request(
+        graph,
+        uniform_cluster(plan.num_devices, SLOW, kind=profile.device),
+        costs=profile,
+        minibatch_size=4 * plan.num_microbatches,
+        schedule=schedule,
+    )
+    return plan, request
+
+
+def without_feed_gradients(graph: ModelGraph) -> ModelGraph:
+    """Planners leave the gradients that go back to the feed out of account."""
+    return replace(graph, inputs=tuple(replace(i, requires_grad=False) for i in graph.inputs))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from helpers.graphs import literal_graph, model_graphs, profile_of, profiles
-from helpers.plan_cases import is_valid, plans
-from hypothesis import assume, given
+from helpers.graphs import literal_graph, model_graphs, profile_of
+from helpers.plan_cases import questions, without_feed_gradients
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Link, uniform_cluster
@@ -15,23 +15,11 @@ from lightning_gpp.planner.plan_graph import plan_graph
 from lightning_gpp.planner.traffic import plan_traffic
 from lightning_gpp.schedule import SCHEDULES, Action, Kind, build_program, dry_run
 
-SLOW = Link(bandwidth_bytes_per_s=1e8, latency_s=1e-4)
-
 
 @given(st.data(), st.sampled_from(sorted(SCHEDULES)), st.booleans())
 def test_the_step_is_that_of_the_program(data, schedule, is_chain):
-    graph = data.draw(model_graphs(with_state=False))
-    plan = data.draw(plans(graph, is_chain=is_chain))
-    assume(is_valid(plan, graph))
-    assert plan.num_microbatches is not None
-    profile = data.draw(profiles(graph))
-    request = plan_request(
-        graph,
-        uniform_cluster(plan.num_devices, SLOW, kind=profile.device),
-        costs=profile,
-        minibatch_size=4 * plan.num_microbatches,
-        schedule=schedule,
-    )
+    graph = without_feed_gradients(data.draw(model_graphs(with_state=False)))
+    plan, request = data.draw(questions(graph, schedule, is_chain=is_chain))
     found = evaluate_plan(plan, request)
     expected_s = dry_run_s(found, plan, request)
     bound_s = request.minibatch_size * found.seconds_per_sample
