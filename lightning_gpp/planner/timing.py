@@ -7,7 +7,9 @@ that one stage is one line of time. A search can afford thousands of stages and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lightning_gpp.graph import FEED
@@ -70,26 +72,26 @@ class Timing:
     start_s: tuple[tuple[float, ...], ...] = ()
 
 
+_Sends = tuple[list[float], float, Messages | None]
+"""When each micro-batch of the receiver has all it needs, seconds of a message, and all about the
+messages where there is not one for each micro-batch at both ends."""
+
+
 @dataclass(slots=True)
-class _Line:
-    """State of a stage: its clock, its place in the order, and where its messages arrive.
+class _Ports:
+    """What a stage waits for, and what it sends.
 
-    ``starts`` notes when its steps start, where somebody wants to know.
-
-    ``inputs`` and ``returns`` are (arrival times so far, messages per micro-batch) of what it
-    receives; ``outputs`` and ``gradients`` (arrival times so far, messages, receiver) of what it
-    sends.
+    Attributes:
+        inputs: edge by edge, when all that a forward needs has arrived; infinite until then.
+        returns: the same of the gradients that a backward needs.
+        outputs: edge by edge, what follows a forward.
+        gradients: the same of a backward.
     """
 
-    clock_s: float = 0.0
-    sent_s: float = 0.0
-    position: int = 0
-    is_waiting: bool = False
-    starts: list[float] | None = None
-    inputs: list[tuple[list[float], int]] = field(default_factory=list)
-    returns: list[tuple[list[float], int]] = field(default_factory=list)
-    outputs: list[tuple[list[float], Messages, int]] = field(default_factory=list)
-    gradients: list[tuple[list[float], Messages, int]] = field(default_factory=list)
+    inputs: list[list[float]] = field(default_factory=list)
+    returns: list[list[float]] = field(default_factory=list)
+    outputs: list[_Sends] = field(default_factory=list)
+    gradients: list[_Sends] = field(default_factory=list)
 
 
 def play(
@@ -102,6 +104,10 @@ def play(
 ) -> Timing:
     """Plays the orders of all stages.
 
+    Every stage goes on until it has to wait, again and again. The stages are visited from the last
+    to the first, but once at the start in their order: so a visit finds both the gradient and, in
+    time, the input of a steady pipeline.
+
     Args:
         stages: the stages.
         forward: (source, target) -> messages with activations; the feed is a source.
@@ -112,76 +118,106 @@ def play(
     Raises:
         ValueError: stages wait for each other for ever.
     """
-    lines = [_Line(starts=[] if record else None) for _ in stages]
-    _connect(lines, forward, backward, num_feeds)
-    runnable = list(range(len(stages)))
-    while runnable:
-        stage = runnable.pop()
-        _advance(stage, stages[stage], lines, runnable)
-    if stuck := [s for s, line in enumerate(lines) if line.position < len(stages[s].steps)]:
-        raise ValueError(f"stages {stuck} wait for each other: the orders deadlock")
-    ends = tuple(line.clock_s + stage.end_s for line, stage in zip(lines, stages, strict=True))
-    starts = tuple(tuple(line.starts) for line in lines if line.starts is not None)
-    return Timing(max(ends), ends, starts)
+    ports = _connect(stages, forward, backward, num_feeds)
+    starts: list[list[float]] | None = [[] for _ in stages] if record else None
+    ends = [0.0] * len(stages)
+    lines = [
+        _line(number, stage, ports[number], ends, None if starts is None else starts[number])
+        for number, stage in enumerate(stages)
+    ]
+    waiting: list[int | None] = [next(line, None) for line in lines]
+    lines.reverse()
+    waiting.reverse()
+    while any(step is not None for step in waiting):
+        before, waiting = waiting, [next(line, None) for line in lines]
+        if waiting == before:
+            stuck = [s for s, step in enumerate(reversed(waiting)) if step is not None]
+            raise ValueError(f"stages {stuck} wait for each other: the orders deadlock")
+    return Timing(max(ends), tuple(ends), tuple(map(tuple, starts or ())))
+
+
+def _line(
+    number: int,
+    stage: TimedStage,
+    ports: _Ports,
+    ends: list[float],
+    starts: list[float] | None,
+) -> Iterator[int]:
+    """The steps of a stage; halts, with the step, where it has to wait."""
+    inputs, outputs = ports.inputs, ports.outputs
+    returns, gradients = ports.returns, ports.gradients
+    forward_s, backward_s = stage.forward_s, stage.backward_s
+    clock_s = sent_s = 0.0
+    never = math.inf
+    for step in stage.steps:
+        if step >= 0:
+            microbatch, awaited, taken_s, sends = step, inputs, forward_s, outputs
+        else:
+            microbatch, awaited, taken_s, sends = ~step, returns, backward_s, gradients
+        for arrivals in awaited:
+            while (at_s := arrivals[microbatch]) == never:
+                yield step
+            if at_s > clock_s:
+                clock_s = at_s
+        if starts is not None:
+            starts.append(clock_s)
+        clock_s += taken_s
+        for arrivals, message_s, several in sends:
+            if sent_s < clock_s:
+                sent_s = clock_s
+            if several is None:
+                arrivals[microbatch] = sent_s = sent_s + message_s
+            else:
+                sent_s = _send(several, microbatch, arrivals, sent_s)
+    ends[number] = clock_s + stage.end_s
+
+
+def _send(messages: Messages, microbatch: int, arrivals: list[float], now_s: float) -> float:
+    """Sends what a micro-batch makes, message by message; when the last has left."""
+    sent = microbatch * messages.per_source
+    for number in range(sent + 1, sent + messages.per_source + 1):
+        now_s += messages.message_s
+        if not number % messages.per_target:
+            arrivals[number // messages.per_target - 1] = now_s
+    return now_s
 
 
 def _connect(
-    lines: list[_Line],
+    stages: Sequence[TimedStage],
     forward: Mapping[tuple[int, int], Messages],
     backward: Mapping[tuple[int, int], Messages],
     num_feeds: int,
-) -> None:
-    feeds: list[tuple[list[float], Messages]] = []
+) -> list[_Ports]:
+    ports = [_Ports() for _ in stages]
+    feeds = []
     for (source, target), messages in forward.items():
-        arrivals: list[float] = []
-        lines[target].inputs.append((arrivals, messages.per_target))
+        arrivals = [math.inf] * len(stages[target].steps)
+        ports[target].inputs.append(arrivals)
         if source == FEED:
             feeds.append((arrivals, messages))
         else:
-            lines[source].outputs.append((arrivals, messages, target))
+            ports[source].outputs.append(_sends(arrivals, messages))
     for (source, target), messages in backward.items():
-        arrivals = []
-        lines[source].returns.append((arrivals, messages.per_target))
-        lines[target].gradients.append((arrivals, messages, source))
-    now_s = 0.0
-    for _ in range(num_feeds):
-        for arrivals, messages in feeds:
-            for _ in range(messages.per_source):
-                now_s += messages.message_s
-                arrivals.append(now_s)
+        arrivals = [math.inf] * len(stages[source].steps)
+        ports[source].returns.append(arrivals)
+        ports[target].gradients.append(_sends(arrivals, messages))
+    _feed(feeds, num_feeds)
+    return ports
 
 
-def _advance(stage: int, timed: TimedStage, lines: list[_Line], runnable: list[int]) -> None:
-    """Runs a stage until it has to wait."""
-    line = lines[stage]
-    steps, forward_s, backward_s = timed.steps, timed.forward_s, timed.backward_s
-    clock_s, sent_s = line.clock_s, line.sent_s
-    for position in range(line.position, len(steps)):
-        step = steps[position]
-        is_forward = step >= 0
-        microbatch = step if is_forward else ~step
-        for arrivals, per_target in line.inputs if is_forward else line.returns:
-            last = (microbatch + 1) * per_target - 1
-            if last >= len(arrivals):
-                line.is_waiting = True
-                break
-            if arrivals[last] > clock_s:
-                clock_s = arrivals[last]
-        else:
-            if line.starts is not None:
-                line.starts.append(clock_s)
-            clock_s += forward_s if is_forward else backward_s
-            for arrivals, messages, other in line.outputs if is_forward else line.gradients:
-                sent_s = max(sent_s, clock_s)
-                for _ in range(messages.per_source):
-                    sent_s += messages.message_s
-                    arrivals.append(sent_s)
-                if lines[other].is_waiting:
-                    lines[other].is_waiting = False
-                    runnable.append(other)
-            continue
-        line.position = position
-        break
-    else:
-        line.position = len(steps)
-    line.clock_s, line.sent_s = clock_s, sent_s
+def _feed(feeds: Sequence[tuple[list[float], Messages]], num_feeds: int) -> None:
+    """Sends all micro-batches of the feed, for each of them message by message, edge by edge."""
+    each_s = [m.message_s for _, m in feeds for _ in range(m.per_source)]
+    left_s = list(itertools.accumulate(each_s * num_feeds))
+    first = 0
+    for arrivals, messages in feeds:
+        numbers = range(first, first + messages.per_source)
+        own = sorted(itertools.chain.from_iterable(left_s[n :: len(each_s)] for n in numbers))
+        complete = own[messages.per_target - 1 :: messages.per_target]
+        arrivals[: len(complete)] = complete
+        first = numbers.stop
+
+
+def _sends(arrivals: list[float], messages: Messages) -> _Sends:
+    is_one = messages.per_source == messages.per_target == 1
+    return arrivals, messages.message_s, None if is_one else messages
