@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from lightning_gpp.planner.graphpipe.frames import Frame, Point
 from lightning_gpp.planner.graphpipe.frontier import (
     MODEL_END,
     Beside,
@@ -38,7 +39,7 @@ from lightning_gpp.planner.graphpipe.frontier import (
     add_way,
     units_in_flight,
 )
-from lightning_gpp.planner.graphpipe.layout import Frame, Interval, Point, Run
+from lightning_gpp.planner.graphpipe.layout import Interval, Run
 from lightning_gpp.planner.graphpipe.rates import Crew
 from lightning_gpp.planner.graphpipe.siblings import Join, Siblings, joined
 from lightning_gpp.planner.graphpipe.space import Space

@@ -9,6 +9,7 @@ from functools import cached_property
 from lightning_gpp.graph.series_parallel import Leaf, Series, Tree, decompose, leaves
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.collapse import light_groups
+from lightning_gpp.planner.graphpipe.frames import Frames
 from lightning_gpp.planner.graphpipe.layout import Layout, heavy_first, lay_out
 from lightning_gpp.planner.graphpipe.rates import Crew, Prices
 from lightning_gpp.planner.graphpipe.space import Space
@@ -61,6 +62,16 @@ class Problem:
         return lay_out(self.tree, likeness)
 
     @cached_property
+    def frames(self) -> Frames:
+        """The places where stages begin and end."""
+        return Frames(self.layout)
+
+    @cached_property
+    def usage(self) -> Usage:
+        """Counts the devices that a way uses."""
+        return Usage(self.available)
+
+    @cached_property
     def available(self) -> tuple[int, ...]:
         """Devices of each kind."""
         kinds = [device.kind for device in self.request.cluster.devices]
@@ -81,10 +92,10 @@ class Problem:
         num_units = round(request.minibatch_size / microbatch_size)
         crews = _crews(request, microbatch_size, num_units, self.available, take_turns=take_turns)
         return Space(
-            self.layout,
+            self.frames,
             self.prices.rates(microbatch_size),
             [crew for crew in crews if num_replicas in (None, crew.num_replicas)],
-            Usage(self.available),
+            self.usage,
             num_units=num_units,
             holds_all=request.schedule == "gpipe",
         )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from operator import sub
 from typing import NamedTuple
 
 from lightning_gpp.planner.base import PlanRequest
@@ -17,8 +17,7 @@ from lightning_gpp.planner.stage_costs import reduce_seconds
 from lightning_gpp.planner.units import UnitGraph
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(NamedTuple):
     """How fast a stage is, and how much it may hold, on some devices.
 
     Attributes:
@@ -36,6 +35,10 @@ class Rate:
     recomputed_most_in_flight: float
     message_s: float = 0.0
     reduce_s: float = 0.0
+
+
+IMPOSSIBLE = Rate(math.inf, 0, math.inf, 0)
+"""The rate of a stage that must not have replicas."""
 
 
 class UnitTimes:
@@ -82,106 +85,94 @@ class Crew(NamedTuple):
     multiple: int
 
 
-class Rates:
-    """The rates of stages with one smallest micro-batch."""
+class ReduceTimes:
+    """How long it takes to sum gradients over neighbouring devices."""
 
-    def __init__(
-        self, request: PlanRequest, contents: Contents, times: UnitTimes, microbatch_size: float
-    ) -> None:
+    def __init__(self, request: PlanRequest) -> None:
         self._request = request
-        self._contents = contents
-        self._times = times
-        self.microbatch_size = microbatch_size
-        self._link = request.cluster.slowest_link
-        self._limits = []
-        for kind in request.cluster.kinds:
-            limits = [d.memory_bytes for d in request.cluster.devices if d.kind == kind]
-            known = [limit for limit in limits if limit is not None]
-            self._limits.append(min(known) if known else math.inf)
-        self._reduce: dict[int, tuple[float, float]] = {}
-        self._found: dict[Crew, dict[Intervals, Rate]] = {}
-        self._least: dict[Crew, list[float]] = {}
+        self._found: dict[int, tuple[float, float]] = {}
 
-    def reduce_line(self, num_replicas: int) -> tuple[float, float]:
-        """Seconds to sum gradients over neighbouring devices: at least, and per byte."""
-        line = self._reduce.get(num_replicas)
+    def line(self, num_replicas: int) -> tuple[float, float]:
+        """Seconds for some replicas: at least, and per byte."""
+        line = self._found.get(num_replicas)
         if line is None:
             devices = tuple(range(min(num_replicas, self._request.num_devices)))
             one_s, many_s = (reduce_seconds(self._request.cluster, devices, n) for n in (1, 10**15))
             per_byte_s = (many_s - one_s) / (10**15 - 1)
-            line = self._reduce[num_replicas] = max(0.0, one_s - per_byte_s), per_byte_s
+            line = self._found[num_replicas] = max(0.0, one_s - per_byte_s), per_byte_s
         return line
 
-    def least_seconds(self, crew: Crew) -> list[float]:
-        """Running sums of seconds per sample that units take at least: compute and reduction."""
-        found = self._least.get(crew)
-        if found is None:
-            per_byte_s = self.reduce_line(crew.num_replicas)[1] / self._request.minibatch_size
-            size = self.microbatch_size * crew.multiple
-            pairs = zip(self.seconds(crew), self._contents.gradient_bytes)
-            found = self._least[crew] = [s / size + n * per_byte_s for s, n in pairs]
-        return found
 
-    def seconds(self, crew: Crew) -> list[float]:
-        """Running sums of the seconds of a replica's share of a micro-batch."""
-        kind = self._request.cluster.kinds[crew.kind]
-        return self._times.sums(self._share(crew), kind)[0]
+class CrewRates:
+    """The rates of stages on some devices, with one smallest micro-batch.
 
-    def _share(self, crew: Crew) -> float:
-        return self.microbatch_size * crew.multiple / crew.num_replicas
+    Attributes:
+        least_seconds: running sums over the places of the seconds per sample that units take at
+            least: compute and reduction.
+        seconds: running sums of the seconds of a replica's share of a micro-batch.
+    """
 
-    def of(self, crew: Crew) -> dict[Intervals, Rate]:
-        """The rates found so far for some devices."""
-        return self._found.setdefault(crew, {})
+    def __init__(self, prices: Prices, crew: Crew, microbatch_size: float) -> None:
+        request = prices.request
+        kind = request.cluster.kinds[crew.kind]
+        self._contents = prices.contents
+        self._has_replicas = crew.num_replicas > 1
+        self._minibatch_size = request.minibatch_size
+        self._may_recompute = request.may_recompute
+        self._size = microbatch_size * crew.multiple
+        self._share = microbatch_size * crew.multiple / crew.num_replicas
+        self.seconds, self._forward, self._kept = prices.times.sums(self._share, kind)
+        self._memory_bytes = prices.memory_bytes[crew.kind]
+        self._reduce = prices.reduce.line(crew.num_replicas)
+        link = request.cluster.slowest_link
+        self._latency_s, self._per_second = link.latency_s, link.bandwidth_bytes_per_s
+        self._found: dict[Intervals, Rate] = {}
+        per_byte_s = self._reduce[1] / request.minibatch_size
+        pairs = zip(self.seconds, prices.contents.gradient_bytes)
+        self.least_seconds = [s / self._size + n * per_byte_s for s, n in pairs]
 
-    def __call__(self, intervals: Intervals, crew: Crew) -> Rate:
+    def __call__(self, intervals: Intervals) -> Rate:
         """The rate of a stage, found once."""
-        known = self.of(crew)
-        found = known.get(intervals)
+        found = self._found.get(intervals)
         if found is None:
-            found = known[intervals] = self._rate(intervals, crew)
+            found = self._found[intervals] = self._rate(intervals, self._contents[intervals])
         return found
 
-    def _rate(self, intervals: Intervals, crew: Crew) -> Rate:
-        content = self._contents[intervals]
-        num_replicas = crew.num_replicas
-        if (content.has_state or content.is_whole) and num_replicas > 1:
-            return Rate(math.inf, 0, math.inf, 0)
-        size = self.microbatch_size * crew.multiple
-        share = self._share(crew)
-        both, forward, kept = self._times.sums(share, self._request.cluster.kinds[crew.kind])
-        compute_s = forward_s = activation_bytes = 0.0
+    def _rate(self, intervals: Intervals, content: Content) -> Rate:
+        if self._has_replicas and (content.has_state or content.is_whole):
+            return IMPOSSIBLE
+        both, kept = self.seconds, self._kept
+        compute_s = activation_bytes = 0.0
         for start, stop in intervals:
             compute_s += both[stop] - both[start]
-            forward_s += forward[stop] - forward[start]
             activation_bytes += kept[stop] - kept[start]
-        at_least_s, per_byte_s = self.reduce_line(num_replicas)
-        reduce_s = (
-            at_least_s + per_byte_s * content.gradient_bytes if content.gradient_bytes else 0.0
-        )
-        reduce_per_sample_s = reduce_s / self._request.minibatch_size
-        message_s = self._message_s(content, share)
-        free = self._limits[crew.kind] - content.kept_bytes
-        again = self._request.may_recompute and not content.has_state
-        input_bytes = content.inputs[0] * share + content.inputs[1]
+        message_s = self._message_s(content)
+        reduce_s = 0.0
+        if content.gradient_bytes:
+            reduce_s = self._reduce[0] + self._reduce[1] * content.gradient_bytes
+        per_sample_s = reduce_s / self._minibatch_size
+        free = self._memory_bytes - content.kept_bytes
+        again_s, again_most = math.inf, 0.0
+        if self._may_recompute and not content.has_state:
+            forward_s = sum(self._forward[stop] - self._forward[start] for start, stop in intervals)
+            again_s = max(compute_s + forward_s, message_s) / self._size + per_sample_s
+            input_bytes = content.inputs[0] * self._share + content.inputs[1]
+            again_most = _count(free - activation_bytes, input_bytes)
         return Rate(
-            max(compute_s, message_s) / size + reduce_per_sample_s,
+            max(compute_s, message_s) / self._size + per_sample_s,
             _count(free, activation_bytes),
-            max(compute_s + forward_s, message_s) / size + reduce_per_sample_s
-            if again
-            else math.inf,
-            _count(free - activation_bytes, input_bytes) if again else 0,
+            again_s,
+            again_most,
             message_s,
             reduce_s,
         )
 
-    def _message_s(self, content: Content, share: float) -> float:
-        link = self._link
-        sent = content.sent[0] * share + content.sent[1]
-        received = content.received[0] * share + content.received[1]
+    def _message_s(self, content: Content) -> float:
+        sent = content.sent[0] * self._share + content.sent[1]
+        received = content.received[0] * self._share + content.received[1]
         return max(
-            content.num_sent * link.latency_s + sent / link.bandwidth_bytes_per_s,
-            content.num_received * link.latency_s + received / link.bandwidth_bytes_per_s,
+            content.num_sent * self._latency_s + sent / self._per_second,
+            content.num_received * self._latency_s + received / self._per_second,
         )
 
 
@@ -191,6 +182,47 @@ def _count(free: float, each: float) -> float:
     return math.inf if each <= 0 or math.isinf(free) else math.floor(free / each + 1e-9)
 
 
+class Rates:
+    """The rates of stages with one smallest micro-batch.
+
+    Attributes:
+        microbatch_size: the smallest micro-batch, in samples.
+    """
+
+    def __init__(self, prices: Prices, microbatch_size: float) -> None:
+        self._prices = prices
+        self.microbatch_size = microbatch_size
+        self._of: dict[Crew, CrewRates] = {}
+        self._least_each: dict[Crew, list[float]] = {}
+
+    def of(self, crew: Crew) -> CrewRates:
+        """The rates of stages on some devices."""
+        found = self._of.get(crew)
+        if found is None:
+            found = self._of[crew] = CrewRates(self._prices, crew, self.microbatch_size)
+        return found
+
+    def __call__(self, intervals: Intervals, crew: Crew) -> Rate:
+        """The rate of a stage."""
+        return self.of(crew)(intervals)
+
+    def seconds(self, crew: Crew) -> list[float]:
+        """Running sums over the places (see :class:`CrewRates`)."""
+        return self.of(crew).seconds
+
+    def least_seconds(self, crew: Crew) -> list[float]:
+        """Running sums over the places (see :class:`CrewRates`)."""
+        return self.of(crew).least_seconds
+
+    def least_each(self, crew: Crew) -> list[float]:
+        """Seconds per sample that the unit at every place takes at least."""
+        found = self._least_each.get(crew)
+        if found is None:
+            sums = self.least_seconds(crew)
+            found = self._least_each[crew] = list(map(sub, sums[1:], sums))
+        return found
+
+
 class Prices:
     """What the units of a model hold, exchange and take, in one order, found once for all searches.
 
@@ -198,19 +230,30 @@ class Prices:
         request: the question.
         order: unit at every place.
         contents: what stages hold and exchange.
+        times: what they take.
+        reduce: what it takes to sum the gradients of replicas.
+        memory_bytes: memory of a device of each kind, the smallest; infinite where it is not known.
     """
 
     def __init__(self, request: PlanRequest, units: UnitGraph, order: tuple[int, ...]) -> None:
         self.request = request
         self.order = order
         self.contents = Contents(request, units, order)
-        self._times = UnitTimes(request, units, order)
+        self.times = UnitTimes(request, units, order)
+        self.reduce = ReduceTimes(request)
+        self.memory_bytes = tuple(
+            min(
+                math.inf if device.memory_bytes is None else device.memory_bytes
+                for device in request.cluster.devices
+                if device.kind == kind
+            )
+            for kind in request.cluster.kinds
+        )
         self._rates: dict[float, Rates] = {}
 
     def rates(self, microbatch_size: float) -> Rates:
         """The rates of stages with one smallest micro-batch."""
         found = self._rates.get(microbatch_size)
         if found is None:
-            found = Rates(self.request, self.contents, self._times, microbatch_size)
-            self._rates[microbatch_size] = found
+            found = self._rates[microbatch_size] = Rates(self, microbatch_size)
         return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from lightning_gpp.planner.graphpipe.frames import Frame
 from lightning_gpp.planner.graphpipe.frontier import (
     NO_OFFSET,
     Beside,
@@ -20,7 +21,7 @@ from lightning_gpp.planner.graphpipe.frontier import (
     add_way,
     units_in_flight,
 )
-from lightning_gpp.planner.graphpipe.layout import Frame, Interval, Run
+from lightning_gpp.planner.graphpipe.layout import Interval, Run
 from lightning_gpp.planner.graphpipe.rates import Crew
 from lightning_gpp.planner.graphpipe.tails import end_of, fewest_devices, sparing_size
 

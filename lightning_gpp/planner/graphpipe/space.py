@@ -1,24 +1,15 @@
-"""What stays the same for all limits: a layout, the devices, and running sums over both."""
+"""What stays the same for all limits: frames, the devices, and running sums over both."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate, count
+from itertools import accumulate
 
-from lightning_gpp.planner.graphpipe.layout import Frame, Layout, Run
+from lightning_gpp.planner.graphpipe.frames import Frame, Frames
+from lightning_gpp.planner.graphpipe.layout import Run
 from lightning_gpp.planner.graphpipe.rates import Crew, Rates
-from lightning_gpp.planner.graphpipe.tails import Beginnings
 from lightning_gpp.planner.graphpipe.usage import Usage
-
-SMALL = 14
-"""Up to this many units everything is tried; beyond, long stages are tried first."""
-
-LARGE = 150
-"""Above this many units only the heaviest branch of a block is tried as its owner."""
-
-FEW_OWNERS = 2
-"""In larger models, branches of a block that are tried as its owner, the heaviest first."""
 
 
 class Space:
@@ -26,7 +17,7 @@ class Space:
 
     def __init__(
         self,
-        layout: Layout,
+        frames: Frames,
         rates: Rates,
         crews: Sequence[Crew],
         usage: Usage,
@@ -34,23 +25,18 @@ class Space:
         *,
         holds_all: bool = False,
     ) -> None:
-        self.layout = layout
+        self.frames = frames
+        self.layout = frames.layout
         self.rates = rates
         self.crews = crews
         self.usage = usage
         self.num_units = num_units
         self.holds_all = holds_all
-        self.is_small = len(layout.order) <= SMALL
-        self.is_large = len(layout.order) > LARGE
-        self._numbers = count()
-        self.root = self._frame(layout.root, is_model_end=True)
-        self.beginnings = Beginnings()
-        self._side_frames: dict[int, Frame] = {}
+        self.is_small = frames.is_small
+        self.is_large = frames.is_large
+        self.root = frames.root
+        self.beginnings = frames.beginnings
         self._paths: dict[tuple[Crew, int], list[float]] = {}
-
-    def _frame(self, run: Run, *, is_model_end: bool) -> Frame:
-        most = len(self.layout.order) if self.is_small else 1 if self.is_large else FEW_OWNERS
-        return Frame(run, self._numbers, is_model_end=is_model_end, most_owners=most)
 
     def in_flight(self, units: int, crew: Crew) -> int:
         """Micro-batches of a stage in flight: no more than there are."""
@@ -59,25 +45,21 @@ class Space:
 
     def side_frame(self, run: Run) -> Frame:
         """The frame of a branch that is cut on its own, the same for all branches like it."""
-        frame = self._side_frames.get(run.kind)
-        if frame is None:
-            frame = self._side_frames[run.kind] = self._frame(run, is_model_end=False)
-        return frame
+        return self.frames.side(run)
 
     @cached_property
     def work(self) -> list[float]:
         """Running sums over the places of device-seconds per sample that units take at least."""
-        sums = [(crew.num_replicas, self.rates.least_seconds(crew)) for crew in self.crews]
-        places = range(len(self.layout.order))
-        each = (min(count * (s[p + 1] - s[p]) for count, s in sums) for p in places)
-        return [*accumulate(each, initial=0.0)]
+        each = [
+            [crew.num_replicas * step_s for step_s in self.rates.least_each(crew)]
+            for crew in self.crews
+        ]
+        return [*accumulate(_least(each), initial=0.0)]
 
     @cached_property
     def lower_bound_s(self) -> float:
         """Seconds per sample that no division can beat: equal shares, or the slowest unit."""
-        sums = [self.rates.least_seconds(crew) for crew in self.crews]
-        places = range(len(self.layout.order))
-        slowest_s = max(min(s[place + 1] - s[place] for s in sums) for place in places)
+        slowest_s = max(_least([self.rates.least_each(crew) for crew in self.crews]))
         return max(self.work[-1] / self.usage.num_devices, slowest_s)
 
     def work_before(self, frame: Frame, boundary: int) -> float:
@@ -100,3 +82,8 @@ class Space:
                 for point in frame.trunk
             ]
         return path
+
+
+def _least(rows: Sequence[Sequence[float]]) -> Sequence[float]:
+    """The least of every column."""
+    return list(map(min, *rows)) if len(rows) > 1 else rows[0]
