@@ -1,9 +1,9 @@
 """Merges the orders of the stages that live on one device into one order.
 
 A device with one stage keeps that stage's order. Where several stages share a device, their
-orders are merged by list scheduling with unit times (a backward takes two): the device runs
-whichever of its next actions can start first. Every stage keeps its own order, so whatever the
-orders guarantee still holds.
+orders are merged by list scheduling with unit times (a unit's forward takes one, its backward two):
+the device runs whichever of its next actions can start first. Every stage keeps its own order, so
+whatever the orders guarantee still holds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _list_schedule(
         start, action = candidates.pop(free_s)
         device = program.device(action.stage)
         merged[device].append(action)
-        end_s[action] = free_s[device] = start + unit_time_s(action)
+        busy_s = program.num_units(action) * unit_time_s(action)
+        end_s[action] = free_s[device] = start + busy_s
         candidates.done(action)
     if candidates.num_left:
         raise ValueError("the orders of the stages wait for each other in a circle")
