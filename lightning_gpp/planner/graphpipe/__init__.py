@@ -6,8 +6,9 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 - ``layout``: its series-parallel tree as runs and blocks, and where a stage may end;
 - ``rates`` (with ``contents``): what a stage takes, and how many micro-batches it can hold;
 - ``space``: what may be chosen with one smallest micro-batch;
-- ``partition`` (with ``siblings``, ``tails``, ``frontier``, ``usage``): the dynamic program for one
-  limit;
+- ``partition`` (with ``frontier``, ``usage``): the dynamic program for one limit;
+- ``siblings`` (with ``packing``): the branches beside the one that it follows;
+- ``joins`` (with ``tails``): stages that take branches in;
 - ``limits``: the binary search on the limit;
 - ``search`` (with ``least``): the candidates for one micro-batch size;
 - ``placement``: devices;

@@ -40,14 +40,16 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Stages of branches beside the owner of a block.
+    """Stages of a branch, or of several, beside others.
 
     Attributes:
-        branches: (how many places on from where it was found, its stages) of each.
-        rest: the stages behind the block.
+        branch: its stages.
+        shift: how many places on from where they were found.
+        rest: the stages of other branches, or behind the block.
     """
 
-    branches: tuple[tuple[int, Trace], ...]
+    branch: Trace | None
+    shift: int
     rest: Trace | None
 
 
@@ -127,6 +129,6 @@ def collect_cuts(trace: Trace | None, shift: int = 0) -> list[tuple[Cut, int]]:
             if isinstance(part, Cut):
                 found.append((part, moved))
             else:
-                todo += [(branch, moved + more) for more, branch in part.branches]
+                todo.append((part.branch, moved + part.shift))
             part = part.rest
     return found

@@ -17,6 +17,21 @@ Interval = tuple[int, int]
 """Places from the first up to (not including) the second."""
 
 
+def joined(intervals: tuple[Interval, ...], *more: Interval) -> tuple[Interval, ...]:
+    """Intervals in order, those that touch as one.
+
+    >>> joined(((0, 2), (5, 6)), (2, 3))
+    ((0, 3), (5, 6))
+    """
+    found: list[Interval] = []
+    for start, stop in sorted((*intervals, *more)):
+        if found and found[-1][1] == start:
+            found[-1] = found[-1][0], stop
+        else:
+            found.append((start, stop))
+    return tuple(found)
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """A series of elements.

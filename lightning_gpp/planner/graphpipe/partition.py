@@ -39,9 +39,10 @@ from lightning_gpp.planner.graphpipe.frontier import (
     add_way,
     units_in_flight,
 )
-from lightning_gpp.planner.graphpipe.layout import Interval, Run
+from lightning_gpp.planner.graphpipe.joins import Join, Joins
+from lightning_gpp.planner.graphpipe.layout import Interval, Run, joined
 from lightning_gpp.planner.graphpipe.rates import Crew
-from lightning_gpp.planner.graphpipe.siblings import Join, Siblings, joined
+from lightning_gpp.planner.graphpipe.siblings import Siblings
 from lightning_gpp.planner.graphpipe.space import Space
 
 Tables = dict[int, list[list[Way]]]
@@ -82,6 +83,7 @@ class Partition:
         next_limit_s: the least limit seen so far at which a stage would be possible that this one
             forbids; no limit in between has other ways.
         siblings: the ways of branches beside owners.
+        joins: the stages with joins.
     """
 
     def __init__(self, space: Space, limit_s: float) -> None:
@@ -91,6 +93,7 @@ class Partition:
         self.next_limit_s = math.inf
         self._sides: dict[tuple[int, int, int], list[Way]] = {}
         self.siblings = Siblings(self, space)
+        self.joins = Joins(self, space, self.siblings)
         self._crews = [
             (crew, self._usage.of(crew.num_replicas, crew.kind), space.rates.least_seconds(crew))
             for crew in space.crews
@@ -166,9 +169,9 @@ class Partition:
         for way in table[boundary + 1]:
             if way is MODEL_END:
                 continue
-            for side in self.siblings.ways(frame.run.blocks[boundary], way):
+            for side in self.siblings.ways(frame.run.blocks[boundary], way.need, way.offset):
                 if self._usage.fits(way.used + side.used, room):
-                    trace = Beside(side.branches, way.trace)
+                    trace = Beside(side.trace, 0, way.trace)
                     used = way.used + side.used
                     new = Way(side.need, side.offset, used, way.beside, trace)
                     add_way(table[boundary], new, self._usage)
@@ -179,9 +182,9 @@ class Partition:
         for way in behind:
             if way is MODEL_END:
                 continue  # the end of a branch must come last
-            for side in self.siblings.ways(child.others, way):
+            for side in self.siblings.ways(child.others, way.need, way.offset):
                 if self._usage.fits(way.used + side.used, self._usage.num_devices):
-                    trace = Beside(side.branches, way.trace)
+                    trace = Beside(side.trace, 0, way.trace)
                     beside = (*way.beside, side.need, side.offset)
                     new = Way(way.need, way.offset, way.used + side.used, beside, trace)
                     add_way(ways, new, self._usage)
@@ -313,11 +316,11 @@ class Partition:
                 add_way(start.ways, new, self._usage)
                 continue
             if units not in joins:
-                joins[units] = self.siblings.with_join(point.crossed, intervals, crew, units)
+                joins[units] = self.joins.of(point.crossed, intervals, crew, units)
             for found in joins[units]:
                 if self._usage.fits(total + found.used, start.room):
                     cut = Cut(found.intervals, crew, units, trace)
-                    both = Beside(found.branches, cut)
+                    both = Beside(found.trace, 0, cut)
                     new = Way(need, offset, total + found.used, beside + found.beside, both)
                     add_way(start.ways, new, self._usage)
         return outcome

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from lightning_gpp.planner.graphpipe.frames import Frame, Frames
 from lightning_gpp.planner.graphpipe.layout import Run
+from lightning_gpp.planner.graphpipe.packing import Branches
 from lightning_gpp.planner.graphpipe.rates import Crew, Rates
 from lightning_gpp.planner.graphpipe.usage import Usage
 
@@ -36,6 +37,7 @@ class Space:
         self.is_large = frames.is_large
         self.root = frames.root
         self.beginnings = frames.beginnings
+        self.branches = Branches(rates)
         self._paths: dict[tuple[Crew, int], list[float]] = {}
 
     def in_flight(self, units: int, crew: Crew) -> int:

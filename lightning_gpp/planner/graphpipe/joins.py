@@ -1,0 +1,175 @@
+"""Stages that hold joins: as they are, or with branches, or the ends of branches, taken in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from lightning_gpp.planner.graphpipe.frontier import Beside, Trace, units_in_flight
+from lightning_gpp.planner.graphpipe.frames import Frame
+from lightning_gpp.planner.graphpipe.layout import Interval, Run, joined
+from lightning_gpp.planner.graphpipe.packing import Group
+from lightning_gpp.planner.graphpipe.rates import Crew
+from lightning_gpp.planner.graphpipe.siblings import FEW_BRANCHES, Siblings
+from lightning_gpp.planner.graphpipe.space import Space
+from lightning_gpp.planner.graphpipe.tails import end_of, fewest_devices, sparing_size
+
+if TYPE_CHECKING:
+    from lightning_gpp.planner.graphpipe.partition import Partition
+
+Places = tuple[Interval, ...]
+
+Piece = tuple[float, Run, Interval]
+"""Seconds per sample, a branch, and the places of it that a stage may take in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A stage that holds joins, with the branches before them.
+
+    Attributes:
+        intervals: places of the stage, whole branches that it took in included.
+        beside: need and offset beside the owner of each join, outermost first.
+        used: devices of the branches, the stage itself not counted.
+        trace: stages of the branches.
+    """
+
+    intervals: Places
+    beside: tuple[int, ...]
+    used: int
+    trace: Trace | None
+
+
+class Joins:
+    """Finds, for one limit, the stages with joins."""
+
+    def __init__(self, partition: Partition, space: Space, siblings: Siblings) -> None:
+        self._partition = partition
+        self._space = space
+        self._siblings = siblings
+        self._sparing: dict[tuple[int, int, int], int | None] = {}
+
+    def of(self, crossed: Sequence[Frame], stage: Places, crew: Crew, units: int) -> list[Join]:
+        """A stage with joins as it is, and with branches taken in.
+
+        Args:
+            crossed: the frames of the owners, innermost first.
+            stage: its places.
+            crew: its devices.
+            units: its smallest micro-batches in flight.
+        """
+        need, offset = units + crew.multiple, units - crew.multiple
+        joins = [Join(stage, (), 0, None)]
+        for frame in reversed(crossed):
+            joins = [
+                Join(
+                    longer,
+                    (*join.beside, sides.need, sides.offset),
+                    join.used + sides.used,
+                    Beside(sides.trace, 0, join.trace),
+                )
+                for join in joins
+                for longer, left in self._longer(join.intervals, frame.others, crew, units)
+                for sides in self._siblings.ways(left, need, offset)
+            ]
+        if self._space.is_small:
+            return [j for j in joins if self._partition.fits(j.intervals, crew, units)]
+        return joins
+
+    def _longer(
+        self, stage: Places, others: Group, crew: Crew, units: int
+    ) -> Iterator[tuple[Places, Group]]:
+        """A stage with branches, or ends of them, in it, and what is left of the branches."""
+        if self._space.is_small and len(others) <= FEW_BRANCHES:
+            yield from _with_any(stage, others)
+            return
+        pieces = [
+            (run_s, run, run.interval)
+            for run_s, run in self._space.branches.by_weight(others, crew)
+        ]
+        stages = [(stage, others)]
+        longer, taken = self._filled(stage, pieces, crew, units)
+        if taken:
+            stages.append((longer, tuple(run for run in others if run not in taken)))
+        for whole, left in stages:
+            yield whole, left
+            if not self._space.is_small:
+                yield from self._with_ends(whole, left, crew, units)
+
+    def _with_ends(
+        self, stage: Places, runs: Group, crew: Crew, units: int
+    ) -> Iterator[tuple[Places, Group]]:
+        """A stage with the ends of branches that spare the rest of them a device, if there are."""
+        pieces, beginnings = [], {}
+        for run in runs:
+            size = self._sparing_size(run, units + crew.multiple, units - crew.multiple)
+            if size is not None:
+                end = end_of(run, size)
+                pieces.append((self._seconds((end,), crew), run, end))
+                beginnings[run] = self._space.beginnings.beginning(run, size)
+        pieces.sort(key=lambda piece: piece[0])
+        longer, taken = self._filled(stage, pieces, crew, units)
+        if taken:
+            yield longer, tuple(beginnings[run] if run in taken else run for run in runs)
+
+    def _filled(
+        self, stage: Places, pieces: Sequence[Piece], crew: Crew, units: int
+    ) -> tuple[Places, set[Run]]:
+        """A stage with pieces of branches, as far as its time and memory allow, in their order."""
+
+        def fits(longer: Places) -> bool:
+            return self._partition.fits(longer, crew, units)
+
+        longer, taken = self._within_limit(stage, pieces, crew)
+        if not taken or fits(longer):
+            return longer, taken
+        return self._within_limit(stage, pieces, crew, fits)
+
+    def _within_limit(
+        self,
+        stage: Places,
+        pieces: Sequence[Piece],
+        crew: Crew,
+        may_be: Callable[[Places], bool] | None = None,
+    ) -> tuple[Places, set[Run]]:
+        limit_s = self._partition.limit_s
+        room_s = limit_s - self._seconds(stage, crew)
+        taken = set()
+        for piece_s, run, interval in pieces:
+            if piece_s > room_s:
+                self._partition.too_slow(limit_s + (piece_s - room_s))
+                continue
+            longer = joined(stage, interval)
+            if may_be is None or may_be(longer):
+                stage = longer
+                room_s -= piece_s
+                taken.add(run)
+        return stage, taken
+
+    def _seconds(self, stage: Places, crew: Crew) -> float:
+        """Seconds per sample that a stage takes at least."""
+        sums = self._space.rates.least_seconds(crew)
+        return sum(sums[stop] - sums[start] for start, stop in stage)
+
+    def _sparing_size(self, run: Run, need: int, offset: int) -> int | None:
+        key = run.kind, need, offset
+        if key not in self._sparing:
+            crews = {crew: self._space.rates.least_seconds(crew) for crew in self._space.crews}
+
+            def fits(interval: Interval, crew: Crew) -> bool:
+                units = units_in_flight(need, offset, crew.multiple)
+                return self._partition.fits((interval,), crew, units)
+
+            num_devices = fewest_devices(run, self._partition.limit_s, crews, fits)
+            self._sparing[key] = sparing_size(num_devices)
+        return self._sparing[key]
+
+
+def _with_any(stage: Places, others: Group) -> Iterator[tuple[Places, Group]]:
+    """A stage with any of the branches in it, and the branches that are left."""
+    for size in range(len(others) + 1):
+        for runs in combinations(others, size):
+            longer = joined(stage, *(run.interval for run in runs))
+            yield longer, tuple(run for run in others if run not in runs)
