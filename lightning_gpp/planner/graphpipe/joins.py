@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from lightning_gpp.planner.graphpipe.frontier import Beside, Trace, units_in_flight
 from lightning_gpp.planner.graphpipe.frames import Frame
+from lightning_gpp.planner.graphpipe.frontier import Beside, Trace, units_in_flight
 from lightning_gpp.planner.graphpipe.layout import Interval, Run, joined
 from lightning_gpp.planner.graphpipe.packing import Group
 from lightning_gpp.planner.graphpipe.rates import Crew

@@ -19,7 +19,6 @@ from lightning_gpp.planner.graphpipe.frontier import (
 )
 from lightning_gpp.planner.graphpipe.packing import Group, first_fit
 from lightning_gpp.planner.graphpipe.rates import Crew
-
 from lightning_gpp.planner.graphpipe.space import Space
 
 if TYPE_CHECKING:
