@@ -105,7 +105,7 @@ def ask(request: PlanRequest, planner: str) -> SearchResult:
         result = RANKING[planner](request)
     else:
         plan = PLANNERS[planner](request)
-        result = SearchResult(plan, ranked=(), notes=refusal_notes(plan))
+        result = SearchResult(plan, refusal_notes(plan))
     try:
         validate_plan(result.best, request.graph, request.num_devices)
     except ValueError as error:

@@ -12,7 +12,7 @@ from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.polish import polished
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
-from lightning_gpp.planner.graphpipe.result import Choice, SearchResult, ranked_plans
+from lightning_gpp.planner.graphpipe.result import Choice, SearchResult
 from lightning_gpp.planner.plan import Plan
 
 NAME = "sequential"
@@ -43,5 +43,5 @@ def search_chains(request: PlanRequest) -> SearchResult:
     found = choice.finish()
     if not found:
         raise infeasible_error(problem)
-    found = [*polished(found[0], units, request), *found[1:]]
-    return SearchResult(found[0].plan, ranked_plans(found))
+    found = polished(found[0], units, request)
+    return SearchResult(found[0].plan, rank=lambda: choice.ranked(found))

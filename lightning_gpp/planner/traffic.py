@@ -77,25 +77,32 @@ def _edge_messages(
     senders = 1 if edge.source == FEED else len(plan.devices[source])
     receivers = len(plan.devices[edge.target])
     sizes = edge_bytes(request.graph, edge.values, has_backward=edge.has_backward)
-    link = _slowest_link(request.cluster, plan.devices[source][:senders], plan.devices[edge.target])
+    link = slowest_link(request.cluster, plan.devices[source][:senders], plan.devices[edge.target])
     samples = units * unit_size
-    forward_s = _share_s(link, sizes.forward(samples), senders, receivers)
-    backward_s = _share_s(link, sizes.backward(samples), receivers, senders)
+    forward_s = share_s(link, sizes.forward(samples), senders, receivers)
+    backward_s = share_s(link, sizes.backward(samples), receivers, senders)
     return (
         Messages(per_source, per_target, forward_s),
         Messages(per_target, per_source, backward_s),
     )
 
 
-def _share_s(link: Link | None, size_bytes: float, senders: int, receivers: int) -> float:
-    """Seconds until all parts of a message have left: each sender has a share of the receivers."""
+def share_s(link: Link | None, size_bytes: float, senders: int, receivers: int) -> float:
+    """Seconds until all parts of a message have left: each sender has a share of the receivers.
+
+    Args:
+        link: between both; None where they are one device.
+        size_bytes: of the whole message.
+        senders: replicas that send.
+        receivers: replicas that receive.
+    """
     if link is None:
         return 0.0
     parts = max(1, receivers // senders)
     return parts * link.latency_s + size_bytes / senders / link.bandwidth_bytes_per_s
 
 
-def _slowest_link(cluster: Cluster, sources: Iterable[int], targets: Iterable[int]) -> Link | None:
+def slowest_link(cluster: Cluster, sources: Iterable[int], targets: Iterable[int]) -> Link | None:
     """The slowest link between devices of two stages; None where both are one device."""
     some, others = _two_per_host(cluster, sources), _two_per_host(cluster, targets)
     links = {

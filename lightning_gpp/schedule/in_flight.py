@@ -24,17 +24,26 @@ def in_flight_units(stages: StageGraph, multiples: Sequence[int]) -> dict[int, i
     >>> from lightning_gpp.graph import StageEdge, StageGraph
     >>> chain = StageGraph(3, tuple(StageEdge(i, i + 1, ("x",)) for i in range(2)))
     >>> in_flight_units(chain, [1, 2, 4]), in_flight_units(chain, [4, 4, 4])
-    ({2: 4, 1: 8, 0: 10}, {2: 4, 1: 8, 0: 12})
+    ({0: 10, 1: 8, 2: 4}, {0: 12, 1: 8, 2: 4})
     """
-    in_flight: dict[int, int] = {}
-    for stage in reversed(range(stages.num_stages)):
-        size = multiples[stage]
-        needs = [size]
-        for successor in stages.successors[stage]:
+    successors = [stages.successors[stage] for stage in range(stages.num_stages)]
+    return dict(enumerate(units_by_successors(successors, multiples)))
+
+
+def units_by_successors(successors: Sequence[Sequence[int]], multiples: Sequence[int]) -> list[int]:
+    """:func:`in_flight_units` where only the successors of every stage are known.
+
+    >>> units_by_successors([[1], [2], []], [1, 2, 4])
+    [10, 8, 4]
+    """
+    in_flight = [0] * len(multiples)
+    for stage in range(len(multiples) - 1, -1, -1):
+        size = most = multiples[stage]
+        for successor in successors[stage]:
             other = multiples[successor]
             need = in_flight[successor] + (other if size <= other else 2 * size - other)
-            needs.append(-(-need // size) * size)
-        in_flight[stage] = max(needs)
+            most = max(most, -(-need // size) * size)
+        in_flight[stage] = most
     return in_flight
 
 

@@ -74,10 +74,24 @@ def _one_f_one_b(
     in_flight = in_flight_microbatches(stages, num_microbatches, multiples)
     steps = {}
     for stage, size in enumerate(multiples):
-        ratios = [multiples[successor] // size for successor in stages.successors[stage]]
-        k = max(1, min(ratios, default=1))  # more would starve the successor with the smallest
+        k = steps_in_a_row(size, [multiples[successor] for successor in stages.successors[stage]])
         steps[stage] = k_f_k_b(num_microbatches // size, in_flight[stage], k)
     return steps
+
+
+def steps_in_a_row(multiple: int, successors: Sequence[int]) -> int:
+    """The ``k`` of a stage: micro-batches of its successor with the smallest, in its own.
+
+    More would starve that successor.
+
+    Args:
+        multiple: micro-batch size of the stage.
+        successors: those of its successors.
+
+    >>> steps_in_a_row(2, [8, 4])
+    2
+    """
+    return max(1, min((other // multiple for other in successors), default=1))
 
 
 def _forward_only(

@@ -7,7 +7,7 @@ choice, so that their groups do not lie across hosts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_gpp.planner.dag import topological_order
@@ -16,6 +16,8 @@ from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.rates import Crew
 from lightning_gpp.planner.graphpipe.space import Space
 from lightning_gpp.planner.plan import Plan, Stage
+
+Devices = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,9 @@ class FoundStage:
         units: its smallest micro-batches in flight, as the search took them.
         recompute: whether it runs its forward twice.
         seconds_per_sample: as the search took it.
-        message_s: seconds of its messages per micro-batch.
-        reduce_s: seconds to sum the gradients of its replicas.
+        forward_s: seconds of a forward of a replica's share of a micro-batch.
+        backward_s: the same of the backward; with recomputation the second forward included.
+        gradient_bytes: of its parameters' gradients.
     """
 
     places: tuple[int, ...]
@@ -37,8 +40,9 @@ class FoundStage:
     units: int
     recompute: bool
     seconds_per_sample: float
-    message_s: float
-    reduce_s: float
+    forward_s: float
+    backward_s: float
+    gradient_bytes: int
 
 
 def found_stages(trace: Trace | None, space: Space, limit_s: float) -> list[FoundStage]:
@@ -50,6 +54,8 @@ def found_stages(trace: Trace | None, space: Space, limit_s: float) -> list[Foun
             rate.seconds_per_sample <= limit_s * (1 + 1e-9)
             and space.in_flight(cut.units, cut.crew) <= rate.most_in_flight
         )
+        rates = space.rates.of(cut.crew)
+        forward_s, backward_s = rates.compute_s(cut.intervals)
         stages.append(
             FoundStage(
                 tuple(p + shift for start, stop in cut.intervals for p in range(start, stop)),
@@ -57,42 +63,45 @@ def found_stages(trace: Trace | None, space: Space, limit_s: float) -> list[Foun
                 cut.units,
                 recompute,
                 rate.recomputed_seconds_per_sample if recompute else rate.seconds_per_sample,
-                rate.message_s,
-                rate.reduce_s,
+                forward_s,
+                backward_s + forward_s if recompute else backward_s,
+                rates.gradient_bytes(cut.intervals),
             )
         )
     return sorted(stages, key=lambda stage: stage.places)
 
 
-def plans_of(
+def plan_of(
     problem: Problem,
-    stages: Sequence[FoundStage],
+    numbered: Sequence[FoundStage],
+    devices: Sequence[Devices],
     microbatch_size: float,
     name: str,
     *,
     is_chain: bool,
-) -> Iterator[Plan]:
-    """The plans of some stages, with different placements."""
-    numbered = _numbered(problem, stages)
-    most = smallest_parts(stages)
+) -> Plan:
+    """The plan of some stages.
+
+    Args:
+        problem: what they divide.
+        numbered: the stages as they are numbered.
+        devices: of every stage.
+        microbatch_size: samples of the smallest micro-batch of the search.
+        name: of the planner.
+        is_chain: whether every stage waits for the one before it.
+    """
+    most = smallest_parts(numbered)
     count = round(problem.request.minibatch_size / microbatch_size) * most
     position = {operator.name: place for place, operator in enumerate(problem.request.graph)}
-    seen = set()
-    for devices in _placements(problem, numbered, stages):
-        if tuple(devices) in seen:
-            continue
-        seen.add(tuple(devices))
-        made = []
-        for number, found in enumerate(numbered):
-            units = [problem.layout.order[place] for place in found.places]
-            names = [name for unit in units for name in problem.units.operators[unit]]
-            operators = tuple(sorted(names, key=position.__getitem__))
-            made.append(
-                Stage(
-                    number, operators, devices[number], most * found.crew.multiple, found.recompute
-                )
-            )
-        yield Plan(tuple(made), name, count, is_chain)
+    made = []
+    for number, found in enumerate(numbered):
+        units = [problem.layout.order[place] for place in found.places]
+        names = [name for unit in units for name in problem.units.operators[unit]]
+        operators = tuple(sorted(names, key=position.__getitem__))
+        made.append(
+            Stage(number, operators, devices[number], most * found.crew.multiple, found.recompute)
+        )
+    return Plan(tuple(made), name, count, is_chain)
 
 
 def smallest_parts(stages: Sequence[FoundStage]) -> int:
@@ -100,7 +109,7 @@ def smallest_parts(stages: Sequence[FoundStage]) -> int:
     return max(-(-stage.crew.num_replicas // stage.crew.multiple) for stage in stages)
 
 
-def _numbered(problem: Problem, stages: Sequence[FoundStage]) -> list[FoundStage]:
+def numbered_stages(problem: Problem, stages: Sequence[FoundStage]) -> list[FoundStage]:
     """The stages in topological order, the one with the loss last."""
     last = min(
         range(len(stages)),
@@ -122,19 +131,21 @@ def _numbered(problem: Problem, stages: Sequence[FoundStage]) -> list[FoundStage
     return [stages[order[number]] for number in topological_order(successors)]
 
 
-def _placements(
+def placements(
     problem: Problem, numbered: Sequence[FoundStage], depth_first: Sequence[FoundStage]
-) -> Iterator[list[tuple[int, ...]]]:
-    """Devices of the numbered stages."""
-    yield _given_out(problem, numbered, depth_first)
-    if len({stage.crew.num_replicas for stage in numbered}) > 1:
-        by_size = sorted(depth_first, key=lambda stage: -stage.crew.num_replicas)
-        yield _given_out(problem, numbered, by_size)
+) -> list[list[Devices]]:
+    """Devices of the numbered stages, in different ways."""
+    first = _given_out(problem, numbered, depth_first)
+    if len({stage.crew.num_replicas for stage in numbered}) == 1:
+        return [first]
+    by_size = sorted(depth_first, key=lambda stage: -stage.crew.num_replicas)
+    second = _given_out(problem, numbered, by_size)
+    return [first] if first == second else [first, second]
 
 
 def _given_out(
     problem: Problem, numbered: Sequence[FoundStage], turns: Sequence[FoundStage]
-) -> list[tuple[int, ...]]:
+) -> list[Devices]:
     cluster = problem.request.cluster
     free = {
         kind: [i for i, device in enumerate(cluster.devices) if device.kind == name]

@@ -7,7 +7,7 @@ from lightning_gpp.planner.evaluate import PlanEvaluation
 from lightning_gpp.planner.graphpipe.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.polish import polished
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
-from lightning_gpp.planner.graphpipe.result import Choice, SearchResult, ranked_plans
+from lightning_gpp.planner.graphpipe.result import Choice, SearchResult
 from lightning_gpp.planner.plan import Plan
 
 NAME = "graphpipe"
@@ -49,8 +49,9 @@ def search_plans(request: PlanRequest) -> SearchResult:
     found = choice.finish()
     if not found:
         raise infeasible_error(problem)
-    found = [*polished(found[0], units, request), *found[1:]]
-    return SearchResult(found[0].plan, ranked_plans(found), _notes(problem, found[0]))
+    found = polished(found[0], units, request)
+    notes = _notes(problem, found[0])
+    return SearchResult(found[0].plan, notes, rank=lambda: choice.ranked(found))
 
 
 def _notes(problem: Problem, best: PlanEvaluation) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from lightning_gpp.graph.series_parallel import Leaf, Series, Tree, decompose, leaves
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.collapse import light_groups
+from lightning_gpp.planner.graphpipe.estimate import Estimates
 from lightning_gpp.planner.graphpipe.frames import Frames
 from lightning_gpp.planner.graphpipe.layout import Layout, heavy_first, lay_out
 from lightning_gpp.planner.graphpipe.rates import Crew, Prices
@@ -70,6 +71,11 @@ class Problem:
     def usage(self) -> Usage:
         """Counts the devices that a way uses."""
         return Usage(self.available)
+
+    @cached_property
+    def estimates(self) -> Estimates:
+        """Estimates of steps."""
+        return Estimates(self)
 
     @cached_property
     def available(self) -> tuple[int, ...]:

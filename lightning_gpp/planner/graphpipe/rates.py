@@ -138,6 +138,16 @@ class CrewRates:
             found = self._found[intervals] = self._rate(intervals, self._contents[intervals])
         return found
 
+    def compute_s(self, intervals: Intervals) -> tuple[float, float]:
+        """Seconds of a forward, and of a backward, of a replica's share of a micro-batch."""
+        forward_s = sum(self._forward[stop] - self._forward[start] for start, stop in intervals)
+        both_s = sum(self.seconds[stop] - self.seconds[start] for start, stop in intervals)
+        return forward_s, both_s - forward_s
+
+    def gradient_bytes(self, intervals: Intervals) -> int:
+        """Bytes of the gradients of a stage's parameters."""
+        return self._contents[intervals].gradient_bytes
+
     def _rate(self, intervals: Intervals, content: Content) -> Rate:
         if self._has_replicas and (content.has_state or content.is_whole):
             return IMPOSSIBLE

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import PlanEvaluation
@@ -67,19 +68,24 @@ class RankedPlan:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SearchResult:
     """What a search found.
 
     Attributes:
         best: the plan with the shortest step.
-        ranked: the best plan and the next ones, in this order.
         notes: what to know about the search.
+        rank: makes ``ranked``; without it there is none.
     """
 
     best: Plan
-    ranked: tuple[RankedPlan, ...]
     notes: tuple[str, ...] = ()
+    rank: Callable[[], tuple[RankedPlan, ...]] = tuple
+
+    @cached_property
+    def ranked(self) -> tuple[RankedPlan, ...]:
+        """The best plan and the next ones, in this order; they are evaluated when asked for."""
+        return self.rank()
 
 
 class Choice:
@@ -127,14 +133,9 @@ class Choice:
         families = [[problem.space(size) for size in sizes]]
         if problem.can_take_turns and not families[0][0].is_large:
             families.append([problem.space(size, take_turns=True) for size in sizes])
-        alone = [
-            c
-            for spaces in families
-            for space in spaces
-            for c in data_parallel(problem, space, name, is_chain=is_chain)
-        ]
-        for candidate in sorted(alone, key=lambda candidate: candidate.estimate_s)[:ALONE]:
-            self._evaluate(candidate)
+        for spaces in families:
+            for space in spaces:
+                self._consider(data_parallel(problem, space, name, is_chain=is_chain))
         for spaces in families:
             self._look_at_sizes(problem, spaces, name, is_chain=is_chain)
 
@@ -164,14 +165,17 @@ class Choice:
         is_one_crew, takes_turns = len(space.crews) == 1, space.crews[-1].multiple > 1
         kind = bool(problem.layout.root.blocks), space.crews[0], is_one_crew, takes_turns
         guess = self._guesses.get(kind, 1.0)
-        found = candidates(problem, space, before_s, name, is_chain=is_chain, guess=guess)
-        if found and space.lower_bound_s:
-            slowest_s = min(candidate.seconds_per_sample for candidate in found)
+        found = candidates(
+            problem, space, lambda: self.best_s, name, is_chain=is_chain, guess=guess
+        )
+        slowest_s = math.inf
+        for some in found:
+            self._consider(some)
+            slowest_s = min(
+                [slowest_s] + [max(s.seconds_per_sample for s in one.stages) for one in some]
+            )
+        if slowest_s < math.inf and space.lower_bound_s:
             self._guesses[kind] = slowest_s / space.lower_bound_s
-        if found and found[0].estimate_s <= hopeless * before_s:
-            self._evaluate(found[0])
-            found = found[1:]
-        self._pending += found
         if self.best_s < before_s:
             self._best_size = space.rates.microbatch_size
         return self.best_s < before_s
@@ -182,25 +186,40 @@ class Choice:
         return abs(math.log2(size / (self._best_size or size))), _promise(space)
 
     def finish(self) -> list[PlanEvaluation]:
-        """Evaluates the most promising of the others; all that fit into memory, best first."""
-        self._pending.sort(key=lambda candidate: candidate.estimate_s)
-        for number, candidate in enumerate(self._pending[:MORE_EVALUATIONS]):
-            if number < EVALUATIONS or candidate.num_played <= SHORT:
-                self._evaluate(candidate)
+        """All evaluated plans that fit into memory, best first."""
         fitting = (found for found in self._seen.values() if found.is_feasible)
         return sorted(fitting, key=lambda found: (found.step_s, found.peak_memory_bytes))
 
+    def ranked(self, first: Sequence[PlanEvaluation]) -> tuple[RankedPlan, ...]:
+        """Some plans and what was found beside them, with a word on each.
+
+        Args:
+            first: evaluated plans, the best one first; the others are none better than it.
+        """
+        for candidate in sorted(self._pending, key=lambda one: one.least_s):
+            if len(first) + len(self.finish()) > NUM_RANKED:
+                break
+            self._evaluate(candidate)
+        others = dict.fromkeys([*first[1:], *self.finish()])
+        others.pop(first[0], None)
+        return ranked_plans([first[0], *sorted(others, key=lambda one: one.step_s)])
+
+    def _consider(self, some: Iterable[Candidate]) -> None:
+        """Evaluates those that may be better than the best one, the most promising first."""
+        for candidate in sorted(some, key=lambda one: one.least_s):
+            if candidate.least_s < self.best_s:
+                self._evaluate(candidate)
+            else:
+                self._pending.append(candidate)
+
     def _evaluate(self, candidate: Candidate) -> None:
-        if candidate.least_s > self.best_s:
-            return
-        for found in candidate.evaluations():
-            self._seen.setdefault(found.plan, found)
-            self._num_played += sum(
-                round(self._request.minibatch_size / stage.microbatch_size)
-                for stage in found.stages
-            )
-            if found.is_feasible:
-                self.best_s = min(self.best_s, found.step_s)
+        found = candidate.evaluation()
+        self._seen.setdefault(found.plan, found)
+        self._num_played += sum(
+            round(self._request.minibatch_size / stage.microbatch_size) for stage in found.stages
+        )
+        if found.is_feasible:
+            self.best_s = min(self.best_s, found.step_s)
 
 
 def _promise(space: Space) -> float:
