@@ -197,6 +197,38 @@ class ModelGraph:
         return {parameter.name: parameter for parameter in self.parameters}
 
     @cached_property
+    def reads(self) -> tuple[tuple[str, str | None, str], ...]:
+        """Every value that an operator reads: its name, who produces it (not of inputs), who reads.
+
+        In the order of the readers.
+        """
+        return tuple(
+            (name, self.producer.get(name), operator.name)
+            for operator in self.operators
+            for name in operator.inputs
+        )
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[str, ...]]:
+        """Parameter -> operators that read it, both in the order of the operators."""
+        found: dict[str, list[str]] = {}
+        for operator in self.operators:
+            for name in dict.fromkeys(operator.parameters):
+                found.setdefault(name, []).append(operator.name)
+        return {name: tuple(operators) for name, operators in found.items()}
+
+    @cached_property
+    def value_bytes(self) -> Mapping[str, int]:
+        """Bytes of every value."""
+        return {name: value.size_bytes for name, value in self.values.items()}
+
+    @cached_property
+    def with_gradient(self) -> frozenset[str]:
+        """Values whose gradient goes back to who produced them; of inputs, to the caller."""
+        found = {item.value.name for item in self.inputs if item.requires_grad}
+        return frozenset(found.union(n for n in self.producer if self.values[n].is_differentiable))
+
+    @cached_property
     def predecessors(self) -> Mapping[str, tuple[str, ...]]:
         """Operator name -> operators whose values it reads, in topological order."""
         return {

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_gpp.graph.model_graph import ModelGraph, Value
+from lightning_gpp.graph.model_graph import ModelGraph
 
 FEED = -1
 """Id of the pseudo-stage that makes the arguments of the pipelined forward."""
@@ -146,40 +146,42 @@ def stage_graph(graph: ModelGraph, stage_operators: Sequence[Sequence[str]]) -> 
             higher to a lower stage (the division is not convex, or its ids are not topological).
     """
     stage_of = _stage_of_operator(graph, stage_operators)
-    last = len(stage_operators) - 1
-    carried: dict[tuple[int, int], dict[str, Value]] = {}
+    edges = tuple(
+        StageEdge(
+            source=source,
+            target=target,
+            values=tuple(values),
+            size_bytes=sum(graph.value_bytes[name] for name in values),
+            has_backward=not graph.with_gradient.isdisjoint(values),
+        )
+        for (source, target), values in sorted(
+            _carried(graph, stage_of, last=len(stage_operators) - 1).items()
+        )
+    )
+    return StageGraph(len(stage_operators), edges, _parameter_readers(graph, stage_of))
 
-    def carry(name: str, target: int) -> None:
-        source = stage_of[graph.producer[name]] if name in graph.producer else FEED
+
+def _carried(
+    graph: ModelGraph, stage_of: Mapping[str, int], last: int
+) -> dict[tuple[int, int], dict[str, None]]:
+    """(source, target) -> names of the values that go from stage to stage, each once."""
+    reads = [
+        (name, FEED if producer is None else stage_of[producer], stage_of[reader])
+        for name, producer, reader in graph.reads
+    ]
+    for name in graph.outputs:
+        producer = graph.producer.get(name)
+        reads.append((name, FEED if producer is None else stage_of[producer], last))
+    found: dict[tuple[int, int], dict[str, None]] = {}
+    for name, source, target in reads:
         if source > target:
             raise ValueError(
                 f"stage {target} reads {name!r} from stage {source}: stages must be convex and "
                 "numbered in topological order"
             )
         if source != target:
-            carried.setdefault((source, target), {})[name] = graph.values[name]
-
-    for operator in graph:
-        for name in operator.inputs:
-            carry(name, stage_of[operator.name])
-    for name in graph.outputs:
-        carry(name, last)
-
-    needs_grad = {item.value.name for item in graph.inputs if item.requires_grad}
-    edges = tuple(
-        StageEdge(
-            source=source,
-            target=target,
-            values=tuple(values),
-            size_bytes=sum(value.size_bytes for value in values.values()),
-            has_backward=any(
-                name in needs_grad if source == FEED else value.is_differentiable
-                for name, value in values.items()
-            ),
-        )
-        for (source, target), values in sorted(carried.items())
-    )
-    return StageGraph(len(stage_operators), edges, _parameter_readers(graph, stage_of))
+            found.setdefault((source, target), {})[name] = None
+    return found
 
 
 def _stage_of_operator(
@@ -193,7 +195,8 @@ def _stage_of_operator(
             if name in stage_of:
                 raise ValueError(f"operator {name!r} is in stages {stage_of[name]} and {stage}")
             stage_of[name] = stage
-    if missing := [operator.name for operator in graph if operator.name not in stage_of]:
+    if len(stage_of) < len(graph):
+        missing = [operator.name for operator in graph if operator.name not in stage_of]
         raise ValueError(f"the plan does not cover the model: no stage holds {', '.join(missing)}")
     return stage_of
 
@@ -201,8 +204,7 @@ def _stage_of_operator(
 def _parameter_readers(
     graph: ModelGraph, stage_of: Mapping[str, int]
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    readers: dict[str, set[int]] = {}
-    for operator in graph:
-        for name in operator.parameters:
-            readers.setdefault(name, set()).add(stage_of[operator.name])
-    return tuple((name, tuple(sorted(stages))) for name, stages in readers.items())
+    return tuple(
+        (name, tuple(sorted({stage_of[operator] for operator in operators})))
+        for name, operators in graph.readers.items()
+    )

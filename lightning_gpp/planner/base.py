@@ -15,6 +15,7 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.request_tables import RequestTables
 from lightning_gpp.schedule.orders import check_schedule
 
 ADAM_VALUES = 2
@@ -116,15 +117,12 @@ class PlanRequest:
 
     def profile(self, microbatch_size: float, kind: str | None = None) -> Profile:
         """Costs for a micro-batch size on a kind of device (that of device 0 if not given)."""
-        key = microbatch_size, kind or self.cluster.kinds[0]
-        if key not in self._profiles:
-            self._profiles[key] = self.costs.at(*key)
-        return self._profiles[key]
+        return self.tables.profile(microbatch_size, kind or self.cluster.kinds[0])
 
     @cached_property
-    def _profiles(self) -> dict[tuple[float, str], Profile]:
-        """Profiles that were asked for; fitting them takes time."""
-        return {}
+    def tables(self) -> RequestTables:
+        """What all plans have in common, as far as it was asked for."""
+        return RequestTables(self.graph, self.cluster, self.costs)
 
 
 Planner = Callable[[PlanRequest], Plan]

@@ -6,23 +6,25 @@ another cost model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.edge_bytes import EdgeBytes, input_bytes
-from lightning_gpp.planner.pipeline_run import pipeline_run
+from lightning_gpp.planner.pipeline_run import PipelineRun, pipeline_run
 from lightning_gpp.planner.plan import Plan, Stage
 from lightning_gpp.planner.stage_costs import (
     StageMemory,
-    reduce_seconds,
     stage_compute,
     stage_memory,
 )
-from lightning_gpp.schedule import most_in_flight
 
 Bound = Literal["compute", "communication"]
+
+ROUNDING = 1e-9
+"""By so much the sums of a lower bound may be rounded up, relatively."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,30 +145,58 @@ def evaluate_plan(plan: Plan, request: PlanRequest) -> PlanEvaluation:
     Raises:
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
+    found = evaluate_below(plan, request, math.inf)
+    assert found is not None  # no step is longer
+    return found
+
+
+def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEvaluation | None:
+    """What a plan would do; None where its step is longer than so many seconds.
+
+    As :func:`evaluate_plan`, but for most of the plans that are too slow a lower bound of the step
+    tells so in a fraction of the time (:mod:`lightning_gpp.planner.least_step`).
+
+    Args:
+        plan: the plan.
+        request: the model, the cluster, the costs, the mini-batch.
+        at_most_s: the longest step that is of interest.
+
+    Raises:
+        ValueError: the plan does not fit the model, or has no number of micro-batches.
+    """
     run = pipeline_run(plan, request)
-    unit_size = request.minibatch_size / run.num_microbatches
-    communication_s = run.traffic.busiest_s()
-    inputs = input_bytes(request.graph, run.graph.stages)
-    stages = tuple(
-        _stage(
-            request,
-            stage,
-            unit_size,
-            in_flight=most_in_flight(run.steps[stage.id]),
-            inputs=inputs[stage.id],
-            communication_s=communication_s.get(stage.id, 0.0),
-        )
-        for stage in plan.stages
-    )
+    stages = _stages(run, request)
     busy_per_sample_s = _busiest_device_s(stages)
+    busy_s = request.minibatch_size * busy_per_sample_s
+    if max(busy_s, run.least_step_s(stages) * (1 - ROUNDING)) > at_most_s:
+        return None
+    step_s = max(run.play(stages).step_s, busy_s)
+    if step_s > at_most_s:
+        return None
     return PlanEvaluation(
         plan=plan,
         minibatch_size=request.minibatch_size,
         stages=stages,
         devices=_devices(request, stages),
         seconds_per_sample=busy_per_sample_s,
-        step_s=max(run.play(stages).step_s, request.minibatch_size * busy_per_sample_s),
+        step_s=step_s,
         depth=max(run.graph.stages.depths.values()),
+    )
+
+
+def _stages(run: PipelineRun, request: PlanRequest) -> tuple[StageEvaluation, ...]:
+    communication_s = run.traffic.busiest_s()
+    inputs = input_bytes(request.graph, run.graph.stages)
+    return tuple(
+        _stage(
+            request,
+            stage,
+            request.minibatch_size / run.num_microbatches,
+            in_flight=run.in_flight[stage.id],
+            inputs=inputs[stage.id],
+            communication_s=communication_s.get(stage.id, 0.0),
+        )
+        for stage in run.plan.stages
     )
 
 
@@ -182,9 +212,10 @@ def _stage(
     size = unit_size * stage.microbatch_multiple
     share = size / stage.num_replicas
     compute = stage_compute(request, stage, share)
-    read_bytes = sum(size.forward(share) for size in inputs)
+    # What it reads counts where it is kept for a second forward.
+    read_bytes = sum(size.forward(share) for size in inputs) if stage.recompute else 0.0
     memory = stage_memory(request, stage, compute, in_flight, read_bytes)
-    reduce_s = reduce_seconds(request.cluster, stage.devices, memory.gradient_bytes)
+    reduce_s = request.tables.reduce_s(stage.devices, memory.gradient_bytes)
     busy_s = max(compute.forward_s + compute.backward_s, communication_s)
     return StageEvaluation(
         stage=stage,

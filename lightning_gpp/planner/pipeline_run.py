@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.least_step import least_step_s
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.timing import TimedStage, Timing, play
 from lightning_gpp.planner.traffic import Traffic, plan_traffic
-from lightning_gpp.schedule import Action, Kind, Program, Steps, dry_run, schedule_steps
+from lightning_gpp.schedule import (
+    Action,
+    Kind,
+    Program,
+    Steps,
+    dry_run,
+    peak_in_flight,
+    schedule_steps,
+)
 
 
 class StageSeconds(Protocol):
@@ -31,7 +41,7 @@ class StageSeconds(Protocol):
         """Seconds after its last backward."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PipelineRun:
     """One step of a plan.
 
@@ -39,7 +49,6 @@ class PipelineRun:
         plan: the plan.
         graph: its stages, that of the loss included.
         traffic: their messages.
-        steps: forwards and backwards of every stage in order.
         num_microbatches: smallest micro-batches of the mini-batch.
         schedule: name of the schedule.
     """
@@ -47,7 +56,6 @@ class PipelineRun:
     plan: Plan
     graph: PlanGraph
     traffic: Traffic
-    steps: Mapping[int, Steps]
     num_microbatches: int
     schedule: str
 
@@ -63,16 +71,44 @@ class PipelineRun:
         """
         if self._shares_devices:
             return self._dry_run(stages)
-        timed = [
-            TimedStage(self.steps[number], found.forward_s, found.backward_s, found.reduce_s)
-            for number, found in enumerate(stages)
-        ]
-        for stage in range(len(timed), self.graph.stages.num_stages):  # of the loss
-            timed.append(TimedStage(self.steps[stage], 0.0, 0.0))
+        forward, backward = self.traffic.forward, self.traffic.backward
         feeds = self.num_microbatches // self.graph.multiples[-1]
-        return play(timed, self.traffic.forward, self.traffic.backward, feeds, record=record)
+        orders = [self.steps[stage] for stage in range(self.graph.stages.num_stages)]
+        return play(self._timed(stages), orders, forward, backward, feeds, record=record)
 
-    @property
+    def least_step_s(self, stages: Sequence[StageSeconds]) -> float:
+        """Seconds that playing takes at least, found in no time (see :mod:`.least_step`).
+
+        Args:
+            stages: what the plan's stages take.
+        """
+        if self._shares_devices:
+            return 0.0
+        return least_step_s(self._timed(stages), self.traffic.forward, self.traffic.backward)
+
+    @cached_property
+    def steps(self) -> Mapping[int, Steps]:
+        """Forwards and backwards of every stage in order."""
+        return schedule_steps(
+            self.schedule, self.graph.stages, self.num_microbatches, self.graph.multiples
+        )
+
+    @cached_property
+    def in_flight(self) -> Mapping[int, int]:
+        """Micro-batches of every stage between forward and backward at the peak."""
+        return peak_in_flight(
+            self.schedule, self.graph.stages, self.num_microbatches, self.graph.multiples
+        )
+
+    def _timed(self, stages: Sequence[StageSeconds]) -> list[TimedStage]:
+        counts = [self.num_microbatches // multiple for multiple in self.graph.multiples]
+        timed = [
+            TimedStage(count, found.forward_s, found.backward_s, found.reduce_s)
+            for count, found in zip(counts, stages)
+        ]
+        return timed + [TimedStage(count, 0.0, 0.0) for count in counts[len(timed) :]]  # the loss
+
+    @cached_property
     def _shares_devices(self) -> bool:
         devices = [device for stage in self.plan.stages for device in stage.devices]
         return len(set(devices)) < len(devices)
@@ -144,7 +180,6 @@ def pipeline_run(plan: Plan, request: PlanRequest) -> PipelineRun:
         plan,
         graph,
         traffic=plan_traffic(request, graph, request.minibatch_size / count),
-        steps=schedule_steps(request.schedule, graph.stages, count, graph.multiples),
         num_microbatches=count,
         schedule=request.schedule,
     )

@@ -63,7 +63,10 @@ def stage_compute(request: PlanRequest, stage: Stage, replica_size: float) -> St
         stage: the stage.
         replica_size: samples of one replica's share of a micro-batch.
     """
-    kinds = {request.cluster.devices[device].kind for device in stage.devices}
+    devices = request.cluster.devices
+    kinds = {devices[device].kind for device in stage.devices}
+    if len(kinds) == 1:
+        return kind_compute(request, stage, replica_size, *kinds)
     found = [kind_compute(request, stage, replica_size, kind) for kind in sorted(kinds)]
     return max(found, key=lambda compute: compute.forward_s + compute.backward_s)
 
@@ -79,10 +82,7 @@ def kind_compute(
         replica_size: samples of one replica's share of a micro-batch.
         kind: kind of its device.
     """
-    costs = request.profile(replica_size, kind).operators
-    forward_s = sum(costs[name].forward_s for name in stage.operators)
-    backward_s = sum(costs[name].backward_s for name in stage.operators)
-    kept = sum(costs[name].activation_bytes for name in stage.operators)
+    forward_s, backward_s, kept = request.tables.compute(stage.operators, replica_size, kind)
     again_s = forward_s if stage.recompute else 0.0
     return StageCompute(forward_s, backward_s + again_s, kept)
 
@@ -99,15 +99,12 @@ def stage_memory(
         in_flight: micro-batches between forward and backward at the peak.
         input_bytes: bytes of a replica's share of the inputs of one micro-batch.
     """
-    graph = request.graph
-    read = dict.fromkeys(n for name in stage.operators for n in graph.operator[name].parameters)
-    parameters = [graph.parameter[name] for name in read]
-    trained_bytes = sum(parameter.size_bytes for parameter in parameters if parameter.requires_grad)
+    parameter_bytes, trained_bytes = request.tables.parameter_bytes(stage.operators)
     kept_bytes = in_flight * compute.activation_bytes
     if stage.recompute:
         kept_bytes = round(in_flight * input_bytes) + compute.activation_bytes
     return StageMemory(
-        parameter_bytes=sum(parameter.size_bytes for parameter in parameters),
+        parameter_bytes=parameter_bytes,
         gradient_bytes=trained_bytes,
         optimizer_bytes=trained_bytes * request.optimizer_values,
         activation_bytes=kept_bytes,

@@ -11,12 +11,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
+from lightning_gpp.schedule import Steps
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
+class Messages(NamedTuple):
     """The messages of an edge in one direction.
 
     Attributes:
@@ -40,21 +41,25 @@ class Messages:
         return self.per_target * self.message_s
 
 
-@dataclass(frozen=True, slots=True)
-class TimedStage:
+class TimedStage(NamedTuple):
     """A stage as a line of time.
 
     Attributes:
-        steps: its forwards and backwards (see :data:`lightning_gpp.schedule.orders.Steps`).
+        num_microbatches: its micro-batches in a mini-batch.
         forward_s: seconds of a forward.
         backward_s: seconds of a backward.
         end_s: seconds after its last step (the sum of the replicas' gradients).
     """
 
-    steps: Sequence[int]
+    num_microbatches: int
     forward_s: float
     backward_s: float
     end_s: float = 0.0
+
+    @property
+    def work_s(self) -> float:
+        """Seconds of all its forwards and backwards."""
+        return self.num_microbatches * (self.forward_s + self.backward_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,7 @@ class _Ports:
 
 def play(
     stages: Sequence[TimedStage],
+    orders: Sequence[Steps],
     forward: Mapping[tuple[int, int], Messages],
     backward: Mapping[tuple[int, int], Messages],
     num_feeds: int,
@@ -110,6 +116,7 @@ def play(
 
     Args:
         stages: the stages.
+        orders: the forwards and backwards of every stage.
         forward: (source, target) -> messages with activations; the feed is a source.
         backward: (source, target) of the edge -> messages with gradients, where they flow.
         num_feeds: micro-batches of the feed, which all leave at the start, one after the other.
@@ -122,8 +129,8 @@ def play(
     starts: list[list[float]] | None = [[] for _ in stages] if record else None
     ends = [0.0] * len(stages)
     lines = [
-        _line(number, stage, ports[number], ends, None if starts is None else starts[number])
-        for number, stage in enumerate(stages)
+        _line(number, stage, steps, ports[number], ends, None if starts is None else starts[number])
+        for number, (stage, steps) in enumerate(zip(stages, orders, strict=True))
     ]
     waiting: list[int | None] = [next(line, None) for line in lines]
     lines.reverse()
@@ -139,6 +146,7 @@ def play(
 def _line(
     number: int,
     stage: TimedStage,
+    steps: Steps,
     ports: _Ports,
     ends: list[float],
     starts: list[float] | None,
@@ -149,7 +157,7 @@ def _line(
     forward_s, backward_s = stage.forward_s, stage.backward_s
     clock_s = sent_s = 0.0
     never = math.inf
-    for step in stage.steps:
+    for step in steps:
         if step >= 0:
             microbatch, awaited, taken_s, sends = step, inputs, forward_s, outputs
         else:
@@ -191,14 +199,14 @@ def _connect(
     ports = [_Ports() for _ in stages]
     feeds = []
     for (source, target), messages in forward.items():
-        arrivals = [math.inf] * len(stages[target].steps)
+        arrivals = [math.inf] * stages[target].num_microbatches
         ports[target].inputs.append(arrivals)
         if source == FEED:
             feeds.append((arrivals, messages))
         else:
             ports[source].outputs.append(_sends(arrivals, messages))
     for (source, target), messages in backward.items():
-        arrivals = [math.inf] * len(stages[source].steps)
+        arrivals = [math.inf] * stages[source].num_microbatches
         ports[source].returns.append(arrivals)
         ports[target].gradients.append(_sends(arrivals, messages))
     _feed(feeds, num_feeds)

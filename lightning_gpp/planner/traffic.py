@@ -7,13 +7,12 @@ device sends its messages one after the other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightning_gpp.cluster import Cluster, Link
+from lightning_gpp.cluster import Link
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.edge_bytes import edge_bytes
 from lightning_gpp.planner.plan_graph import PlanGraph
 from lightning_gpp.planner.timing import Messages
 
@@ -57,34 +56,36 @@ def plan_traffic(request: PlanRequest, plan: PlanGraph, unit_size: float) -> Tra
     for edge in plan.stages.edges:
         pair = edge.source, edge.target
         forward[pair], back = _edge_messages(request, plan, edge, unit_size)
-        if edge.has_backward and edge.source != FEED:
+        if back is not None:
             backward[pair] = back
     return Traffic(forward, backward)
 
 
 def _edge_messages(
     request: PlanRequest, plan: PlanGraph, edge: StageEdge, unit_size: float
-) -> tuple[Messages, Messages]:
-    """The messages of an edge: with activations, and with gradients.
+) -> tuple[Messages, Messages | None]:
+    """The messages of an edge: with activations, and with gradients where they flow.
 
     A message carries what one micro-batch of the smaller side needs; where replicas split it, each
     pair of devices carries its part at the same time.
     """
-    source = plan.stages.num_stages - 1 if edge.source == FEED else edge.source
-    units = min(plan.multiples[source], plan.multiples[edge.target])
-    per_source = plan.multiples[source] // units
-    per_target = plan.multiples[edge.target] // units
-    senders = 1 if edge.source == FEED else len(plan.devices[source])
-    receivers = len(plan.devices[edge.target])
-    sizes = edge_bytes(request.graph, edge.values, has_backward=edge.has_backward)
-    link = slowest_link(request.cluster, plan.devices[source][:senders], plan.devices[edge.target])
+    is_feed = edge.source == FEED
+    source = plan.stages.num_stages - 1 if is_feed else edge.source
+    paces = plan.multiples[source], plan.multiples[edge.target]
+    units = min(paces)
+    per_source, per_target = paces[0] // units, paces[1] // units
+    senders = plan.devices[source][:1] if is_feed else plan.devices[source]
+    receivers = plan.devices[edge.target]
+    sizes = request.tables.edge_bytes(edge.values, has_backward=edge.has_backward)
+    link = request.tables.slowest_link(senders, receivers)
+    counts = len(senders), len(receivers)
     samples = units * unit_size
-    forward_s = share_s(link, sizes.forward(samples), senders, receivers)
-    backward_s = share_s(link, sizes.backward(samples), receivers, senders)
-    return (
-        Messages(per_source, per_target, forward_s),
-        Messages(per_target, per_source, backward_s),
-    )
+    forward_s = share_s(link, sizes.forward(samples), *counts)
+    forward = Messages(per_source, per_target, forward_s)
+    if is_feed or not edge.has_backward:
+        return forward, None
+    backward_s = share_s(link, sizes.backward(samples), *counts[::-1])
+    return forward, Messages(per_target, per_source, backward_s)
 
 
 def share_s(link: Link | None, size_bytes: float, senders: int, receivers: int) -> float:
@@ -100,22 +101,3 @@ def share_s(link: Link | None, size_bytes: float, senders: int, receivers: int) 
         return 0.0
     parts = max(1, receivers // senders)
     return parts * link.latency_s + size_bytes / senders / link.bandwidth_bytes_per_s
-
-
-def slowest_link(cluster: Cluster, sources: Iterable[int], targets: Iterable[int]) -> Link | None:
-    """The slowest link between devices of two stages; None where both are one device."""
-    some, others = _two_per_host(cluster, sources), _two_per_host(cluster, targets)
-    links = {
-        cluster.link(source, target) for source in some for target in others if source != target
-    }
-    return min(links, key=lambda link: link.bandwidth_bytes_per_s, default=None)
-
-
-def _two_per_host(cluster: Cluster, devices: Iterable[int]) -> list[int]:
-    """Two devices of every host, which have all links that all of them have to other devices."""
-    found: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for index in devices:
-        device = cluster.devices[index]
-        if len(found[device.rack, device.host]) < 2:
-            found[device.rack, device.host].append(index)
-    return [index for indices in found.values() for index in indices]

@@ -17,6 +17,7 @@ from lightning_gpp.schedule.orders import (
     k_f_k_b,
     most_in_flight,
     one_f_one_b,
+    peak_in_flight,
     schedule_steps,
 )
 from lightning_gpp.schedule.program import Part, Program, ReduceGroup, Replica
@@ -42,6 +43,7 @@ __all__ = [
     "last_backward",
     "most_in_flight",
     "one_f_one_b",
+    "peak_in_flight",
     "reduce_groups",
     "schedule_steps",
     "validate",

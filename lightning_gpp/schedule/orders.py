@@ -42,6 +42,10 @@ def k_f_k_b(num_microbatches: int, in_flight: int, k: int) -> Steps:
     warmup = min(num_microbatches, in_flight)
     forwards = list(range(num_microbatches))
     backwards = [~index for index in forwards]
+    if k == 1:
+        pairs = zip(backwards, forwards[warmup:])
+        steady = itertools.chain.from_iterable(pairs)
+        return [*forwards[:warmup], *steady, *backwards[num_microbatches - warmup :]]
     steps = forwards[:warmup]
     for start in range(0, num_microbatches, k):
         steps += backwards[start : start + k]
@@ -94,6 +98,12 @@ def steps_in_a_row(multiple: int, successors: Sequence[int]) -> int:
     return max(1, min((other // multiple for other in successors), default=1))
 
 
+def _all_in_flight(
+    stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
+) -> dict[int, int]:
+    return {stage: num_microbatches // multiples[stage] for stage in range(stages.num_stages)}
+
+
 def _forward_only(
     stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
 ) -> dict[int, Steps]:
@@ -105,6 +115,10 @@ def _forward_only(
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType({"gpipe": _gpipe, "1f1b": _one_f_one_b})
 """Training schedules by name. ``1f1b`` becomes kFkB where micro-batch sizes differ."""
+
+_PEAKS: Mapping[str, Callable[[StageGraph, int, Sequence[int]], dict[int, int]]] = MappingProxyType(
+    {"gpipe": _all_in_flight, "1f1b": in_flight_microbatches}
+)
 
 FORWARD_ONLY = "forward"
 """Name of the order without backwards, for validation and prediction."""
@@ -145,6 +159,24 @@ def most_in_flight(steps: Steps) -> int:
     3
     """
     return max(itertools.accumulate(1 if step >= 0 else -1 for step in steps), default=0)
+
+
+def peak_in_flight(
+    schedule: str, stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
+) -> dict[int, int]:
+    """Stage -> :func:`most_in_flight` of its steps, without making them.
+
+    Args:
+        schedule: name in :data:`SCHEDULES`.
+        stages: the stage graph.
+        num_microbatches: smallest micro-batches in the mini-batch.
+        multiples: micro-batch size of every stage in units of the smallest.
+
+    Raises:
+        ValueError: the schedule is unknown.
+    """
+    check_schedule(schedule)
+    return _PEAKS[schedule](stages, num_microbatches, multiples)
 
 
 def check_schedule(schedule: str) -> None:

@@ -5,15 +5,26 @@ from __future__ import annotations
 import pytest
 from helpers.graphs import literal_graph, model_graphs, profile_of
 from helpers.plan_cases import questions, without_feed_gradients
+from helpers.stage_dags import stage_graphs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.planner import Plan, Stage, plan_request
-from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
+from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_below, evaluate_plan
+from lightning_gpp.planner.pipeline_run import pipeline_run
 from lightning_gpp.planner.plan_graph import plan_graph
 from lightning_gpp.planner.traffic import plan_traffic
-from lightning_gpp.schedule import SCHEDULES, Action, Kind, build_program, dry_run
+from lightning_gpp.schedule import (
+    SCHEDULES,
+    Action,
+    Kind,
+    build_program,
+    dry_run,
+    most_in_flight,
+    peak_in_flight,
+    schedule_steps,
+)
 
 
 @given(st.data(), st.sampled_from(sorted(SCHEDULES)), st.booleans())
@@ -24,6 +35,39 @@ def test_the_step_is_that_of_the_program(data, schedule, is_chain):
     expected_s = dry_run_s(found, plan, request)
     bound_s = request.minibatch_size * found.seconds_per_sample
     assert found.step_s == pytest.approx(max(expected_s, bound_s), rel=1e-9)
+
+
+@given(st.data(), st.sampled_from(sorted(SCHEDULES)), st.booleans())
+def test_the_least_step_is_never_above_the_step(data, schedule, is_chain):
+    graph = without_feed_gradients(data.draw(model_graphs(with_state=False)))
+    plan, request = data.draw(questions(graph, schedule, is_chain=is_chain))
+    run = pipeline_run(plan, request)
+    found = evaluate_plan(plan, request)
+    least_s = run.least_step_s(found.stages)
+    assert 0 <= least_s <= run.play(found.stages).step_s * (1 + 1e-12)
+    for stage in found.stages:
+        compute_s = run.num_microbatches // stage.stage.microbatch_multiple * stage.compute_s
+        assert least_s >= compute_s * (1 - 1e-12)
+
+
+@given(st.data(), st.floats(0.5, 1.5))
+def test_evaluating_below_a_step_gives_the_same_or_nothing(data, fraction):
+    graph = without_feed_gradients(data.draw(model_graphs(with_state=False)))
+    plan, request = data.draw(questions(graph, "1f1b", is_chain=False))
+    found = evaluate_plan(plan, request)
+    limit_s = fraction * found.step_s
+    expected = found if found.step_s <= limit_s else None
+    assert evaluate_below(plan, request, limit_s) == expected
+    assert evaluate_below(plan, request, found.step_s) == found
+
+
+@given(stage_graphs(), st.data(), st.sampled_from(sorted(SCHEDULES)))
+def test_the_peak_is_that_of_the_steps(stages, data, schedule):
+    multiples = [data.draw(st.sampled_from([1, 2, 4])) for _ in range(stages.num_stages)]
+    arguments = schedule, stages, data.draw(st.sampled_from([4, 8, 16])), multiples
+    steps = schedule_steps(*arguments)
+    expected = {stage: most_in_flight(order) for stage, order in steps.items()}
+    assert peak_in_flight(*arguments) == expected
 
 
 def dry_run_s(found: PlanEvaluation, plan: Plan, request) -> float:
@@ -49,6 +93,14 @@ def dry_run_s(found: PlanEvaluation, plan: Plan, request) -> float:
         return stage.forward_s if action.kind is Kind.FORWARD else stage.backward_s
 
     return dry_run(program, action_s).step_s
+
+
+def test_the_least_step_of_a_chain_is_the_way_there_the_work_and_the_way_back():
+    plan = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1,))), num_microbatches=4)
+    request = chain_request()
+    run = pipeline_run(plan, request)
+    # one forward of a, four micro-batches of b, one backward of a
+    assert run.least_step_s(evaluate_plan(plan, request).stages) == pytest.approx(1 + 4 * 3 + 2)
 
 
 #   a ──▶ b      1 s forward and 2 s backward each, for 4 samples

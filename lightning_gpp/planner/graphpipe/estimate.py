@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from lightning_gpp.cluster import Cluster
 from lightning_gpp.graph import FEED
+from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.edge_bytes import edge_bytes
 from lightning_gpp.planner.graphpipe.chains import Chains, ChainStage, Hop
 from lightning_gpp.planner.stage_costs import reduce_seconds
-from lightning_gpp.planner.traffic import share_s, slowest_link
+from lightning_gpp.planner.traffic import share_s
 from lightning_gpp.schedule.in_flight import units_by_successors
 from lightning_gpp.schedule.orders import steps_in_a_row
 
@@ -214,7 +214,7 @@ class Estimates:
         key = senders, receivers
         found = self._links.get(key)
         if found is None:
-            found = self._links[key] = _link_seconds(self._request.cluster, senders, receivers)
+            found = self._links[key] = _link_seconds(self._request, senders, receivers)
         return found
 
     def _sum_s(self, devices: Devices, num_bytes: int) -> float:
@@ -264,8 +264,8 @@ def _flows(problem: Problem) -> list[tuple[int, tuple[int, ...], Carried]]:
     return [(*key, carried) for key, carried in sums.items()]
 
 
-def _link_seconds(cluster: Cluster, senders: Devices, receivers: Devices) -> LinkSeconds:
-    link = slowest_link(cluster, senders, receivers)
+def _link_seconds(request: PlanRequest, senders: Devices, receivers: Devices) -> LinkSeconds:
+    link = request.tables.slowest_link(senders, receivers)
     if link is None:
         return LinkSeconds(0.0, 0.0, 0.0, 0.0)
     there, back = (len(senders), len(receivers)), (len(receivers), len(senders))
