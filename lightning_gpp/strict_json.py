@@ -16,6 +16,8 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
+from lightning_gpp.checks import is_number, is_whole
+
 T = TypeVar("T")
 
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
@@ -55,11 +57,7 @@ class JsonFormat:
         Raises:
             JsonFormError: the text is not such a document.
         """
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise JsonFormError(f"{source}: not JSON: {error}") from error
-        return self.from_data(kind, data, source=source)
+        return self.from_data(kind, parse_json(text, source), source=source)
 
     def from_data(self, kind: type[T], data: object, *, source: str) -> T:
         """Reads a document that is already parsed.
@@ -76,6 +74,36 @@ class JsonFormat:
             )
         body = {key: value for key, value in found.items() if key not in ("format", "version")}
         return from_data(kind, body, where=source)
+
+
+def parse_json(text: str, source: str) -> Any:
+    """The plain data of a JSON text.
+
+    Args:
+        text: JSON.
+        source: where it comes from, for the error.
+
+    Raises:
+        JsonFormError: it is not JSON, or an object has a key twice; the text names the source.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys)
+    except JsonFormError as error:
+        raise JsonFormError(f"{source}: {error}") from error
+    except ValueError as error:
+        short = str(error).partition(";")[0]
+        raise JsonFormError(f"{source}: not JSON: {short}") from error
+    except RecursionError as error:
+        raise JsonFormError(f"{source}: not JSON that can be read: too deeply nested") from error
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise JsonFormError(f"key {key!r} is there twice in one object; keep one")
+        found[key] = value
+    return found
 
 
 def to_data(value: Any) -> Any:
@@ -144,11 +172,18 @@ def _read(kind: Any, data: object, where: str) -> Any:
         if data not in [member.value for member in kind]:
             raise _wrong(kind, data, where)
         return kind(data)
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
-    if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
+    if not _fits(kind, data):
         raise _wrong(kind, data, where)
-    return data
+    return kind(data)
+
+
+def _fits(kind: Any, data: Any) -> bool:
+    """Whether data are of a plain kind; a whole number may be written as one of 16e9."""
+    if kind is float:
+        return is_number(data)
+    if kind is int:
+        return is_number(data) and (is_whole(data) or data.is_integer())
+    return isinstance(data, kind)
 
 
 def _object(data: object, where: str) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from lightning_gpp.checks import LARGEST, check_whole, is_number
 from lightning_gpp.cluster.device_kind import DeviceKind
 from lightning_gpp.cluster.known_kinds import DEVICE_KINDS, known_kind
 
@@ -53,7 +54,8 @@ class Link:
     is_full_duplex: bool = True
 
     def __post_init__(self) -> None:
-        if self.bandwidth_bytes_per_s <= 0 or self.latency_s < 0:
+        numbers = (self.bandwidth_bytes_per_s, self.latency_s)
+        if not all(map(is_number, numbers)) or numbers[0] < 1 / LARGEST or numbers[1] < 0:
             raise ValueError(
                 "a link needs a bandwidth above 0 bytes per second and a latency of at least "
                 f"0 seconds, got {self}"
@@ -93,8 +95,8 @@ class Cluster:
         device_kinds: data sheets of kinds that are not among the known ones, or that differ.
 
     Raises:
-        ValueError: there is no device, two have the same name, or two data sheets or links are
-            of the same kind or host.
+        ValueError: there is no device, two have the same name, one has no memory, two data sheets
+            or links are of the same kind or host, or a link is of a host without devices.
     """
 
     devices: tuple[Device, ...]
@@ -108,6 +110,11 @@ class Cluster:
         names = [device.name for device in self.devices]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a cluster needs devices with different names, got {names}")
+        for device in self.devices:
+            if device.memory_bytes is not None:
+                check_whole(f"memory_bytes of device {device.name!r}", device.memory_bytes)
+        if nowhere := self._link_of_host.keys() - {device.host for device in self.devices}:
+            raise ValueError(f"host_links: no device is in host {min(nowhere)!r}")
         if len(self._link_of_host) != len(self.host_links):
             raise ValueError("host_links: there are two links of one host; keep one")
         if len({kind.name for kind in self.device_kinds}) != len(self.device_kinds):

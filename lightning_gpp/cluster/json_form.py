@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster.cluster import Cluster
 from lightning_gpp.cluster.layout import ClusterLayout
 from lightning_gpp.data_file import read_data_file
@@ -72,7 +73,8 @@ def load_cluster(path: str | Path, num_devices: int | None = None) -> Cluster:
 def _first_devices(cluster: Cluster, num_devices: int | None, path: str | Path) -> Cluster:
     if num_devices is None:
         return cluster
-    if not 1 <= num_devices <= cluster.num_devices:
+    check_whole("num_devices", num_devices)
+    if num_devices > cluster.num_devices:
         raise JsonFormError(
             f"{path}: the cluster has {cluster.num_devices} devices, {num_devices} were asked for"
         )

@@ -10,9 +10,13 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster.cluster import DEFAULT_LINK, Cluster, Device, HostLink, Link
 from lightning_gpp.cluster.device_kind import DeviceKind
 from lightning_gpp.cluster.known_kinds import DEVICE_KINDS
+
+MOST_DEVICES = 100_000
+"""A cluster lists all its devices; so many are far more than any plan here has been made for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,8 @@ class HostGroup:
     def __post_init__(self) -> None:
         for name in ("devices_per_host", "num_hosts", "hosts_per_rack", "memory_bytes"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            if value is not None:
+                check_whole(name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +85,12 @@ class ClusterLayout:
         Raises:
             ValueError: there are fewer, or fewer than 1 are asked for.
         """
-        if num_devices is not None and num_devices < 1:
-            raise ValueError(f"a cluster needs at least 1 device, got num_devices={num_devices}")
-        places = list(itertools.islice(self._places(), num_devices or self._default_count))
+        if num_devices is not None:
+            check_whole("num_devices", num_devices)
+        count = num_devices or self._default_count
+        if count > MOST_DEVICES:
+            raise ValueError(f"clusters have at most {MOST_DEVICES} devices here, got {count}")
+        places = list(itertools.islice(self._places(), count))
         if num_devices is not None and len(places) < num_devices:
             raise ValueError(
                 f"the cluster has {len(places)} devices, {num_devices} were asked for; lower "

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster.cluster import DEFAULT_LINK, UNSPECIFIED_KIND, Cluster, Link
 from lightning_gpp.cluster.json_form import load_cluster
 from lightning_gpp.cluster.known_kinds import A100_80GB, H100_80GB, V100_16GB
@@ -84,7 +85,7 @@ def cluster_preset(name: str, num_devices: int | None = None, **options: Any) ->
     try:
         return PRESETS[name](num_devices, **options)
     except TypeError as error:
-        if options and "argument" in str(error):
+        if "argument" in str(error):
             raise ValueError(f"cluster {name!r}: {error}") from error
         raise
 
@@ -100,13 +101,20 @@ def _uniform(
     num_devices: int | None = None,
     *,
     kind: str = UNSPECIFIED_KIND,
-    memory_bytes: int | None = None,
+    memory_bytes: float | None = None,
     bandwidth_bytes_per_s: float = DEFAULT_LINK.bandwidth_bytes_per_s,
     latency_s: float = DEFAULT_LINK.latency_s,
 ) -> Cluster:
-    """Equal devices of one host joined by equal links."""
-    group = HostGroup(kind, devices_per_host=num_devices or 1, memory_bytes=memory_bytes)
+    """Equal devices of one host joined by equal links; memory may be written as 16e9."""
+    if num_devices is not None:
+        check_whole("num_devices", num_devices)
+    group = HostGroup(kind, devices_per_host=num_devices or 1, memory_bytes=_whole(memory_bytes))
     return ClusterLayout((group,), Link(bandwidth_bytes_per_s, latency_s)).cluster(num_devices)
+
+
+def _whole(number: float | None) -> Any:
+    """A whole number as an ``int``; what is none is left for a check to refuse."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 def _from_file(num_devices: int | None = None, *, path: str) -> Cluster:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from functools import cache, partial
 
+from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster.cluster import DEFAULT_LINK, Cluster
 from lightning_gpp.cluster.device_kind import DeviceKind
 from lightning_gpp.cluster.layout import ClusterLayout, HostGroup
@@ -65,8 +66,7 @@ def cpu_cluster(num_devices: int | None = None) -> Cluster:
         ValueError: ``num_devices`` is below 1.
     """
     count = num_cores() if num_devices is None else num_devices
-    if count < 1:
-        raise ValueError(f"a cluster needs at least 1 device, got num_devices={count}")
+    check_whole("num_devices", count)
     group = HostGroup(CPU, devices_per_host=count)
     return ClusterLayout((group,), DEFAULT_LINK, device_kinds=(cpu_kind(count),)).cluster(count)
 

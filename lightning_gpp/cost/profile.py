@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lightning_gpp.checks import LARGEST
+
 
 @dataclass(frozen=True, slots=True)
 class OpProfile:
@@ -15,6 +17,9 @@ class OpProfile:
         backward_s: seconds of its backward (both halves).
         activation_bytes: bytes it keeps for its backward.
         forward_flops: floating-point operations of its forward; 0 where they are not known.
+
+    Raises:
+        ValueError: one is negative or not finite.
     """
 
     forward_s: float
@@ -24,8 +29,8 @@ class OpProfile:
 
     def __post_init__(self) -> None:
         numbers = (self.forward_s, self.backward_s, self.activation_bytes, self.forward_flops)
-        if min(numbers) < 0:
-            raise ValueError(f"costs cannot be negative, got {self}")
+        if min(numbers) < 0 or not sum(numbers) <= LARGEST:
+            raise ValueError(f"costs must be numbers of at least 0, got {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +42,16 @@ class Profile:
         microbatch_size: samples in the measured micro-batch (not whole between measured sizes).
         device: kind of the device that it holds for (``"cpu"``, ``"NVIDIA H100 80GB HBM3"``).
         is_estimated: whether the seconds were not measured there.
+
+    Raises:
+        ValueError: the micro-batch holds nothing.
     """
 
     operators: Mapping[str, OpProfile]
     microbatch_size: float
     device: str = "cpu"
     is_estimated: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.microbatch_size <= LARGEST:
+            raise ValueError(f"microbatch_size must be above 0 samples, got {self.microbatch_size}")

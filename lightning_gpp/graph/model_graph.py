@@ -85,6 +85,12 @@ class Parameter:
     size_bytes: int
     requires_grad: bool = True
 
+    def __post_init__(self) -> None:
+        if self.size_bytes < 0:
+            raise ValueError(
+                f"the size of parameter {self.name!r} cannot be negative, got {self.size_bytes}"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class OpNode:
@@ -251,6 +257,8 @@ class ModelGraph:
 
 
 def _add_name(names: set[str], name: str) -> None:
+    if not name:
+        raise ValueError("an operator or value has an empty name; give it one")
     if name in names:
         raise ValueError(f"the name {name!r} is used twice; names must be unique")
     names.add(name)

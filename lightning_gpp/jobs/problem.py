@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster import Cluster
-from lightning_gpp.cost import graph_work, load_costs
+from lightning_gpp.cost import Costs, graph_work, load_costs
+from lightning_gpp.data_file import read_text
 from lightning_gpp.graph import graph_from_json
 from lightning_gpp.planner import PlanRequest, plan_request
 from lightning_gpp.planner.text_table import wrapped
 from lightning_gpp.planner.units_of_measure import count_text
 from lightning_gpp.simulate.refit.refit import Refit, is_refit_file, load_refit
+from lightning_gpp.strict_json import parse_json
 from lightning_gpp.workloads import (
     WORKLOADS,
     Workload,
     read_pipedream_profile,
     read_piper_workload,
 )
+
+EMPTY = Parameter.empty
+"""Default of an argument without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +88,13 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
     minibatch_size = config.minibatch_size
     if minibatch_size is None:
         minibatch_size = workload.minibatch_size(cluster.num_devices)
+    check_whole("minibatch_size", minibatch_size)
     is_refit = bool(config.costs) and is_refit_file(config.costs)
     if config.costs and not is_refit:
         costs = load_costs(config.costs)
     else:
         costs = workload.costs_for(cluster, minibatch_size)
+    check_seconds(costs, source=str(config.costs or config.graph))
     request = plan_request(
         workload.graph,
         cluster,
@@ -98,6 +106,19 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
     )
     problem = Problem(workload.name, workload.source, request)
     return refitted(problem, load_refit(config.costs)) if is_refit else problem
+
+
+def check_seconds(costs: Costs, *, source: str) -> None:
+    """Refuses costs in which nothing takes time: rates would be infinite.
+
+    Raises:
+        ValueError: the text names the source.
+    """
+    seconds = (cost.forward_s + cost.backward_s for cost in costs.profiles[0].operators.values())
+    if not any(seconds):
+        raise ValueError(
+            f"{source}: no operator takes any time; expected seconds above 0 for at least one"
+        )
 
 
 def refitted(problem: Problem, found: Refit) -> Problem:
@@ -122,10 +143,15 @@ def workload_of(graph: str, options: Mapping[str, Any] | None = None) -> Workloa
         ValueError: there is no such model or file, the file is broken, or an option is unknown.
     """
     reader = WORKLOADS.get(graph) or partial(_reader(_existing(graph)), graph)
-    try:
-        return reader(**(options or {}))
-    except TypeError as error:
-        raise ValueError(f"graph_options of {graph}: {error}") from error
+    known = [
+        name for name, option in signature(reader).parameters.items() if option.default is not EMPTY
+    ]
+    if unknown := [str(name) for name in options or {} if name not in known]:
+        raise ValueError(
+            f"graph_options of {graph}: unknown option {unknown[0]!r}; expected "
+            f"{', '.join(known) or 'none'}"
+        )
+    return reader(**(options or {}))
 
 
 def _existing(graph: str) -> Path:
@@ -141,17 +167,14 @@ def _existing(graph: str) -> Path:
 def _reader(path: Path) -> Callable[..., Workload]:
     if path.suffix != ".json":
         return read_pipedream_profile
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON: {error}") from error
+    data = parse_json(read_text(path, "an input of Piper or a model graph (JSON)"), str(path))
     is_ours = isinstance(data, Mapping) and "format" in data
     return read_graph_file if is_ours else read_piper_workload
 
 
 def read_graph_file(path: str | Path) -> Workload:
     """A workload of a model graph in our own form; costs are estimated."""
-    graph = graph_from_json(Path(path).read_text(encoding="utf-8"), source=str(path))
+    graph = graph_from_json(read_text(path, "a model graph (JSON)"), source=str(path))
     size = graph.microbatch_size
     return Workload(Path(path).stem, graph, graph_work(graph), size, source=str(path))
 

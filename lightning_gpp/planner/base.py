@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.graph import ModelGraph
@@ -23,6 +24,10 @@ ADAM_VALUES = 2
 
 FEW_MICROBATCHES = 4
 """A mini-batch can be cut into so few whole micro-batches of a power of two, or is cut unevenly."""
+
+
+MOST_MICROBATCHES = 2**20
+"""Steps of more micro-batches than these are not planned: a plan is judged by playing its step."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,8 @@ class PlanRequest:
             not limit them.
 
     Raises:
-        ValueError: a number makes no sense, the schedule is unknown, or the costs lack an operator
-            or a kind of device.
+        ValueError: the model has no operator, a number makes no sense, the schedule is unknown, or
+            the costs lack an operator or a kind of device.
     """
 
     graph: ModelGraph
@@ -58,12 +63,19 @@ class PlanRequest:
     max_replicas: int | None = None
 
     def __post_init__(self) -> None:
-        if self.minibatch_size < 1:
-            raise ValueError(f"minibatch_size must be at least 1, got {self.minibatch_size}")
-        if self.num_microbatches is not None and self.num_microbatches < 1:
-            raise ValueError(f"num_microbatches must be at least 1, got {self.num_microbatches}")
-        if self.max_replicas is not None and self.max_replicas < 1:
-            raise ValueError(f"max_replicas must be at least 1, got {self.max_replicas}")
+        if not self.graph.operators:
+            raise ValueError("the model has no operator, so there is nothing to plan")
+        check_whole("minibatch_size", self.minibatch_size)
+        check_whole("optimizer_values", self.optimizer_values, least=0)
+        for name in ("num_microbatches", "max_replicas"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
+        most = min(self.minibatch_size, MOST_MICROBATCHES)
+        if self.num_microbatches is not None and self.num_microbatches > most:
+            raise ValueError(
+                f"num_microbatches can be at most {most} for {self.minibatch_size} samples, got "
+                f"{self.num_microbatches}"
+            )
         check_schedule(self.schedule)
         for kind in self.cluster.kinds:
             self.costs.kind_for(kind)
@@ -92,16 +104,17 @@ class PlanRequest:
         The one size of a fixed number of micro-batches; otherwise the powers of two that divide
         the mini-batch (the sizes that GraphPipe searches, arXiv 2406.17145 section 5). Where these
         would leave many micro-batches only (a mini-batch of 50), the mini-batch is divided by
-        powers of two instead, which makes micro-batches that differ by a sample.
+        powers of two instead, which makes micro-batches that differ by a sample. Sizes that would
+        make more than :data:`MOST_MICROBATCHES` are left out.
         """
         size = self.minibatch_size
         if self.num_microbatches is not None:
             return (size / self.num_microbatches,)
         powers = [2**power for power in range(size.bit_length())]
-        whole = [float(power) for power in powers if not size % power]
-        if size / whole[-1] <= FEW_MICROBATCHES:
-            return tuple(whole)
-        return tuple(size / power for power in reversed(powers))
+        sizes = [float(power) for power in powers if not size % power]
+        if size / sizes[-1] > FEW_MICROBATCHES:
+            sizes = [size / power for power in reversed(powers)]
+        return tuple(found for found in sizes if size / found <= MOST_MICROBATCHES)
 
     def replica_counts(self, available: int) -> tuple[int, ...]:
         """The numbers of replicas to choose from on so many devices: powers of two.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster import UNSPECIFIED_KIND, Cluster, uniform_cluster
 from lightning_gpp.cost import ANY_DEVICE, ESTIMATED, Costs, Profile, estimate_costs, with_estimates
 from lightning_gpp.graph import ModelGraph
@@ -67,6 +68,7 @@ def make_plan(
         max_replicas: most data-parallel replicas of a stage; 1 plans pipelines alone.
 
     Raises:
+        TypeError: an argument is of another type.
         ValueError: a name is unknown, or the model cannot be planned like this.
     """
     request = plan_request(
@@ -128,9 +130,16 @@ def plan_request(
     may_recompute: bool = False,
     max_replicas: int | None = None,
 ) -> PlanRequest:
-    """The question to a planner, from what people give; the arguments are :func:`make_plan`'s."""
+    """The question to a planner, from what people give; the arguments are :func:`make_plan`'s.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: a number makes no sense, or the costs do not belong to the graph.
+    """
     if isinstance(costs, Profile):
         costs = Costs((costs,))
+    _check_types(graph, cluster, costs)
+    check_whole("minibatch_size", minibatch_size)
     if isinstance(cluster, int):
         if cluster < 1:
             raise ValueError(f"a cluster needs at least 1 device, got {cluster}")
@@ -151,3 +160,26 @@ def plan_request(
         may_recompute=may_recompute,
         max_replicas=max_replicas,
     )
+
+
+def _check_types(graph: object, cluster: object, costs: object) -> None:
+    """Refuses what people mistake for a graph, a cluster or costs, and says how to get one."""
+    if not isinstance(graph, ModelGraph):
+        raise TypeError(
+            f"graph must be a ModelGraph, got {_short(graph)}; a Workload has one as its .graph"
+        )
+    if not isinstance(cluster, (Cluster, int)) or isinstance(cluster, bool):
+        raise TypeError(
+            f"cluster must be a Cluster or a number of devices, got {_short(cluster)}; "
+            "lightning_gpp.cluster.cluster_preset makes one of a name"
+        )
+    if costs is not None and not isinstance(costs, Costs):
+        raise TypeError(
+            f"costs must be Costs or a Profile, got {_short(costs)}; a Workload makes them with "
+            ".costs_for(cluster), lightning_gpp.cost.load_costs reads them from a file"
+        )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"

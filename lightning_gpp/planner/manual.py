@@ -69,7 +69,11 @@ def resolve_plan(plan: PlanLike, graph: ModelGraph) -> Plan:
             stage, or stages depend on each other in a circle.
     """
     if isinstance(plan, (str, Path)):
-        plan = load_plan(plan)
+        found = load_plan(plan)
+        try:
+            return resolve_plan(found, graph)
+        except ValueError as error:
+            raise ValueError(f"plan {str(plan)!r}: {error}") from error
     elif isinstance(plan, Mapping):
         plan = plan_from_data(plan)
     if isinstance(plan, Plan):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning_gpp.data_file import read_text
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.strict_json import JsonFormat
 
@@ -56,10 +57,5 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
         ValueError: there is no such file, or it is not a plan.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(
-            f"no plan file {str(file)!r}; expected a JSON file as written by save_plan, "
-            "or a list of stages with module names"
-        )
-    return plan_from_json(file.read_text(encoding="utf-8"), source=file.name)
+    expected = "a plan file (JSON, as written by save_plan), or a list of stages with module names"
+    return plan_from_json(read_text(path, expected), source=Path(path).name)

@@ -1,4 +1,4 @@
-"""What the readers of published formats share: text, numbers, the order of operators, values."""
+"""What the readers of published formats share: numbers, the order of operators, values."""
 
 from __future__ import annotations
 
@@ -7,35 +7,16 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
+from lightning_gpp.checks import LARGEST, check_whole
 from lightning_gpp.graph import TensorSpec, Value
 
 ITEM_BYTES = 4
 """Published profiles are of float32 models."""
 
 
-def read_text(path: str | Path, expected: str) -> str:
-    """The text of a file.
-
-    Args:
-        path: the file.
-        expected: what should be in it, for the error.
-
-    Raises:
-        ValueError: there is no such file, or it is not text.
-    """
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"no file {str(file)!r}; expected {expected}")
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file.name}: not a text file ({error}); expected {expected}") from error
-
-
 def quantity(text: str, where: str) -> float:
-    """A number that is not negative.
+    """A number that is not negative (and no more than any real quantity).
 
     Raises:
         ValueError: it is none; the text begins with ``where``.
@@ -44,7 +25,7 @@ def quantity(text: str, where: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 <= number < math.inf:
+    if not 0 <= number <= LARGEST:
         raise ValueError(f"{where}: expected a number of at least 0, got {text.strip()!r}")
     return number
 
@@ -109,5 +90,5 @@ def batch_value(name: str, sizes_bytes: Iterable[float], samples: int) -> Value:
 
 def check_samples(samples: int | None) -> None:
     """Raises ValueError where a number of samples makes no sense."""
-    if samples is not None and samples < 1:
-        raise ValueError(f"samples must be at least 1, got {samples}")
+    if samples is not None:
+        check_whole("samples", samples)

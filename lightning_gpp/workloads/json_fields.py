@@ -5,11 +5,12 @@ Unlike our own documents (:mod:`lightning_gpp.strict_json`) these may hold more 
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from lightning_gpp.checks import is_number
+from lightning_gpp.strict_json import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,7 @@ class JsonObject:
     def number(self, key: str) -> float:
         """A number of at least 0."""
         value = self._get(key, "a number of at least 0")
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self._wrong(key, "a number of at least 0", value)
-        if not 0 <= value < math.inf:
+        if not is_number(value) or value < 0:
             raise self._wrong(key, "a number of at least 0", value)
         return float(value)
 
@@ -82,9 +81,7 @@ class JsonObject:
         return self.data[key]
 
     def _wrong(self, key: str, expected: str, value: object) -> ValueError:
-        text = repr(value)
-        short = text if len(text) <= 60 else f"{text[:57]}..."
-        return ValueError(f"{self.where}: {key}: expected {expected}, got {short}")
+        return ValueError(f"{self.where}: {key}: expected {expected}, got {_short(value)}")
 
 
 def as_object(data: object, where: str) -> JsonObject:
@@ -94,7 +91,7 @@ def as_object(data: object, where: str) -> JsonObject:
         ValueError: it is something else.
     """
     if not isinstance(data, Mapping):
-        raise ValueError(f"{where}: expected an object, got {type(data).__name__}")
+        raise ValueError(f"{where}: expected an object, got {_short(data)}")
     return JsonObject(data, where)
 
 
@@ -108,8 +105,9 @@ def load_object(text: str, source: str) -> JsonObject:
     Raises:
         ValueError: it is not JSON, or not an object.
     """
-    try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{source}: not JSON: {error}") from error
-    return as_object(data, source)
+    return as_object(parse_json(text, source), source)
+
+
+def _short(data: object) -> str:
+    text = repr(data)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -16,6 +16,9 @@ from lightning_gpp.workloads.workload import Workload
 FLOAT_BYTES = 4
 INDEX_BYTES = 8
 
+PRODUCT_DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16")
+"""What matrix products are computed in; a device that has no speed for it takes float32."""
+
 LINEAR_KERNELS = 3
 """Product, bias with activation function, normalisation or residual."""
 
@@ -31,6 +34,9 @@ class ModelBuilder:
         dtype: what matrix products are computed in, see
             :attr:`~lightning_gpp.cost.OpWork.dtype`.
 
+    Raises:
+        ValueError: there is no such dtype.
+
     >>> builder = ModelBuilder("float32")
     >>> hidden = builder.linear("layer", builder.floats("x", 16), 16, 4)
     >>> builder.graph([hidden]).operator["layer"].parameters
@@ -38,6 +44,8 @@ class ModelBuilder:
     """
 
     def __init__(self, dtype: str) -> None:
+        if dtype not in PRODUCT_DTYPES:
+            raise ValueError(f"unknown dtype {dtype!r}; expected {', '.join(PRODUCT_DTYPES)}")
         self.dtype = dtype
         self.works: dict[str, OpWork] = {}
         self._inputs: list[GraphInput] = []
@@ -98,7 +106,13 @@ class ModelBuilder:
         return self._operator(name, [source], _floats(bag * width), work, table_bytes)
 
     def concat(self, name: str, sources: Sequence[str]) -> str:
-        """Joins values along their last dimension."""
+        """Joins values along their last dimension.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if not sources:
+            raise ValueError("a model needs at least one branch, got none")
         shapes = [self._values[source].tensors[0].shape for source in sources]
         spec = TensorSpec((*shapes[0][:-1], sum(shape[-1] for shape in shapes)), "float32", 0)
         work = OpWork(

@@ -12,18 +12,18 @@ about them, and so are look-ups (``__getitem__(k)``) that nobody reads.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
+from lightning_gpp.data_file import read_text
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, Value
 from lightning_gpp.workloads.files import (
     batch_value,
     check_samples,
     execution_order,
     quantity,
-    read_text,
     scope_of,
 )
 from lightning_gpp.workloads.profiled_samples import profiled_samples
@@ -137,6 +137,7 @@ def parse_profile(text: str, *, source: str) -> ProfiledGraph:
         nodes[node.name] = node
     if all(node.is_input for node in nodes.values()):
         raise ValueError(f"{source}: no operator; expected {EXPECTED}")
+    _check_connected(nodes, edges, source)
     readers: dict[str, list[str]] = {name: [] for name in nodes}
     for (reader_of, reader), where in edges.items():
         for name in (reader_of, reader):
@@ -144,6 +145,19 @@ def parse_profile(text: str, *, source: str) -> ProfiledGraph:
                 raise ValueError(f"{where}: an edge names {name!r}, but no line describes it")
         readers[reader_of].append(reader)
     return ProfiledGraph(nodes, {name: tuple(targets) for name, targets in readers.items()})
+
+
+def _check_connected(
+    nodes: Mapping[str, ProfiledNode], edges: Iterable[tuple[str, str]], source: str
+) -> None:
+    """Refuses operators without any edge: profilers write none, but files are cut off."""
+    ends = {name for edge in edges for name in edge}
+    alone = [name for name in nodes if name not in ends]
+    if len(nodes) > 1 and alone:
+        raise ValueError(
+            f"{source}: no edge names {', '.join(alone[:5])}{' …' if len(alone) > 5 else ''}; "
+            "expected a line '<tab>nodeA -- nodeB' for every edge: the file may be cut off"
+        )
 
 
 def _lines(text: str, source: str) -> Iterator[tuple[str, str]]:
@@ -187,6 +201,8 @@ def _quantities(numbers: str, where: str) -> dict[str, str]:
         key, equals, value = item.partition("=")
         if not equals:
             raise ValueError(f"{where}: expected 'quantity=number', got {_short(item)}")
+        if key.strip() in found:
+            raise ValueError(f"{where}: {key.strip()} is there twice; keep one")
         found[key.strip()] = value
     if missing := [key for key in QUANTITIES if key not in found]:
         raise ValueError(f"{where}: {missing[0]} is missing; expected {', '.join(QUANTITIES)}")

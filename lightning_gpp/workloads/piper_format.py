@@ -9,10 +9,13 @@ what memory can do (:data:`PLAUSIBLE_BYTES_PER_S`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from lightning_gpp.workloads.files import execution_order, read_text
+from lightning_gpp.checks import is_number
+from lightning_gpp.data_file import read_text
+from lightning_gpp.workloads.files import execution_order
 from lightning_gpp.workloads.json_fields import JsonObject, load_object
 from lightning_gpp.workloads.piper_instance import (
     PiperEdge,
@@ -39,8 +42,8 @@ def read_piper_instance(path: str | Path, *, time_unit_s: float | None = None) -
     Raises:
         ValueError: the file is missing or broken; the text names the key and what was expected.
     """
-    if time_unit_s is not None and not 0 < time_unit_s < float("inf"):
-        raise ValueError(f"time_unit_s must be above 0 seconds, got {time_unit_s}")
+    if time_unit_s is not None and not (is_number(time_unit_s) and time_unit_s > 0):
+        raise ValueError(f"time_unit_s must be a number above 0 seconds, got {time_unit_s!r}")
     source = Path(path).name
     document = load_object(read_text(path, EXPECTED), source)
     instance = _instance(document, time_unit_s or DEFAULT_TIME_UNIT_S)
@@ -57,7 +60,7 @@ def _instance(document: JsonObject, time_unit_s: float) -> PiperInstance:
     for edge in edges:
         readers[names[edge.source]].append(names[edge.target])
     place = {name: i for i, name in enumerate(execution_order(readers, document.where))}
-    samples_key = "mbsInBatch" if "mbsInBatch" in document.data else "maxBatchSize"
+    samples_key = "maxBatchSize" if "maxBatchSize" in document.data else "mbsInBatch"
     for key in ("maxDevices", samples_key):
         document.positive(key)
     return PiperInstance(
@@ -144,10 +147,14 @@ def _check_unit(instance: PiperInstance, source: str) -> None:
 def unique_names(operators: Iterable[PiperOperator]) -> dict[int, str]:
     """Names of operators as identifiers; the id makes repeated ones different."""
     operators = list(operators)
-    names = [operator.name for operator in operators]
-    return {
-        operator.id: operator.name
-        if operator.name.isidentifier() and names.count(operator.name) == 1
-        else f"node{operator.id}"
-        for operator in operators
-    }
+    times = Counter(operator.name for operator in operators)
+    own = {o.id: o.name for o in operators if o.name.isidentifier() and times[o.name] == 1}
+    taken = set(own.values())
+    for operator in operators:
+        if operator.id not in own:
+            name = f"node{operator.id}"
+            while name in taken:
+                name += "_"
+            own[operator.id] = name
+            taken.add(name)
+    return {operator.id: own[operator.id] for operator in operators}

@@ -7,6 +7,7 @@ example). Products are in float32: the published rates stay below half of a V100
 
 from __future__ import annotations
 
+from lightning_gpp.checks import check_counts, check_whole
 from lightning_gpp.workloads.layers import ModelBuilder
 from lightning_gpp.workloads.workload import Workload
 
@@ -60,7 +61,15 @@ def dlrm(
         top_layers: layers of the common part, before the last one with a single output.
         samples_per_device: samples of a mini-batch for every device.
         dtype: what matrix products are computed in.
+
+    Raises:
+        ValueError: a number is too small or not whole, or there is no branch at all.
     """
+    check_whole("num_dense", num_dense, least=0)
+    check_whole("num_sparse", num_sparse, least=0)
+    check_counts(hidden=hidden, dense_features=dense_features, layers_per_branch=layers_per_branch)
+    check_counts(num_entries=num_entries, bag=bag, embedding_width=embedding_width)
+    check_whole("top_layers", top_layers, least=0)
     builder = ModelBuilder(dtype)
     ends = []
     for i in range(num_dense):
@@ -97,7 +106,11 @@ def candle_uno(
         hidden: width of all layers.
         samples_per_device: samples of a mini-batch for every device.
         dtype: what matrix products are computed in.
+
+    Raises:
+        ValueError: a number is below 1 or not whole.
     """
+    check_counts(num_branches=num_branches, layers_per_branch=layers_per_branch, hidden=hidden)
     builder = ModelBuilder(dtype)
     features = list(CANDLE_FEATURES.items())
     ends = []

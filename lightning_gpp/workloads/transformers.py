@@ -11,8 +11,9 @@ Shapes: arXiv 2406.17145, appendix A.2 and A.3. Two things are ours:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from lightning_gpp.checks import check_counts
 from lightning_gpp.workloads.layers import ModelBuilder
 from lightning_gpp.workloads.workload import Workload
 
@@ -32,12 +33,18 @@ class TransformerShape:
         hidden: features of a token.
         num_heads: heads of the attention.
         feed_forward: features between the two linear operators.
+
+    Raises:
+        ValueError: a number is below 1 or not whole.
     """
 
     length: int = 256
     hidden: int = 1024
     num_heads: int = 16
     feed_forward: int = 4096
+
+    def __post_init__(self) -> None:
+        check_counts(**asdict(self))
 
 
 def mmt(
@@ -62,7 +69,11 @@ def mmt(
         feed_forward: features between the two linear operators of a layer.
         samples_per_device: samples of a mini-batch for every device.
         dtype: what matrix products are computed in.
+
+    Raises:
+        ValueError: a number is below 1 or not whole.
     """
+    check_counts(num_branches=num_branches, layers_per_branch=layers_per_branch)
     builder = ModelBuilder(dtype)
     shape = TransformerShape(length, hidden, num_heads, feed_forward)
     ends = [
@@ -88,6 +99,7 @@ def transformer(
     dtype: str = TENSOR_CORES,
 ) -> Workload:
     """A chain of Transformer layers, as many as MMT has (appendix A.3); arguments as there."""
+    check_counts(num_layers=num_layers)
     builder = ModelBuilder(dtype)
     shape = TransformerShape(length, hidden, num_heads, feed_forward)
     return builder.workload(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import Costs, OpWork, Profile, powers_of_two, roofline_costs
 from lightning_gpp.graph import ModelGraph
@@ -22,6 +23,9 @@ class Workload:
         samples_per_device: samples of a mini-batch for every device; mini-batches grow with the
             number of devices.
         source: where it comes from.
+
+    Raises:
+        ValueError: a device has no sample.
     """
 
     name: str
@@ -29,6 +33,9 @@ class Workload:
     costs: Costs | Mapping[str, OpWork]
     samples_per_device: int
     source: str
+
+    def __post_init__(self) -> None:
+        check_whole("samples_per_device", self.samples_per_device)
 
     def minibatch_size(self, num_devices: int) -> int:
         """Samples of one optimizer step on so many devices."""

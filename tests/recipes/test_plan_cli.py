@@ -88,10 +88,21 @@ class TestPlan:
             (["graph=broken.json"], "broken.json: not JSON: Expecting ',' delimiter: line 1"),
             (["graph=plan.json"], 'plan.json: expected "format": "lightning_gpp.model_graph"'),
             (["graph=broken.txt"], "broken.txt, line 1: expected 'node"),
-            (["graph=mmt", "+graph_options.branches=2"], "unexpected keyword argument 'branches'"),
+            (
+                ["graph=mmt", "+graph_options.branches=2"],
+                "unknown option 'branches'; expected num_",
+            ),
             (["costs=graph.json"], 'graph.json: expected "format": "lightning_gpp.costs"'),
             (["cluster=from_file", "cluster.path=broken.json"], "broken.json: not JSON"),
-            (["cluster.num_devices=0"], "a cluster needs at least 1 device"),
+            (["cluster.num_devices=0"], "num_devices must be at least 1, got 0"),
+            (
+                ["cluster.num_devices=1.5"],
+                "num_devices must be a whole number of at least 1, got 1.5",
+            ),
+            (["minibatch_size=1.5"], "minibatch_size must be a whole number of at least 1, got"),
+            (["graph=mmt", "minibatch_size=0"], "minibatch_size must be at least 1, got 0"),
+            (["graph=mmt", "num_microbatches=many"], "num_microbatches must be a whole number"),
+            (["costs=zero.json"], "zero.json: no operator takes any time"),
             (["planner=best"], "unknown planner 'best'; known planners: balanced"),
             (["job.alternatives=[best]"], "unknown planner 'best'; known planners: balanced"),
             (["minibatch_size=0"], "minibatch_size must be at least 1, got 0"),
@@ -108,6 +119,8 @@ class TestPlan:
         for name in ("broken.json", "broken.txt"):
             (run_folder / name).write_text('{"a": 1 "b"}')
         (run_folder / "plan.json").write_text('{"format": "lightning_gpp.plan", "version": 1}')
+        zero = Costs((Profile({op.name: OpProfile(0.0) for op in GRAPH}, 1, ANY_DEVICE),))
+        (run_folder / "zero.json").write_text(costs_to_json(zero))
         with pytest.raises(SystemExit):
             graphpipe(*PLAN, *overrides)
         printed = capsys.readouterr()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-EVERYWHERE = {"strict_json", "data_file", "document_cache", "_register"}
+EVERYWHERE = {"checks", "strict_json", "data_file", "document_cache", "_register"}
 ALLOWED = {
     "graph": set(),
     "cluster": {"graph"},

@@ -60,7 +60,7 @@ def test_mistakes_say_what_is_known():
         cluster_preset("sumit")
     with pytest.raises(ValueError, match=r"cluster 'summit': .*unexpected keyword argument 'kind'"):
         cluster_preset("summit", kind="x")
-    with pytest.raises(ValueError, match="at least 1 device, got num_devices=0"):
+    with pytest.raises(ValueError, match="num_devices must be at least 1, got 0"):
         cluster_preset("cpu", num_devices=0)
     with pytest.raises(ValueError, match="nothing is known of devices of kind 'Abacus'; known"):
         known_kind("Abacus")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from helpers.graphs import MICROBATCH_SIZE, literal_graph
 
@@ -37,9 +39,12 @@ def test_the_microbatch_size_is_read_from_the_inputs():
     assert estimate_profile(GRAPH).microbatch_size == MICROBATCH_SIZE
 
 
-def test_negative_costs_are_refused():
-    with pytest.raises(ValueError, match="costs cannot be negative"):
-        OpProfile(forward_s=-1.0)
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
+def test_costs_and_sizes_are_real_numbers(wrong):
+    with pytest.raises(ValueError, match="costs must be numbers of at least 0, got OpProfile"):
+        OpProfile(forward_s=1.0, backward_s=wrong)
+    with pytest.raises(ValueError, match="microbatch_size must be above 0 samples"):
+        Profile({}, microbatch_size=wrong)
 
 
 def test_a_measured_profile_gives_the_flops_of_an_estimate():

@@ -179,7 +179,7 @@ def test_wrong_questions_are_refused(arguments, match):
 
 def test_a_model_without_operators_cannot_be_planned():
     graph = ModelGraph(literal_graph({"a": "x"}).inputs, operators=(), outputs=("x",))
-    with pytest.raises(ValueError, match="only 0 operators"):
+    with pytest.raises(ValueError, match="the model has no operator"):
         balanced_plan(graph, num_devices=1, num_microbatches=1)
 
 

@@ -168,7 +168,7 @@ def test_a_stage_must_keep_something():
         ([{"device": 1}], "stage 0: key 'modules' is missing"),
         ([3], "stage 0: modules: expected an array"),
         (3, "not a plan: 3; expected a Plan"),
-        ("nowhere.json", "no plan file 'nowhere.json'"),
+        ("nowhere.json", "no file 'nowhere.json'; expected a plan file"),
     ],
 )
 def test_other_forms_are_refused(plan, match):

@@ -40,6 +40,8 @@ def test_samples_show_in_sizes_and_may_be_given(tmp_path):
         read(tmp_path, PIPEDREAM.replace("LSTM(8, 4)", "LSTM(8, 8)"))
     with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
         read(tmp_path, samples=0)
+    with pytest.raises(ValueError, match=r"samples must be a whole number .*got 1\.5"):
+        read(tmp_path, samples=1.5)
 
 
 def line(number: int, old: str, new: str) -> str:
@@ -63,8 +65,12 @@ def line(number: int, old: str, new: str) -> str:
         (line(2, "=3.000", "=inf"), "line 2: backward_compute_time: .*got 'inf'"),
         (line(3, "800.0; 160.0", "800.0; "), "line 3: activation_size: expected a number .*got ''"),
         (line(3, "160.0]", "160.0"), r"line 3: activation_size: .*got '\[800.0; 160.0'"),
+        (line(2, "=1.500", "=1e300"), "line 2: forward_compute_time: .*got '1e300'"),
+        (line(2, "backward", "forward"), "line 2: forward_compute_time is there twice"),
         (line(4, "parameter_size=0.000", ""), "line 4: expected 'quantity=number'"),
         (line(4, "parameter_size", "size"), "line 4: parameter_size is missing; expected forward_"),
+        ("\n".join(PIPEDREAM.splitlines()[:6]), "no edge names node1, node2, .*, node5 …; .*cut"),
+        ("\n".join(PIPEDREAM.splitlines()[:10]), "txt: no edge names node6; expected a line"),
         (line(8, "node2 -- ", ""), "line 8: expected an edge 'nodeA -- nodeB', got 'node3'"),
         (line(8, "node3", "node3 -- node4"), "line 8: expected an edge"),
         (line(8, "node3", "node2"), "line 8: expected an edge .*'node2 -- node2'"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ TMPC = ("nodes", 1, "TMPCs", "1", 0)
     [
         (("nodes",), KeyError, r"w.json: key 'nodes' is missing; expected an array of objects"),
         (("nodes",), [], "nodes: expected at least one, got none"),
-        (("nodes", 1), 7, r"nodes\[1\]: expected an object, got int"),
+        (("nodes", 1), 7, r"nodes\[1\]: expected an object, got 7"),
         (("nodes", 1, "id"), 0, r"nodes\[1\]: id 0 is there twice"),
         (("nodes", 1, "id"), 1.5, r"nodes\[1\]: id: expected a whole number, got 1.5"),
         (("nodes", 1, "name"), "", r"nodes\[1\]: name: expected a text, got ''"),
@@ -95,16 +96,18 @@ TMPC = ("nodes", 1, "TMPCs", "1", 0)
         ((*TMPC, "memoryUsageA"), True, "memoryUsageA: expected a number of at least 0, got True"),
         ((*TMPC, "memoryUsageB"), float("nan"), "memoryUsageB: expected a number .*got nan"),
         ((*TMPC, "parameterSize"), None, "parameterSize: expected a number .*got None"),
-        ((*TMPC, "syncTimeFw"), [], "syncTimeFw: expected an object, got list"),
+        ((*TMPC, "syncTimeFw"), [], "syncTimeFw: expected an object, got \\[\\]"),
         ((*TMPC, "id"), 3, "id: expected a text, got 3"),
         (("edges", 0, "destId"), 9, r"edges\[0\]: no node has the id 9"),
         (("edges", 0, "destId"), 2, r"edges\[2\]: the edge 0->2 is there twice"),
         (("edges", 2, "communicationCost"), "x", r"edges\[2\]: communicationCost: expected a numb"),
         (("edges", 0, "destId"), 0, "expected a graph without cycles, but a -> a"),
         (("bandwidth",), 0, "bandwidth: expected a number above 0, got 0"),
+        (("bandwidth",), 10**400, "bandwidth: expected a number .*got 1000"),
+        (("edges", 0, "communicationCost"), 1e300, "communicationCost: expected a number .*got 1e"),
         (("maxDevices",), 2.5, "maxDevices: expected a whole number, got 2.5"),
         (("maxDevices",), 0, "maxDevices: expected a number above 0, got 0"),
-        (("mbsInBatch",), KeyError, "key 'maxBatchSize' is missing"),
+        (("mbsInBatch",), KeyError, "key 'mbsInBatch' is missing"),
     ],
 )
 def test_broken_files(tmp_path, place, value, match):
@@ -113,12 +116,20 @@ def test_broken_files(tmp_path, place, value, match):
         lightning_gpp.read_piper_workload(path)
 
 
+def test_names_stay_different(tmp_path):
+    document = copy.deepcopy(DOCUMENT)
+    for node, name in zip(document["nodes"], ("node1", "x", "x"), strict=True):
+        node["name"] = name
+    workload = lightning_gpp.read_piper_workload(write_piper(tmp_path / "w.json", document))
+    assert [operator.name for operator in workload.graph] == ["node1", "node1_", "node2"]
+
+
 def test_no_json(tmp_path):
     path = tmp_path / "w.json"
     path.write_text('{"nodes": [')
     with pytest.raises(ValueError, match=r"w.json: not JSON: .*line 1"):
         lightning_gpp.read_piper_workload(path)
-    with pytest.raises(ValueError, match="time_unit_s must be above 0 seconds, got 0"):
+    with pytest.raises(ValueError, match="time_unit_s must be a number above 0 seconds, got 0"):
         lightning_gpp.read_piper_workload(path, time_unit_s=0)
 
 
