@@ -38,8 +38,7 @@ class Cut:
     rest: Trace | None
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(NamedTuple):
     """Stages of a branch, or of several, beside others.
 
     Attributes:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from lightning_gpp.planner.graphpipe.branches import Group
 from lightning_gpp.planner.graphpipe.frames import Frame
 from lightning_gpp.planner.graphpipe.frontier import Beside, Trace, units_in_flight
 from lightning_gpp.planner.graphpipe.layout import Interval, Run, joined
-from lightning_gpp.planner.graphpipe.packing import Group
 from lightning_gpp.planner.graphpipe.rates import Crew
 from lightning_gpp.planner.graphpipe.siblings import FEW_BRANCHES, Siblings
 from lightning_gpp.planner.graphpipe.space import Space
@@ -85,9 +85,11 @@ class Joins:
         if self._space.is_small and len(others) <= FEW_BRANCHES:
             yield from _with_any(stage, others)
             return
+        by_weight = self._space.branches.by_weight(others)
         pieces = [
-            (run_s, run, run.interval)
-            for run_s, run in self._space.branches.by_weight(others, crew)
+            (load.seconds, run, run.interval)
+            for load in self._space.branches.loads(others)[self._space.crews.index(crew)]
+            for run in by_weight[load.weight]
         ]
         stages = [(stage, others)]
         longer, taken = self._filled(stage, pieces, crew, units)
@@ -102,47 +104,47 @@ class Joins:
         self, stage: Places, runs: Group, crew: Crew, units: int
     ) -> Iterator[tuple[Places, Group]]:
         """A stage with the ends of branches that spare the rest of them a device, if there are."""
-        pieces, beginnings = [], {}
-        for run in runs:
-            size = self._sparing_size(run, units + crew.multiple, units - crew.multiple)
+        pieces: list[Piece] = []
+        sizes = {}
+        for alike in self._space.branches.by_weight(runs).values():
+            size = self._sparing_size(alike[0], units + crew.multiple, units - crew.multiple)
             if size is not None:
-                end = end_of(run, size)
-                pieces.append((self._seconds((end,), crew), run, end))
-                beginnings[run] = self._space.beginnings.beginning(run, size)
+                end_s = self._seconds((end_of(alike[0], size),), crew)
+                pieces += [(end_s, run, end_of(run, size)) for run in alike]
+                sizes.update(dict.fromkeys(alike, size))
         pieces.sort(key=lambda piece: piece[0])
         longer, taken = self._filled(stage, pieces, crew, units)
         if taken:
-            yield longer, tuple(beginnings[run] if run in taken else run for run in runs)
+            beginning = self._space.beginnings.beginning
+            yield longer, tuple(beginning(r, sizes[r]) if r in taken else r for r in runs)
 
     def _filled(
         self, stage: Places, pieces: Sequence[Piece], crew: Crew, units: int
     ) -> tuple[Places, set[Run]]:
         """A stage with pieces of branches, as far as its time and memory allow, in their order."""
-
-        def fits(longer: Places) -> bool:
-            return self._partition.fits(longer, crew, units)
-
-        longer, taken = self._within_limit(stage, pieces, crew)
-        if not taken or fits(longer):
-            return longer, taken
-        return self._within_limit(stage, pieces, crew, fits)
-
-    def _within_limit(
-        self,
-        stage: Places,
-        pieces: Sequence[Piece],
-        crew: Crew,
-        may_be: Callable[[Places], bool] | None = None,
-    ) -> tuple[Places, set[Run]]:
         limit_s = self._partition.limit_s
         room_s = limit_s - self._seconds(stage, crew)
+        taken: list[Piece] = []
+        for piece in pieces:
+            if piece[0] > room_s:
+                self._partition.too_slow(limit_s + (piece[0] - room_s))
+            else:
+                room_s -= piece[0]
+                taken.append(piece)
+        longer = joined(stage, *(interval for _, _, interval in taken))
+        if taken and not self._partition.fits(longer, crew, units):
+            return self._with_memory(stage, pieces, crew, units)
+        return longer, {run for _, run, _ in taken}
+
+    def _with_memory(
+        self, stage: Places, pieces: Sequence[Piece], crew: Crew, units: int
+    ) -> tuple[Places, set[Run]]:
+        """The same piece by piece, where they do not all find memory together."""
+        room_s = self._partition.limit_s - self._seconds(stage, crew)
         taken = set()
         for piece_s, run, interval in pieces:
-            if piece_s > room_s:
-                self._partition.too_slow(limit_s + (piece_s - room_s))
-                continue
             longer = joined(stage, interval)
-            if may_be is None or may_be(longer):
+            if piece_s <= room_s and self._partition.fits(longer, crew, units):
                 stage = longer
                 room_s -= piece_s
                 taken.add(run)

@@ -6,9 +6,11 @@ Light branches share a stage. With few branches all groups are tried; with many,
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from lightning_gpp.planner.graphpipe.branches import Group
 from lightning_gpp.planner.graphpipe.frontier import (
     NO_OFFSET,
     Beside,
@@ -17,8 +19,7 @@ from lightning_gpp.planner.graphpipe.frontier import (
     add_way,
     units_in_flight,
 )
-from lightning_gpp.planner.graphpipe.packing import Group, first_fit
-from lightning_gpp.planner.graphpipe.rates import Crew
+from lightning_gpp.planner.graphpipe.packing import Packing, Packings, first_fit, groups_of
 from lightning_gpp.planner.graphpipe.space import Space
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Siblings:
         self._branches = space.branches
         self._ways: dict[tuple[Group, int, int], list[Way]] = {}
         self._ways_together: dict[tuple[Group, int, int], list[Way]] = {}
-        self._groups_by_time: dict[tuple[Group, Crew], tuple[Group, ...]] = {}
+        self._packings = Packings(space, partition.limit_s)
 
     def ways(self, runs: Group, need: int, offset: int) -> list[Way]:
         """The ways to divide some branches.
@@ -58,6 +59,7 @@ class Siblings:
                 self._all_groups(runs, need, offset, NOTHING, found)
             else:
                 self._packed(runs, need, offset, found)
+            self._partition.too_slow(self._packings.next_limit_s)
         return found
 
     def _all_groups(self, runs: Group, need: int, offset: int, done: Way, ways: list[Way]) -> None:
@@ -73,30 +75,81 @@ class Siblings:
                     self._all_groups(left, need, offset, _plus(done, way), ways)
 
     def _packed(self, runs: Group, need: int, offset: int, ways: list[Way]) -> None:
-        """Branches packed into stages of one crew, for each crew; what is too heavy on its own."""
-        alone: tuple[Group, ...] = tuple((run,) for run in runs)
-        packings = {alone: None}  # a set that keeps its order
-        together: set[int] = set()
-        for crew in self._space.crews if len(runs) > 1 else ():
-            if crew.kind not in together:
-                units = units_in_flight(need, offset, crew.multiple)
-                groups = self._groups(runs, crew, units)
-                packings[groups] = None
-                if len(groups) == 1:
-                    together.add(crew.kind)
-        for packing in packings:
-            for way in self._divided(packing, need, offset):
+        """Branches packed into stages of one crew, for each crew."""
+        most = self._most_devices(runs)
+        multiples = {crew.multiple for crew in self._space.crews}
+        flights = {multiple: units_in_flight(need, offset, multiple) for multiple in multiples}
+        for packing in self._packings.of(runs):
+            if packing.least_devices > most:
+                self._partition.too_slow(self._limit_of_more_devices(runs, most))
+                continue
+            if self._is_beaten(packing, flights, ways):
+                continue
+            groups = self._with_memory(packing, runs, flights)
+            for way in self._divided(groups, need, offset, most):
                 add_way(ways, way, self._space.usage)
 
-    def _divided(self, packing: tuple[Group, ...], need: int, offset: int) -> list[Way]:
+    def _most_devices(self, runs: Group) -> int:
+        """Devices that branches may use, so that the rest of the model finds some, too."""
+        num_devices = self._space.usage.num_devices
+        return int(num_devices - self._work_beside(runs) / self._partition.limit_s + 1e-6)
+
+    def _work_beside(self, runs: Group) -> float:
+        """Device-seconds per sample of all but some branches."""
+        work = self._space.work
+        return work[-1] - sum(work[run.bounds[-1]] - work[run.start] for run in runs)
+
+    def _limit_of_more_devices(self, runs: Group, most: int) -> float:
+        """The limit at which branches may use one device more."""
+        left = self._space.usage.num_devices - most - 1
+        return self._work_beside(runs) / left if left > 0 else math.inf
+
+    def _is_beaten(self, packing: Packing, flights: dict[int, int], ways: list[Way]) -> bool:
+        """Whether a way is at least as good as any one of a packing."""
+        if not self._space.usage.has_one_kind:
+            return False
+        fewer = [way for way in ways if way.used <= packing.least_devices]
+        if not fewer:
+            return False
+        need = max(min(flights[m] + m for m in some) for some in packing.multiples)
+        offset = max(min(flights[m] - m for m in some) for some in packing.multiples)
+        return any(way.need <= need and way.offset <= offset for way in fewer)
+
+    def _with_memory(self, packing: Packing, runs: Group, flights: dict[int, int]) -> list[Group]:
+        """The groups of a packing, or others where they do not find enough memory.
+
+        What a stage of branches holds and sends only grows with it. So the groups that are found
+        by time alone are right unless one of them does not fit.
+        """
+        by_weight = self._branches.by_weight(runs)
+        groups = groups_of(packing.stacks, by_weight)
+        if packing.crew_index is None:
+            return groups
+        crew = self._space.crews[packing.crew_index]
+
+        def fits(group: Group) -> bool:
+            units = flights[crew.multiple]
+            return self._partition.fits(self._branches.places(group), crew, units)
+
+        if all(len(group) == 1 or fits(group) for group in groups):
+            return groups
+        stacks, next_limit_s = first_fit(
+            self._branches.loads(runs)[packing.crew_index],
+            self._partition.limit_s,
+            lambda mix: fits(groups_of([(mix, 1)], by_weight)[0]),
+        )
+        self._partition.too_slow(next_limit_s)
+        return groups_of(stacks, by_weight)
+
+    def _divided(self, groups: list[Group], need: int, offset: int, most: int) -> list[Way]:
         """The ways of some groups."""
         usage = self._space.usage
         found = [NOTHING]
-        for group in packing:
+        for group in groups:
             longer: list[Way] = []
             for other in self._together(group, need, offset):
                 for one in found:
-                    if usage.fits(one.used + other.used, usage.num_devices):
+                    if usage.fits(one.used + other.used, most):
                         add_way(longer, _plus(one, other), usage)
             found = longer
         return found
@@ -123,53 +176,15 @@ class Siblings:
         ways: list[Way] = []
         places = self._branches.places(group)
         kinds = set()
-        for crew in self._space.crews:
-            if crew.kind in kinds or not self._is_fast(group, crew):
-                continue
+        for crew in self._packings.bound(self._branches.mix(group)).fast:
             units = units_in_flight(need, offset, crew.multiple)
-            if self._partition.fits(places, crew, units):
+            if crew.kind not in kinds and self._partition.fits(places, crew, units):
                 kinds.add(crew.kind)
                 used = self._space.usage.of(crew.num_replicas, crew.kind)
                 cut = Cut(places, crew, units, None)
                 way = Way(units + crew.multiple, units - crew.multiple, used, (), cut)
                 add_way(ways, way, self._space.usage)
         return ways
-
-    def _is_fast(self, group: Group, crew: Crew) -> bool:
-        """Whether a stage of some branches keeps to the limit but for its messages."""
-        seconds = sum(self._branches.seconds(run, crew) for run in group)
-        if seconds > self._partition.limit_s:
-            self._partition.too_slow(seconds)
-            return False
-        return True
-
-    def _groups(self, runs: Group, crew: Crew, units: int) -> tuple[Group, ...]:
-        """Branches packed into stages of a crew.
-
-        What a stage of branches holds and sends only grows with it. So the groups that are found
-        by time alone are right unless one of them does not fit.
-        """
-        groups = self._by_time(runs, crew)
-
-        def fits(group: Group) -> bool:
-            return self._partition.fits(self._branches.places(group), crew, units)
-
-        if all(len(group) == 1 or fits(group) for group in groups):
-            return groups
-        weights = self._branches.by_weight(runs, crew)
-        groups, next_limit_s = first_fit(weights, self._partition.limit_s, fits)
-        self._partition.too_slow(next_limit_s)
-        return tuple(sorted(groups, key=lambda group: group[0].start))
-
-    def _by_time(self, runs: Group, crew: Crew) -> tuple[Group, ...]:
-        found = self._groups_by_time.get((runs, crew))
-        if found is None:
-            weights = self._branches.by_weight(runs, crew)
-            groups, next_limit_s = first_fit(weights, self._partition.limit_s)
-            self._partition.too_slow(next_limit_s)
-            found = tuple(sorted(groups, key=lambda group: group[0].start))
-            self._groups_by_time[runs, crew] = found
-        return found
 
 
 def _plus(one: Way, other: Way) -> Way:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 
+from lightning_gpp.planner.graphpipe.branches import Branches
 from lightning_gpp.planner.graphpipe.frames import Frame, Frames
 from lightning_gpp.planner.graphpipe.layout import Run
-from lightning_gpp.planner.graphpipe.packing import Branches
 from lightning_gpp.planner.graphpipe.rates import Crew, Rates
 from lightning_gpp.planner.graphpipe.usage import Usage
 
@@ -37,7 +37,6 @@ class Space:
         self.is_large = frames.is_large
         self.root = frames.root
         self.beginnings = frames.beginnings
-        self.branches = Branches(rates)
         self._paths: dict[tuple[Crew, int], list[float]] = {}
 
     def in_flight(self, units: int, crew: Crew) -> int:
@@ -48,6 +47,11 @@ class Space:
     def side_frame(self, run: Run) -> Frame:
         """The frame of a branch that is cut on its own, the same for all branches like it."""
         return self.frames.side(run)
+
+    @cached_property
+    def branches(self) -> Branches:
+        """What whole branches take."""
+        return Branches(self.rates, self.crews)
 
     @cached_property
     def work(self) -> list[float]:

@@ -14,6 +14,9 @@ FIELD_BITS = 20
 class Usage:
     """The fields of one cluster.
 
+    Attributes:
+        has_one_kind: whether all devices are of one kind.
+
     >>> usage = Usage((4, 2))
     >>> one = usage.of(3, kind=0) + usage.of(1, kind=1)
     >>> usage.fits(one, most=6), usage.fits(one + usage.of(2, kind=1), most=6)
@@ -27,7 +30,7 @@ class Usage:
         self.available = sum(self.of(count, kind) for kind, count in enumerate(available))
         self._limit = self.available | self.guards
         self.num_devices = sum(available)
-        self._has_one_kind = len(available) == 1
+        self.has_one_kind = len(available) == 1
 
     def of(self, count: int, kind: int) -> int:
         """A number of devices of one kind."""
@@ -40,7 +43,7 @@ class Usage:
             used: devices in use.
             most: at most ``num_devices``.
         """
-        if self._has_one_kind:
+        if self.has_one_kind:
             return used <= most
         return self.total(used) <= most and (self._limit - used) & self.guards == self.guards
 
