@@ -129,7 +129,7 @@ def _cluster(graph: ModelGraph, costs: Costs, setting: Setting, rng: random.Rand
         whole = 4 * sum(parameter.size_bytes for parameter in graph.parameters)
         activations = costs.profiles[0].operators.values()
         whole += 2 * 4 * sum(operator.activation_bytes for operator in activations)
-        memory = {kind: round(whole * rng.uniform(0.1, 1.0)) for kind in memory}
+        memory = {kind: max(1, round(whole * rng.uniform(0.1, 1.0))) for kind in memory}
     hosts = [f"host{index % setting.num_hosts}" for index in range(len(setting.kinds))]
     devices = tuple(
         Device(f"d{index}", kind, memory[kind], host)

@@ -8,12 +8,13 @@ choice, so that their groups do not lie across hosts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_gpp.planner.dag import topological_order
+from lightning_gpp.planner.graphpipe.contents import Intervals
 from lightning_gpp.planner.graphpipe.frontier import Trace, collect_cuts
 from lightning_gpp.planner.graphpipe.problem import Problem
-from lightning_gpp.planner.graphpipe.rates import Crew
+from lightning_gpp.planner.graphpipe.rates import Crew, Rates
 from lightning_gpp.planner.graphpipe.space import Space
 from lightning_gpp.planner.plan import Plan, Stage
 
@@ -54,21 +55,36 @@ def found_stages(trace: Trace | None, space: Space, limit_s: float) -> list[Foun
             rate.seconds_per_sample <= limit_s * (1 + 1e-9)
             and space.in_flight(cut.units, cut.crew) <= rate.most_in_flight
         )
-        rates = space.rates.of(cut.crew)
-        forward_s, backward_s = rates.compute_s(cut.intervals)
-        stages.append(
-            FoundStage(
-                tuple(p + shift for start, stop in cut.intervals for p in range(start, stop)),
-                cut.crew,
-                cut.units,
-                recompute,
-                rate.recomputed_seconds_per_sample if recompute else rate.seconds_per_sample,
-                forward_s,
-                backward_s + forward_s if recompute else backward_s,
-                rates.gradient_bytes(cut.intervals),
-            )
-        )
+        stage = found_stage(space.rates, cut.intervals, cut.crew, cut.units, recompute=recompute)
+        stages.append(replace(stage, places=tuple(place + shift for place in stage.places)))
     return sorted(stages, key=lambda stage: stage.places)
+
+
+def found_stage(
+    rates: Rates, intervals: Intervals, crew: Crew, units: int, *, recompute: bool
+) -> FoundStage:
+    """A stage of some intervals of places.
+
+    Args:
+        rates: what stages take at the micro-batch size in question.
+        intervals: its places.
+        crew: its devices.
+        units: its smallest micro-batches in flight.
+        recompute: whether it runs its forward twice.
+    """
+    own = rates.of(crew)
+    rate = own(intervals)
+    forward_s, backward_s = own.compute_s(intervals)
+    return FoundStage(
+        tuple(place for start, stop in intervals for place in range(start, stop)),
+        crew,
+        units,
+        recompute,
+        rate.recomputed_seconds_per_sample if recompute else rate.seconds_per_sample,
+        forward_s,
+        backward_s + forward_s if recompute else backward_s,
+        own.gradient_bytes(intervals),
+    )
 
 
 def plan_of(

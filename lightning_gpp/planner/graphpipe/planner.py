@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import PlanEvaluation
+from lightning_gpp.planner.graphpipe.climb import climbed
+from lightning_gpp.planner.graphpipe.division import Divider
 from lightning_gpp.planner.graphpipe.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.polish import polished
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
@@ -49,7 +51,9 @@ def search_plans(request: PlanRequest) -> SearchResult:
     found = choice.finish()
     if not found:
         raise infeasible_error(problem)
-    found = polished(found[0], units, request)
+    found = climbed(
+        polished(found[0], units, request), found, Divider(problem, name, is_chain=False)
+    )
     notes = _notes(problem, found[0])
     return SearchResult(found[0].plan, notes, rank=lambda: choice.ranked(found))
 

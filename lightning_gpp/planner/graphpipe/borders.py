@@ -1,0 +1,65 @@
+"""Borders between stages in a row that have the devices given: the slowest one as fast as can be.
+
+Messages do not count; a search on what comes out shifts borders to where little is sent.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+
+HALVINGS = 24
+"""Of the interval that the seconds of the slowest stage are in."""
+
+
+def balanced_borders(sums: Sequence[Sequence[float]]) -> Iterator[list[int]]:
+    """The borders with the last stage as short as can be, and those with the first one so.
+
+    Args:
+        sums: of each stage the running sums of what the places take on its devices.
+
+    >>> even = [0, 1, 2, 3, 4, 5]
+    >>> double = [2 * seconds for seconds in even]
+    >>> list(balanced_borders([even, double]))
+    [[0, 4, 5], [0, 3, 5]]
+    """
+    low_s, high_s = 0.0, max(line[-1] for line in sums)
+    if len(sums) >= len(sums[0]) or _from_front(sums, high_s) is None:
+        return
+    for _ in range(HALVINGS):
+        middle_s = (low_s + high_s) / 2
+        if _from_front(sums, middle_s) is None:
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    front = _from_front(sums, high_s)
+    assert front is not None
+    yield front
+    back = _from_back(sums, high_s)
+    if back is not None and back != front:
+        yield back
+
+
+def _from_front(sums: Sequence[Sequence[float]], limit_s: float) -> list[int] | None:
+    """Stages as long as a limit allows, the first ones first; None if it is too low."""
+    num_places = len(sums[0]) - 1
+    borders = [0]
+    for index, line in enumerate(sums):
+        most = num_places - (len(sums) - 1 - index)
+        stop = min(bisect_right(line, line[borders[-1]] + limit_s) - 1, most)
+        if stop <= borders[-1]:
+            return None
+        borders.append(stop)
+    return borders if borders[-1] == num_places else None
+
+
+def _from_back(sums: Sequence[Sequence[float]], limit_s: float) -> list[int] | None:
+    """The same, the last ones first."""
+    borders = [len(sums[0]) - 1]
+    for index in range(len(sums) - 1, -1, -1):
+        line = sums[index]
+        start = max(bisect_left(line, line[borders[-1]] - limit_s * (1 + 1e-9)), index)
+        if start >= borders[-1]:
+            return None
+        borders.append(start)
+    return borders[::-1] if borders[-1] == 0 else None
