@@ -11,7 +11,9 @@ override and a plan of a published workload answer at once.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,13 +26,25 @@ from omegaconf import DictConfig
 from lightning_gpp.job_scope import is_sweep, job_scope
 from lightning_gpp.jobs.files import save_config
 
+BROKEN_PIPE = 141
+"""What shells take for "ended as nobody read its output"."""
+
 
 class RunError(CompactHydraException):
     """A run that failed; Hydra prints the text alone unless HYDRA_FULL_ERROR=1 is set."""
 
 
+def main() -> None:
+    """The command; it ends quietly where its output is not read to the end (``| head``)."""
+    try:
+        hydra_main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise _nobody_reads() from None
+
+
 @hydra.main(version_base="1.3", config_path="pkg://lightning_gpp.configs", config_name="config")
-def main(config: DictConfig) -> float | None:
+def hydra_main(config: DictConfig) -> float | None:
     """Runs one job; a failure ends in one message.
 
     Returns:
@@ -39,8 +53,19 @@ def main(config: DictConfig) -> float | None:
     try:
         with job_scope(HydraConfig.get().runtime.cwd):
             return run_job(config, Path(config.output_dir))
+    except BrokenPipeError:
+        raise _nobody_reads() from None
     except Exception as error:
         raise RunError(first_error(error)) from error
+
+
+def _nobody_reads() -> SystemExit:
+    """The end of a command whose output is closed.
+
+    Python flushes once more at its end, which would print the error after all.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return SystemExit(BROKEN_PIPE)
 
 
 def run_job(config: DictConfig, folder: Path) -> float | None:

@@ -9,12 +9,18 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig
 
 from lightning_gpp.job_scope import is_sweep
-from lightning_gpp.jobs.comparison import compared, describe_comparison, write_comparison
+from lightning_gpp.jobs.comparison import (
+    compared,
+    describe_comparison,
+    describe_comparison_columns,
+    write_comparison,
+)
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import written_to
 from lightning_gpp.jobs.problem import problem_of
 from lightning_gpp.jobs.searched import check_planner, search_within
 from lightning_gpp.planner import PLANNERS
+from lightning_gpp.planner.describe import describe_source
 from lightning_gpp.sweep import split_override
 
 
@@ -32,7 +38,10 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     searches = [search_within(name, problem.request, limit_s) for name in names]
     rows = [compared(found, settings) for found in searches]
     write_comparison(rows, folder)
-    print(describe_comparison(rows, max_width=console_width()))
+    width = console_width()
+    print(describe_comparison(rows, max_width=width))
+    source = describe_source(problem.request)
+    print(f"\n{describe_comparison_columns(source, max_width=width)}")
     print(f"\n{written_to(folder)}")
     return {row.planner: row.samples_per_s for row in rows if row.samples_per_s is not None}
 

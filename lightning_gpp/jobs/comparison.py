@@ -19,6 +19,9 @@ from lightning_gpp.planner.units_of_measure import (
     seconds_text,
 )
 
+LONGER = "than\nbest"
+"""Column: how much longer a step is than the shortest one of the same question."""
+
 JSON_FILE = "compare.json"
 CSV_FILE = "compare.csv"
 
@@ -104,7 +107,7 @@ def describe_comparison(rows: Sequence[ComparedPlan], *, max_width: int = 100) -
     """
     columns = _columns(rows)
     flexible = "error" if any(row.error for row in rows) else None
-    for dropped in ("", "in\nflight", "stages", "bound\nby", "memory"):
+    for dropped in ("", "in\nflight", "stages", "bound\nby", LONGER, "memory"):
         columns.pop(dropped, None)
         shown = columns if flexible else {n: c for n, c in columns.items() if n != "error"}
         cells = [list(row) for row in zip(*shown.values(), strict=True)]
@@ -114,6 +117,24 @@ def describe_comparison(rows: Sequence[ComparedPlan], *, max_width: int = 100) -
             break
     notes = dict.fromkeys(f"{row.planner}: {row.note}." for row in rows if row.note)
     return f"{table}\n\n{wrapped([*notes], max_width)}" if notes else table
+
+
+def describe_comparison_columns(source: str, *, max_width: int = 100) -> str:
+    """What the columns of :func:`describe_comparison` mean.
+
+    Args:
+        source: where the costs are from.
+        max_width: columns of the terminal.
+    """
+    sentences = (
+        f"Step: predicted for one mini-batch (costs: {source}). Depth: stages on the longest path, "
+        "the loss too where it is apart.",
+        "In flight: most micro-batches that a stage holds at a time, and their samples.",
+        "Bottleneck: the stage that sets the pace, the longer of its compute and messages, and its "
+        "sums of gradients.",
+        "Memory: of the fullest device. Search: time to find the plan.",
+    )
+    return wrapped(sentences, max_width)
 
 
 def varied_settings(rows: Sequence[ComparedPlan]) -> list[str]:
@@ -131,6 +152,7 @@ def _columns(rows: Sequence[ComparedPlan]) -> dict[str, list[str]]:
     return columns | {
         "planner": [row.planner for row in rows],
         "step": [_text(row.step_s, seconds_text) for row in rows],
+        LONGER: _longer(rows),
         "samples/s": [_text(row.samples_per_s, number_text) for row in rows],
         "stages": [_text(row.num_stages, str) for row in rows],
         "depth": [_text(row.depth, str) for row in rows],
@@ -143,6 +165,19 @@ def _columns(rows: Sequence[ComparedPlan]) -> dict[str, list[str]]:
         "search": [_text(row.search_s, seconds_text) for row in rows],
         "error": [row.error.replace("\n", " ") for row in rows],
     }
+
+
+def _longer(rows: Sequence[ComparedPlan]) -> list[str]:
+    best_s: dict[tuple[tuple[str, str], ...], float] = {}
+    for row in rows:
+        if row.step_s is not None and not row.error:
+            question = tuple(row.settings.items())
+            best_s[question] = min(row.step_s, best_s.get(question, row.step_s))
+    return [_longer_text(row.step_s, best_s.get(tuple(row.settings.items()))) for row in rows]
+
+
+def _longer_text(step_s: float | None, best_s: float | None) -> str:
+    return "" if step_s is None or best_s is None else f"{100 * (step_s / best_s - 1):+.0f} %"
 
 
 def _in_flight(row: ComparedPlan) -> str:

@@ -24,7 +24,11 @@ from lightning_gpp.planner import (
     save_plan,
     validate_plan,
 )
-from lightning_gpp.planner.explain import describe_alternatives, describe_devices
+from lightning_gpp.planner.explain import (
+    describe_alternatives,
+    describe_device_columns,
+    describe_devices,
+)
 from lightning_gpp.planner.forks_and_joins import forks_and_joins
 from lightning_gpp.planner.text_table import wrapped
 
@@ -108,6 +112,7 @@ def explanation(
     if notes:
         yield wrapped(notes, width)
     yield describe_devices(found, request, max_width=width)
+    yield describe_device_columns(found, max_width=width)
     others = [search(name, request) for name in names if name != searched.planner]
     rows = [*searched.next_alternatives(), *(other.as_alternative() for other in others)]
     if rows:

@@ -13,7 +13,6 @@ from lightning_gpp.planner.evaluate import PlanEvaluation, StageEvaluation
 from lightning_gpp.planner.message_sizes import sized_stages
 from lightning_gpp.planner.operator_names import summarize_operators
 from lightning_gpp.planner.picture import draw_stage_graph
-from lightning_gpp.planner.pipeline_run import num_microbatches
 from lightning_gpp.planner.text_table import text_table, wrapped
 from lightning_gpp.planner.units_of_measure import (
     bytes_text,
@@ -52,12 +51,12 @@ def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
 def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100) -> str:
     """What the plan is, and how fast."""
     plan = evaluation.plan
-    count = num_microbatches(plan, request)
-    size = request.minibatch_size / count
+    has_loss = sized_stages(plan, request).num_stages > plan.num_stages
     what = (
         f"Plan {plan.planner!r}: {count_text(plan.num_stages, 'stage')} on "
-        f"{count_text(len(evaluation.devices), 'device')}, depth {evaluation.depth}, "
-        f"{count_text(count, 'micro-batch')} of {samples_text(size)}, schedule {request.schedule}"
+        f"{count_text(len(evaluation.devices), 'device')}, depth {evaluation.depth}"
+        f"{' with the loss' if has_loss else ''}, {describe_microbatches(evaluation)}, "
+        f"schedule {request.schedule}"
     )
     step = (
         f"Predicted step: {seconds_text(evaluation.step_s)} for "
@@ -65,6 +64,16 @@ def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
         f"{number_text(evaluation.throughput)} samples/s"
     )
     return wrapped([what, step], max_width)
+
+
+def describe_microbatches(evaluation: PlanEvaluation) -> str:
+    """How many micro-batches stages take, and of how many samples."""
+    sizes = [found.microbatch_size for found in evaluation.stages]
+    least, most = min(sizes), max(sizes)
+    if least < most:
+        return f"micro-batches of {samples_text(least)} to {samples_text(most)}"
+    count = round(evaluation.minibatch_size / least)
+    return f"{count_text(count, 'micro-batch')} of {samples_text(least)}"
 
 
 def describe_stages(
@@ -105,6 +114,7 @@ def describe_columns(request: PlanRequest, *, max_width: int = 100) -> str:
         "Per sample: the longer of both, and sums of gradients. Load: of the slowest stage's.",
         f"Memory: parameters, gradients, optimizer state ({optimizer} per parameter) and "
         "activations in flight, on each device. r: activations are computed again.",
+        "Below, arrows have the bytes of a message, which is of one micro-batch.",
     )
     return wrapped(sentences, max_width)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.device_time import DeviceTime, device_times
 from lightning_gpp.planner.evaluate import PlanEvaluation
-from lightning_gpp.planner.text_table import text_table
+from lightning_gpp.planner.text_table import text_table, wrapped
 from lightning_gpp.planner.units_of_measure import (
     bytes_text,
     indices_text,
@@ -31,6 +31,14 @@ SUMS = "sums"
 
 MEMORY = ("weights", "acti-\nvations", "of its\nmemory")
 
+LEGEND = (
+    "Waits: for its first input (start), for inputs and for gradients of other stages after that, "
+    "and after its own work for the end of the step.",
+    "Weights: parameters, gradients and optimizer state. Activations: of the micro-batches in "
+    "flight.",
+)
+LEGEND_OF_SUMS = "Sums: adding up the gradients of replicas."
+
 
 def describe_devices(
     evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100
@@ -50,6 +58,12 @@ def describe_devices(
     left = text_table([*PLACE, *times_of], [row[:last] for row in rows])
     right = text_table([*PLACE, *MEMORY], [row[:first] + row[last:] for row in rows])
     return f"{left}\n\n{right}"
+
+
+def describe_device_columns(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
+    """What the columns of :func:`describe_devices` mean."""
+    has_sums = any(found.reduce_s for found in evaluation.stages)
+    return wrapped([*([LEGEND_OF_SUMS] if has_sums else []), *LEGEND], max_width)
 
 
 def _device_row(time: DeviceTime, evaluation: PlanEvaluation, *, has_sums: bool) -> list[str]:

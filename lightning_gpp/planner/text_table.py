@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 COLUMN_GAP = 2
 NARROWEST = 12
-"""A column that takes several rows is not made narrower than this; its text goes below the row."""
+"""A column that takes several rows is not made narrower than this, nor than its longest word; its
+text goes below the row."""
 
 
 def text_table(
@@ -41,7 +42,7 @@ def text_table(
     taken = sum(_width(column) + COLUMN_GAP for column in zip(*others, strict=True))
     wanted = max(len(cell) for cell in (flexible, *(row[place] for row in rows)))
     room = min(wanted, max_width - taken)
-    if room >= max(len(flexible), min(wanted, NARROWEST)):
+    if room >= max(len(flexible), min(wanted, NARROWEST), _longest_word(rows, place)):
         return _lines(header, [_wrapped_row(row, place, room) for row in rows], left)
     table = _lines(_without(header, place), [[_without(r, place)] for r in rows], left)
     return _below(table, [row[place] for row in rows], max_width)
@@ -63,6 +64,10 @@ def wrapped(lines: Iterable[str], max_width: int) -> str:
 
 def _without(row: Sequence[str], place: int) -> list[str]:
     return [cell for index, cell in enumerate(row) if index != place]
+
+
+def _longest_word(rows: Sequence[Sequence[str]], place: int) -> int:
+    return max((len(word) for row in rows for word in row[place].split()), default=0)
 
 
 def _width(cells: Sequence[str]) -> int:

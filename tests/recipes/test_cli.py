@@ -110,6 +110,21 @@ def test_help_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.parametrize("options", [["--help"], ["job=plan", "graph=mmt", "cluster=summit"]])
+def test_output_that_is_not_read_to_the_end_is_no_error(
+    run_folder: Path, options: list[str]
+) -> None:
+    """``graphpipe … | head -1``: the reader closes after one line."""
+    code = "from lightning_gpp.cli import main; main()"
+    command = [sys.executable, "-u", "-c", code, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as done:
+        assert done.stdout is not None and done.stderr is not None
+        assert done.stdout.readline()
+        done.stdout.close()
+        assert done.stderr.read() == b""
+        assert done.wait(timeout=60) == cli.BROKEN_PIPE
+
+
 def test_installation_declares_the_entry_points() -> None:
     (command,) = entry_points(group="console_scripts", name="graphpipe")
     assert command.load() is cli.main

@@ -59,10 +59,12 @@ def search_plans(request: PlanRequest) -> SearchResult:
 
 
 def _notes(problem: Problem, best: PlanEvaluation) -> tuple[str, ...]:
-    notes = [
-        "a join is in the stage of the branch's end, or of what follows it, whichever leaves the "
-        "fewest devices to the rest; a fork likewise",
-    ]
+    notes = []
+    if problem.layout.root.blocks and best.plan.num_stages > 1:
+        notes.append(
+            "a join is in the stage of the branch's end, or of what follows it, whichever leaves "
+            "the fewest devices to the rest; a fork likewise"
+        )
     if spare := problem.request.num_devices - len(best.devices):
         notes.append(f"{spare} devices stay idle: plans that use them were not faster")
     if problem.added:

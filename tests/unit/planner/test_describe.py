@@ -20,6 +20,7 @@ from lightning_gpp.planner.device_time import device_times
 from lightning_gpp.planner.explain import (
     Alternative,
     describe_alternatives,
+    describe_device_columns,
     describe_devices,
     why_it_lost,
 )
@@ -88,6 +89,7 @@ def test_the_whole_text():
         Per sample: the longer of both, and sums of gradients. Load: of the slowest stage's.
         Memory: parameters, gradients, optimizer state (Adam: 2 values per parameter) and
           activations in flight, on each device. r: activations are computed again.
+        Below, arrows have the bytes of a message, which is of one micro-batch.
 
                 ┌──────────────────────────┐
                 │    stage 0 · device 0    │
@@ -203,8 +205,32 @@ def test_replicas_share_a_row_and_the_loss_has_a_box():
     assert "8 r" in text
     assert "but has 10.0 kB (128 %): the plan does not fit" in text
     assert "loss · device 2" in text
+    assert "depth 3 with the loss, 2 micro-batches of 8, schedule" in text
     rows = describe_devices(found, REQUEST).split("\n")[3:]
     assert [row.split()[:2] for row in rows] == [["0-1", "0"], ["2-3", "1"]]
+
+
+def test_columns_of_devices_are_explained():
+    alone = describe_device_columns(FOUND, max_width=80)
+    assert "Waits: for its first input (start)" in alone and "Sums:" not in alone
+    replicas = describe_device_columns(evaluate_plan(REPLICAS, REQUEST), max_width=80)
+    assert "Sums: adding up the gradients of replicas." in replicas
+
+
+def test_microbatches_of_different_sizes():
+    multiples = replace(PLAN.stages[1], microbatch_multiple=2)
+    plan = replace(PLAN, stages=(PLAN.stages[0], multiples, *PLAN.stages[2:]), num_microbatches=4)
+    text = describe_plan(evaluate_plan(plan, REQUEST), REQUEST)
+    assert "depth 3, micro-batches of 4 to 8, schedule 1f1b" in text
+
+
+def test_a_step_that_a_link_bounds_says_that_filling_is_not_counted():
+    """One link carries all of 2.05 s of messages; beside it, compute is nothing."""
+    slow = replace(REQUEST, cluster=uniform_cluster(4, Link(1000.0)))
+    two = resolve_plan([["stem", "enc", "cat"], ["head"]], GRAPH)
+    text = describe_plan(evaluate_plan(two, slow), slow)
+    assert "Step: 2.05 s at that pace, as if the busiest link never paused" in text
+    assert "as if" not in describe_plan(evaluate_plan(PLAN, slow), slow)
 
 
 class TestAlternatives:

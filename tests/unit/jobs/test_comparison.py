@@ -1,0 +1,36 @@
+"""Planners side by side, as text."""
+
+from __future__ import annotations
+
+from lightning_gpp.jobs.comparison import (
+    ComparedPlan,
+    describe_comparison,
+    describe_comparison_columns,
+)
+
+
+def row(planner: str, step_s: float | None, error: str = "", **settings: str) -> ComparedPlan:
+    return ComparedPlan(planner, step_s=step_s, error=error, settings=settings)
+
+
+def longer(rows: list[ComparedPlan]) -> list[str]:
+    """The cells of the column "than best"."""
+    lines = describe_comparison(rows).split("\n")
+    end = lines[1].index("best") + len("best")
+    return [line[end - 8 : end].strip() for line in lines[3:]]
+
+
+def test_steps_are_held_against_the_shortest_that_can_be_used():
+    rows = [row("a", 2e-3), row("b", 3e-3), row("c", None), row("d", 1e-3, "does not fit")]
+    assert longer(rows) == ["+0 %", "+50 %", "", "-50 %"]
+
+
+def test_every_question_of_a_sweep_has_its_own_best():
+    rows = [row("a", 2e-3, devices="1"), row("b", 4e-3, devices="1"), row("a", 1e-3, devices="2")]
+    assert longer(rows) == ["+0 %", "+100 %", "+0 %"]
+
+
+def test_columns_are_explained_with_the_source_of_the_costs():
+    text = describe_comparison_columns("estimated, not measured", max_width=70)
+    assert "(costs: estimated, not measured)" in text
+    assert max(map(len, text.split("\n"))) <= 70
