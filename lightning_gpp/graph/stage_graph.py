@@ -126,10 +126,12 @@ def stage_depths(successors: Mapping[int, Sequence[int]]) -> dict[int, int]:
     """
     depth: dict[int, int] = {}
     for stage in sorted(successors, reverse=True):
+        below = 0
         for target in successors[stage]:
             if target <= stage:
                 raise ValueError(f"edge {stage}->{target} is not in topological order")
-        depth[stage] = 1 + max((depth[target] for target in successors[stage]), default=0)
+            below = max(below, depth[target])
+        depth[stage] = 1 + below
     return dict(sorted(depth.items()))
 
 
@@ -204,7 +206,9 @@ def _stage_of_operator(
 def _parameter_readers(
     graph: ModelGraph, stage_of: Mapping[str, int]
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple(
-        (name, tuple(sorted({stage_of[operator] for operator in operators})))
-        for name, operators in graph.readers.items()
-    )
+    def stages(operators: tuple[str, ...]) -> tuple[int, ...]:
+        if len(operators) == 1:  # most of them
+            return (stage_of[operators[0]],)
+        return tuple(sorted({stage_of[operator] for operator in operators}))
+
+    return tuple((name, stages(operators)) for name, operators in graph.readers.items())

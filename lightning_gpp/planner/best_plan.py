@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
+from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_below
 from lightning_gpp.planner.pipeline_run import num_microbatches
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.planner.plan_graph import plan_graph
@@ -48,8 +49,11 @@ class BestPlan:
                 continue
             if not self._can_run(plan):
                 continue
-            found = evaluate_plan(plan, self.request)
-            if found.is_feasible:
+            best_s = self.evaluation.step_s if self.evaluation else math.inf
+            found = evaluate_below(plan, self.request, best_s)
+            if found is None:
+                fits = True  # as above
+            elif found.is_feasible:
                 fits = True
                 if self.evaluation is None or _rank(found) < _rank(self.evaluation):
                     self.evaluation = found

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.edge_bytes import EdgeBytes, input_bytes
 from lightning_gpp.planner.pipeline_run import PipelineRun, pipeline_run
 from lightning_gpp.planner.plan import Plan, Stage
 from lightning_gpp.planner.stage_costs import (
@@ -168,7 +167,7 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
     stages = _stages(run, request)
     busy_per_sample_s = _busiest_device_s(stages)
     busy_s = request.minibatch_size * busy_per_sample_s
-    if max(busy_s, run.least_step_s(stages) * (1 - ROUNDING)) > at_most_s:
+    if busy_s > at_most_s or _takes_longer(run, stages, at_most_s):
         return None
     step_s = max(run.play(stages).step_s, busy_s)
     if step_s > at_most_s:
@@ -184,36 +183,29 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
     )
 
 
+def _takes_longer(run: PipelineRun, stages: Sequence[StageEvaluation], at_most_s: float) -> bool:
+    """Whether a lower bound says so."""
+    return at_most_s < math.inf and run.least_step_s(stages) * (1 - ROUNDING) > at_most_s
+
+
 def _stages(run: PipelineRun, request: PlanRequest) -> tuple[StageEvaluation, ...]:
     communication_s = run.traffic.busiest_s()
-    inputs = input_bytes(request.graph, run.graph.stages)
+    unit_size = request.minibatch_size / run.num_microbatches
     return tuple(
-        _stage(
-            request,
-            stage,
-            request.minibatch_size / run.num_microbatches,
-            in_flight=run.in_flight[stage.id],
-            inputs=inputs[stage.id],
-            communication_s=communication_s.get(stage.id, 0.0),
-        )
+        _stage(run, request, stage, unit_size, communication_s.get(stage.id, 0.0))
         for stage in run.plan.stages
     )
 
 
 def _stage(
-    request: PlanRequest,
-    stage: Stage,
-    unit_size: float,
-    *,
-    in_flight: int,
-    inputs: Sequence[EdgeBytes],
-    communication_s: float,
+    run: PipelineRun, request: PlanRequest, stage: Stage, unit_size: float, communication_s: float
 ) -> StageEvaluation:
     size = unit_size * stage.microbatch_multiple
     share = size / stage.num_replicas
+    in_flight = run.in_flight[stage.id]
     compute = stage_compute(request, stage, share)
     # What it reads counts where it is kept for a second forward.
-    read_bytes = sum(size.forward(share) for size in inputs) if stage.recompute else 0.0
+    read_bytes = _read_bytes(run, request, stage, share) if stage.recompute else 0.0
     memory = stage_memory(request, stage, compute, in_flight, read_bytes)
     reduce_s = request.tables.reduce_s(stage.devices, memory.gradient_bytes)
     busy_s = max(compute.forward_s + compute.backward_s, communication_s)
@@ -228,6 +220,12 @@ def _stage(
         in_flight=in_flight,
         memory=memory,
     )
+
+
+def _read_bytes(run: PipelineRun, request: PlanRequest, stage: Stage, share: float) -> float:
+    """Bytes of a replica's share of the inputs of a stage."""
+    edges = (edge for edge in run.graph.stages.edges if edge.target == stage.id)
+    return sum(request.tables.edge_bytes(edge.values).forward(share) for edge in edges)
 
 
 def _busiest_device_s(stages: Sequence[StageEvaluation]) -> float:

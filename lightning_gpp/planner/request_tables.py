@@ -19,13 +19,13 @@ from lightning_gpp.planner.edge_bytes import EdgeBytes, edge_bytes
 Devices = tuple[int, ...]
 
 
-class Compute(NamedTuple):
-    """What some operators take for one micro-batch.
+class StageCompute(NamedTuple):
+    """What a replica of a stage computes for its share of one micro-batch.
 
     Attributes:
         forward_s: seconds of the forward.
-        backward_s: seconds of the backward, without recomputation.
-        activation_bytes: bytes kept in between.
+        backward_s: seconds of the backward; with recomputation the second forward included.
+        activation_bytes: bytes kept between forward and backward without recomputation.
     """
 
     forward_s: float
@@ -59,7 +59,7 @@ class RequestTables:
         self._cluster = cluster
         self._costs = costs
         self._profiles: dict[tuple[float, str], Profile] = {}
-        self._computes: dict[tuple[tuple[str, ...], float, str], Compute] = {}
+        self._computes: dict[tuple[tuple[str, ...], float, str], StageCompute] = {}
         self._parameters: dict[tuple[str, ...], ParameterBytes] = {}
         self._edges: dict[tuple[tuple[str, ...], bool], EdgeBytes] = {}
         self._links: dict[tuple[Devices, Devices], Link | None] = {}
@@ -73,14 +73,14 @@ class RequestTables:
             found = self._profiles[key] = self._costs.at(size, kind)
         return found
 
-    def compute(self, operators: tuple[str, ...], size: float, kind: str) -> Compute:
-        """What operators take for so many samples on a kind of device."""
+    def compute(self, operators: tuple[str, ...], size: float, kind: str) -> StageCompute:
+        """What operators take for so many samples on a kind of device, without recomputation."""
         key = operators, size, kind
         found = self._computes.get(key)
         if found is None:
             profile = self.profile(size, kind)
             costs = [profile.operators[name] for name in operators]
-            found = self._computes[key] = Compute(
+            found = self._computes[key] = StageCompute(
                 sum(cost.forward_s for cost in costs),
                 sum(cost.backward_s for cost in costs),
                 sum(cost.activation_bytes for cost in costs),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from lightning_gpp.cluster import Cluster, all_reduce_s
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan import Stage
+from lightning_gpp.planner.request_tables import StageCompute
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +41,6 @@ class StageMemory:
         return self.fixed_bytes + self.activation_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StageCompute:
-    """What a replica of a stage computes for its share of one micro-batch.
-
-    Attributes:
-        forward_s: seconds of the forward.
-        backward_s: seconds of the backward; with recomputation the second forward included.
-        activation_bytes: bytes kept between forward and backward without recomputation.
-    """
-
-    forward_s: float
-    backward_s: float
-    activation_bytes: int
-
-
 def stage_compute(request: PlanRequest, stage: Stage, replica_size: float) -> StageCompute:
     """Compute of one replica of a stage.
 
@@ -63,11 +49,12 @@ def stage_compute(request: PlanRequest, stage: Stage, replica_size: float) -> St
         stage: the stage.
         replica_size: samples of one replica's share of a micro-batch.
     """
-    devices = request.cluster.devices
-    kinds = {devices[device].kind for device in stage.devices}
-    if len(kinds) == 1:
-        return kind_compute(request, stage, replica_size, *kinds)
-    found = [kind_compute(request, stage, replica_size, kind) for kind in sorted(kinds)]
+    devices, kinds = request.cluster.devices, request.cluster.kinds
+    if len(kinds) > 1:
+        kinds = tuple(sorted({devices[device].kind for device in stage.devices}))
+    found = [kind_compute(request, stage, replica_size, kind) for kind in kinds]
+    if len(found) == 1:
+        return found[0]
     return max(found, key=lambda compute: compute.forward_s + compute.backward_s)
 
 
@@ -82,9 +69,10 @@ def kind_compute(
         replica_size: samples of one replica's share of a micro-batch.
         kind: kind of its device.
     """
-    forward_s, backward_s, kept = request.tables.compute(stage.operators, replica_size, kind)
-    again_s = forward_s if stage.recompute else 0.0
-    return StageCompute(forward_s, backward_s + again_s, kept)
+    found = request.tables.compute(stage.operators, replica_size, kind)
+    if stage.recompute:
+        found = found._replace(backward_s=found.backward_s + found.forward_s)
+    return found
 
 
 def stage_memory(

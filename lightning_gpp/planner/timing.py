@@ -30,16 +30,6 @@ class Messages(NamedTuple):
     per_target: int
     message_s: float
 
-    @property
-    def sent_s(self) -> float:
-        """Seconds of what one micro-batch of the sender makes."""
-        return self.per_source * self.message_s
-
-    @property
-    def received_s(self) -> float:
-        """Seconds of what one micro-batch of the receiver needs."""
-        return self.per_target * self.message_s
-
 
 class TimedStage(NamedTuple):
     """A stage as a line of time.
@@ -159,9 +149,11 @@ def _line(
     never = math.inf
     for step in steps:
         if step >= 0:
-            microbatch, awaited, taken_s, sends = step, inputs, forward_s, outputs
+            microbatch, awaited = step, inputs
+            taken_s, sends = forward_s, outputs
         else:
-            microbatch, awaited, taken_s, sends = ~step, returns, backward_s, gradients
+            microbatch, awaited = ~step, returns
+            taken_s, sends = backward_s, gradients
         for arrivals in awaited:
             while (at_s := arrivals[microbatch]) == never:
                 yield step
@@ -170,9 +162,9 @@ def _line(
         if starts is not None:
             starts.append(clock_s)
         clock_s += taken_s
+        if sent_s < clock_s:
+            sent_s = clock_s
         for arrivals, message_s, several in sends:
-            if sent_s < clock_s:
-                sent_s = clock_s
             if several is None:
                 arrivals[microbatch] = sent_s = sent_s + message_s
             else:

@@ -35,12 +35,12 @@ class Traffic:
         """Stage -> seconds that a replica sends, or receives (the longer), per micro-batch."""
         sent_s: defaultdict[int, float] = defaultdict(float)
         received_s: defaultdict[int, float] = defaultdict(float)
-        for (source, target), messages in self.forward.items():
-            sent_s[source] += messages.sent_s
-            received_s[target] += messages.received_s
-        for (source, target), messages in self.backward.items():
-            sent_s[target] += messages.sent_s
-            received_s[source] += messages.received_s
+        for (source, target), (per_source, per_target, message_s) in self.forward.items():
+            sent_s[source] += per_source * message_s
+            received_s[target] += per_target * message_s
+        for (source, target), (per_target, per_source, message_s) in self.backward.items():
+            sent_s[target] += per_target * message_s
+            received_s[source] += per_source * message_s
         return {stage: max(sent_s[stage], received_s[stage]) for stage in {*sent_s, *received_s}}
 
 

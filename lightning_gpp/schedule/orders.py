@@ -40,13 +40,14 @@ def k_f_k_b(num_microbatches: int, in_flight: int, k: int) -> Steps:
     '0F0 0F1 0F2 0F3 0B0 0B1 0F4 0F5 0B2 0B3 0B4 0B5'
     """
     warmup = min(num_microbatches, in_flight)
-    forwards = list(range(num_microbatches))
-    backwards = [~index for index in forwards]
-    if k == 1:
-        pairs = zip(backwards, forwards[warmup:])
-        steady = itertools.chain.from_iterable(pairs)
-        return [*forwards[:warmup], *steady, *backwards[num_microbatches - warmup :]]
-    steps = forwards[:warmup]
+    forwards = range(num_microbatches)
+    backwards = range(-1, -num_microbatches - 1, -1)  # ~0, ~1, ...
+    steps = list(forwards[:warmup])
+    if k == 1:  # the same, faster
+        steady = [0] * (2 * (num_microbatches - warmup))
+        steady[::2] = backwards[: num_microbatches - warmup]
+        steady[1::2] = forwards[warmup:]
+        return [*steps, *steady, *backwards[num_microbatches - warmup :]]
     for start in range(0, num_microbatches, k):
         steps += backwards[start : start + k]
         steps += forwards[warmup + start : warmup + start + k]
@@ -76,10 +77,13 @@ def _one_f_one_b(
     stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
 ) -> dict[int, Steps]:
     in_flight = in_flight_microbatches(stages, num_microbatches, multiples)
+    orders: dict[tuple[int, int, int], Steps] = {}  # parallel branches have the same
+    are_alike = len(set(multiples)) == 1
     steps = {}
     for stage, size in enumerate(multiples):
-        k = steps_in_a_row(size, [multiples[successor] for successor in stages.successors[stage]])
-        steps[stage] = k_f_k_b(num_microbatches // size, in_flight[stage], k)
+        others = () if are_alike else [multiples[other] for other in stages.successors[stage]]
+        order = num_microbatches // size, in_flight[stage], steps_in_a_row(size, others)
+        steps[stage] = orders.get(order) or orders.setdefault(order, k_f_k_b(*order))
     return steps
 
 

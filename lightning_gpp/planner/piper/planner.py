@@ -20,7 +20,8 @@ from lightning_gpp.planner.best_plan import BestPlan, best_plan
 from lightning_gpp.planner.edge_bytes import edge_bytes
 from lightning_gpp.planner.linear import slowest_profile
 from lightning_gpp.planner.plan import Plan, Stage
-from lightning_gpp.planner.stage_costs import StageCompute, stage_memory
+from lightning_gpp.planner.request_tables import StageCompute
+from lightning_gpp.planner.stage_costs import stage_memory
 from lightning_gpp.planner.uniform_replicas import ReplicatedStage, uniform_plans
 from lightning_gpp.planner.units import UnitGraph, build_units, indivisible_groups
 from lightning_gpp.workloads import PiperEdge, PiperInstance, PiperOperator, Tmpc
