@@ -1,6 +1,8 @@
-"""Checks of the numbers that people give, whether in Python, on the command line or in files."""
+"""Checks of what people give, whether in Python, on the command line or in files."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 LARGEST = 1e30
 """No quantity of ours, in whatever unit, is larger; sums and products of such stay finite."""
@@ -56,3 +58,13 @@ def check_whole(name: str, value: object, *, least: int = 1) -> None:
     assert isinstance(value, int)
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def short_list(names: Sequence[str], *, most: int = 5) -> str:
+    """Names for a message; of many, the first ones and how many more there are.
+
+    >>> short_list(["a", "b", "c", "d"], most=2)
+    'a, b and 2 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

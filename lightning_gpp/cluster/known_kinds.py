@@ -104,6 +104,7 @@ def known_kind(name: str) -> DeviceKind:
     if name not in DEVICE_KINDS:
         raise ValueError(
             f"nothing is known of devices of kind {name!r}; known kinds: "
-            f"{', '.join(DEVICE_KINDS)}. Give its numbers as one of the cluster's device_kinds"
+            f"{', '.join(DEVICE_KINDS)}. Name one of these (preset uniform: cluster.kind=…), or "
+            "give its numbers as one of the cluster's device_kinds"
         )
     return DEVICE_KINDS[name]

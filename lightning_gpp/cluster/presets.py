@@ -10,6 +10,7 @@ devices of its hosts are quiet.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -119,6 +120,8 @@ def _whole(number: float | None) -> Any:
 
 def _from_file(num_devices: int | None = None, *, path: str) -> Cluster:
     """A cluster file."""
+    if not isinstance(path, (str, Path)):
+        raise ValueError(f"path of the cluster file: expected a text, got {path!r}")
     return load_cluster(path, num_devices)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from lightning_gpp.checks import short_list
 from lightning_gpp.graph.model_graph import ModelGraph
 
 FEED = -1
@@ -199,7 +200,7 @@ def _stage_of_operator(
             stage_of[name] = stage
     if len(stage_of) < len(graph):
         missing = [operator.name for operator in graph if operator.name not in stage_of]
-        raise ValueError(f"the plan does not cover the model: no stage holds {', '.join(missing)}")
+        raise ValueError(f"the plan does not cover the model: no stage holds {short_list(missing)}")
     return stage_of
 
 

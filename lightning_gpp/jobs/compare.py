@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 
 from lightning_gpp.job_scope import is_sweep
 from lightning_gpp.jobs.comparison import (
@@ -17,6 +17,7 @@ from lightning_gpp.jobs.comparison import (
 )
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import written_to
+from lightning_gpp.jobs.options import as_limit_s, as_list
 from lightning_gpp.jobs.problem import problem_of
 from lightning_gpp.jobs.searched import check_planner, search_within
 from lightning_gpp.planner import PLANNERS
@@ -31,10 +32,10 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
         The throughput of every planner that found a plan, in samples per second, by its name.
     """
     names = planners(config)
+    limit_s = as_limit_s("job.limit_s", config.job.limit_s)
     problem = problem_of(config, folder)
     print(f"{problem.describe(max_width=console_width())}\n", flush=True)
     settings = sweep_settings()
-    limit_s = config.job.limit_s
     searches = [search_within(name, problem.request, limit_s) for name in names]
     rows = [compared(found, settings) for found in searches]
     write_comparison(rows, folder)
@@ -52,8 +53,10 @@ def planners(config: DictConfig) -> Sequence[str]:
     Raises:
         ValueError: there is none of a name.
     """
-    asked: ListConfig | None = config.job.planners
-    names = list(PLANNERS) if asked is None else list(asked)
+    asked = as_list("job.planners", config.job.planners)
+    names = list(PLANNERS) if asked is None else asked
+    if not names:
+        raise ValueError("job.planners: expected at least one planner, or null for all")
     for name in names:
         check_planner(name)
     return names

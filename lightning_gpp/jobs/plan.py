@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.memory_limit import memory_limit_note
+from lightning_gpp.jobs.options import as_list
 from lightning_gpp.jobs.problem import Problem, problem_of, strategy_option
 from lightning_gpp.jobs.searched import Searched, check_planner, search
 from lightning_gpp.planner import (
@@ -126,8 +127,8 @@ def planners(config: DictConfig) -> Sequence[str]:
     Raises:
         ValueError: there is none of a name.
     """
-    asked: ListConfig | None = config.job.alternatives
-    names = [name for name in QUICK_PLANNERS if name in PLANNERS] if asked is None else list(asked)
+    asked = as_list("job.alternatives", config.job.alternatives)
+    names = [name for name in QUICK_PLANNERS if name in PLANNERS] if asked is None else asked
     for name in (chosen_planner(config), *names):
         check_planner(name)
     return names

@@ -17,6 +17,7 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import Costs, graph_work, load_costs
 from lightning_gpp.data_file import read_text
 from lightning_gpp.graph import graph_from_json
+from lightning_gpp.jobs.options import as_flag, as_mapping, as_text
 from lightning_gpp.planner import PlanRequest, plan_request
 from lightning_gpp.planner.text_table import wrapped
 from lightning_gpp.planner.units_of_measure import count_text
@@ -79,7 +80,8 @@ def problem_of(config: DictConfig, folder: Path) -> Problem:
         from lightning_gpp.jobs.recipe_problem import recipe_problem
 
         return recipe_problem(config, cluster, folder)
-    workload = workload_of(config.graph, options=_plain(config.graph_options))
+    graph = as_text("graph", config.graph) or ""
+    workload = workload_of(graph, options=as_mapping("graph_options", config.graph_options))
     return workload_problem(workload, cluster, config)
 
 
@@ -89,12 +91,13 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
     if minibatch_size is None:
         minibatch_size = workload.minibatch_size(cluster.num_devices)
     check_whole("minibatch_size", minibatch_size)
-    is_refit = bool(config.costs) and is_refit_file(config.costs)
-    if config.costs and not is_refit:
-        costs = load_costs(config.costs)
+    path = as_text("costs", config.costs)
+    refit = load_refit(path) if path is not None and is_refit_file(path) else None
+    if path is not None and refit is None:
+        costs = load_costs(path)
     else:
         costs = workload.costs_for(cluster, minibatch_size)
-    check_seconds(costs, source=str(config.costs or config.graph))
+    check_seconds(costs, source=path or workload.name)
     request = plan_request(
         workload.graph,
         cluster,
@@ -102,10 +105,10 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
         costs=costs,
         num_microbatches=config.num_microbatches,
         schedule=config.schedule,
-        may_recompute=config.recompute,
+        may_recompute=as_flag("recompute", config.recompute),
     )
     problem = Problem(workload.name, workload.source, request)
-    return refitted(problem, load_refit(config.costs)) if is_refit else problem
+    return problem if refit is None else refitted(problem, refit)
 
 
 def check_seconds(costs: Costs, *, source: str) -> None:
@@ -185,8 +188,3 @@ def strategy_option(config: DictConfig, name: str) -> Any:
         return None
     found: Any = config.strategy.get(name)
     return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
-
-
-def _plain(options: Any) -> dict[str, Any]:
-    found: Any = OmegaConf.to_container(options, resolve=True) if options is not None else {}
-    return dict(found)

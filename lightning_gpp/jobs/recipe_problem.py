@@ -20,6 +20,7 @@ from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.console import QuietConsole
 from lightning_gpp.cost import Costs
 from lightning_gpp.jobs.files import save_graph
+from lightning_gpp.jobs.options import as_flag, as_text
 from lightning_gpp.jobs.problem import Problem, refitted, strategy_option
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.planner import plan_request
@@ -76,7 +77,7 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Proble
         costs=look.costs,
         num_microbatches=asked,
         schedule=config.schedule,
-        may_recompute=config.recompute,
+        may_recompute=as_flag("recompute", config.recompute),
     )
     sizes = sorted(profile.microbatch_size for profile in look.costs.profiles)
     source = (
@@ -85,7 +86,7 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Proble
     )
     fills = strategy_option(config, "use_all_devices") is not False
     problem = Problem(_name(config), source, request, look.notes, uses_all_devices=fills)
-    given = resolve_costs(config.costs or strategy_option(config, "costs"))
+    given = resolve_costs(as_text("costs", config.costs) or strategy_option(config, "costs"))
     if given is None:
         return problem
     if isinstance(given, Costs):

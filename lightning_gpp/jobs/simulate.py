@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.levers_text import describe_levers, describe_speedups, describe_what_if
+from lightning_gpp.jobs.options import as_list
 from lightning_gpp.jobs.plan import chosen_plan, chosen_planner
 from lightning_gpp.jobs.problem import Problem, problem_of
 from lightning_gpp.jobs.searched import check_planner
@@ -50,7 +51,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     width = console_width()
     what_if = what_if_of(config.what_if)
     problem = changed_links(problem_of(config, folder), config)
-    counts = device_counts(problem.request.num_devices, config.job.speedup)
+    counts = device_counts(problem.request.num_devices, as_list("job.speedup", config.job.speedup))
     before = Simulated(case_of(config, problem))
     after = changed(before, what_if, replan=config.job.replan)
     metrics = simulation_metrics(after)

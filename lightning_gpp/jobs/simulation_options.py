@@ -12,6 +12,7 @@ from typing import Any, get_args
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.cluster import AllReduce, Cluster, HostLink, Link
+from lightning_gpp.jobs.options import as_mapping
 from lightning_gpp.simulate.engine.compile_program import Sends
 from lightning_gpp.simulate.plan_costs import Overlap
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
@@ -122,8 +123,11 @@ def what_if_of(config: DictConfig) -> WhatIf:
         ValueError: a factor makes no sense.
     """
     factors = _plain(config)
-    factors["device"] = {_device(key): value for key, value in _flat(config.device).items()}
-    factors["operators"] = _flat(config.operators)
+    device, operators = (
+        _flat(as_mapping(f"what_if.{name}", config[name])) for name in ("device", "operators")
+    )
+    factors["device"] = {_device(key): value for key, value in device.items()}
+    factors["operators"] = operators
     return WhatIf(**factors)
 
 
@@ -134,11 +138,11 @@ def _device(key: str) -> int:
         raise ValueError(f"what_if.device.{key}: expected the number of a device") from error
 
 
-def _flat(config: DictConfig | None) -> dict[str, Any]:
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Name -> value; names of operators may have dots, which make the configuration nested."""
     found: dict[str, Any] = {}
-    for key, value in ({} if config is None else config).items():
-        if isinstance(value, DictConfig):
+    for key, value in values.items():
+        if isinstance(value, Mapping):
             found |= {f"{key}.{inner}": factor for inner, factor in _flat(value).items()}
         else:
             found[str(key)] = value

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_gpp.checks import check_whole
+from lightning_gpp.checks import check_whole, short_list
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.graph import ModelGraph
@@ -82,9 +82,8 @@ class PlanRequest:
         known = self.costs.profiles[0].operators
         if missing := [o.name for o in self.graph if o.name not in known]:
             raise ValueError(
-                f"the profile has no costs of {', '.join(missing[:5])}"
-                f"{' …' if len(missing) > 5 else ''}; it must have been measured on this model "
-                "graph: profile again"
+                f"the profile has no costs of {short_list(missing)}; it must have been measured on "
+                "this model graph: profile again"
             )
 
     @property

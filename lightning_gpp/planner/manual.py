@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning_gpp.checks import short_list
 from lightning_gpp.graph import ModelGraph, stage_graph
 from lightning_gpp.planner.module_names import claim_operators, is_module
 from lightning_gpp.planner.plan import Plan, Stage
@@ -108,7 +109,7 @@ def _from_names(named: Sequence[NamedStage], graph: ModelGraph) -> Plan:
     claimed = claim_operators(graph, [stage.modules for stage in named])
     if missing := [o.name for o in graph if is_module(o) and o.name not in claimed]:
         raise ValueError(
-            f"the plan does not cover the model: no stage names {', '.join(missing)}; add these "
+            f"the plan does not cover the model: no stage names {short_list(missing)}; add these "
             "modules, or modules that contain them, to stages"
         )
     order = ordered_stages(graph, claimed, [str(stage) for stage in named])

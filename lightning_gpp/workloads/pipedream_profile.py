@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_gpp.checks import short_list
 from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
 from lightning_gpp.data_file import read_text
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, Value
@@ -155,7 +156,7 @@ def _check_connected(
     alone = [name for name in nodes if name not in ends]
     if len(nodes) > 1 and alone:
         raise ValueError(
-            f"{source}: no edge names {', '.join(alone[:5])}{' …' if len(alone) > 5 else ''}; "
+            f"{source}: no edge names {short_list(alone)}; "
             "expected a line '<tab>nodeA -- nodeB' for every edge: the file may be cut off"
         )
 

@@ -60,6 +60,8 @@ def test_mistakes_say_what_is_known():
         cluster_preset("sumit")
     with pytest.raises(ValueError, match=r"cluster 'summit': .*unexpected keyword argument 'kind'"):
         cluster_preset("summit", kind="x")
+    with pytest.raises(ValueError, match="path of the cluster file: expected a text, got None"):
+        cluster_preset("from_file", path=None)
     with pytest.raises(ValueError, match="num_devices must be at least 1, got 0"):
         cluster_preset("cpu", num_devices=0)
     with pytest.raises(ValueError, match="nothing is known of devices of kind 'Abacus'; known"):

@@ -69,7 +69,7 @@ def line(number: int, old: str, new: str) -> str:
         (line(2, "backward", "forward"), "line 2: forward_compute_time is there twice"),
         (line(4, "parameter_size=0.000", ""), "line 4: expected 'quantity=number'"),
         (line(4, "parameter_size", "size"), "line 4: parameter_size is missing; expected forward_"),
-        ("\n".join(PIPEDREAM.splitlines()[:6]), "no edge names node1, node2, .*, node5 …; .*cut"),
+        ("\n".join(PIPEDREAM.splitlines()[:6]), "no edge names node1, node2, .* and 1 more; .*cut"),
         ("\n".join(PIPEDREAM.splitlines()[:10]), "txt: no edge names node6; expected a line"),
         (line(8, "node2 -- ", ""), "line 8: expected an edge 'nodeA -- nodeB', got 'node3'"),
         (line(8, "node3", "node3 -- node4"), "line 8: expected an edge"),
