@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from lightning_gpp.planner.graphpipe.layout import Interval, Layout, Run
+from lightning_gpp.planner.graphpipe.layout import Interval, Layout, Run, joined
 from lightning_gpp.planner.graphpipe.tails import Beginnings
 
 SMALL = 14
@@ -54,6 +54,10 @@ class Frame:
         others: the other branches of the block.
         level: number of joins that follow it.
         trunk: the points on the way from its first element on, the longest last.
+        is_fork: whether a block begins at each point of the trunk.
+        num_before: boundaries before its own on the way to it, in the frames that it is in.
+        starts: for each boundary on that way and in it, the last one on the way before which a
+            stage that begins at it, or in a block before it, holds nothing.
         is_model_end: whether nothing follows the root.
     """
 
@@ -83,6 +87,23 @@ class Frame:
             branches = outer.run.blocks[element]
             self.others = branches[:owner] + branches[owner + 1 :]
         self.trunk: tuple[Point, ...] = (*own, *self._behind())
+        self.is_fork = [point.boundary in point.frame.run.blocks for point in self.trunk]
+        self.num_before: int = outer.num_before + element if outer else 0
+        before = outer.starts[: self.num_before + 1] if outer else [0]
+        ends = range(1, len(run) + 1)
+        own_starts = (self.num_before + end - (end - 1 in run.blocks) for end in ends)
+        self.starts: list[int] = [*before, *own_starts]
+        self._stages: dict[tuple[int, int], tuple[Interval, ...]] = {}
+
+    def stage(self, boundary: int, index: int) -> tuple[Interval, ...]:
+        """Intervals of a stage from one of its boundaries to a point of the trunk."""
+        found = self._stages.get((boundary, index))
+        if found is None:
+            point, run = self.trunk[index], self.run
+            is_own = point.frame is self and not point.crossed
+            own = run.bounds[boundary], run.bounds[point.boundary if is_own else -1]
+            found = self._stages[boundary, index] = joined((own,), *point.beyond)
+        return found
 
     def _behind(self) -> Iterator[Point]:
         """The points behind the join."""

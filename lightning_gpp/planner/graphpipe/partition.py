@@ -26,9 +26,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from lightning_gpp.planner.graphpipe.frames import Frame, Point
 from lightning_gpp.planner.graphpipe.frontier import (
@@ -41,12 +40,11 @@ from lightning_gpp.planner.graphpipe.frontier import (
 )
 from lightning_gpp.planner.graphpipe.joins import Join, Joins
 from lightning_gpp.planner.graphpipe.layout import Interval, Run, joined
-from lightning_gpp.planner.graphpipe.rates import Crew
+from lightning_gpp.planner.graphpipe.rates import Crew, CrewRates
+from lightning_gpp.planner.graphpipe.rooms import Rooms
 from lightning_gpp.planner.graphpipe.siblings import Siblings
 from lightning_gpp.planner.graphpipe.space import Space
-
-Tables = dict[int, list[list[Way]]]
-"""Frame -> for every boundary the ways to divide what follows."""
+from lightning_gpp.planner.graphpipe.tables import Least, Table, Tables
 
 ROUNDING = 1 + 1e-12
 FEW_ENDS = 4
@@ -57,6 +55,21 @@ NOT_POSSIBLE, TOO_MANY_DEVICES, ACCEPTED = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
+class _Seat:
+    """Devices of a stage.
+
+    Attributes:
+        crew: the devices.
+        used: the same, to be added to others (see :class:`Usage`).
+        rates: of stages on them.
+    """
+
+    crew: Crew
+    used: int
+    rates: CrewRates
+
+
+@dataclass(frozen=True, slots=True)
 class _Start:
     """Where a stage begins.
 
@@ -64,15 +77,15 @@ class _Start:
         frame: the frame.
         boundary: the element.
         room: devices that it and what follows may use.
+        table: the ways of the frame.
         ways: the ways that are collected.
-        tables: the ways at all places behind.
     """
 
     frame: Frame
     boundary: int
     room: int
+    table: Table
     ways: list[Way]
-    tables: Tables
 
 
 class Partition:
@@ -92,16 +105,25 @@ class Partition:
         self.limit_s = limit_s * ROUNDING
         self.next_limit_s = math.inf
         self._sides: dict[tuple[int, int, int], list[Way]] = {}
+        self._rooms = Rooms(space, self.limit_s)
         self.siblings = Siblings(self, space)
         self.joins = Joins(self, space, self.siblings)
-        self._crews = [
-            (crew, self._usage.of(crew.num_replicas, crew.kind), space.rates.least_seconds(crew))
+        self._seats = [
+            _Seat(crew, self._usage.of(crew.num_replicas, crew.kind), space.rates.of(crew))
             for crew in space.crews
         ]
 
     def ways(self) -> list[Way]:
         """The ways to divide the whole model."""
-        return self._solve(self._space.root, MODEL_END)
+        root, rooms = self._space.root, self._rooms
+        if rooms.of(root)[-1] < 0:
+            self.too_slow(min(rooms.next_limit_s, rooms.next_work_s))
+            return []
+        found = self._solve(root, MODEL_END)
+        self.too_slow(
+            min(rooms.next_limit_s, rooms.next_work_s if self._space.is_small else math.inf)
+        )
+        return found
 
     def side(self, run: Run, behind: Way) -> list[Way]:
         """The ways to divide a branch, given what follows it.
@@ -121,11 +143,12 @@ class Partition:
 
     def fits(self, intervals: tuple[Interval, ...], crew: Crew, units: int) -> bool:
         """Whether a stage is fast enough and finds enough memory."""
-        return self._space.in_flight(units, crew) <= self._most_in_flight(intervals, crew)
+        most = self._most_in_flight(intervals, self._space.rates.of(crew))
+        return self._space.in_flight(units, crew) <= most
 
-    def _most_in_flight(self, intervals: tuple[Interval, ...], crew: Crew) -> float:
+    def _most_in_flight(self, intervals: tuple[Interval, ...], rates: CrewRates) -> float:
         """Micro-batches in flight that a stage has memory for; -1 where it is too slow."""
-        rate = self._space.rates(intervals, crew)
+        rate = rates(intervals)
         most = rate.most_in_flight
         if rate.seconds_per_sample > self.limit_s:
             self.too_slow(rate.seconds_per_sample)
@@ -143,89 +166,118 @@ class Partition:
     def _solve(self, frame: Frame, end: Way) -> list[Way]:
         tables: Tables = {}
         self._fill(frame, [end], tables)
-        return tables[frame.number][0]
+        return tables[frame.number].ways[0]
 
     def _fill(self, frame: Frame, end: list[Way], tables: Tables) -> None:
         """Finds the ways of a frame from its last boundary to its first."""
-        size = len(frame.run)
-        table: list[list[Way]] = [[] for _ in range(size)]
-        table.append(end)
-        tables[frame.number] = table
-        for boundary in range(size - 1, -1, -1):
-            room = self._room(frame, boundary)
+        table = tables[frame.number] = Table(frame, end, tables, self._usage)
+        rooms = self._rooms.of(frame)
+        for boundary in range(len(frame.run) - 1, -1, -1):
+            room = rooms[boundary]
             if boundary in frame.run.blocks:
-                for child in frame.children(boundary):
-                    self._fill(child, self._at_join(child, table[boundary + 1]), tables)
-                    for way in tables[child.number][0]:
-                        if self._usage.fits(way.used, room):
-                            add_way(table[boundary], _forked(way), self._usage)
-                self._without_owner(frame, boundary, room, table)
-            self._cut(_Start(frame, boundary, room, table[boundary], tables))
+                self._fill_block(table, boundary, room)
+            self._cut(_Start(frame, boundary, room, table, table.ways[boundary]))
+            table.close(boundary)
 
-    def _without_owner(
-        self, frame: Frame, boundary: int, room: int, table: list[list[Way]]
-    ) -> None:
+    def _fill_block(self, table: Table, boundary: int, room: int) -> None:
+        """Adds the ways in which a stage begins with a block, and fills the frames in it."""
+        ways, behind = table.ways[boundary], table.ways[boundary + 1]
+        for child in table.frame.children(boundary):
+            self._fill(child, self._at_join(child, behind), table.tables)
+            for way in table.tables[child.number].ways[0]:
+                if self._usage.fits(way.used, room):
+                    add_way(ways, _forked(way), self._usage)
+        self._without_owner(table, boundary, room)
+
+    def _without_owner(self, table: Table, boundary: int, room: int) -> None:
         """Adds the ways where no stage holds both a part of a block and something around it."""
-        for way in table[boundary + 1]:
-            if way is MODEL_END:
+        spare = room - self._rooms.fewest_apart(table.frame.run.blocks[boundary])
+        for way in table.ways[boundary + 1]:
+            if way is MODEL_END or self._usage.total(way.used) > spare:
                 continue
-            for side in self.siblings.ways(frame.run.blocks[boundary], way.need, way.offset):
-                if self._usage.fits(way.used + side.used, room):
+            for side in self.siblings.ways(table.frame.run.blocks[boundary], way.need, way.offset):
+                used = way.used + side.used
+                if self._usage.fits(used, room):
                     trace = Beside(side.trace, 0, way.trace)
-                    used = way.used + side.used
                     new = Way(side.need, side.offset, used, way.beside, trace)
-                    add_way(table[boundary], new, self._usage)
+                    add_way(table.ways[boundary], new, self._usage)
 
     def _at_join(self, child: Frame, behind: list[Way]) -> list[Way]:
         """The ways at the end of an owner where a stage begins at the join."""
         ways: list[Way] = []
+        room = self._rooms.of(child)[-1]
+        spare = room - self._rooms.fewest_apart(child.others)
         for way in behind:
-            if way is MODEL_END:
+            if way is MODEL_END or self._usage.total(way.used) > spare:
                 continue  # the end of a branch must come last
             for side in self.siblings.ways(child.others, way.need, way.offset):
-                if self._usage.fits(way.used + side.used, self._usage.num_devices):
+                used = way.used + side.used
+                if self._usage.fits(used, room):
                     trace = Beside(side.trace, 0, way.trace)
                     beside = (*way.beside, side.need, side.offset)
-                    new = Way(way.need, way.offset, way.used + side.used, beside, trace)
-                    add_way(ways, new, self._usage)
+                    add_way(ways, Way(way.need, way.offset, used, beside, trace), self._usage)
         return ways
 
     def _cut(self, start: _Start) -> None:
         """Adds the ways whose first stage begins at some place."""
-        space, frame, boundary = self._space, start.frame, start.boundary
-        place = frame.run.bounds[boundary]
+        if self._space.is_small:
+            for seat, last, _ in self._seated(start):
+                for end in range(start.boundary, last + 1):
+                    self._end_at(start, seat, end)
+            return
+        seated = self._seated(start)
+        if start.frame.level == 0 and self._usage.has_one_kind:
+            for seat, last, least in sorted(seated, key=lambda item: item[2]):
+                if not _has_better(start.ways, least):
+                    self._longest(start, seat, start.boundary, last + 1)
+            return
         reached: dict[int, int] = {}  # by kind: more replicas are only worth a longer stage
-        for crew, used, sums in self._crews:
-            path = space.path(crew, frame)
-            stop_s = sums[place] + self.limit_s
-            index = bisect_right(path, stop_s)
-            if index < len(path):
-                self.too_slow(path[index] - sums[place])
-            first = max(boundary, reached.get(crew.kind, 0))
-            if first >= index:
-                continue
-            end_at = partial(self._end_at, start, crew, used, path, stop_s)
-            if space.is_small:
-                for end in range(boundary, index):
-                    end_at(end)
-                continue
-            found = self._longest(first, index, end_at)
-            reached[crew.kind] = max(first, found + 1)
+        for seat, last, _ in seated:
+            first = reached.get(seat.crew.kind, start.boundary)
+            if first <= last:
+                found = self._longest(start, seat, first, last + 1)
+                reached[seat.crew.kind] = max(first, found + 1)
 
-    def _longest(self, first: int, stop: int, end_at: Callable[[int], int]) -> int:
+    def _seated(self, start: _Start) -> list[tuple[_Seat, int, Least]]:
+        """Devices of a first stage, where it ends at last, and what its ways have at least."""
+        table, boundary = start.table, start.boundary
+        place = start.frame.run.bounds[boundary]
+        spare = start.room - table.fewest
+        found = []
+        for seat in self._seats:
+            crew = seat.crew
+            if crew.num_replicas > spare:
+                continue
+            begin_s = seat.rates.least_seconds[place]
+            path = self._space.path(crew, start.frame)
+            stop = bisect_right(path, begin_s + self.limit_s, boundary)
+            if stop < len(path):
+                self.too_slow(path[stop] - begin_s)
+            last = table.last_open(boundary, stop)
+            if last < boundary:
+                continue
+            devices, need, offset = table.least_at[last]
+            devices += crew.num_replicas
+            if devices <= start.room or self._space.is_small:
+                units = units_in_flight(need, offset, crew.multiple)
+                least = Least(devices, units + crew.multiple, units - crew.multiple)
+                found.append((seat, last, least))
+        return found
+
+    def _longest(self, start: _Start, seat: _Seat, first: int, stop: int) -> int:
         """The last end from ``first`` on, before ``stop``, that is accepted; -1 if there is none.
 
         Where the longest few are not possible, for want of memory, longer ones are taken to need
         more of it; where too many devices are needed, shorter stages leave even more to others.
         """
         for end in range(stop - 1, max(first, stop - FEW_ENDS) - 1, -1):
-            outcome = end_at(end)
+            outcome = self._end_at(start, seat, end)
             if outcome != NOT_POSSIBLE:
                 return end if outcome == ACCEPTED else -1
         low, high, found = first, stop - FEW_ENDS, -1
         while low < high:
             middle = (low + high) // 2
-            outcome = end_at(middle)
+            outcome = self._end_at(start, seat, middle)
             if outcome == NOT_POSSIBLE:
                 high = middle
             else:
@@ -233,36 +285,24 @@ class Partition:
                 found = middle if outcome == ACCEPTED else found
         return found
 
-    def _end_at(
-        self,
-        start: _Start,
-        crew: Crew,
-        used: int,
-        path: Sequence[float],
-        stop_s: float,
-        index: int,
-    ) -> int:
+    def _end_at(self, start: _Start, seat: _Seat, index: int) -> int:
         """Adds the ways whose first stage ends at a point, or in a branch behind it."""
-        point = start.frame.trunk[index]
-        intervals = _intervals(start.frame, start.frame.run.bounds[start.boundary], point)
-        outcome = self._try(start, crew, used, point, intervals)
-        if point.boundary in point.frame.run.blocks:
-            for longer, head in self._heads(point, intervals, crew, stop_s - path[index]):
-                outcome = max(outcome, self._try(start, crew, used, head, longer))
+        frame = start.frame
+        point = frame.trunk[index]
+        intervals = frame.stage(start.boundary, index)
+        outcome = self._try(start, seat, point, intervals)
+        if frame.is_fork[index]:
+            path, sums = self._space.path(seat.crew, frame), seat.rates.least_seconds
+            left_s = sums[frame.run.bounds[start.boundary]] + self.limit_s - path[index]
+            for longer, head in self._heads(point, intervals, seat, left_s):
+                outcome = max(outcome, self._try(start, seat, head, longer))
         return outcome
 
-    def _room(self, frame: Frame, boundary: int) -> int:
-        """Devices that what follows a boundary may use, so that what precedes finds some, too."""
-        num_devices = self._usage.num_devices
-        if not frame.is_model_end:
-            return num_devices
-        return int(num_devices - self._space.work_before(frame, boundary) / self.limit_s + 1e-6)
-
     def _heads(
-        self, point: Point, intervals: tuple[Interval, ...], crew: Crew, left_s: float
+        self, point: Point, intervals: tuple[Interval, ...], seat: _Seat, left_s: float
     ) -> Iterator[tuple[tuple[Interval, ...], Point]]:
         """Ends of a stage in the branches of the block behind a point."""
-        sums = self._space.rates.least_seconds(crew)
+        sums = seat.rates.least_seconds
         for child in point.frame.children(point.boundary):
             start = child.run.start
             boundary = (
@@ -279,21 +319,25 @@ class Partition:
                     yield longer, head
                 if end in child.run.blocks:
                     rest_s = left_s - (sums[child.run.bounds[end]] - sums[start])
-                    yield from self._heads(head, longer, crew, rest_s)
+                    yield from self._heads(head, longer, seat, rest_s)
 
     def _try(
-        self, start: _Start, crew: Crew, used: int, point: Point, intervals: tuple[Interval, ...]
+        self, start: _Start, seat: _Seat, point: Point, intervals: tuple[Interval, ...]
     ) -> int:
         """Adds the ways whose first stage is of some intervals; says what became of it."""
-        space, multiple = self._space, crew.multiple
-        level = 2 * (start.frame.level - len(point.crossed))
+        space, crew, multiple = self._space, seat.crew, seat.crew.multiple
+        behind = start.table.tables[point.frame.number].ways[point.boundary]
         may_grow = space.is_small and bool(point.crossed)
-        most: float | None = None
+        most = self._most_in_flight(intervals, seat.rates)
+        if not behind or (most < 1 and not may_grow):
+            return NOT_POSSIBLE
+        level = 2 * (start.frame.level - len(point.crossed))
         joins: dict[int, list[Join]] = {}
+        spare: int | None = None
         outcome = NOT_POSSIBLE
-        for way in start.tables[point.frame.number][point.boundary]:
+        for way in behind:
             need, offset, total, beside, trace = way
-            total += used
+            total += seat.used
             if not self._usage.fits(total, start.room):
                 outcome = outcome or TOO_MANY_DEVICES
                 continue
@@ -301,8 +345,6 @@ class Partition:
                 need = max(need, *beside[level::2])
                 offset = max(offset, *beside[level + 1 :: 2])
                 beside = beside[:level]
-            if most is None:
-                most = self._most_in_flight(intervals, crew)
             units = units_in_flight(need, offset, multiple)
             if way is MODEL_END and crew.num_replicas > 1:
                 units = 2 * multiple  # the loss of replicas is computed in a stage of its own
@@ -315,6 +357,10 @@ class Partition:
                 new = Way(need, offset, total, beside, Cut(intervals, crew, units, trace))
                 add_way(start.ways, new, self._usage)
                 continue
+            if spare is None:
+                spare = self._spare(start, seat, point, intervals)
+            if self._usage.total(total) > spare:
+                continue
             if units not in joins:
                 joins[units] = self.joins.of(point.crossed, intervals, crew, units)
             for found in joins[units]:
@@ -325,17 +371,25 @@ class Partition:
                     add_way(start.ways, new, self._usage)
         return outcome
 
+    def _spare(
+        self, start: _Start, seat: _Seat, point: Point, intervals: tuple[Interval, ...]
+    ) -> int:
+        """Devices that a stage with joins and what follows it may use."""
+        sums = seat.rates.least_seconds
+        left_s = self.limit_s - sum(sums[stop] - sums[first] for first, stop in intervals)
+        beside = (
+            self._rooms.fewest_beside(frame.others, seat.crew, left_s) for frame in point.crossed
+        )
+        return start.room - sum(beside)
+
+
+def _has_better(ways: list[Way], least: Least) -> bool:
+    """Whether one of some ways is nowhere worse than what others have at least."""
+    devices, need, offset = least
+    return any(way[0] <= need and way[1] <= offset and way[2] <= devices for way in ways)
+
 
 def _forked(way: Way) -> Way:
     """A way at the beginning of an owner as one at the fork."""
     *beside, need, offset = way.beside
     return Way(max(way.need, need), max(way.offset, offset), way.used, tuple(beside), way.trace)
-
-
-def _intervals(frame: Frame, place: int, point: Point) -> tuple[Interval, ...]:
-    run = frame.run
-    is_own = point.frame is frame and not point.crossed
-    stop = run.bounds[point.boundary if is_own else -1]
-    if not point.beyond:
-        return ((place, stop),)
-    return joined(((place, stop),), *point.beyond)

@@ -38,6 +38,8 @@ class Space:
         self.root = frames.root
         self.beginnings = frames.beginnings
         self._paths: dict[tuple[Crew, int], list[float]] = {}
+        self._leads: dict[tuple[Crew, int], list[float]] = {}
+        self._work_leads: dict[int, list[float]] = {}
 
     def in_flight(self, units: int, crew: Crew) -> int:
         """Micro-batches of a stage in flight: no more than there are."""
@@ -68,11 +70,20 @@ class Space:
         slowest_s = max(_least([self.rates.least_each(crew) for crew in self.crews]))
         return max(self.work[-1] / self.usage.num_devices, slowest_s)
 
-    def work_before(self, frame: Frame, boundary: int) -> float:
-        """Device-seconds per sample of what comes before a boundary, in a frame and around it."""
-        run, work = frame.run, self.work
-        before = work[run.bounds[boundary]] - work[run.bounds[0]]
-        return before + (self.work_before(frame.outer, frame.element) if frame.outer else 0.0)
+    def work_lead(self, frame: Frame) -> list[float]:
+        """Running work before the boundaries on the way to a frame, and before its own."""
+        found = self._work_leads.get(frame.number)
+        if found is None:
+            found = self._work_leads[frame.number] = _lead(self.work, frame)
+        return found
+
+    def lead(self, crew: Crew, frame: Frame) -> list[float]:
+        """Running seconds (see ``CrewRates.least_seconds``) before the same boundaries."""
+        key = crew, frame.number
+        found = self._leads.get(key)
+        if found is None:
+            found = self._leads[key] = _lead(self.rates.least_seconds(crew), frame)
+        return found
 
     def path(self, crew: Crew, frame: Frame) -> list[float]:
         """Running seconds at the points of a frame's trunk (see ``Rates.least_seconds``)."""
@@ -93,3 +104,10 @@ class Space:
 def _least(rows: Sequence[Sequence[float]]) -> Sequence[float]:
     """The least of every column."""
     return list(map(min, *rows)) if len(rows) > 1 else rows[0]
+
+
+def _lead(sums: Sequence[float], frame: Frame) -> list[float]:
+    """Running sums over the places on the way to a frame's boundaries."""
+    lead = _lead(sums, frame.outer)[: frame.num_before + 1] if frame.outer else [0.0]
+    so_far = lead[-1] - sums[frame.run.start]
+    return [*lead, *(so_far + sums[bound] for bound in frame.run.bounds[1:])]
