@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
+from collections.abc import Sequence
 
 import pytest
 from helpers.graphs import model_graphs, profiles
@@ -15,8 +15,9 @@ from lightning_gpp.planner import PlanRequest, validate_plan
 from lightning_gpp.planner.evaluate import evaluate_plan
 from lightning_gpp.planner.graphpipe import search_plans
 from lightning_gpp.planner.graphpipe.least import least_step
+from lightning_gpp.planner.graphpipe.look import HOPELESS, Look
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
-from lightning_gpp.planner.graphpipe.search import HOPELESS, candidates
+from lightning_gpp.planner.graphpipe.search import Candidate
 from lightning_gpp.planner.make_plan import PLANNERS, plan_request
 
 
@@ -61,8 +62,14 @@ def test_no_plan_is_faster_than_the_least_step_of_its_candidate(
     for size in request.microbatch_sizes:
         space = problem.space(size, take_turns=take_turns)
         least = least_step(problem, space)
-        found = candidates(problem, space, lambda: math.inf, "graphpipe", is_chain=is_chain)
-        for candidate in chain.from_iterable(found):
+        found: list[Candidate] = []
+
+        def consider(some: Sequence[Candidate], found: list[Candidate] = found) -> float:
+            found += some
+            return math.inf
+
+        Look(problem, space, "graphpipe", consider, is_chain=is_chain).run()
+        for candidate in found:
             step_s = candidate.evaluation().step_s
             assert step_s >= candidate.least_s * (1 - 1e-9)
             assert step_s >= least.step_s / HOPELESS

@@ -10,8 +10,9 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 - ``siblings`` (with ``packing``): the branches beside the one that it follows;
 - ``joins`` (with ``tails``): stages that take branches in;
 - ``limits``: the binary search on the limit;
-- ``search`` (with ``least``): the candidates for one micro-batch size;
-- ``placement``: devices;
+- ``look`` (with ``least``): what is worth looking at with one micro-batch size;
+- ``placement``, ``search``: devices, and candidates;
+- ``estimate`` (with ``chains``): what the step of a candidate takes at least;
 - ``result``: the choice by the time of the whole step;
 - ``polish``: single units that the slowest stage of the best plan hands over;
 - ``infeasible``: what would help where nothing fits.

@@ -9,6 +9,7 @@ more stage would be possible.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lightning_gpp.planner.graphpipe.partition import Partition
@@ -21,8 +22,11 @@ PRECISION = 1.015
 STEPS = (1.03, 1.1, 1.3)
 """The first steps away from a limit that was too small, or too large, in larger models."""
 
+NEAR = 1.03
+"""Limits that differ by no more than this have nearly the same divisions."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """Divisions that keep to one limit.
 
@@ -37,6 +41,10 @@ class Found:
     seconds_per_sample: float
     slowest_s: float
     divisions: tuple[tuple[FoundStage, ...], ...]
+
+
+def _always(found: Found, low_s: float) -> bool:
+    return True
 
 
 class Divisions:
@@ -70,26 +78,40 @@ class Divisions:
         self.found = sorted([*self.found, new], key=lambda found: -found.limit_s)
         return new
 
+    def is_searched(self, limit_s: float) -> bool:
+        """Whether a limit that is nearly this one has been searched."""
+        return limit_s < self.low_s or any(
+            known.slowest_s / NEAR <= limit_s <= known.limit_s * NEAR for known in self.found
+        )
+
     def with_smallest_bottleneck(
-        self, at_most_s: float = math.inf, *, guess: float = 1.0
+        self,
+        at_most_s: float = math.inf,
+        *,
+        guess: float = 1.0,
+        is_worth: Callable[[Found, float], bool] = _always,
     ) -> Found | None:
         """The divisions with the smallest bottleneck; None if larger ones are of no interest.
 
         Args:
             at_most_s: larger bottlenecks are of no interest.
             guess: how many times the lower bound the bottleneck may be.
+            is_worth: is told of divisions, and of a limit below which there are none; says whether
+                smaller bottlenecks are of interest.
         """
         best = self._first(at_most_s, guess)
         step = 0
-        while best and best.seconds_per_sample > self.low_s * PRECISION:
-            near_s = best.seconds_per_sample / STEPS[step]
-            new = self.at(max(near_s, math.sqrt(self.low_s * best.seconds_per_sample)))
+        while best and is_worth(best, self.low_s):
+            is_near = best.seconds_per_sample <= self.low_s * PRECISION
+            middle_s = math.sqrt(self.low_s * best.seconds_per_sample)
+            limit_s = max(best.seconds_per_sample / STEPS[step], middle_s)
             step = min(step + 1, len(STEPS) - 1)
+            new = self.at(best.seconds_per_sample * (1 - 1e-9) if is_near else limit_s)
             best = new or best
-        for _ in range(1000 if self.space.is_small else 1):
-            if best is None or (new := self.at(best.seconds_per_sample * (1 - 1e-9))) is None:
+            if is_near and (new is None or not self.space.is_small):
+                if new:
+                    is_worth(new, self.low_s)
                 break
-            best = new
         return best
 
     def _first(self, at_most_s: float, guess: float) -> Found | None:

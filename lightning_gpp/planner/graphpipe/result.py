@@ -6,39 +6,21 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import geometric_mean
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import PlanEvaluation
+from lightning_gpp.planner.graphpipe.look import HOPELESS, Look
 from lightning_gpp.planner.graphpipe.problem import Problem
-from lightning_gpp.planner.graphpipe.search import (
-    HOPELESS,
-    Candidate,
-    candidates,
-    data_parallel,
-)
+from lightning_gpp.planner.graphpipe.search import Candidate, data_parallel
 from lightning_gpp.planner.graphpipe.space import Space
 from lightning_gpp.planner.plan import Plan
-
-EVALUATIONS = 10
-"""Candidates that are evaluated at the end of a search, beside one for each micro-batch size."""
-
-MORE_EVALUATIONS = 20
-"""So many of plans that are short to play (see :data:`SHORT`)."""
-
-SHORT = 1_000
-"""Micro-batches of all stages that are played in no time."""
 
 STAGES_IN_A_ROW = 4
 """Guess of the depth of a plan, to begin with micro-batch sizes that are likely."""
 
-ALONE = 5
-"""Plans of one stage that are evaluated."""
-
 PATIENCE = 2
 """In larger models, micro-batch sizes that may be tried in vain, one after the other."""
-
-SLIGHTLY = 1.1
-"""Of the first, quick look at a space, estimates up to this many times the best are evaluated."""
 
 QUICK = 48
 """Models in a line of up to so many units are searched so quickly that all sizes are tried."""
@@ -108,6 +90,8 @@ class Choice:
         self._best_size: float | None = None
         self._num_played = 0
         self._guesses: dict[tuple[object, ...], float] = {}  # bottleneck over its lower bound
+        self._slowest: dict[tuple[int, float], float] = {}
+        self._best_replicas = 1.0
         self.best_s = math.inf
 
     def search_alike(self, problem: Problem, name: str, *, is_chain: bool) -> None:
@@ -122,7 +106,7 @@ class Choice:
         for space in sorted(spaces, key=lambda one: (one.num_units > FEW_UNITS, _promise(one))):
             if space.num_units > FEW_UNITS and self._num_played > MANY_PLAYED:
                 break
-            self._look(problem, space, name, is_chain=is_chain, hopeless=SLIGHTLY)
+            self._look(problem, space, name, is_chain=is_chain)
 
     def search(self, problem: Problem, name: str, *, is_chain: bool) -> None:
         """Looks at micro-batch sizes, those near the best one so far first.
@@ -146,10 +130,13 @@ class Choice:
         for space in sorted(spaces, key=_promise if spaces[0].is_small else self._far_from_best):
             if in_vain >= PATIENCE and not self._tries_all:
                 break
-            if self._look(problem, space, name, is_chain=is_chain):
+            before_s = self.best_s
+            least_s = self._look(problem, space, name, is_chain=is_chain)
+            if self.best_s < before_s:
                 in_vain = 0
             elif self._best_size is not None:
-                in_vain += 1
+                is_hopeless = least_s > HOPELESS * self.best_s and not space.is_small
+                in_vain += PATIENCE if is_hopeless else 1
 
     def _look(
         self,
@@ -158,32 +145,49 @@ class Choice:
         name: str,
         *,
         is_chain: bool,
-        hopeless: float = HOPELESS,
-    ) -> bool:
-        """Looks at one space; whether it holds a shorter step than those seen so far."""
+    ) -> float:
+        """Looks at one space.
+
+        Returns:
+            The shortest step that it may hold, as far as was looked.
+        """
         before_s = self.best_s
-        is_one_crew, takes_turns = len(space.crews) == 1, space.crews[-1].multiple > 1
-        kind = bool(problem.layout.root.blocks), space.crews[0], is_one_crew, takes_turns
-        guess = self._guesses.get(kind, 1.0)
-        found = candidates(
-            problem, space, lambda: self.best_s, name, is_chain=is_chain, guess=guess
-        )
-        slowest_s = math.inf
-        for some in found:
-            self._consider(some)
-            slowest_s = min(
-                [slowest_s] + [max(s.seconds_per_sample for s in one.stages) for one in some]
-            )
-        if slowest_s < math.inf and space.lower_bound_s:
-            self._guesses[kind] = slowest_s / space.lower_bound_s
+        look = Look(problem, space, name, self._consider, is_chain=is_chain)
+        look.run(self._guess(problem, space))
+        if look.slowest_s < math.inf and space.lower_bound_s:
+            self._guesses[self._key(problem, space)] = look.slowest_s / space.lower_bound_s
+            key = id(problem), space.rates.microbatch_size
+            self._slowest[key] = min(look.slowest_s, self._slowest.get(key, math.inf))
         if self.best_s < before_s:
-            self._best_size = space.rates.microbatch_size
-        return self.best_s < before_s
+            stages = self.finish()[0].stages
+            self._best_size = geometric_mean(stage.microbatch_size for stage in stages)
+            self._best_replicas = geometric_mean(stage.stage.num_replicas for stage in stages)
+        return look.least_s
+
+    def _guess(self, problem: Problem, space: Space) -> float:
+        """How many times its lower bound the bottleneck of a space may be.
+
+        As much as of the last space like it, or what was found with the same micro-batches.
+        """
+        known = self._slowest.get((id(problem), space.rates.microbatch_size))
+        if space.crews[-1].multiple > 1:
+            return math.inf
+        if len(space.crews) > 1 and known and space.lower_bound_s:
+            return math.sqrt(known / space.lower_bound_s)
+        return self._guesses.get(self._key(problem, space), 1.0)
+
+    def _key(self, problem: Problem, space: Space) -> tuple[object, ...]:
+        """Equal for spaces whose bottlenecks are about as far above their lower bounds."""
+        is_one_crew, takes_turns = len(space.crews) == 1, space.crews[-1].multiple > 1
+        return bool(problem.layout.root.blocks), space.crews[0], is_one_crew, takes_turns
 
     def _far_from_best(self, space: Space) -> tuple[float, float]:
         """Micro-batch sizes near the one that was best in an earlier search come first."""
         size = space.rates.microbatch_size
-        return abs(math.log2(size / (self._best_size or size))), _promise(space)
+        best = self._best_size or size
+        if space.crews[-1].multiple > 1:
+            size *= self._best_replicas
+        return abs(math.log2(size / best)), _promise(space)
 
     def finish(self) -> list[PlanEvaluation]:
         """All evaluated plans that fit into memory, best first."""
@@ -204,13 +208,18 @@ class Choice:
         others.pop(first[0], None)
         return ranked_plans([first[0], *sorted(others, key=lambda one: one.step_s)])
 
-    def _consider(self, some: Iterable[Candidate]) -> None:
-        """Evaluates those that may be better than the best one, the most promising first."""
+    def _consider(self, some: Iterable[Candidate]) -> float:
+        """Evaluates those that may be better than the best one, the most promising first.
+
+        Returns:
+            Seconds of the best step then.
+        """
         for candidate in sorted(some, key=lambda one: one.least_s):
             if candidate.least_s < self.best_s:
                 self._evaluate(candidate)
             else:
                 self._pending.append(candidate)
+        return self.best_s
 
     def _evaluate(self, candidate: Candidate) -> None:
         found = candidate.evaluation()

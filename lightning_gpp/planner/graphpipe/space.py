@@ -66,8 +66,10 @@ class Space:
 
     @cached_property
     def lower_bound_s(self) -> float:
-        """Seconds per sample that no division can beat: equal shares, or the slowest unit."""
-        slowest_s = max(_least([self.rates.least_each(crew) for crew in self.crews]))
+        """Seconds per sample that no division can beat: equal shares, or the slowest units."""
+        each_s = _least([self.rates.least_each(crew) for crew in self.crews])
+        num_stages = self.usage.num_devices // min(crew.num_replicas for crew in self.crews)
+        slowest_s = crowded_s(each_s, num_stages) if len(self.crews) == 1 else max(each_s)
         return max(self.work[-1] / self.usage.num_devices, slowest_s)
 
     def work_lead(self, frame: Frame) -> list[float]:
@@ -99,6 +101,26 @@ class Space:
                 for point in frame.trunk
             ]
         return path
+
+
+def crowded_s(each_s: Sequence[float], num_stages: int) -> float:
+    """Seconds that some stage takes at least: of more units than stages, two are in one.
+
+    And of more than twice as many units three, and so on; so it holds at least the lightest of the
+    heaviest that cannot be without such company.
+
+    Args:
+        each_s: seconds of every unit.
+        num_stages: most stages.
+
+    >>> crowded_s([4, 3, 3, 2], num_stages=2), crowded_s([5, 1], num_stages=2)
+    (6, 5)
+    """
+    heaviest = sorted(each_s, reverse=True)
+    return max(
+        sum(heaviest[first - first // num_stages : first + 1])
+        for first in range(0, len(heaviest), num_stages)
+    )
 
 
 def _least(rows: Sequence[Sequence[float]]) -> Sequence[float]:

@@ -6,7 +6,7 @@ import pytest
 from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Link, uniform_cluster
-from lightning_gpp.cost import Costs
+from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.graphpipe.limits import Divisions
 from lightning_gpp.planner.graphpipe.partition import Partition
@@ -27,11 +27,26 @@ def space() -> Space:
     return branching(request, search_units(request)).space(4)
 
 
-def test_a_limit_without_divisions_rules_out_all_up_to_the_next_stage(space):
-    divisions = Divisions(space)
-    assert divisions.low_s == pytest.approx(20 / 8 * LAYER_S)
-    assert divisions.at(2.6 * LAYER_S) is None
-    assert divisions.low_s == pytest.approx(3 * LAYER_S)
+def test_a_limit_without_divisions_rules_out_all_up_to_the_next_stage():
+    """Layers of 3, 3, 2, 2, 2 and 3 seconds for three devices: a third would be 5, but 6 is least.
+
+    l0 l1 | l2 l3 l4 | l5
+    """
+    times = [3.0, 3.0, 2.0, 2.0, 2.0, 3.0]
+    graph = literal_graph({f"l{i}": f"l{i - 1}" if i else "x" for i in range(6)})
+    costs = Costs((Profile({f"l{i}": OpProfile(t, 0.0) for i, t in enumerate(times)}, 1),))
+    request = PlanRequest(graph, uniform_cluster(3, Link(1e30)), costs, 8, 8, max_replicas=1)
+    divisions = Divisions(branching(request, search_units(request)).space(1))
+    assert divisions.low_s == pytest.approx(5)
+    assert divisions.at(5.5) is None
+    assert divisions.low_s == pytest.approx(6)
+    found = divisions.at(6.5)
+    assert found is not None and found.slowest_s == pytest.approx(6)
+
+
+def test_more_units_than_stages_need_company(space):
+    """Twenty layers on eight devices: three are together somewhere."""
+    assert space.lower_bound_s == pytest.approx(3 * LAYER_S)
 
 
 def test_divisions_answer_for_limits_down_to_their_slowest_stage(space, monkeypatch):
