@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lightning_gpp.planner.graphpipe.layout import Interval, Run, joined
@@ -31,22 +31,34 @@ Mix = tuple[tuple[int, int], ...]
 """Branches of a stage: the weight of some, and how many."""
 
 
+def is_one(mix: Mix) -> bool:
+    """Whether it is a single branch, which may also be cut."""
+    return len(mix) == 1 and mix[0][1] == 1
+
+
 class Branches:
     """Seconds and places of whole branches.
 
-    Branches that are alike and take as long share a *weight*, a number.
+    Branches share a *weight*, a number, if they may stand for each other beside any other branches:
+    they take as long, hold as much, and what they share with the rest of the model is the same.
+
+    Attributes:
+        work: of every weight, the device-seconds per sample that a branch takes at least.
     """
 
-    def __init__(self, rates: Rates, crews: Sequence[Crew]) -> None:
-        self._crews = crews
+    def __init__(self, rates: Rates, crews: Sequence[Crew], work: Sequence[float]) -> None:
+        self._contents = rates.contents
+        self._num_crews = len(crews)
         self._sums = [rates.least_seconds(crew) for crew in crews]
+        self._work_sums = work
+        self.work: list[float] = []
         self._weights: dict[Run, int] = {}
-        self._seconds: list[list[float]] = []
-        self._of_kind: dict[int, list[int]] = {}
+        self._rows: list[list[float]] = []
+        self._alike: dict[object, list[int]] = {}
         self._by_weight: dict[Group, dict[int, Group]] = {}
         self._loads: dict[Group, list[list[Load]]] = {}
-        self._places: dict[Group, tuple[Interval, ...]] = {}
-        self.first: list[Run] = []
+        self._seconds: dict[Mix, list[float]] = {}
+        self._places: dict[Mix, tuple[Interval, ...]] = {}
 
     def weight(self, run: Run) -> int:
         """The weight of a branch."""
@@ -57,14 +69,14 @@ class Branches:
 
     def _weight(self, run: Run) -> int:
         start, stop = run.interval
-        seconds = [sums[stop] - sums[start] for sums in self._sums]
-        numbers = self._of_kind.setdefault(run.kind, [])
+        row = [sums[stop] - sums[start] for sums in self._sums]
+        numbers = self._alike.setdefault((run.kind, *self._contents.of_branch(run.interval)), [])
         for number in numbers:  # running sums of equal seconds differ by rounding
-            if all(math.isclose(*two, rel_tol=1e-9) for two in zip(seconds, self._seconds[number])):
+            if all(math.isclose(*two, rel_tol=1e-9) for two in zip(row, self._rows[number])):
                 return number
-        numbers.append(len(self._seconds))
-        self._seconds.append(seconds)
-        self.first.append(run)
+        numbers.append(len(self._rows))
+        self._rows.append(row)
+        self.work.append(self._work_sums[stop] - self._work_sums[start])
         return numbers[-1]
 
     def by_weight(self, runs: Group) -> dict[int, Group]:
@@ -78,14 +90,6 @@ class Branches:
             self._by_weight[runs] = found
         return found
 
-    def mix(self, group: Group) -> Mix:
-        """The weights of some branches."""
-        found: dict[int, int] = {}
-        for run in group:
-            weight = self.weight(run)
-            found[weight] = found.get(weight, 0) + 1
-        return tuple(found.items())
-
     def loads(self, runs: Group) -> list[list[Load]]:
         """For every crew the branches, the heaviest first."""
         found = self._loads.get(runs)
@@ -93,23 +97,32 @@ class Branches:
             by_weight = self.by_weight(runs).items()
             found = self._loads[runs] = [
                 sorted(
-                    (Load(self._seconds[w][index], w, len(some)) for w, some in by_weight),
+                    (Load(self._rows[w][index], w, len(some)) for w, some in by_weight),
                     key=_heaviest_first,
                 )
-                for index in range(len(self._crews))
+                for index in range(self._num_crews)
             ]
         return found
 
     def seconds(self, mix: Mix) -> list[float]:
         """Seconds per sample that a stage of branches takes at least, with every crew."""
-        rows = [[count * each_s for each_s in self._seconds[weight]] for weight, count in mix]
-        return rows[0] if len(rows) == 1 else list(map(sum, zip(*rows)))
-
-    def places(self, group: Group) -> tuple[Interval, ...]:
-        """Places of a stage of whole branches."""
-        found = self._places.get(group)
+        found = self._seconds.get(mix)
         if found is None:
-            found = self._places[group] = joined((), *(run.interval for run in group))
+            rows = [[number * each_s for each_s in self._rows[weight]] for weight, number in mix]
+            found = self._seconds[mix] = list(map(sum, zip(*rows)))
+        return found
+
+    def places(self, mix: Mix, by_weight: Mapping[int, Group]) -> tuple[Interval, ...]:
+        """Places of a stage of branches, which stands for all that hold as many of each weight.
+
+        Args:
+            mix: how many branches of each weight it holds.
+            by_weight: branches to take them from.
+        """
+        found = self._places.get(mix)
+        if found is None:
+            runs = [run for weight, number in mix for run in by_weight[weight][:number]]
+            found = self._places[mix] = joined((), *(run.interval for run in runs))
         return found
 
 

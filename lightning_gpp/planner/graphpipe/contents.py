@@ -6,8 +6,9 @@ follows the other, which only a whole plan tells.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from lightning_gpp.graph import FEED, ModelGraph
 from lightning_gpp.planner.base import PlanRequest
@@ -119,6 +120,7 @@ class Contents:
                 before[position] |= before[place[source]] | 1 << place[source]
         self._before = before
         self._found: dict[Intervals, Content] = {}
+        self._of_branch: dict[Interval, tuple[Content, frozenset[object]]] = {}
         self.gradient_bytes = self._running_gradient_bytes()
 
     def _running_gradient_bytes(self) -> list[int]:
@@ -147,6 +149,48 @@ class Contents:
         )
         flags = self._has_state[place], self._is_whole[place]
         return tuple(sizes), flags, tuple(inward), tuple(outward)
+
+    def of_branch(self, interval: Interval) -> tuple[Content, frozenset[object]]:
+        """What must be equal for two branches of a block to stand for each other in any stage.
+
+        What a stage of several branches holds and exchanges is the sum of what they do, less what
+        several of them share.
+
+        Returns:
+            The content of the branch, and all that it shares with places outside: parameters,
+            values that it reads, and who sends them.
+        """
+        found = self._of_branch.get(interval)
+        if found is None:
+            shared = frozenset(self._shared(interval))
+            found = self._of_branch[interval] = self[(interval,)], shared
+        return found
+
+    def _shared(self, interval: Interval) -> Iterator[object]:
+        start, stop = interval
+        for place in range(start, stop):
+            for name in self._parameters[place]:
+                if any(not start <= other < stop for other in self._holders[name]):
+                    yield name
+            for index in self._inward[place]:
+                source, targets, _ = self._flows[index]
+                if not start <= source < stop:
+                    if any(not start <= target < stop for target in targets):
+                        yield index, source
+                    if source == FEED or any(not start <= t < stop for t in self._readers(source)):
+                        yield source
+
+    def _readers(self, place: int) -> Iterator[int]:
+        return (target for flow in self._outward[place] for target in self._flows[flow][1])
+
+    @cached_property
+    def _holders(self) -> dict[str, list[int]]:
+        """The places of every parameter."""
+        found: dict[str, list[int]] = {}
+        for place, names in enumerate(self._parameters):
+            for name in names:
+                found.setdefault(name, []).append(place)
+        return found
 
     def __getitem__(self, intervals: Intervals) -> Content:
         found = self._found.get(intervals)

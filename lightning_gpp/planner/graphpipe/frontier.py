@@ -10,10 +10,11 @@ rule of :mod:`lightning_gpp.schedule.in_flight`: with micro-batches of ``k`` uni
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lightning_gpp.planner.graphpipe.layout import Interval
+from lightning_gpp.planner.graphpipe.layout import Interval, Run, joined
 from lightning_gpp.planner.graphpipe.rates import Crew
 from lightning_gpp.planner.graphpipe.usage import Usage
 
@@ -43,16 +44,40 @@ class Beside(NamedTuple):
 
     Attributes:
         branch: its stages.
-        shift: how many places on from where they were found.
         rest: the stages of other branches, or behind the block.
     """
 
     branch: Trace | None
-    shift: int
     rest: Trace | None
 
 
-Trace = Cut | Beside
+class Alike(NamedTuple):
+    """Branches that are divided alike, each on its own or several in one stage.
+
+    Attributes:
+        branch: the stages of one branch, or the stage of several, as they were found.
+        origin: where the branch begins in which they were found.
+        groups: the branches.
+        rest: the stages of other branches.
+    """
+
+    branch: Trace
+    origin: int
+    groups: Sequence[tuple[Run, ...]]
+    rest: Trace | None
+
+    def moved(self) -> Iterator[tuple[Trace, int]]:
+        """The stages of every group, each with the number of places by which it is to be moved."""
+        for group in self.groups:
+            if len(group) == 1:
+                yield self.branch, group[0].start - self.origin
+            else:
+                assert isinstance(self.branch, Cut)
+                places = joined((), *(run.interval for run in group))
+                yield Cut(places, self.branch.crew, self.branch.units, None), 0
+
+
+Trace = Cut | Beside | Alike
 
 
 class Way(NamedTuple):
@@ -121,13 +146,15 @@ def add_way(ways: list[Way], new: Way, usage: Usage) -> None:
 def collect_cuts(trace: Trace | None, shift: int = 0) -> list[tuple[Cut, int]]:
     """All stages of a way, each with the number of places by which it is to be moved."""
     found: list[tuple[Cut, int]] = []
-    todo = [(trace, shift)]
+    todo: list[tuple[Trace | None, int]] = [(trace, shift)]
     while todo:
         part, moved = todo.pop()
         while part is not None:
             if isinstance(part, Cut):
                 found.append((part, moved))
+            elif isinstance(part, Alike):
+                todo += [(branch, moved + shift) for branch, shift in part.moved()]
             else:
-                todo.append((part.branch, moved + part.shift))
+                todo.append((part.branch, moved))
             part = part.rest
     return found

@@ -68,7 +68,7 @@ class Joins:
                     longer,
                     (*join.beside, sides.need, sides.offset),
                     join.used + sides.used,
-                    Beside(sides.trace, 0, join.trace),
+                    Beside(sides.trace, join.trace),
                 )
                 for join in joins
                 for longer, left in self._longer(join.intervals, frame.others, crew, units)

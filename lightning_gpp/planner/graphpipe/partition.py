@@ -128,7 +128,7 @@ class Partition:
     def side(self, run: Run, behind: Way) -> list[Way]:
         """The ways to divide a branch, given what follows it.
 
-        Their places are those of another branch like it: add ``shift``.
+        Their places are those of the branch of its ``Space.side_frame``.
         """
         key = run.kind, behind.need, behind.offset
         found = self._sides.get(key)
@@ -136,10 +136,6 @@ class Partition:
             frame = self._space.side_frame(run)
             found = self._sides[key] = self._solve(frame, behind)
         return found
-
-    def shift(self, run: Run) -> int:
-        """Places from the branch that stands for a run to the run itself."""
-        return run.start - self._space.side_frame(run).run.start
 
     def fits(self, intervals: tuple[Interval, ...], crew: Crew, units: int) -> bool:
         """Whether a stage is fast enough and finds enough memory."""
@@ -198,7 +194,7 @@ class Partition:
             for side in self.siblings.ways(table.frame.run.blocks[boundary], way.need, way.offset):
                 used = way.used + side.used
                 if self._usage.fits(used, room):
-                    trace = Beside(side.trace, 0, way.trace)
+                    trace = Beside(side.trace, way.trace)
                     new = Way(side.need, side.offset, used, way.beside, trace)
                     add_way(table.ways[boundary], new, self._usage)
 
@@ -213,7 +209,7 @@ class Partition:
             for side in self.siblings.ways(child.others, way.need, way.offset):
                 used = way.used + side.used
                 if self._usage.fits(used, room):
-                    trace = Beside(side.trace, 0, way.trace)
+                    trace = Beside(side.trace, way.trace)
                     beside = (*way.beside, side.need, side.offset)
                     add_way(ways, Way(way.need, way.offset, used, beside, trace), self._usage)
         return ways
@@ -366,7 +362,7 @@ class Partition:
             for found in joins[units]:
                 if self._usage.fits(total + found.used, start.room):
                     cut = Cut(found.intervals, crew, units, trace)
-                    both = Beside(found.trace, 0, cut)
+                    both = Beside(found.trace, cut)
                     new = Way(need, offset, total + found.used, beside + found.beside, both)
                     add_way(start.ways, new, self._usage)
         return outcome

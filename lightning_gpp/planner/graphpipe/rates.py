@@ -197,10 +197,12 @@ class Rates:
 
     Attributes:
         microbatch_size: the smallest micro-batch, in samples.
+        contents: what stages hold and exchange.
     """
 
     def __init__(self, prices: Prices, microbatch_size: float) -> None:
         self._prices = prices
+        self.contents = prices.contents
         self.microbatch_size = microbatch_size
         self._of: dict[Crew, CrewRates] = {}
         self._least_each: dict[Crew, list[float]] = {}

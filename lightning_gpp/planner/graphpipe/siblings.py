@@ -6,20 +6,22 @@ Light branches share a stage. With few branches all groups are tried; with many,
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from lightning_gpp.planner.graphpipe.branches import Group
+from lightning_gpp.planner.graphpipe.branches import Group, Mix, is_one
 from lightning_gpp.planner.graphpipe.frontier import (
     NO_OFFSET,
-    Beside,
+    Alike,
     Cut,
     Way,
     add_way,
     units_in_flight,
 )
-from lightning_gpp.planner.graphpipe.packing import Packing, Packings, first_fit, groups_of
+from lightning_gpp.planner.graphpipe.layout import Interval
+from lightning_gpp.planner.graphpipe.packing import Stack, first_fit, groups_of
+from lightning_gpp.planner.graphpipe.packings import Packing, Packings
 from lightning_gpp.planner.graphpipe.space import Space
 
 if TYPE_CHECKING:
@@ -39,9 +41,10 @@ class Siblings:
         self._partition = partition
         self._space = space
         self._branches = space.branches
-        self._ways: dict[tuple[Group, int, int], list[Way]] = {}
-        self._ways_together: dict[tuple[Group, int, int], list[Way]] = {}
         self._packings = Packings(space, partition.limit_s)
+        self._multiples = sorted({crew.multiple for crew in space.crews})
+        self._ways: dict[tuple[Group, int, int], list[Way]] = {}
+        self._options_of: dict[tuple[Mix, int, int], list[Way]] = {}
 
     def ways(self, runs: Group, need: int, offset: int) -> list[Way]:
         """The ways to divide some branches.
@@ -71,40 +74,23 @@ class Siblings:
         for size in range(len(others) + 1):
             for more in combinations(others, size):
                 left = tuple(run for run in others if run not in more)
-                for way in self._together((first, *more), need, offset):
-                    self._all_groups(left, need, offset, _plus(done, way), ways)
+                by_weight = self._branches.by_weight((first, *more))
+                mix = tuple((weight, len(some)) for weight, some in by_weight.items())
+                for option in self._options(mix, by_weight, need, offset):
+                    way = self._plus(done, option, [(first, *more)])
+                    self._all_groups(left, need, offset, way, ways)
 
     def _packed(self, runs: Group, need: int, offset: int, ways: list[Way]) -> None:
         """Branches packed into stages of one crew, for each crew."""
-        most = self._most_devices(runs)
-        multiples = {crew.multiple for crew in self._space.crews}
-        flights = {multiple: units_in_flight(need, offset, multiple) for multiple in multiples}
-        for packing in self._packings.of(runs):
-            if packing.least_devices > most:
-                self._partition.too_slow(self._limit_of_more_devices(runs, most))
-                continue
-            if self._is_beaten(packing, flights, ways):
-                continue
-            groups = self._with_memory(packing, runs, flights)
-            for way in self._divided(groups, need, offset, most):
-                add_way(ways, way, self._space.usage)
+        flights = {m: units_in_flight(need, offset, m) for m in self._multiples}
+        most, packings = self._packings.of(runs)
+        for packing in packings:
+            if not self._is_beaten(packing, flights, ways):
+                stacks = self._with_memory(packing, runs, flights)
+                for way in self._divided(runs, stacks, need, offset, most):
+                    add_way(ways, way, self._space.usage)
 
-    def _most_devices(self, runs: Group) -> int:
-        """Devices that branches may use, so that the rest of the model finds some, too."""
-        num_devices = self._space.usage.num_devices
-        return int(num_devices - self._work_beside(runs) / self._partition.limit_s + 1e-6)
-
-    def _work_beside(self, runs: Group) -> float:
-        """Device-seconds per sample of all but some branches."""
-        work = self._space.work
-        return work[-1] - sum(work[run.bounds[-1]] - work[run.start] for run in runs)
-
-    def _limit_of_more_devices(self, runs: Group, most: int) -> float:
-        """The limit at which branches may use one device more."""
-        left = self._space.usage.num_devices - most - 1
-        return self._work_beside(runs) / left if left > 0 else math.inf
-
-    def _is_beaten(self, packing: Packing, flights: dict[int, int], ways: list[Way]) -> bool:
+    def _is_beaten(self, packing: Packing, flights: Mapping[int, int], ways: list[Way]) -> bool:
         """Whether a way is at least as good as any one of a packing."""
         if not self._space.usage.has_one_kind:
             return False
@@ -115,68 +101,69 @@ class Siblings:
         offset = max(min(flights[m] - m for m in some) for some in packing.multiples)
         return any(way.need <= need and way.offset <= offset for way in fewer)
 
-    def _with_memory(self, packing: Packing, runs: Group, flights: dict[int, int]) -> list[Group]:
-        """The groups of a packing, or others where they do not find enough memory.
+    def _with_memory(
+        self, packing: Packing, runs: Group, flights: Mapping[int, int]
+    ) -> Sequence[Stack]:
+        """The stages of a packing, or others where they do not find enough memory.
 
-        What a stage of branches holds and sends only grows with it. So the groups that are found
+        What a stage of branches holds and sends only grows with it. So the stages that are found
         by time alone are right unless one of them does not fit.
         """
-        by_weight = self._branches.by_weight(runs)
-        groups = groups_of(packing.stacks, by_weight)
         if packing.crew_index is None:
-            return groups
+            return packing.stacks
+        by_weight = self._branches.by_weight(runs)
         crew = self._space.crews[packing.crew_index]
 
-        def fits(group: Group) -> bool:
-            units = flights[crew.multiple]
-            return self._partition.fits(self._branches.places(group), crew, units)
+        def fits(mix: Mix) -> bool:
+            places = self._branches.places(mix, by_weight)
+            return self._partition.fits(places, crew, flights[crew.multiple])
 
-        if all(len(group) == 1 or fits(group) for group in groups):
-            return groups
-        stacks, next_limit_s = first_fit(
-            self._branches.loads(runs)[packing.crew_index],
-            self._partition.limit_s,
-            lambda mix: fits(groups_of([(mix, 1)], by_weight)[0]),
-        )
+        if all(is_one(mix) or fits(mix) for mix, _ in packing.stacks):
+            return packing.stacks
+        loads = self._branches.loads(runs)[packing.crew_index]
+        stacks, next_limit_s = first_fit(loads, self._partition.limit_s, fits)
         self._partition.too_slow(next_limit_s)
-        return groups_of(stacks, by_weight)
+        return stacks
 
-    def _divided(self, groups: list[Group], need: int, offset: int, most: int) -> list[Way]:
-        """The ways of some groups."""
+    def _divided(
+        self, runs: Group, stacks: Sequence[Stack], need: int, offset: int, most: int
+    ) -> list[Way]:
+        """The ways of some stages: those that are alike are divided alike."""
         usage = self._space.usage
+        by_weight = self._branches.by_weight(runs)
         found = [NOTHING]
-        for group in groups:
+        for (mix, _), groups in zip(stacks, groups_of(stacks, by_weight)):
             longer: list[Way] = []
-            for other in self._together(group, need, offset):
+            for option in self._options(mix, by_weight, need, offset):
                 for one in found:
-                    if usage.fits(one.used + other.used, most):
-                        add_way(longer, _plus(one, other), usage)
+                    way = self._plus(one, option, groups)
+                    if usage.fits(way.used, most):
+                        add_way(longer, way, usage)
             found = longer
         return found
 
-    def _together(self, group: Group, need: int, offset: int) -> list[Way]:
-        """The ways of one branch, or of several in one stage; their traces are in place."""
-        key = group, need, offset
-        found = self._ways_together.get(key)
+    def _options(
+        self, mix: Mix, by_weight: Mapping[int, Group], need: int, offset: int
+    ) -> list[Way]:
+        """The ways of one branch, or of several in one stage, whichever of those alike they are."""
+        key = mix, need, offset
+        found = self._options_of.get(key)
         if found is None:
-            new = self._one_stage if len(group) > 1 else self._alone
-            found = self._ways_together[key] = new(group, need, offset)
+            if is_one(mix):
+                (run, *_) = by_weight[mix[0][0]]
+                found = self._partition.side(run, Way(need, offset, 0, (), None))
+            else:
+                places = self._branches.places(mix, by_weight)
+                found = self._of_stage(mix, places, need, offset)
+            self._options_of[key] = found
         return found
 
-    def _alone(self, group: Group, need: int, offset: int) -> list[Way]:
-        (run,) = group
-        shift = self._partition.shift(run)
-        behind = Way(need, offset, 0, (), None)
-        return [
-            way._replace(trace=Beside(way.trace, shift, None))
-            for way in self._partition.side(run, behind)
-        ]
-
-    def _one_stage(self, group: Group, need: int, offset: int) -> list[Way]:
+    def _of_stage(
+        self, mix: Mix, places: tuple[Interval, ...], need: int, offset: int
+    ) -> list[Way]:
         ways: list[Way] = []
-        places = self._branches.places(group)
         kinds = set()
-        for crew in self._packings.bound(self._branches.mix(group)).fast:
+        for crew in self._packings.bound(mix).fast:
             units = units_in_flight(need, offset, crew.multiple)
             if crew.kind not in kinds and self._partition.fits(places, crew, units):
                 kinds.add(crew.kind)
@@ -186,13 +173,14 @@ class Siblings:
                 add_way(ways, way, self._space.usage)
         return ways
 
-
-def _plus(one: Way, other: Way) -> Way:
-    trace = Beside(other.trace, 0, one.trace)
-    return Way(
-        max(one.need, other.need),
-        max(one.offset, other.offset),
-        one.used + other.used,
-        (),
-        trace,
-    )
+    def _plus(self, one: Way, option: Way, groups: list[Group]) -> Way:
+        """A way, and beside it branches that are all divided alike."""
+        assert option.trace is not None
+        origin = self._space.side_frame(groups[0][0]).run.start if len(groups[0]) == 1 else 0
+        return Way(
+            max(one.need, option.need),
+            max(one.offset, option.offset),
+            one.used + len(groups) * option.used,
+            (),
+            Alike(option.trace, origin, groups, one.trace),
+        )

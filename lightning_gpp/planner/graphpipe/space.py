@@ -53,7 +53,7 @@ class Space:
     @cached_property
     def branches(self) -> Branches:
         """What whole branches take."""
-        return Branches(self.rates, self.crews)
+        return Branches(self.rates, self.crews, self.work)
 
     @cached_property
     def work(self) -> list[float]:

@@ -64,5 +64,5 @@ def test_up_to_the_next_limit_the_stages_stay_the_same(loads, limit_s):
 )
 def test_every_branch_is_in_one_stage(stacks, starts):
     runs = [Run((place, place + 1), {}, kind=0) for place in range(4)]
-    groups = groups_of(stacks, {0: tuple(runs[:2]), 1: tuple(runs[2:])})
-    assert [[run.start for run in group] for group in groups] == starts
+    found = groups_of(stacks, {0: tuple(runs[:2]), 1: tuple(runs[2:])})
+    assert [[run.start for run in group] for groups in found for group in groups] == starts
