@@ -242,10 +242,11 @@ def _devices(
     busy_s: dict[int, float] = {}
     memory_bytes: dict[int, int] = {}
     for found in stages:
-        count = request.minibatch_size / found.microbatch_size
+        compute_s = request.minibatch_size / found.microbatch_size * found.compute_s
+        total_bytes = found.memory.total_bytes
         for device in found.stage.devices:
-            busy_s[device] = busy_s.get(device, 0.0) + count * found.compute_s
-            memory_bytes[device] = memory_bytes.get(device, 0) + found.memory.total_bytes
+            busy_s[device] = busy_s.get(device, 0.0) + compute_s
+            memory_bytes[device] = memory_bytes.get(device, 0) + total_bytes
     limits = [device.memory_bytes for device in request.cluster.devices]
     return tuple(
         DeviceEvaluation(device, busy_s[device], memory_bytes[device], limits[device])

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
 
-Steps = list[int]
+Steps = tuple[int, ...]
 """Compute of a stage in order: the forward of micro-batch ``m`` is ``m``, its backward ``~m``."""
 
 Schedule = Callable[[StageGraph, int, Sequence[int]], dict[int, Steps]]
@@ -27,9 +28,10 @@ def gpipe(num_microbatches: int) -> Steps:
     >>> " ".join(map(str, stage_actions(1, gpipe(num_microbatches=2))))
     '1F0 1F1 1B0 1B1'
     """
-    return [*range(num_microbatches), *(~index for index in range(num_microbatches))]
+    return (*range(num_microbatches), *_backwards(num_microbatches))
 
 
+@lru_cache(maxsize=256)  # stages of many plans have the same orders
 def k_f_k_b(num_microbatches: int, in_flight: int, k: int) -> Steps:
     """Warm-up forwards, then k backwards and k forwards in turn, then the drain.
 
@@ -41,17 +43,17 @@ def k_f_k_b(num_microbatches: int, in_flight: int, k: int) -> Steps:
     """
     warmup = min(num_microbatches, in_flight)
     forwards = range(num_microbatches)
-    backwards = range(-1, -num_microbatches - 1, -1)  # ~0, ~1, ...
+    backwards = _backwards(num_microbatches)
     steps = list(forwards[:warmup])
-    if k == 1:  # the same, faster
-        steady = [0] * (2 * (num_microbatches - warmup))
-        steady[::2] = backwards[: num_microbatches - warmup]
-        steady[1::2] = forwards[warmup:]
-        return [*steps, *steady, *backwards[num_microbatches - warmup :]]
     for start in range(0, num_microbatches, k):
         steps += backwards[start : start + k]
         steps += forwards[warmup + start : warmup + start + k]
-    return steps
+    return tuple(steps)
+
+
+def _backwards(num_microbatches: int) -> range:
+    """The backwards ``~0``, ``~1``, … in order."""
+    return range(-1, -num_microbatches - 1, -1)
 
 
 def one_f_one_b(num_microbatches: int, in_flight: int) -> Steps:
@@ -77,13 +79,12 @@ def _one_f_one_b(
     stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
 ) -> dict[int, Steps]:
     in_flight = in_flight_microbatches(stages, num_microbatches, multiples)
-    orders: dict[tuple[int, int, int], Steps] = {}  # parallel branches have the same
     are_alike = len(set(multiples)) == 1
     steps = {}
     for stage, size in enumerate(multiples):
         others = () if are_alike else [multiples[other] for other in stages.successors[stage]]
-        order = num_microbatches // size, in_flight[stage], steps_in_a_row(size, others)
-        steps[stage] = orders.get(order) or orders.setdefault(order, k_f_k_b(*order))
+        k = steps_in_a_row(size, others)
+        steps[stage] = k_f_k_b(num_microbatches // size, in_flight[stage], k)
     return steps
 
 
@@ -112,7 +113,7 @@ def _forward_only(
     stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
 ) -> dict[int, Steps]:
     return {
-        stage: list(range(num_microbatches // multiples[stage]))
+        stage: tuple(range(num_microbatches // multiples[stage]))
         for stage in range(stages.num_stages)
     }
 
