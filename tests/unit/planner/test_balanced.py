@@ -168,7 +168,7 @@ def test_parallel_branches_shorten_the_step():
         ({"num_microbatches": 0}, "num_microbatches must be at least 1, got 0"),
         ({"planner": "best"}, "unknown planner 'best'; known planners: balanced"),
         ({"schedule": "2f2b"}, "unknown schedule '2f2b'; known schedules: gpipe, 1f1b"),
-        ({"profile": Profile({}, 1)}, "no costs of a_0, a_1, b_0, b_1, cat …; .* profile again"),
+        ({"profile": Profile({}, 1)}, "no costs of a_0, .* cat and 1 more; .* profile again"),
     ],
 )
 def test_wrong_questions_are_refused(arguments, match):
