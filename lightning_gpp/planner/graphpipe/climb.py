@@ -19,8 +19,8 @@ from lightning_gpp.planner.graphpipe.neighbours import merged, paced, shifted, s
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.search import Candidate
 
-Change = Callable[[Division, Divider], Iterable[Division]]
-"""A way to change a division: all that comes of it."""
+Change = Callable[[Division, Divider, float], Iterable[Division]]
+"""A kind of change: all that comes of a division, apart from steps that are sure to be longer."""
 
 SEEDS = 3
 """Plans that are changed, each with other devices for its stages."""
@@ -59,8 +59,8 @@ class Budget:
 
 
 ALL = staffed, merged, paced, shifted
-LARGE = Budget(ALL, SEEDS, num_parts=6_000, num_played=20_000)
-MEDIUM = Budget(ALL, SEEDS, num_parts=2_000, num_played=8_000)
+LARGE = Budget(ALL, SEEDS, num_parts=3_000, num_played=10_000)
+MEDIUM = Budget(ALL, SEEDS, num_parts=1_200, num_played=6_000)
 SMALL = Budget((paced,), 1, num_parts=160, num_played=1_000)
 
 
@@ -127,17 +127,20 @@ class Climb:
         """A neighbour with a shorter step; None if none of the most promising has one."""
         options = [
             (candidate, near)
-            for near in dict.fromkeys(change(at.division, self.divider))
+            for near in dict.fromkeys(change(at.division, self.divider, at.step_s))
             for candidate in self._candidates(near, at.step_s)
             if candidate.least_s < at.step_s * (1 - 1e-9)
         ]
         options.sort(key=lambda option: option[0].least_s)
+        best = at
         for candidate, near in options[:PATIENCE]:
+            if candidate.least_s >= best.step_s or best.step_s * LITTLE < at.step_s:
+                break
             step_s = self._step_s(candidate)
             self._known[near] = [one for one in self._known[near] if one is not candidate]
-            if step_s < at.step_s * (1 - 1e-9):
-                return _Place(near, step_s)
-        return None
+            if step_s < best.step_s * (1 - 1e-9):
+                best = _Place(near, step_s)
+        return None if best is at else best
 
     def _candidates(self, division: Division, at_most_s: float) -> list[Candidate]:
         """The candidates of a division that have not been evaluated."""

@@ -21,6 +21,9 @@ from lightning_gpp.planner.graphpipe.rates import Crew
 from lightning_gpp.planner.graphpipe.search import Candidate, placed
 from lightning_gpp.planner.plan import Plan
 
+UNLIKELY = 1.02
+"""With a step so many times too long on some devices, others are not tried."""
+
 
 class Division(NamedTuple):
     """Which places are in which part, and on what.
@@ -165,7 +168,7 @@ class Divider:
 
         Args:
             division: the division.
-            at_most_s: one of which a stage computes longer in a step is of no interest.
+            at_most_s: one with a longer step is of no interest.
         """
         size = division.microbatch_size
         if size not in self.problem.request.microbatch_sizes or not self._has_devices(division):
@@ -176,7 +179,13 @@ class Divider:
             return
         stages = self._stages(division)
         if stages is not None:
-            yield from placed(self.problem, stages, size, self.name, is_chain=self.is_chain)
+            for candidate in placed(
+                self.problem, stages, size, self.name, is_chain=self.is_chain, enough_s=at_most_s
+            ):
+                if candidate.least_s < at_most_s:
+                    yield candidate
+                elif candidate.least_s > UNLIKELY * at_most_s:
+                    break
 
     def _stages(self, division: Division) -> list[FoundStage] | None:
         """The stages of a division; None where they would wait for each other, or do not fit."""

@@ -29,7 +29,7 @@ MANY_PARTS = 8
 Crews = tuple[Crew, ...]
 
 
-def shifted(division: Division, _: Divider) -> Iterator[Division]:
+def shifted(division: Division, *_: object) -> Iterator[Division]:
     """One border moves; the part on one side may lose all its places to the other."""
     stops = division.stops
     for index, (stop, part) in enumerate(stops[:-1]):
@@ -40,7 +40,7 @@ def shifted(division: Division, _: Divider) -> Iterator[Division]:
                 yield tidied(moved, division.crews, division.microbatch_size)
 
 
-def merged(division: Division, _: Divider) -> Iterator[Division]:
+def merged(division: Division, *_: object) -> Iterator[Division]:
     """Two neighbouring parts of one kind become one, on the devices of both, or of the larger."""
     pairs = {
         tuple(sorted((one, other)))
@@ -56,7 +56,7 @@ def merged(division: Division, _: Divider) -> Iterator[Division]:
             yield tidied(stops, changed, division.microbatch_size)
 
 
-def paced(division: Division, _: Divider) -> Iterator[Division]:
+def paced(division: Division, *_: object) -> Iterator[Division]:
     """One part, or all, take other numbers of samples at a time."""
     size, crews = division.microbatch_size, division.crews
     for number, crew in enumerate(crews):
@@ -84,15 +84,17 @@ def paced(division: Division, _: Divider) -> Iterator[Division]:
             yield Division(division.stops, sharing, size)
 
 
-def staffed(division: Division, divider: Divider) -> Iterator[Division]:
+def staffed(division: Division, divider: Divider, at_most_s: float) -> Iterator[Division]:
     """Other devices, and borders that balance them; where parts are no line, the same borders."""
+    limit_s = at_most_s / divider.problem.request.minibatch_size
     size = division.microbatch_size
     found = _other_crews(division.crews, divider.problem.available)
     for crews in dict.fromkeys(tuple(_in_whole_samples(c, size) for c in one) for one in found):
         if division.is_line:
             rates = divider.problem.prices.rates(size)
             if all(divider.may(crew, size) for crew in crews):
-                for borders in balanced_borders([rates.least_seconds(crew) for crew in crews]):
+                sums = [rates.least_seconds(crew) for crew in crews]
+                for borders in balanced_borders(sums, limit_s):
                     yield in_line(borders, crews, size)
         elif len(crews) == len(division.crews):
             yield division._replace(crews=crews)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,7 @@ def placed(
     name: str,
     *,
     is_chain: bool,
+    enough_s: float = math.inf,
 ) -> Iterator[Candidate]:
     """Stages with their devices given out in different ways.
 
@@ -70,12 +72,13 @@ def placed(
         microbatch_size: samples of the smallest micro-batch.
         name: of the planner.
         is_chain: whether every stage waits for the one before it.
+        enough_s: by how much a step takes longer than this is of no interest.
     """
     estimates = problem.estimates
     numbered = numbered_stages(problem, stages)
     edges = estimates.edges(numbered, is_chain=is_chain)
     for devices in placements(problem, numbered, stages):
-        least_s = estimates.least_step_s(numbered, devices, edges, microbatch_size)
+        least_s = estimates.least_step_s(numbered, devices, edges, microbatch_size, enough_s)
         yield Candidate(problem, numbered, devices, microbatch_size, least_s, name, is_chain)
 
 

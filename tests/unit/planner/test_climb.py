@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from helpers.graphs import literal_graph
 
@@ -95,7 +97,7 @@ def changes(kind: str, stages: list[tuple[int, int, int]], count: int) -> set[Di
     divider = divider_of(request)
     division = division_of(plan_of(request, stages, count).plan, divider.problem)
     assert division is not None
-    return set(KINDS[kind](division, divider))
+    return set(KINDS[kind](division, divider, math.inf))
 
 
 def test_borders_move_up_to_the_end_of_a_part_and_then_it_is_gone():
