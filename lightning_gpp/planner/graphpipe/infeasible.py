@@ -49,7 +49,7 @@ def _smallest_memory(problem: Problem) -> int | None:
     low, high = 1, 1 << 50
     if not _fits(problem, _with_memory(problem.request, high)):
         return None
-    while high > 1.02 * low:
+    while high > max(low + 1, 1.02 * low):
         middle = int((low * high) ** 0.5) + 1
         if _fits(problem, _with_memory(problem.request, middle)):
             high = middle
