@@ -92,6 +92,14 @@ def test_the_smallest_memory_is_the_smallest():
     assert refusal(with_memory(request, int(0.97 * needed)), "graphpipe")
 
 
+def test_a_few_bytes_end_the_search_for_the_smallest_memory():
+    """Two neighbouring numbers of bytes are more than two per cent apart: it went on for ever."""
+    request = layers(activation_bytes=5, memory_bytes=1, num_devices=1)
+    graph = literal_graph(dict(zip("abcd", "xabc")), parameters={name: [] for name in "abcd"})
+    changed = with_memory(replace(request, graph=graph), 1)
+    assert "(20 bytes) of memory each" in (refusal(changed, "graphpipe") or "")
+
+
 def test_the_fewest_devices_are_the_fewest():
     request = layers(activation_bytes=10, memory_bytes=4_500)
     found = remedied(request, refusal(request, "graphpipe") or "")

@@ -82,6 +82,25 @@ def test_a_fast_device_of_little_memory_gets_what_fits(kinds, memory, layers):
         assert all(4000 * number <= memory.get(kind, 10**9) for number in numbers)
 
 
+def test_replicas_are_of_several_kinds_where_these_differ_little():
+    """Four equal layers: one stage on all devices has nothing to fill, whatever their kinds."""
+    names = [f"layer{index}" for index in range(4)]
+    graph = literal_graph(dict(zip(names, ["x", *names])), parameters={name: [] for name in names})
+    profiles = [
+        Profile({name: OpProfile(size * seconds, 2 * size * seconds) for name in names}, size, kind)
+        for kind, seconds in {"a": 1.0, "b": 0.99}.items()
+        for size in (1, 2)
+    ]
+    devices = tuple(Device(str(index), kind) for index, kind in enumerate("abab"))
+    request = plan_request(
+        graph, Cluster(devices, FREE), minibatch_size=4, costs=Costs(tuple(profiles))
+    )
+    found = evaluate_plan(answer(request, "graphpipe"), request)
+    (stage,) = found.plan.stages
+    assert len(stage.devices) == 4
+    assert found.step_s == pytest.approx(4 * 3 * 1.0)
+
+
 def as_if_equal(request: PlanRequest) -> PlanRequest:
     """All devices as slow as the slowest and as small as the smallest."""
 
@@ -100,9 +119,13 @@ def as_if_equal(request: PlanRequest) -> PlanRequest:
 @pytest.mark.parametrize("kinds", ["abb", "abc", "aabb", "aabbcc"])
 @pytest.mark.parametrize("has_memory", [False, True])
 def test_knowing_the_kinds_is_never_worse_than_taking_them_as_equal(kinds, has_memory):
-    """Random branchy models; where memory is short, also no plan is given up."""
+    """Random branchy models; where memory is short, also no plan is given up.
+
+    Without the plan for equal devices among its candidates, graphpipe was up to half slower in one
+    of forty such questions.
+    """
     gains = []
-    for seed in range(2):
+    for seed in range(4):
         rng = random.Random(f"{kinds} {seed}")
         setting = Setting(kinds, has_messages=True, has_memory=has_memory)
         request = random_request(tree_of(rng.choice(shapes(5))), setting, rng)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.evaluate import PlanEvaluation
+from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
 from lightning_gpp.planner.graphpipe.climb import climbed
 from lightning_gpp.planner.graphpipe.division import Divider
+from lightning_gpp.planner.graphpipe.equal_devices import as_if_equal
 from lightning_gpp.planner.graphpipe.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.polish import polished
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
@@ -36,26 +39,56 @@ def search_plans(request: PlanRequest) -> SearchResult:
     Raises:
         ValueError: no plan fits into the devices' memory.
     """
-    units = search_units(request)
-    problem = branching(request, units)
-    name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    choice = Choice(request, problem)
-    problems = [problem]
-    if problem.layout.root.blocks:  # the chain first: it is quick, and a bound for the rest
-        order = problem.prices.order
-        problems.insert(0, linear(request, units, order, known=problem.prices))
-    for one in reversed(problems):
-        choice.search_alike(one, name, is_chain=False)
-    for one in problems:
-        choice.search(one, name, is_chain=False)
-    found = choice.finish()
-    if not found:
-        raise infeasible_error(problem)
-    found = climbed(
-        polished(found[0], units, request), found, Divider(problem, name, is_chain=False)
-    )
-    notes = _notes(problem, found[0])
-    return SearchResult(found[0].plan, notes, rank=lambda: choice.ranked(found))
+    own = _Search(request)
+    if not own.found:
+        raise infeasible_error(own.problem)
+    best = own.found[0]
+    notes = _notes(own.problem, best)
+    return SearchResult(best.plan, notes, rank=lambda: own.choice.ranked(own.found))
+
+
+class _Search:
+    """The search of one request.
+
+    Attributes:
+        problem: the model with its branches.
+        choice: what was looked at.
+        found: plans that fit into memory, the shortest step first.
+    """
+
+    def __init__(self, request: PlanRequest) -> None:
+        units = search_units(request)
+        self.problem = branching(request, units)
+        self.choice = Choice(request, self.problem)
+        name = f"{NAME} (estimated)" if request.is_estimated else NAME
+        self._look(name)
+        found = self.choice.finish()
+        best = polished(found[0], units, request) if found else []
+        if len(request.cluster.kinds) > 1:
+            best = _sorted([*best, *_as_if_equal(request)])
+        self.found = climbed(best, found, Divider(self.problem, name, is_chain=False))
+
+    def _look(self, name: str) -> None:
+        problems, request = [self.problem], self.problem.request
+        if self.problem.layout.root.blocks:  # the chain first: it is quick, a bound for the rest
+            prices = self.problem.prices
+            problems.insert(0, linear(request, self.problem.units, prices.order, known=prices))
+        for one in reversed(problems):
+            self.choice.search_alike(one, name, is_chain=False)
+        for one in problems:
+            self.choice.search(one, name, is_chain=False)
+
+
+def _as_if_equal(request: PlanRequest) -> Iterator[PlanEvaluation]:
+    """The best plan for equal devices, on the unequal ones."""
+    for equal in _Search(as_if_equal(request)).found[:1]:
+        found = evaluate_plan(equal.plan, request)
+        if found.is_feasible:
+            yield found
+
+
+def _sorted(found: Iterable[PlanEvaluation]) -> list[PlanEvaluation]:
+    return sorted(found, key=lambda one: (one.step_s, one.peak_memory_bytes))
 
 
 def _notes(problem: Problem, best: PlanEvaluation) -> tuple[str, ...]:
