@@ -11,7 +11,6 @@ rule of :mod:`lightning_gpp.schedule.in_flight`: with micro-batches of ``k`` uni
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from lightning_gpp.planner.graphpipe.layout import Interval, Run, joined
@@ -22,8 +21,7 @@ MAX_WAYS = 48
 """Most ways that are kept for one place; those with the most devices are dropped first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """A stage of a way.
 
     Attributes:
@@ -117,27 +115,28 @@ def units_in_flight(need: int, offset: int, multiple: int) -> int:
 
 def add_way(ways: list[Way], new: Way, usage: Usage) -> None:
     """Adds a way to others, unless one of them is as good, and drops those that are worse."""
-    guards = usage.guards
-    need, offset, used, beside, _ = new
-    is_worse = False
-    for way in ways:
-        if (
-            way[0] <= need
-            and way[1] <= offset
-            and ((used | guards) - way[2]) & guards == guards
-            and (not beside or all(map(int.__le__, way[3], beside)))
-        ):
-            return
-        is_worse = is_worse or (need <= way[0] and offset <= way[1])
-    if is_worse:
-        ways[:] = [
-            way
-            for way in ways
-            if need > way[0]
-            or offset > way[1]
-            or ((way[2] | guards) - used) & guards != guards
-            or (beside and not all(map(int.__le__, beside, way[3])))
-        ]
+    if ways:
+        guards = usage.guards
+        need, offset, used, beside, _ = new
+        is_worse = False
+        for way in ways:
+            if (
+                way[0] <= need
+                and way[1] <= offset
+                and ((used | guards) - way[2]) & guards == guards
+                and (not beside or all(map(int.__le__, way[3], beside)))
+            ):
+                return
+            is_worse = is_worse or (need <= way[0] and offset <= way[1])
+        if is_worse:
+            ways[:] = [
+                way
+                for way in ways
+                if need > way[0]
+                or offset > way[1]
+                or ((way[2] | guards) - used) & guards != guards
+                or (beside and not all(map(int.__le__, beside, way[3])))
+            ]
     ways.append(new)
     if len(ways) > MAX_WAYS:
         ways.remove(max(ways, key=lambda way: (usage.total(way.used), way.need)))

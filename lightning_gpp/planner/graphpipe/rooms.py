@@ -9,15 +9,13 @@ uses more than the rest cannot be part of a division.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from itertools import accumulate
+from bisect import bisect_right
 
 from lightning_gpp.planner.graphpipe.frames import Frame
-from lightning_gpp.planner.graphpipe.layout import Run
 from lightning_gpp.planner.graphpipe.rates import Crew
 from lightning_gpp.planner.graphpipe.space import Space
 
-TOLERANCE = 1e-9
+TOLERANCE = 1e-11
 """A stage is taken to be fast enough up to this part above the limit."""
 
 
@@ -38,8 +36,8 @@ class Rooms:
         self._space = space
         self._limit_s = limit_s * (1 + TOLERANCE)
         self._fewest: dict[int, list[int]] = {}
-        self._apart: dict[tuple[Run, ...], int] = {}
-        self._may_share: dict[tuple[Run, ...], list[float]] = {}
+        self._ends: dict[int, list[list[int]]] = {}
+        self._stops: dict[int, list[list[int]]] = {}
         self._found: dict[int, list[int]] = {}
         self.next_limit_s = self.next_work_s = math.inf
 
@@ -65,86 +63,70 @@ class Rooms:
             self._fewest[frame.number] = found
         return found
 
-    def fewest_apart(self, runs: tuple[Run, ...]) -> int:
-        """Fewest devices of branches that no other stage takes anything from."""
-        if self._space.is_small:
-            return 0
-        found = self._apart.get(runs)
-        if found is None:
-            alone = [self._fewest_alone(run)[-1] for run in runs]
-            found = self._apart[runs] = self._together(runs, alone, 0.0)
-        return found
+    def stops(self, frame: Frame) -> list[list[int]]:
+        """How many points of a frame's trunk a stage may end at, from every boundary on every crew.
 
-    def fewest_beside(self, runs: tuple[Run, ...], crew: Crew, left_s: float) -> int:
-        """Fewest devices of branches beside a stage that has some time left for pieces of them.
-
-        Args:
-            runs: the branches.
-            crew: the devices of the stage.
-            left_s: seconds per sample that it may take in.
+        As far as it computes and sums gradients only.
         """
-        if self._space.is_small:
-            return 0
-        sums = self._space.rates.least_seconds(crew)
-        alone = []
-        for run in runs:
-            end_s = sums[run.bounds[-1]] - left_s - self._limit_s * TOLERANCE
-            size = bisect_left(run.bounds, end_s, key=sums.__getitem__)
-            if size:
-                self._note(end_s - sums[run.bounds[size - 1]] + self._limit_s)
-            alone.append(self._fewest_alone(run)[size])
-        return self._together(runs, alone, crew.num_replicas * left_s)
-
-    def _fewest_alone(self, run: Run) -> list[int]:
-        return self.fewest_before(self._space.side_frame(run))
-
-    def _together(self, runs: tuple[Run, ...], alone: list[int], done: float) -> int:
-        """Fewest devices of branches that have been given so many each, and work is done for."""
-        if len(runs) == 1:
-            return alone[0]
-        work = sum(self._space.work[run.bounds[-1]] - self._space.work[run.start] for run in runs)
-        least = max(*alone, math.ceil(sum(map(min, alone, self._shares(runs))) - 1e-6))
-        return max(least, self._devices(work - done, least))
-
-    def _shares(self, runs: tuple[Run, ...]) -> list[float]:
-        """Devices for each branch at least where it is in one stage with others."""
-        found = self._may_share.get(runs)
+        found = self._stops.get(frame.number)
         if found is None:
-            rates, limit_s = self._space.rates, self._limit_s
-            found = [math.inf] * len(runs)
-            for crew in self._space.crews:
-                sums = rates.least_seconds(crew)
-                each = [sums[run.bounds[-1]] - sums[run.start] for run in runs]
-                together = [*accumulate(sorted(each))]
-                most = bisect_right(together, limit_s)
-                if most < len(runs):
-                    self._note(together[most])
-                if most > 1:
-                    by_time = [crew.num_replicas * s / limit_s for s in each]
-                    by_count = [crew.num_replicas / most] * len(runs)
-                    found = [*map(min, found, max(by_time, by_count, key=sum))]
-            self._may_share[runs] = found
+            self.fewest_before(frame)
+            size, crews = len(frame.run), self._space.crews
+            found = self._stops[frame.number] = [
+                row
+                if max(row) < size or len(frame.trunk) == size
+                else [self._stop(frame, place, *one) for one in zip(crews, row)]
+                for place, row in zip(frame.run.bounds, self._ends[frame.number])
+            ]
         return found
+
+    def _stop(self, frame: Frame, place: int, crew: Crew, end: int) -> int:
+        """The same for one crew that reaches some boundary of the frame."""
+        size = len(frame.run)
+        if end < size:
+            return end
+        path, begin_s = self._space.path(crew, frame), self._space.rates.least_seconds(crew)[place]
+        stop = bisect_right(path, begin_s + self._limit_s, size)
+        if stop < len(path):
+            self.note(path[stop] - begin_s)
+        return stop
 
     def _extend(self, fewest: list[int], frame: Frame) -> None:
-        """Adds the counts of a frame's own boundaries to those on the way to it."""
-        space, limit_s = self._space, self._limit_s
-        leads = [(crew.num_replicas, space.lead(crew, frame)) for crew in space.crews]
-        work = space.work_lead(frame)
-        too_many = space.usage.num_devices + 1
-        for end in range(len(fewest), len(work)):
-            least = too_many
-            for num_replicas, lead in leads:
-                first = bisect_left(lead, lead[end] - limit_s, 0, end)
-                if first:
-                    self._note(lead[end] - lead[first - 1])
-                start = frame.starts[first]
-                if start < end:
-                    least = min(least, fewest[start] + num_replicas)
-            least = max(least, fewest[-1])
-            fewest.append(max(least, self._devices(work[end], least)))
+        """Adds the counts of a frame's own boundaries to those on the way to it.
 
-    def _note(self, seconds_per_sample: float) -> None:
+        The first boundaries are the starts of stages; for each it is noted how far they go.
+        """
+        crews, first, last = self._space.crews, frame.num_before, len(frame.starts) - 1
+        leads = [(crew.num_replicas, self._space.lead(crew, frame)) for crew in crews]
+        work, starts, limit_s = self._space.work_lead(frame), frame.starts, self._limit_s
+        smallest = min(crew.num_replicas for crew in crews)
+        found = [self._space.usage.num_devices + 1] * (last + 2)  # where the longest stages end
+        ends: list[list[int]] = []
+        next_s = self.next_limit_s
+        for start in range(last + 1):
+            if start > first:
+                least = max(fewest[-1], min(found[start:]))
+                if starts[start] < start:  # a block can be divided in many ways
+                    least = max(least, self.devices(work[start], least))
+                fewest.append(least)
+            begin = fewest[starts[start]]
+            row = []
+            for num_replicas, lead in leads:
+                end = bisect_right(lead, lead[start] + limit_s, start) - 1
+                if end < last and lead[end + 1] - lead[start] < next_s:
+                    next_s = lead[end + 1] - lead[start]
+                if begin + num_replicas < found[end]:
+                    found[end] = begin + num_replicas
+                row.append(end - first)
+            ends.append(row)
+            if start < last and starts[start + 1] == start:
+                # a stage may begin in the block that is next, so it may hold some of it
+                found[start + 1] = min(found[start + 1], begin + smallest)
+        self._ends[frame.number] = ends[first:]
+        self.note(next_s)
+
+    def note(self, seconds_per_sample: float) -> None:
+        """Notes what a stage takes that does not keep to the limit."""
         if seconds_per_sample < self.next_limit_s:
             self.next_limit_s = seconds_per_sample
 
@@ -156,9 +138,9 @@ class Rooms:
         start, stop = root.run.interval
         work = self._space.work
         others = work[-1] - (work[stop] - work[start])
-        return self._space.usage.num_devices - self._devices(others, 0)
+        return self._space.usage.num_devices - self.devices(others, 0)
 
-    def _devices(self, work: float, known: int) -> int:
+    def devices(self, work: float, known: int) -> int:
         """Fewest devices for some device-seconds of work per sample, if more than are known."""
         if work <= 0:
             return 0
