@@ -27,7 +27,7 @@ def branchy_graphs(draw: st.DrawFn) -> ModelGraph:
                  ├─> b1.0 ─> … ─┤
     x ───────────┴─> b2.0 ─> … ─┘
     """
-    reads = {stem: "x" for stem in STEMS}
+    reads = dict.fromkeys(STEMS, "x")
     parameters = {}
     ends = []
     for branch in range(draw(st.integers(2, 5))):

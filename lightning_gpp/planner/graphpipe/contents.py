@@ -6,50 +6,21 @@ follows the other, which only a whole plan tells.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
 
-from lightning_gpp.graph import FEED, ModelGraph
+from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.edge_bytes import EdgeBytes, edge_bytes
+from lightning_gpp.planner.graphpipe.flows import unit_flows
+from lightning_gpp.planner.graphpipe.holdings import Holdings
 from lightning_gpp.planner.graphpipe.layout import Interval
 from lightning_gpp.planner.units import UnitGraph
 
 Intervals = tuple[Interval, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class UnitFlow:
-    """A value between units: who makes it, who reads it, its bytes, whether it can be cut."""
-
-    source: int
-    targets: tuple[int, ...]
-    size: EdgeBytes
-    is_cuttable: bool = True
-
-
-def unit_flows(graph: ModelGraph, units: UnitGraph) -> tuple[UnitFlow, ...]:
-    """The values that leave a unit or come from the feed."""
-    unit_of = {name: unit for unit, names in enumerate(units.operators) for name in names}
-    readers: dict[str, set[int]] = {}
-    for operator in graph:
-        for name in operator.inputs:
-            readers.setdefault(name, set()).add(unit_of[operator.name])
-    needs_grad = {item.value.name for item in graph.inputs if item.requires_grad}
-    flows = []
-    for name, targets in readers.items():
-        source = unit_of[graph.producer[name]] if name in graph.producer else FEED
-        others = tuple(sorted(targets - {source}))
-        if others:
-            has_backward = source != FEED or name in needs_grad
-            size = edge_bytes(graph, (name,), has_backward=has_backward)
-            flows.append(UnitFlow(source, others, size, graph.values[name].is_cuttable))
-    return tuple(flows)
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(NamedTuple):
     """What a set of units holds and exchanges, whatever the size of its micro-batches.
 
     Attributes:
@@ -75,78 +46,85 @@ class Content:
     num_received: int
 
 
+class _Flow(NamedTuple):
+    """A value between places, which are bits.
+
+    Attributes:
+        number: its own.
+        source: the place that makes it; none if it is the feed.
+        targets: the places that read it.
+        is_whole: whether it cannot be cut by samples.
+        per_sample: bytes (these four: see :class:`EdgeBytes`).
+        fixed: bytes.
+        gradient_per_sample: bytes.
+        gradient_fixed: bytes.
+    """
+
+    number: int
+    source: int
+    targets: int
+    is_whole: bool
+    per_sample: float
+    fixed: float
+    gradient_per_sample: float
+    gradient_fixed: float
+
+
 class Contents:
-    """The contents of stages by their intervals, each found once."""
+    """The contents of stages by their intervals, each found once.
+
+    Attributes:
+        gradient_bytes: running sums over the places (see :class:`Holdings`).
+    """
 
     def __init__(self, request: PlanRequest, units: UnitGraph, order: Sequence[int]) -> None:
-        self._request = request
-        place = {unit: position for position, unit in enumerate(order)}
-        self._parameters = [
-            frozenset(
-                n for name in units.operators[u] for n in request.graph.operator[name].parameters
-            )
-            for u in order
-        ]
-        self._has_state = [
-            any(request.graph.operator[name].state for name in units.operators[unit])
-            for unit in order
-        ]
-        values = request.graph.values
-        whole_outputs = {name for name in request.graph.outputs if not values[name].is_cuttable}
+        graph = request.graph
+        self._graph = graph
+        self._optimizer_values = request.optimizer_values
+        self._holdings = Holdings(graph, units, order)
+        self.gradient_bytes = self._holdings.gradient_bytes
+        operators = [[graph.operator[name] for name in units.operators[unit]] for unit in order]
+        self._has_state = [any(operator.state for operator in some) for some in operators]
+        whole = {name for name in graph.outputs if not graph.values[name].is_cuttable}
         self._is_whole = [
-            any(
-                value.name in whole_outputs
-                for name in units.operators[unit]
-                for value in request.graph.operator[name].outputs
-            )
-            for unit in order
+            any(value.name in whole for operator in some for value in operator.outputs)
+            for some in operators
         ]
-        self._is_whole_flow: list[bool] = []
-        self._inward: list[list[int]] = [[] for _ in order]
-        self._outward: list[list[int]] = [[] for _ in order]
-        self._flows: list[tuple[int, tuple[int, ...], EdgeBytes]] = []
-        for flow in unit_flows(request.graph, units):
-            source = FEED if flow.source == FEED else place[flow.source]
-            targets = tuple(sorted(place[target] for target in flow.targets))
-            for target in targets:
-                self._inward[target].append(len(self._flows))
-            if source != FEED:
-                self._outward[source].append(len(self._flows))
-            self._flows.append((source, targets, flow.size))
-            self._is_whole_flow.append(not flow.is_cuttable)
-        before: list[int] = [0] * len(order)
+        self._inward: list[list[_Flow]] = [[] for _ in order]
+        self._outward: list[list[_Flow]] = [[] for _ in order]
+        place = {unit: position for position, unit in enumerate(order)}
+        self._note_flows(units, place)
+        self._before = [0] * len(order)
         for position, unit in enumerate(order):
             for source in units.predecessors[unit]:
-                before[position] |= before[place[source]] | 1 << place[source]
-        self._before = before
+                self._before[position] |= self._before[place[source]] | 1 << place[source]
         self._found: dict[Intervals, Content] = {}
         self._of_branch: dict[Interval, tuple[Content, frozenset[object]]] = {}
-        self.gradient_bytes = self._running_gradient_bytes()
 
-    def _running_gradient_bytes(self) -> list[int]:
-        """Running sums over the places, of parameters that no earlier place has."""
-        known: set[str] = set()
-        sums = [0]
-        for names in self._parameters:
-            parameters = [self._request.graph.parameter[name] for name in names - known]
-            sums.append(sums[-1] + sum(p.size_bytes for p in parameters if p.requires_grad))
-            known |= names
-        return sums
+    def _note_flows(self, units: UnitGraph, place: Mapping[int, int]) -> None:
+        for number, flow in enumerate(unit_flows(self._graph, units)):
+            targets = sorted(place[target] for target in flow.targets)
+            new = _Flow(
+                number,
+                0 if flow.source == FEED else 1 << place[flow.source],
+                sum(1 << target for target in targets),
+                not flow.is_cuttable,
+                flow.size.per_sample,
+                flow.size.fixed,
+                flow.size.gradient_per_sample,
+                flow.size.gradient_fixed,
+            )
+            for target in targets:
+                self._inward[target].append(new)
+            if flow.source != FEED:
+                self._outward[place[flow.source]].append(new)
 
     def likeness(self, place: int) -> object:
         """What must be equal for two units to stand for each other, apart from their times."""
-        own = self._parameters[place]
-        graph = self._request.graph
-        sizes = sorted(
-            (graph.parameter[n].size_bytes, graph.parameter[n].requires_grad) for n in own
-        )
-        inward = sorted(
-            (self._is_whole_flow[flow], _key(self._flows[flow][2])) for flow in self._inward[place]
-        )
-        outward = sorted(
-            (len(self._flows[flow][1]), self._is_whole_flow[flow], _key(self._flows[flow][2]))
-            for flow in self._outward[place]
-        )
+        own = [self._graph.parameter[name] for name in self._holdings.parameters[place]]
+        sizes = sorted((parameter.size_bytes, parameter.requires_grad) for parameter in own)
+        inward = sorted(flow[3:] for flow in self._inward[place])
+        outward = sorted((flow.targets.bit_count(), *flow[3:]) for flow in self._outward[place])
         flags = self._has_state[place], self._is_whole[place]
         return tuple(sizes), flags, tuple(inward), tuple(outward)
 
@@ -167,30 +145,15 @@ class Contents:
         return found
 
     def _shared(self, interval: Interval) -> Iterator[object]:
-        start, stop = interval
-        for place in range(start, stop):
-            for name in self._parameters[place]:
-                if any(not start <= other < stop for other in self._holders[name]):
-                    yield name
-            for index in self._inward[place]:
-                source, targets, _ = self._flows[index]
-                if not start <= source < stop:
-                    if any(not start <= target < stop for target in targets):
-                        yield index, source
-                    if source == FEED or any(not start <= t < stop for t in self._readers(source)):
-                        yield source
-
-    def _readers(self, place: int) -> Iterator[int]:
-        return (target for flow in self._outward[place] for target in self._flows[flow][1])
-
-    @cached_property
-    def _holders(self) -> dict[str, list[int]]:
-        """The places of every parameter."""
-        found: dict[str, list[int]] = {}
-        for place, names in enumerate(self._parameters):
-            for name in names:
-                found.setdefault(name, []).append(place)
-        return found
+        yield from self._holdings.shared_beyond(interval)
+        outside = ~_bits((interval,))
+        for flow in chain.from_iterable(self._inward[slice(*interval)]):
+            if not flow.source & ~outside:
+                if flow.targets & outside:
+                    yield flow
+                sent = self._outward[flow.source.bit_length() - 1] if flow.source else ()
+                if not flow.source or any(other.targets & outside for other in sent):
+                    yield "sender", flow.source
 
     def __getitem__(self, intervals: Intervals) -> Content:
         found = self._found.get(intervals)
@@ -199,72 +162,66 @@ class Contents:
         return found
 
     def _content(self, intervals: Intervals) -> Content:
-        places = [place for start, stop in intervals for place in range(start, stop)]
-        inside = 0
-        for start, stop in intervals:
-            inside |= (1 << stop) - (1 << start)
-        graph = self._request.graph
-        names = set().union(*(self._parameters[place] for place in places))
-        total = sum(graph.parameter[name].size_bytes for name in names)
-        trained = sum(
-            graph.parameter[n].size_bytes for n in names if graph.parameter[n].requires_grad
-        )
-        sent = [0.0, 0.0]
-        received = [0.0, 0.0]
-        inputs = [0.0, 0.0]
+        outside = ~_bits(intervals)
+        total, trained = self._holdings.bytes_of(intervals)
+        sent = sent_fixed = received = received_fixed = inputs = inputs_fixed = 0.0
         num_sent = num_received = 0
-        is_whole = any(self._is_whole[place] for place in places)
         entered: set[int] = set()
         senders: set[int] = set()
-        for place in places:
-            for index in self._inward[place]:
-                source, _, size = self._flows[index]
-                if index in entered or (source != FEED and inside >> source & 1):
-                    continue
-                entered.add(index)
-                is_whole = is_whole or self._is_whole_flow[index]
-                _add(received, size.per_sample, size.fixed)
-                _add(inputs, size.per_sample, size.fixed)
-                if source != FEED:
-                    _add(sent, size.gradient_per_sample, size.gradient_fixed)
-                if source not in senders:
-                    senders.add(source)
-                    num_received += 1
-                    num_sent += source != FEED
-            for index in self._outward[place]:
-                _, targets, size = self._flows[index]
-                count = self._num_readers(targets, inside)
-                if count:
-                    is_whole = is_whole or self._is_whole_flow[index]
-                    _add(sent, count * size.per_sample, count * size.fixed)
-                    _add(received, count * size.gradient_per_sample, count * size.gradient_fixed)
-                    num_sent += count
-                    num_received += count
+        has_state = is_whole = False
+        for start, stop in intervals:
+            has_state = has_state or True in self._has_state[start:stop]
+            is_whole = is_whole or True in self._is_whole[start:stop]
+            for place in range(start, stop):
+                for flow in self._inward[place]:
+                    source = flow.source
+                    if source & ~outside or flow.number in entered:
+                        continue
+                    entered.add(flow.number)
+                    is_whole = is_whole or flow.is_whole
+                    received += flow.per_sample
+                    received_fixed += flow.fixed
+                    inputs += flow.per_sample
+                    inputs_fixed += flow.fixed
+                    if source:
+                        sent += flow.gradient_per_sample
+                        sent_fixed += flow.gradient_fixed
+                    if source not in senders:
+                        senders.add(source)
+                        num_received += 1
+                        num_sent += source > 0
+                for flow in self._outward[place]:
+                    if readers := flow.targets & outside:
+                        count = self._num_readers(readers)
+                        is_whole = is_whole or flow.is_whole
+                        sent += count * flow.per_sample
+                        sent_fixed += count * flow.fixed
+                        received += count * flow.gradient_per_sample
+                        received_fixed += count * flow.gradient_fixed
+                        num_sent += count
+                        num_received += count
         return Content(
-            kept_bytes=total + trained * (1 + self._request.optimizer_values),
+            kept_bytes=total + trained * (1 + self._optimizer_values),
             gradient_bytes=trained,
-            has_state=any(self._has_state[place] for place in places),
+            has_state=has_state,
             is_whole=is_whole,
-            sent=(sent[0], sent[1]),
-            received=(received[0], received[1]),
-            inputs=(inputs[0], inputs[1]),
+            sent=(sent, sent_fixed),
+            received=(received, received_fixed),
+            inputs=(inputs, inputs_fixed),
             num_sent=num_sent,
             num_received=num_received,
         )
 
-    def _num_readers(self, targets: tuple[int, ...], inside: int) -> int:
-        """Units outside that read a value, those left out that come after another one."""
-        outside = [target for target in targets if not inside >> target & 1]
-        if len(outside) < 2:
-            return len(outside)
-        mask = sum(1 << target for target in outside)
-        return sum(not self._before[target] & mask for target in outside)
+    def _num_readers(self, readers: int) -> int:
+        """Units that read a value, those left out that come after another one."""
+        count, left = 0, readers
+        while left:
+            first = left & -left
+            count += not self._before[first.bit_length() - 1] & readers
+            left ^= first
+        return count
 
 
-def _key(size: EdgeBytes) -> tuple[float, float, float, float]:
-    return size.per_sample, size.fixed, size.gradient_per_sample, size.gradient_fixed
-
-
-def _add(total: list[float], per_sample: float, fixed: float) -> None:
-    total[0] += per_sample
-    total[1] += fixed
+def _bits(intervals: Intervals) -> int:
+    """Places of a stage as bits."""
+    return sum((1 << stop) - (1 << start) for start, stop in intervals)
