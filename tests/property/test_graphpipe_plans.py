@@ -14,7 +14,7 @@ from lightning_gpp.cost import Costs
 from lightning_gpp.planner import PlanRequest, validate_plan
 from lightning_gpp.planner.evaluate import evaluate_plan
 from lightning_gpp.planner.graphpipe import search_plans
-from lightning_gpp.planner.graphpipe.least import least_step
+from lightning_gpp.planner.graphpipe.least import LeastSteps, least_step
 from lightning_gpp.planner.graphpipe.look import HOPELESS, Look
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
 from lightning_gpp.planner.graphpipe.search import Candidate
@@ -68,7 +68,7 @@ def test_no_plan_is_faster_than_the_least_step_of_its_candidate(
             found += some
             return math.inf
 
-        Look(problem, space, "graphpipe", consider, is_chain=is_chain).run()
+        Look(problem, space, "graphpipe", consider, LeastSteps(), is_chain=is_chain).run()
         for candidate in found:
             step_s = candidate.evaluation().step_s
             assert step_s >= candidate.least_s * (1 - 1e-9)

@@ -30,7 +30,8 @@ class Hop(NamedTuple):
             gradients flow.
         source_parts: parts in a micro-batch of the source.
         target_parts: parts in one of the target.
-        part_back_s: seconds between two parts on their way back.
+        part_there_s: seconds of the message with a part on its way there.
+        part_back_s: likewise on its way back.
     """
 
     target: int
@@ -38,6 +39,7 @@ class Hop(NamedTuple):
     back_s: float | None
     source_parts: int
     target_parts: int
+    part_there_s: float
     part_back_s: float
 
 
@@ -85,9 +87,11 @@ class Chains:
 
     def __init__(self, stages: Sequence[ChainStage]) -> None:
         self._stages = stages
+        self._largest = max(stage.size for stage in stages)
         self._until_s = self._first_inputs()
         self._return_s = self._first_gradients()
         self._drain_s = self._ends()
+        self._last_s = self._last_ways()
 
     def least_step_s(self, enough_s: float = math.inf) -> float:
         """Seconds that the step takes at least.
@@ -107,10 +111,18 @@ class Chains:
         until_s = [stage.fed_s for stage in self._stages]
         for number, stage in enumerate(self._stages):
             for hop in stage.hops:
-                arrival_s = until_s[number] + hop.target_parts * stage.forward_s + hop.there_s
+                arrival_s = until_s[number] + self._there_s(stage, hop)
                 if arrival_s > until_s[hop.target]:
                     until_s[hop.target] = arrival_s
         return until_s
+
+    def _there_s(self, stage: ChainStage, hop: Hop) -> float:
+        """Seconds from the first forward of a stage until another one has its first input."""
+        if hop.target_parts == 1:
+            return stage.forward_s + hop.there_s
+        sent_s = sum(other.source_parts * other.part_there_s for other in stage.hops)
+        more_s = max(stage.forward_s, sent_s)
+        return stage.forward_s + (hop.target_parts - 1) * more_s + hop.there_s
 
     def _first_gradients(self) -> list[float]:
         """Seconds from the first forward of every stage until its first gradients are there."""
@@ -119,8 +131,7 @@ class Chains:
         for number in range(len(stages) - 1, -1, -1):
             for hop in stages[number].hops:
                 if hop.back_s is not None:
-                    way_s = hop.target_parts * stages[number].forward_s + hop.there_s
-                    way_s += return_s[hop.target]
+                    way_s = self._there_s(stages[number], hop) + return_s[hop.target]
                     way_s += hop.source_parts * stages[hop.target].backward_s + hop.back_s
                     if way_s > return_s[number]:
                         return_s[number] = way_s
@@ -139,11 +150,29 @@ class Chains:
                         drain_s[hop.target] = last_s
         return drain_s
 
+    def _last_ways(self) -> list[float]:
+        """Seconds from the last forward of every stage until it, and those behind it, are done."""
+        stages = self._stages
+        last_s = [0.0] * len(stages)
+        for number in range(len(stages) - 1, -1, -1):
+            own = stages[number]
+            longest_s = self._drain_s[number] + own.forward_s + own.backward_s
+            for hop in own.hops:
+                way_s = own.forward_s + hop.there_s + last_s[hop.target]
+                if way_s > longest_s:
+                    longest_s = way_s
+            last_s[number] = longest_s
+        return last_s
+
     def _work_and_messages(self, number: int) -> float:
         stage = self._stages[number]
         first_gradient_s = max(stage.in_flight * stage.forward_s, self._return_s[number])
         rest_s = stage.num_microbatches * stage.work_s - stage.in_flight * stage.forward_s
-        work_s = self._until_s[number] + first_gradient_s + rest_s + self._drain_s[number]
+        work_s = first_gradient_s + rest_s + self._drain_s[number]
+        if stage.num_microbatches > stage.in_flight:  # then forwards are left, too
+            last_s = first_gradient_s + rest_s - stage.in_flight * stage.backward_s
+            work_s = max(work_s, last_s - stage.forward_s + self._last_s[number])
+        work_s += self._until_s[number]
         sent_s = self._until_s[number] + stage.forward_s + stage.num_microbatches * stage.sent_s
         busy_s = max(stage.work_s, stage.sent_s, stage.received_s)
         return max(work_s, sent_s, stage.num_microbatches * busy_s + stage.reduce_s)
@@ -162,25 +191,30 @@ class Chains:
         """(micro-batches, seconds) of the loops from a stage on and back."""
         stages, stage = self._stages, self._stages[first]
         loops = []
-        largest = max(one.size for one in stages)
-        if stage.in_flight * stage.size % largest == 0 and stage.in_flight % stage.block == 0:
+        if stage.in_flight * stage.size % self._largest == 0 and stage.in_flight % stage.block == 0:
             loops.append((stage.in_flight, self._return_s[first] + stage.block * stage.backward_s))
         # From here on only through stages with micro-batches of one size.
-        there_s, back_s = {first: 0.0}, {first: 0.0}
+        there_s: dict[int, float] = {first: 0.0}
+        back_s: dict[int, float] = {first: 0.0}
         for number in range(first, len(stages)):
-            if number not in there_s:
+            start_s = there_s.get(number)
+            if start_s is None:
                 continue
             here = stages[number]
-            if number > first and number in back_s:
-                loop_s = there_s[number] + here.work_s + back_s[number]
+            end_s = back_s.get(number)
+            if number > first and end_s is not None:
+                loop_s = start_s + here.work_s + end_s
                 loops.append((stage.in_flight - here.in_flight + 1, loop_s))
             for hop in here.hops:
-                if stages[hop.target].size == stage.size:
-                    way_s = there_s[number] + here.forward_s + hop.there_s
-                    there_s[hop.target] = max(there_s.get(hop.target, 0.0), way_s)
-                    if hop.back_s is not None and number in back_s:
-                        way_s = hop.back_s + here.backward_s + back_s[number]
-                        back_s[hop.target] = max(back_s.get(hop.target, 0.0), way_s)
+                target = hop.target
+                if stages[target].size == stage.size:
+                    way_s = start_s + here.forward_s + hop.there_s
+                    if way_s > there_s.get(target, -1.0):
+                        there_s[target] = way_s
+                    if hop.back_s is not None and end_s is not None:
+                        way_s = hop.back_s + here.backward_s + end_s
+                        if way_s > back_s.get(target, -1.0):
+                            back_s[target] = way_s
         return loops
 
     def _with_loop(self, number: int, lag: int, loop_s: float) -> float:
@@ -192,5 +226,6 @@ class Chains:
         rest = stage.num_microbatches - in_flight - times * lag
         start_s = self._until_s[number] + max(in_flight * forward_s, return_s) + backward_s
         work_s = forward_s + (rest + in_flight - 1) * backward_s + (rest - 1) * forward_s
-        end_s = max(return_s + rest * backward_s, work_s)
-        return start_s + times * loop_s + end_s + self._drain_s[number]
+        end_s = max(return_s + rest * backward_s, work_s) + self._drain_s[number]
+        end_s = max(end_s, (rest - 1) * stage.work_s + self._last_s[number])
+        return start_s + times * loop_s + end_s

@@ -73,6 +73,18 @@ class Estimates:
         self._links: dict[tuple[Devices, Devices], LinkSeconds] = {}
         self._sums: dict[Devices, tuple[float, float]] = {}
 
+    def computes_s(self, stages: Sequence[FoundStage], unit_size: float) -> float:
+        """Seconds of a step that the slowest of some stages computes.
+
+        Args:
+            stages: in any order.
+            unit_size: samples of the smallest micro-batch.
+        """
+        num_units = self._request.minibatch_size / unit_size
+        return num_units * max(
+            (stage.forward_s + stage.backward_s) / stage.crew.multiple for stage in stages
+        )
+
     def edges(self, stages: Sequence[FoundStage], *, is_chain: bool) -> dict[Pair, Carried]:
         """(source, target) -> what it carries; the loss is the last stage, or behind its replicas.
 
@@ -187,14 +199,16 @@ class Estimates:
             there_s = forwards_s[source] + part_s
             forwards_s[source] += source_parts * part_s
             sent_s[source] += source_parts * part_s
-            back_s, part_s = None, 0.0
+            back_s, part_back_s = None, 0.0
             if carried[4]:
-                part_s = link[2] + (carried[3] + carried[2] * samples) * link[3]
-                back_s = backwards_s[target] + part_s
-                backwards_s[target] += target_parts * part_s
-                sent_s[target] += target_parts * part_s
-                received_s[source] += source_parts * part_s
-            hops[source].append(Hop(target, there_s, back_s, source_parts, target_parts, part_s))
+                part_back_s = link[2] + (carried[3] + carried[2] * samples) * link[3]
+                back_s = backwards_s[target] + part_back_s
+                backwards_s[target] += target_parts * part_back_s
+                sent_s[target] += target_parts * part_back_s
+                received_s[source] += source_parts * part_back_s
+            hops[source].append(
+                Hop(target, there_s, back_s, source_parts, target_parts, part_s, part_back_s)
+            )
         return found
 
     def _held(
@@ -205,9 +219,13 @@ class Estimates:
             return [(num_units // size, num_units // size) for size in sizes]
         targets = [[hop.target for hop in own] for own in hops]
         units = units_by_successors(targets, sizes)
+        in_a_row = [1] * len(sizes)
+        if len(set(sizes)) > 1:
+            successors = [[sizes[target] for target in own] for own in targets]
+            in_a_row = list(map(steps_in_a_row, sizes, successors))
         return [
-            (min(num_units, held) // size, steps_in_a_row(size, [sizes[target] for target in own]))
-            for size, held, own in zip(sizes, units, targets)
+            (min(num_units, held) // size, block)
+            for size, held, block in zip(sizes, units, in_a_row)
         ]
 
     def _link(self, senders: Devices, receivers: Devices) -> LinkSeconds:

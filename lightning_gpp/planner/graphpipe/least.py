@@ -1,4 +1,4 @@
-"""What no division of a space can beat: lower bounds of the estimate of its step."""
+"""What a division of a space takes at least, about, before any has been found."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from lightning_gpp.planner.graphpipe.space import Space
 
 @dataclass(frozen=True, slots=True)
 class LeastStep:
-    """Lower bounds of the estimate of a step (see ``estimate_step_s``) in one space.
+    """Lower bounds of a step in one space, taken as a fill and cycles.
 
     A step is a fill, the first micro-batch on its way through all units that depend on each other,
-    and then a cycle of the slowest stage for every other micro-batch.
+    and then a cycle of the slowest stage for every other micro-batch. Where the slowest stage is
+    beside the longest way, or far from its end, a step may be a little shorter than that.
 
     Attributes:
         fill_s: seconds of the longest way of the first micro-batch, on the fastest devices.
@@ -29,6 +30,21 @@ class LeastStep:
     def bottleneck_s(self, step_s: float) -> float:
         """Seconds per sample of the slowest stage above which every step is longer."""
         return (step_s - self.fill_s) / self.samples if self.samples > 0 else float("inf")
+
+
+class LeastSteps:
+    """The lower bounds of spaces, found once for all problems with the same units."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, LeastStep] = {}
+
+    def __call__(self, problem: Problem, space: Space) -> LeastStep:
+        """The lower bounds of a space."""
+        key = id(problem.prices), space.rates.microbatch_size, *space.crews
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = least_step(problem, space)
+        return found
 
 
 def least_step(problem: Problem, space: Space) -> LeastStep:

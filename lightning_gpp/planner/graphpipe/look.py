@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from lightning_gpp.planner.graphpipe.least import least_step
+from lightning_gpp.planner.graphpipe.least import LeastSteps
 from lightning_gpp.planner.graphpipe.limits import Divisions, Found
 from lightning_gpp.planner.graphpipe.placement import FoundStage
 from lightning_gpp.planner.graphpipe.problem import Problem
@@ -31,6 +31,9 @@ One whose bottleneck differs by a tenth takes at least 1 - 0.1 of so much as lon
 SLOWER_FILL_CHANGE = 7.0
 """The same where the bottleneck is slower: then it may have fewer stages in a row."""
 
+ENOUGH = 1.05
+"""Of steps that are longer than so many times the best one it is of no interest how much."""
+
 HOPELESS = 1.15
 """Estimates of this many times the best step so far are of no interest."""
 
@@ -47,6 +50,7 @@ class Look:
         name: of the planner.
         is_chain: whether every stage waits for the one before it.
         consider: takes candidates; gives the step to beat from then on.
+        least_steps: finds lower bounds of steps.
 
     Attributes:
         slowest_s: seconds per sample of the slowest stage, where it is the fastest; infinite where
@@ -60,9 +64,11 @@ class Look:
         space: Space,
         name: str,
         consider: Callable[[Sequence[Candidate]], float],
+        least_steps: LeastSteps,
         *,
         is_chain: bool,
     ) -> None:
+        self._least_steps = least_steps
         self._problem = problem
         self._space = space
         self._name = name
@@ -84,7 +90,9 @@ class Look:
         space = self._space
         least_fill = 0 if space.is_small else LEAST_FILL * space.rates.microbatch_size
         samples = self._minibatch_size + least_fill
-        least = least_step(self._problem, space)
+        if space.lower_bound_s * samples > self._best_s:
+            return
+        least = self._least_steps(self._problem, space)
         if least.step_s > HOPELESS * self._best_s:
             return
         divisions = Divisions(space)
@@ -143,5 +151,13 @@ class Look:
         return len(self._space.crews) > 1 and len({stage.crew for stage in stages}) == 1
 
     def _placed(self, stages: Sequence[FoundStage]) -> list[Candidate]:
-        size = self._space.rates.microbatch_size
-        return [*placed(self._problem, stages, size, self._name, is_chain=self._is_chain)]
+        return [
+            *placed(
+                self._problem,
+                stages,
+                self._space.rates.microbatch_size,
+                self._name,
+                is_chain=self._is_chain,
+                enough_s=ENOUGH * self._best_s,
+            )
+        ]

@@ -56,7 +56,9 @@ def found_stages(trace: Trace | None, space: Space, limit_s: float) -> list[Foun
             and space.in_flight(cut.units, cut.crew) <= rate.most_in_flight
         )
         stage = found_stage(space.rates, cut.intervals, cut.crew, cut.units, recompute=recompute)
-        stages.append(replace(stage, places=tuple(place + shift for place in stage.places)))
+        if shift:
+            stage = replace(stage, places=tuple(place + shift for place in stage.places))
+        stages.append(stage)
     return sorted(stages, key=lambda stage: stage.places)
 
 

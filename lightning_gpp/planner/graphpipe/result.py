@@ -10,6 +10,7 @@ from statistics import geometric_mean
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import PlanEvaluation
+from lightning_gpp.planner.graphpipe.least import LeastSteps
 from lightning_gpp.planner.graphpipe.look import HOPELESS, Look
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.search import Candidate, data_parallel
@@ -24,6 +25,9 @@ PATIENCE = 2
 
 QUICK = 48
 """Models in a line of up to so many units are searched so quickly that all sizes are tried."""
+
+FEW_DEVICES = 8
+"""On more devices, plans where replicas take turns are left to the local search."""
 
 FEW_UNITS = 128
 """Spaces with more micro-batches than these, which take long to play, are looked at last."""
@@ -92,6 +96,7 @@ class Choice:
         self._guesses: dict[tuple[object, ...], float] = {}  # bottleneck over its lower bound
         self._slowest: dict[tuple[int, float], float] = {}
         self._best_replicas = 1.0
+        self._least_steps = LeastSteps()
         self.best_s = math.inf
 
     def search_alike(self, problem: Problem, name: str, *, is_chain: bool) -> None:
@@ -115,7 +120,9 @@ class Choice:
         """
         sizes = problem.request.microbatch_sizes
         families = [[problem.space(size) for size in sizes]]
-        if problem.can_take_turns and not families[0][0].is_large:
+        is_quick = families[0][0].is_small or self._request.num_devices <= FEW_DEVICES
+        is_large = families[0][0].is_large
+        if problem.can_take_turns and (is_quick or is_chain) and not is_large:
             families.append([problem.space(size, take_turns=True) for size in sizes])
         for spaces in families:
             for space in spaces:
@@ -152,7 +159,7 @@ class Choice:
             The shortest step that it may hold, as far as was looked.
         """
         before_s = self.best_s
-        look = Look(problem, space, name, self._consider, is_chain=is_chain)
+        look = Look(problem, space, name, self._consider, self._least_steps, is_chain=is_chain)
         look.run(self._guess(problem, space))
         if look.slowest_s < math.inf and space.lower_bound_s:
             self._guesses[self._key(problem, space)] = look.slowest_s / space.lower_bound_s

@@ -76,8 +76,13 @@ def placed(
     """
     estimates = problem.estimates
     numbered = numbered_stages(problem, stages)
+    ways = placements(problem, numbered, stages)
+    least_s = estimates.computes_s(stages, microbatch_size)
+    if least_s > enough_s:
+        yield Candidate(problem, numbered, ways[0], microbatch_size, least_s, name, is_chain)
+        return
     edges = estimates.edges(numbered, is_chain=is_chain)
-    for devices in placements(problem, numbered, stages):
+    for devices in ways:
         least_s = estimates.least_step_s(numbered, devices, edges, microbatch_size, enough_s)
         yield Candidate(problem, numbered, devices, microbatch_size, least_s, name, is_chain)
 
