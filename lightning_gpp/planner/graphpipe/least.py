@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_gpp.planner.graphpipe.problem import Problem
-from lightning_gpp.planner.graphpipe.space import Space
+from lightning_gpp.planner.graphpipe.space import Space, columns_min
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,41 +50,40 @@ class LeastSteps:
 
 def least_step(problem: Problem, space: Space) -> LeastStep:
     """The lower bounds of a space."""
-    size = space.rates.microbatch_size
-    samples = problem.request.minibatch_size - size * max(crew.multiple for crew in space.crews)
-    seconds = [space.rates.seconds(crew) for crew in space.crews]
-    work = [
-        (crew.num_replicas / space.usage.num_devices, space.rates.least_seconds(crew))
-        for crew in space.crews
-    ]
-    places = range(len(space.layout.order))
-    fastest = [min(s[place + 1] - s[place] for s in seconds) for place in places]
-    way = _longest_way(problem, fastest)
-    step_s = sum(
-        min(
-            (way_s[p + 1] - way_s[p] if p in way else 0.0)
-            + samples * share * (work_s[p + 1] - work_s[p])
-            for way_s, (share, work_s) in zip(seconds, work)
-        )
-        for p in places
+    rates, crews = space.rates, space.crews
+    samples = problem.request.minibatch_size - rates.microbatch_size * max(
+        crew.multiple for crew in crews
     )
+    fastest = columns_min([rates.each(crew) for crew in crews])
+    way = _longest_way(problem.sources, fastest)
+    rows = []
+    for crew in crews:
+        share = samples * crew.num_replicas / space.usage.num_devices
+        row, each = [share * work_s for work_s in rates.least_each(crew)], rates.each(crew)
+        for place in way:
+            row[place] += each[place]
+        rows.append(row)
     fill_s = sum(fastest[place] for place in way)
-    return LeastStep(fill_s, samples, max(step_s, fill_s + samples * space.lower_bound_s))
+    step_s = max(sum(columns_min(rows)), fill_s + samples * space.lower_bound_s)
+    return LeastStep(fill_s, samples, step_s)
 
 
-def _longest_way(problem: Problem, seconds: list[float]) -> set[int]:
-    """The places on the longest way through units that depend on each other."""
-    layout = problem.layout
+def _longest_way(sources: Sequence[Sequence[int]], seconds: Sequence[float]) -> list[int]:
+    """The places on the longest way through units that depend on each other, the last one first.
+
+    Args:
+        sources: of the unit at every place.
+        seconds: likewise.
+    """
     until: list[float] = []
     before: list[int | None] = []
-    for place, unit in enumerate(layout.order):
-        sources = [layout.place[source] for source in problem.units.predecessors[unit]]
-        source = max(sources, key=until.__getitem__, default=None)
+    for own_s, others in zip(seconds, sources):
+        source = max(others, key=until.__getitem__) if others else None
         before.append(source)
-        until.append(seconds[place] + (0.0 if source is None else until[source]))
-    last: int | None = max(range(len(until)), key=until.__getitem__)
-    way = set()
-    while last is not None:
-        way.add(last)
-        last = before[last]
+        until.append(own_s if source is None else own_s + until[source])
+    place: int | None = max(range(len(until)), key=until.__getitem__)
+    way = []
+    while place is not None:
+        way.append(place)
+        place = before[place]
     return way

@@ -63,6 +63,14 @@ class Problem:
         return lay_out(self.tree, likeness)
 
     @cached_property
+    def sources(self) -> tuple[tuple[int, ...], ...]:
+        """For every place, the places of the units that its unit reads from."""
+        place, predecessors = self.layout.place, self.units.predecessors
+        return tuple(
+            tuple(place[source] for source in predecessors[unit]) for unit in self.layout.order
+        )
+
+    @cached_property
     def frames(self) -> Frames:
         """The places where stages begin and end."""
         return Frames(self.layout)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 from operator import sub
 from typing import NamedTuple
@@ -131,6 +132,16 @@ class CrewRates:
         pairs = zip(self.seconds, prices.contents.gradient_bytes)
         self.least_seconds = [s / self._size + n * per_byte_s for s, n in pairs]
 
+    @cached_property
+    def least_each(self) -> list[float]:
+        """Seconds per sample that the unit at every place takes at least."""
+        return list(map(sub, self.least_seconds[1:], self.least_seconds))
+
+    @cached_property
+    def each(self) -> list[float]:
+        """Seconds of a replica's share of a micro-batch at every place."""
+        return list(map(sub, self.seconds[1:], self.seconds))
+
     def __call__(self, intervals: Intervals) -> Rate:
         """The rate of a stage, found once."""
         found = self._found.get(intervals)
@@ -205,7 +216,6 @@ class Rates:
         self.contents = prices.contents
         self.microbatch_size = microbatch_size
         self._of: dict[Crew, CrewRates] = {}
-        self._least_each: dict[Crew, list[float]] = {}
 
     def of(self, crew: Crew) -> CrewRates:
         """The rates of stages on some devices."""
@@ -228,11 +238,11 @@ class Rates:
 
     def least_each(self, crew: Crew) -> list[float]:
         """Seconds per sample that the unit at every place takes at least."""
-        found = self._least_each.get(crew)
-        if found is None:
-            sums = self.least_seconds(crew)
-            found = self._least_each[crew] = list(map(sub, sums[1:], sums))
-        return found
+        return self.of(crew).least_each
+
+    def each(self, crew: Crew) -> list[float]:
+        """Seconds of a replica's share of a micro-batch at every place."""
+        return self.of(crew).each
 
 
 class Prices:

@@ -62,12 +62,12 @@ class Space:
             [crew.num_replicas * step_s for step_s in self.rates.least_each(crew)]
             for crew in self.crews
         ]
-        return [*accumulate(_least(each), initial=0.0)]
+        return [*accumulate(columns_min(each), initial=0.0)]
 
     @cached_property
     def lower_bound_s(self) -> float:
         """Seconds per sample that no division can beat: equal shares, or the slowest units."""
-        each_s = _least([self.rates.least_each(crew) for crew in self.crews])
+        each_s = columns_min([self.rates.least_each(crew) for crew in self.crews])
         num_stages = self.usage.num_devices // min(crew.num_replicas for crew in self.crews)
         slowest_s = crowded_s(each_s, num_stages) if len(self.crews) == 1 else max(each_s)
         return max(self.work[-1] / self.usage.num_devices, slowest_s)
@@ -123,8 +123,8 @@ def crowded_s(each_s: Sequence[float], num_stages: int) -> float:
     )
 
 
-def _least(rows: Sequence[Sequence[float]]) -> Sequence[float]:
-    """The least of every column."""
+def columns_min(rows: Sequence[Sequence[float]]) -> Sequence[float]:
+    """The least of every column of some rows."""
     return list(map(min, *rows)) if len(rows) > 1 else rows[0]
 
 
