@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from helpers.graphs import literal_graph, profile_of
+from helpers.graphs import branchy_graphs, literal_graph, profile_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,32 +15,6 @@ from lightning_gpp.planner.graphpipe.layout import Run, joined
 from lightning_gpp.planner.graphpipe.problem import branching, search_units
 from lightning_gpp.planner.graphpipe.space import Space
 from lightning_gpp.planner.make_plan import plan_request
-
-STEMS = ("s0", "s1")
-
-
-@st.composite
-def branchy_graphs(draw: st.DrawFn) -> ModelGraph:
-    """Branches that may share parameters, what they read from a stem, and the feed.
-
-    x ─> s0, s1 ─┬─> b0.0 ─> … ─┬─> join
-                 ├─> b1.0 ─> … ─┤
-    x ───────────┴─> b2.0 ─> … ─┘
-    """
-    reads = dict.fromkeys(STEMS, "x")
-    parameters = {}
-    ends = []
-    for branch in range(draw(st.integers(2, 5))):
-        previous = draw(st.sampled_from(["x", "y", "s0", "s1"]))
-        for layer in range(draw(st.integers(1, 2))):
-            name = f"b{branch}.{layer}"
-            more = draw(st.sampled_from(["", "", "", "x", "s0"]))
-            reads[name] = f"{previous} {more}" if more != previous else previous
-            parameters[name] = [draw(st.sampled_from([f"{name}.w", f"{name}.w", "w0", "w1"]))]
-            previous = name
-        ends.append(previous)
-    reads["join"] = " ".join((*ends, *STEMS))
-    return literal_graph(reads, inputs=("x", "y"), parameters=parameters)
 
 
 def space_of(graph: ModelGraph) -> Space:

@@ -97,10 +97,12 @@ class Packings:
                 yield self._packing(stacks, index)
 
     def _packing(self, stacks: Sequence[Stack], crew_index: int | None) -> Packing:
-        bounds = [self.bound(mix) for mix, _ in stacks]
-        num_devices = sum(b.num_devices * count for b, (_, count) in zip(bounds, stacks))
-        multiples = frozenset([bound.multiples for bound in bounds])
-        return Packing(stacks, crew_index, num_devices, multiples)
+        num_devices, multiples = 0.0, set()
+        for mix, count in stacks:
+            bound = self.bound(mix)
+            num_devices += count * bound.num_devices
+            multiples.add(bound.multiples)
+        return Packing(stacks, crew_index, num_devices, frozenset(multiples))
 
     def bound(self, mix: Mix) -> Bound:
         """What a stage of some branches needs at least."""

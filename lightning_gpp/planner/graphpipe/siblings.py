@@ -97,8 +97,8 @@ class Siblings:
         fewer = [way for way in ways if way.used <= packing.least_devices]
         if not fewer:
             return False
-        need = max(min(flights[m] + m for m in some) for some in packing.multiples)
-        offset = max(min(flights[m] - m for m in some) for some in packing.multiples)
+        need = max([min([flights[m] + m for m in some]) for some in packing.multiples])
+        offset = max([min([flights[m] - m for m in some]) for some in packing.multiples])
         return any(way.need <= need and way.offset <= offset for way in fewer)
 
     def _with_memory(
