@@ -204,8 +204,43 @@ class TestScript:
         )
         assert under(before, x) == under(zoomed, x) == under(moved, x - 50) == "#E69F00"
         assert widest(zoomed) == pytest.approx(widest(before) * 4.055, rel=0.01)
-        edges = [min(i["x"] for i in compute(report)) for report in (zoomed, moved)]
-        assert edges[1] == pytest.approx(edges[0] - 50, abs=0.01)
+        first, then = (
+            min(end for i in compute(report) if (end := i["x"] + i["w"]) > x - shift)
+            for report, shift in ((zoomed, 0), (moved, 50))
+        )
+        assert then == pytest.approx(first - 50, abs=0.01)
+
+    def test_other_buttons_and_keys_of_the_browser_do_nothing(self, tmp_path: Path) -> None:
+        key = {"type": "keydown", "key": "+"}
+        before, *after, zoomed = browse(
+            tmp_path,
+            predicted_and_measured(),
+            [
+                at("pointerdown", 700, 150, button=2),
+                at("pointermove", 600, 150, button=-1),
+                key | {"ctrlKey": True},
+                key,
+            ],
+        )
+        assert [compute(report) for report in after] == [compute(before)] * 3
+        assert widest(zoomed) == pytest.approx(widest(before) * 1.5, rel=0.01)
+
+    def test_a_drag_whose_end_is_not_told_ends_with_the_capture(self, tmp_path: Path) -> None:
+        down = [at("pointerdown", 700, 150, button=0), at("lostpointercapture", 700, 150)]
+        *_, ended, moved = browse(
+            tmp_path,
+            predicted_and_measured(),
+            [at("wheel", 700, 150, deltaY=-700), *down, at("pointermove", 600, 150)],
+        )
+        assert compute(moved) == compute(ended)
+
+    def test_bars_far_outside_are_cut(self, tmp_path: Path) -> None:
+        """A second at picoseconds per pixel would be a bar of 1e11 pixels."""
+        wheels = [at("wheel", LEFT + 616, 150, deltaY=-3000)] * 5
+        *_, report = browse(tmp_path, predicted_and_measured(), wheels)
+        assert compute(report)
+        for bar in drawn(report, "rect"):
+            assert -1 <= bar["x"] and bar["x"] + bar["w"] <= 1401, bar
 
     def test_the_critical_path_can_be_switched_off(self, tmp_path: Path) -> None:
         with_path, without, dim = browse(

@@ -72,10 +72,16 @@ function drawLane(row, y) {
     "left", RIGHT - 24);
   inPlot(() => {
     context.fillStyle = data.colours.idle;
-    context.fillRect(xOf(0), y, timeline.step * view.perSecond, height);
+    fillBar(xOf(0), y, timeline.step * view.perSecond, height);
     if (lane.kind === "memory") drawMemory(row, y);
     else drawItems(row, y);
   });
+}
+
+// Only what may be seen: canvases get slow and wrong with coordinates far outside.
+function fillBar(x, y, width, height) {
+  const from = Math.max(x, LEFT - 50), to = Math.min(x + width, LEFT + plotWidth() + 50);
+  if (to > from) context.fillRect(from, y, to - from, height);
 }
 
 function barOf(row, index, y) {
@@ -101,11 +107,11 @@ function drawItems(row, y) {
     const paint = data.paints[lane.paint[i]];
     context.globalAlpha = dim && !lane.critical[i] ? 0.25 : 1;
     context.fillStyle = paint.colour;
-    context.fillRect(x, top, Math.max(width > 3 ? width - 0.5 : width, 0.6), height);
+    fillBar(x, top, Math.max(width > 3 ? width - 0.5 : width, 0.6), height);
     context.globalAlpha = 1;
     if (lane.kind === "link" && lane.critical[i] && box("path").checked) {
       context.fillStyle = data.colours.path;
-      context.fillRect(x, top + height - 3, Math.max(width, 0.6), 3);
+      fillBar(x, top + height - 3, Math.max(width, 0.6), 3);
     }
     if (width > 14) drawText(row, i, Math.max(x, LEFT), Math.min(x + width, right), top, height);
   }
@@ -137,15 +143,15 @@ function drawMemory(row, y) {
     const x = xOf(lane.times[i]), width = Math.max((end - lane.times[i]) * view.perSecond, 0.3);
     context.fillStyle = data.colours.memory;
     const used = Math.min(lane.bytes[i], limit);
-    context.fillRect(x, level(used), width, y + height - level(used));
+    fillBar(x, level(used), width, y + height - level(used));
     if (lane.bytes[i] > limit) {
       context.fillStyle = data.colours.above;
-      context.fillRect(x, level(lane.bytes[i]), width, level(limit) - level(lane.bytes[i]));
+      fillBar(x, level(lane.bytes[i]), width, level(limit) - level(lane.bytes[i]));
     }
   }
   if (limit <= full) {
     context.fillStyle = "#111111";
-    context.fillRect(xOf(0), level(limit), timeline.step * view.perSecond, 1);
+    fillBar(xOf(0), level(limit), timeline.step * view.perSecond, 1);
   }
 }
 
@@ -185,7 +191,6 @@ function drawPaths() {
   }
 }
 
-// Only what may be seen; canvases get slow and wrong with coordinates far outside.
 function strokePieces(pieces, colour, width) {
   const left = LEFT - 50, right = LEFT + plotWidth() + 50;
   const within = (x) => Math.min(Math.max(x, left), right);

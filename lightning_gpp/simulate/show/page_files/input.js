@@ -24,6 +24,7 @@ canvas.addEventListener("wheel", (event) => {
 }, { passive: false });
 
 canvas.addEventListener("pointerdown", (event) => {
+  if (event.button) return;  // not the left one: its menu may swallow the end of a drag
   place(event);
   mouse.drag = { x: mouse.x, y: mouse.y, from: view.from, top: view.top };
   canvas.setPointerCapture(event.pointerId);
@@ -41,7 +42,7 @@ canvas.addEventListener("pointermove", (event) => {
   hover();
 });
 
-for (const name of ["pointerup", "pointercancel"]) {
+for (const name of ["pointerup", "pointercancel", "lostpointercapture"]) {
   canvas.addEventListener(name, () => {
     mouse.drag = null;
     canvas.classList.remove("dragging");
@@ -71,7 +72,8 @@ canvas.addEventListener("keydown", (event) => {
     "0": fit, ArrowLeft: () => { view.from -= shown * 0.1; }, ArrowUp: () => { view.top -= 60; },
     ArrowRight: () => { view.from += shown * 0.1; }, ArrowDown: () => { view.top += 60; },
   };
-  if (!moves[event.key]) return;
+  // With another key they are the browser's own: it zooms with ctrl and "+".
+  if (!moves[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   moves[event.key]();
   redraw();
@@ -109,4 +111,6 @@ function showLegend() {
 showLegend();
 layOut();
 window.addEventListener("resize", resize);
+// What the window does not tell: the legend wraps, or a frame around the page changes.
+if (window.ResizeObserver) new ResizeObserver(resize).observe(canvas.parentElement);
 resize();
