@@ -11,7 +11,7 @@ from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.polish import polished
-from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
+from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
 from lightning_gpp.planner.graphpipe.result import Choice, SearchResult
 from lightning_gpp.planner.plan import Plan
 
@@ -40,8 +40,17 @@ def search_chains(request: PlanRequest) -> SearchResult:
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
     choice.search_alike(problem, name, is_chain=True)
     choice.search(problem, name, is_chain=True)
+    if not choice.finish():
+        choice.search_tight(_chain(request), name, is_chain=True)
     found = choice.finish()
     if not found:
-        raise infeasible_error(problem)
+        raise infeasible_error(request, lambda changed: [_chain(changed)])
     found = polished(found[0], units, request)
     return SearchResult(found[0].plan, rank=lambda: choice.ranked(found))
+
+
+def _chain(request: PlanRequest) -> Problem:
+    """The chain, with all its divisions tried, for what hardly fits into memory."""
+    units = search_units(request)
+    order = tuple(leaves(branching(request, units).tree))
+    return linear(request, units, order, tries_all=True)

@@ -18,7 +18,7 @@ from lightning_gpp.planner.make_plan import plan_request
 
 MEMORY = re.compile(r"(\d+) devices need .* \((\d+) bytes\) of memory each")
 DEVICES = re.compile(r"with the memory they have, (\d+) devices(?: like (\S+))? would do")
-RECOMPUTE = re.compile(r"recomputation would do \(may_recompute=True\)")
+RECOMPUTE = re.compile(r"recomputation would do \(may_recompute=True; recompute=true on")
 
 
 def with_memory(request: PlanRequest, memory_bytes: int) -> PlanRequest:
@@ -114,3 +114,16 @@ def test_recomputation_is_named_only_where_it_does():
     assert refusal(remedied(heavy, text)["recomputation"], "graphpipe") is None
     weights = layers(activation_bytes=10, memory_bytes=4_500)
     assert "recomputation" not in remedied(weights, refusal(weights, "graphpipe") or "")
+
+
+def test_a_chain_of_many_layers_has_the_plan_that_just_fits():
+    """32 equal layers on four devices: an equal share each, however generous the bottleneck."""
+    names = [f"l{index}" for index in range(32)]
+    graph = literal_graph(dict(zip(names, ["x", *names])))
+    costs = Costs((Profile({n: OpProfile(1.0, 2.0, 100) for n in names}, 1),))
+    devices = tuple(Device(str(i), memory_bytes=4 * 8_000) for i in range(4))
+    request = plan_request(graph, Cluster(devices), minibatch_size=8, costs=costs)
+    found = remedied(request, refusal(request, "graphpipe") or "")
+    needed = found["memory"].cluster.devices[0].memory_bytes
+    assert 8 * (4_000 + 4 * 100) <= needed <= 1.03 * 8 * (4_000 + 4 * 100)
+    assert refusal(found["memory"], "graphpipe") is None

@@ -144,16 +144,16 @@ class Frames:
 
     Attributes:
         layout: the layout.
-        is_small: whether the model is so small that everything is tried.
+        is_small: whether everything is tried, as asked for or as the model is so small.
         is_large: whether it is so large that only one owner of a block is tried.
         root: the frame of the whole model.
         beginnings: the beginnings of its runs.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, tries_all: bool = False) -> None:
         num_units = len(layout.order)
         self.layout = layout
-        self.is_small = num_units <= SMALL
+        self.is_small = tries_all or num_units <= SMALL
         self.is_large = num_units > LARGE
         self._most_owners = num_units if self.is_small else 1 if self.is_large else FEW_OWNERS
         self._numbers = count()

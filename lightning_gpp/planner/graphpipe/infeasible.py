@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from lightning_gpp.cluster import Cluster
@@ -13,18 +14,26 @@ from lightning_gpp.planner.units_of_measure import bytes_text
 MOST_DEVICES = 4096
 """More devices than these are not proposed."""
 
+MOST_BYTES = 1 << 60
+"""More memory than this is not proposed."""
 
-def infeasible_error(problem: Problem) -> ValueError:
-    """The error of a problem without a plan, with what would make it feasible."""
-    request = problem.request
+
+Problems = Callable[[PlanRequest], Iterable[Problem]]
+"""The problems that a planner searches for a question; it has a plan where any of them has."""
+
+
+def infeasible_error(request: PlanRequest, problems: Problems) -> ValueError:
+    """The error of a question without a plan, with what would make it feasible."""
     limits = {d.memory_bytes for d in request.cluster.devices if d.memory_bytes is not None}
     remedies = []
-    if not request.may_recompute and _fits(problem, replace(request, may_recompute=True)):
-        remedies.append("recomputation would do (may_recompute=True)")
-    if (needed := _smallest_memory(problem)) is not None:
+    if not request.may_recompute and _fits(replace(request, may_recompute=True), problems):
+        remedies.append(
+            "recomputation would do (may_recompute=True; recompute=true on the command line)"
+        )
+    if (needed := _smallest_memory(request, problems)) is not None:
         size = f"{bytes_text(needed)} ({needed} bytes)"
         remedies.append(f"{request.num_devices} devices need {size} of memory each")
-    if (count := _fewest_devices(problem)) is not None:
+    if (count := _fewest_devices(request, problems)) is not None:
         first = request.cluster.devices[0].name
         like = f" like {first}" if len(request.cluster.kinds) > 1 or len(limits) > 1 else ""
         remedies.append(f"with the memory they have, {count} devices{like} would do")
@@ -35,23 +44,42 @@ def infeasible_error(problem: Problem) -> ValueError:
     )
 
 
-def _fits(problem: Problem, request: PlanRequest) -> bool:
-    """Whether any micro-batch size has a division, however slow."""
-    changed = replace(problem, request=request)
+def _fits(request: PlanRequest, problems: Problems) -> bool:
+    """Whether any problem has a division with any micro-batch size, however slow."""
     return any(
-        Divisions(changed.space(size)).at(float("inf")) is not None
+        Divisions(problem.space(size)).at(float("inf")) is not None
+        for problem in problems(request)
         for size in request.microbatch_sizes
     )
 
 
-def _smallest_memory(problem: Problem) -> int | None:
+def _smallest_memory(request: PlanRequest, problems: Problems) -> int | None:
     """Bytes per device with which a plan exists, to a few per cent."""
-    low, high = 1, 1 << 50
-    if not _fits(problem, _with_memory(problem.request, high)):
+    low, high = 1, MOST_BYTES
+    if not _fits(_with_memory(request, high), problems):
         return None
     while high > max(low + 1, 1.02 * low):
         middle = int((low * high) ** 0.5) + 1
-        if _fits(problem, _with_memory(problem.request, middle)):
+        if _fits(_with_memory(request, middle), problems):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _fewest_devices(request: PlanRequest, problems: Problems) -> int | None:
+    """Devices like the first one with which a plan exists."""
+    low, high = request.num_devices, request.num_devices
+    most = min(MOST_DEVICES, len(request.graph))
+    while high < most:
+        low, high = high, min(2 * high, most)
+        if _fits(_with_devices(request, high), problems):
+            break
+    else:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _fits(_with_devices(request, middle), problems):
             high = middle
         else:
             low = middle
@@ -63,25 +91,6 @@ def _with_memory(request: PlanRequest, memory_bytes: int) -> PlanRequest:
         replace(device, memory_bytes=memory_bytes) for device in request.cluster.devices
     )
     return replace(request, cluster=replace(request.cluster, devices=devices))
-
-
-def _fewest_devices(problem: Problem) -> int | None:
-    """Devices like the first one with which a plan exists."""
-    low, high = problem.request.num_devices, problem.request.num_devices
-    most = min(MOST_DEVICES, len(problem.layout.order))
-    while high < most:
-        low, high = high, min(2 * high, most)
-        if _fits(problem, _with_devices(problem.request, high)):
-            break
-    else:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _fits(problem, _with_devices(problem.request, middle)):
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 def _with_devices(request: PlanRequest, count: int) -> PlanRequest:

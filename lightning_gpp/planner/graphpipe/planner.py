@@ -41,7 +41,7 @@ def search_plans(request: PlanRequest) -> SearchResult:
     """
     own = _Search(request)
     if not own.found:
-        raise infeasible_error(own.problem)
+        raise infeasible_error(request, _tight)
     best = own.found[0]
     notes = _notes(own.problem, best)
     return SearchResult(best.plan, notes, rank=lambda: own.choice.ranked(own.found))
@@ -62,6 +62,8 @@ class _Search:
         self.choice = Choice(request, self.problem)
         name = f"{NAME} (estimated)" if request.is_estimated else NAME
         self._look(name)
+        if not self.choice.finish():
+            self.choice.search_tight(_chain(self.problem), name, is_chain=False)
         found = self.choice.finish()
         best = polished(found[0], units, request) if found else []
         if len(request.cluster.kinds) > 1:
@@ -89,6 +91,19 @@ def _as_if_equal(request: PlanRequest) -> Iterator[PlanEvaluation]:
 
 def _sorted(found: Iterable[PlanEvaluation]) -> list[PlanEvaluation]:
     return sorted(found, key=lambda one: (one.step_s, one.peak_memory_bytes))
+
+
+def _chain(tree: Problem) -> Problem:
+    """The model as a chain of which all divisions are tried, for what hardly fits into memory."""
+    order = tree.prices.order
+    return linear(tree.request, tree.units, order, known=tree.prices, tries_all=True)
+
+
+def _tight(request: PlanRequest) -> Iterator[Problem]:
+    """The problems of which one has a plan where any plan is found."""
+    tree = branching(request, search_units(request))
+    yield _chain(tree)
+    yield tree
 
 
 def _notes(problem: Problem, best: PlanEvaluation) -> tuple[str, ...]:

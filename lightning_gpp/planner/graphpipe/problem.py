@@ -35,6 +35,8 @@ class Problem:
         added: edges between units that the model does not have.
         known: prices of another problem, which are used where they are of the same units in the
             same order.
+        tries_all: whether divisions are not left out that are hardly ever the best ones, even if
+            the model is large.
     """
 
     request: PlanRequest
@@ -42,6 +44,7 @@ class Problem:
     tree: Tree
     added: tuple[tuple[int, int], ...] = ()
     known: Prices | None = None
+    tries_all: bool = False
 
     @cached_property
     def prices(self) -> Prices:
@@ -73,7 +76,7 @@ class Problem:
     @cached_property
     def frames(self) -> Frames:
         """The places where stages begin and end."""
-        return Frames(self.layout)
+        return Frames(self.layout, tries_all=self.tries_all)
 
     @cached_property
     def usage(self) -> Usage:
@@ -169,11 +172,17 @@ def branching(request: PlanRequest, units: UnitGraph) -> Problem:
 
 
 def linear(
-    request: PlanRequest, units: UnitGraph, order: Sequence[int], known: Prices | None = None
+    request: PlanRequest,
+    units: UnitGraph,
+    order: Sequence[int],
+    known: Prices | None = None,
+    *,
+    tries_all: bool = False,
 ) -> Problem:
     """The problem on a chain of the units."""
     parts = tuple(map(Leaf, order))
-    return Problem(request, units, Series(parts) if len(parts) > 1 else parts[0], known=known)
+    tree = Series(parts) if len(parts) > 1 else parts[0]
+    return Problem(request, units, tree, known=known, tries_all=tries_all)
 
 
 def _with_ends(units: UnitGraph) -> list[tuple[int, ...]]:

@@ -11,9 +11,10 @@ from statistics import geometric_mean
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import PlanEvaluation
 from lightning_gpp.planner.graphpipe.least import LeastSteps
+from lightning_gpp.planner.graphpipe.limits import Divisions
 from lightning_gpp.planner.graphpipe.look import HOPELESS, Look
 from lightning_gpp.planner.graphpipe.problem import Problem
-from lightning_gpp.planner.graphpipe.search import Candidate, data_parallel
+from lightning_gpp.planner.graphpipe.search import Candidate, data_parallel, placed
 from lightning_gpp.planner.graphpipe.space import Space
 from lightning_gpp.planner.plan import Plan
 
@@ -129,6 +130,22 @@ class Choice:
                 self._consider(data_parallel(problem, space, name, is_chain=is_chain))
         for spaces in families:
             self._look_at_sizes(problem, spaces, name, is_chain=is_chain)
+
+    def search_tight(self, problem: Problem, name: str, *, is_chain: bool) -> None:
+        """Looks for any division, however slow, and then for a fast one, of every size.
+
+        Args:
+            problem: it tries all divisions, for a memory that hardly any of them fits into.
+            name: of the planner.
+            is_chain: whether every stage waits for the one before it.
+        """
+        for size in problem.request.microbatch_sizes:
+            divisions = Divisions(problem.space(size))
+            if (any_found := divisions.at(math.inf)) is None:
+                continue
+            best = divisions.with_smallest_bottleneck(any_found.seconds_per_sample)
+            for stages in {*any_found.divisions, *(best or any_found).divisions}:
+                self._consider(placed(problem, stages, size, name, is_chain=is_chain))
 
     def _look_at_sizes(
         self, problem: Problem, spaces: Sequence[Space], name: str, *, is_chain: bool

@@ -240,7 +240,7 @@ class TestScript:
         *_, report = browse(tmp_path, predicted_and_measured(), wheels)
         assert compute(report)
         for bar in drawn(report, "rect"):
-            assert -1 <= bar["x"] and bar["x"] + bar["w"] <= 1401, bar
+            assert bar["x"] >= -1 and bar["x"] + bar["w"] <= 1401, bar
 
     def test_the_critical_path_can_be_switched_off(self, tmp_path: Path) -> None:
         with_path, without, dim = browse(
