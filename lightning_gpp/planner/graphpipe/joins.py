@@ -106,7 +106,12 @@ class Joins:
         """A stage with the ends of branches that spare the rest of them a device, if there are."""
         pieces: list[Piece] = []
         sizes = {}
+        room_s = self._partition.limit_s - self._seconds(stage, crew)
         for alike in self._space.branches.by_weight(runs).values():
+            last_s = self._seconds((end_of(alike[0], len(alike[0]) - 1),), crew)
+            if last_s > room_s:
+                self._partition.too_slow(self._partition.limit_s + (last_s - room_s))
+                continue
             size = self._sparing_size(alike[0], units + crew.multiple, units - crew.multiple)
             if size is not None:
                 end_s = self._seconds((end_of(alike[0], size),), crew)
@@ -158,13 +163,13 @@ class Joins:
     def _sparing_size(self, run: Run, need: int, offset: int) -> int | None:
         key = run.kind, need, offset
         if key not in self._sparing:
-            crews = {crew: self._space.rates.least_seconds(crew) for crew in self._space.crews}
+            sums = {crew: self._space.rates.least_seconds(crew) for crew in self._space.crews}
+            units = {crew: units_in_flight(need, offset, crew.multiple) for crew in sums}
 
             def fits(interval: Interval, crew: Crew) -> bool:
-                units = units_in_flight(need, offset, crew.multiple)
-                return self._partition.fits((interval,), crew, units)
+                return self._partition.fits((interval,), crew, units[crew])
 
-            num_devices = fewest_devices(run, self._partition.limit_s, crews, fits)
+            num_devices = fewest_devices(run, self._partition.limit_s, sums, fits)
             self._sparing[key] = sparing_size(num_devices)
         return self._sparing[key]
 
