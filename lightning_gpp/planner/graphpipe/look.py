@@ -22,10 +22,10 @@ from lightning_gpp.planner.graphpipe.space import Space
 LEAST_FILL = 0.5
 """In larger models, micro-batches' time that a pipeline is taken to lose at least by filling."""
 
-FILL_CHANGE = 3.0
-"""How much less it may take to fill a pipeline whose bottleneck is another one.
+FILL_CHANGE = 5.0
+"""How much less it may take to fill a pipeline whose bottleneck is a little faster.
 
-One whose bottleneck differs by a tenth takes at least 1 - 0.1 of so much as long to fill.
+Where it is faster by a tenth, filling is taken to need at least 1 - 5 / 10 of the time.
 """
 
 SLOWER_FILL_CHANGE = 7.0
@@ -35,7 +35,7 @@ ENOUGH = 1.05
 """Of steps that are longer than so many times the best one it is of no interest how much."""
 
 HOPELESS = 1.15
-"""Estimates of this many times the best step so far are of no interest."""
+"""Where steps take so many times the best one at least, nothing else is sought near them."""
 
 SLOWER = (1.03, 1.1, 1.3)
 """Limits, as multiples of the smallest bottleneck, at which shallower plans are sought."""

@@ -28,7 +28,7 @@ QUICK = 48
 """Models in a line of up to so many units are searched so quickly that all sizes are tried."""
 
 FEW_DEVICES = 8
-"""On more devices, plans where replicas take turns are left to the local search."""
+"""On more devices (in a line, twice as many), taking turns is left to the local search."""
 
 FEW_UNITS = 128
 """Spaces with more micro-batches than these, which take long to play, are looked at last."""
@@ -121,7 +121,8 @@ class Choice:
         """
         sizes = problem.request.microbatch_sizes
         families = [[problem.space(size) for size in sizes]]
-        is_quick = families[0][0].is_small or self._request.num_devices <= FEW_DEVICES
+        most = FEW_DEVICES if problem.layout.root.blocks else 2 * FEW_DEVICES
+        is_quick = families[0][0].is_small or self._request.num_devices <= most
         is_large = families[0][0].is_large
         if problem.can_take_turns and (is_quick or is_chain) and not is_large:
             families.append([problem.space(size, take_turns=True) for size in sizes])
