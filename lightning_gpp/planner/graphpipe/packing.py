@@ -37,7 +37,7 @@ def first_fit(
     for each_s, weight, left in loads:
         found: list[tuple[Mix, int, float]] = []
         for mix, count, room_s in (*stages, ((), left, limit_s)):  # the last ones are still empty
-            fit = 0
+            fit = 0  # branches of this load for each of these stages
             if left:
                 if each_s <= room_s:
                     fit = left if left * each_s <= room_s else int(room_s / each_s)
@@ -47,7 +47,7 @@ def first_fit(
                     least_lack_s = min(least_lack_s, (fit + 1) * each_s - room_s)
                 while may_be and fit > (not mix) and not may_be((*mix, (weight, fit))):
                     fit -= 1
-            if fit:
+            if fit:  # some stages take as many as fit, the next one the rest, others none
                 full = min(count, left // fit)
                 found.append(((*mix, (weight, fit)), full, room_s - fit * each_s))
                 left -= full * fit
