@@ -68,3 +68,13 @@ def short_list(names: Sequence[str], *, most: int = 5) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
+
+
+def short_repr(value: object, *, most: int = 60) -> str:
+    """A value as code, for a message; the beginning of a long one.
+
+    >>> short_repr("a long text", most=10)
+    "'a long..."
+    """
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -16,7 +16,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from lightning_gpp.checks import is_number, is_whole
+from lightning_gpp.checks import is_number, is_whole, short_repr
 
 T = TypeVar("T")
 
@@ -188,12 +188,12 @@ def _fits(kind: Any, data: Any) -> bool:
 
 def _object(data: object, where: str) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
-        raise JsonFormError(f"{where}: expected an object, got {_short(data)}")
+        raise JsonFormError(f"{where}: expected an object, got {short_repr(data)}")
     return data
 
 
 def _wrong(kind: Any, data: object, where: str) -> JsonFormError:
-    return JsonFormError(f"{where}: expected {_describe(kind)}, got {_short(data)}")
+    return JsonFormError(f"{where}: expected {_describe(kind)}, got {short_repr(data)}")
 
 
 def _describe(kind: Any) -> str:
@@ -205,8 +205,3 @@ def _describe(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return f"one of: {', '.join(str(member.value) for member in kind)}"
     return _NAMES.get(kind, "an object")
-
-
-def _short(data: object) -> str:
-    text = repr(data)
-    return text if len(text) <= 60 else f"{text[:57]}..."

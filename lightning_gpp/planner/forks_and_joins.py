@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from lightning_gpp.checks import short_list
 from lightning_gpp.graph import ModelGraph, OpNode
 from lightning_gpp.planner.plan import Plan
 
@@ -68,6 +69,4 @@ def _stages(stages: Iterable[int]) -> str:
 
 
 def _names(operators: Sequence[OpNode]) -> str:
-    names = [operator.name for operator in operators]
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    return short_list([operator.name for operator in operators], most=MOST_NAMES)

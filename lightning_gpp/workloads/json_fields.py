@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_gpp.checks import is_number
+from lightning_gpp.checks import is_number, short_repr
 from lightning_gpp.strict_json import parse_json
 
 
@@ -81,7 +81,7 @@ class JsonObject:
         return self.data[key]
 
     def _wrong(self, key: str, expected: str, value: object) -> ValueError:
-        return ValueError(f"{self.where}: {key}: expected {expected}, got {_short(value)}")
+        return ValueError(f"{self.where}: {key}: expected {expected}, got {short_repr(value)}")
 
 
 def as_object(data: object, where: str) -> JsonObject:
@@ -91,7 +91,7 @@ def as_object(data: object, where: str) -> JsonObject:
         ValueError: it is something else.
     """
     if not isinstance(data, Mapping):
-        raise ValueError(f"{where}: expected an object, got {_short(data)}")
+        raise ValueError(f"{where}: expected an object, got {short_repr(data)}")
     return JsonObject(data, where)
 
 
@@ -106,8 +106,3 @@ def load_object(text: str, source: str) -> JsonObject:
         ValueError: it is not JSON, or not an object.
     """
     return as_object(parse_json(text, source), source)
-
-
-def _short(data: object) -> str:
-    text = repr(data)
-    return text if len(text) <= 60 else f"{text[:57]}..."
