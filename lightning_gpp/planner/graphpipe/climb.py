@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from lightning_gpp.planner.evaluate import PlanEvaluation
 from lightning_gpp.planner.graphpipe.division import Divider, Division, division_of
-from lightning_gpp.planner.graphpipe.neighbours import merged, paced, shifted, staffed
+from lightning_gpp.planner.graphpipe.neighbours import merged, paced, shifted, staffed, swapped
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.search import Candidate
 
@@ -28,14 +28,14 @@ SEEDS = 3
 FAR = 1.2
 """Plans with steps so many times the shortest one are left alone."""
 
-PATIENCE = 5
-"""Changes of one kind that may be evaluated in vain."""
-
-LITTLE = 1.002
+LITTLE = 1.001
 """A kind of change that makes the step shorter by less than this factor is left for others."""
 
 IN_LINE = 0.6
 """Models with such a part of their work on the longest way are taken to be in a line."""
+
+FEW_UNITS = 48
+"""Up to so many units, models in a line are searched so quickly that there is time for more."""
 
 MANY_DEVICES = 16
 """On more devices, plans of models with branches have many parts: too many changes to try all."""
@@ -48,20 +48,23 @@ class Budget:
     Attributes:
         changes: kinds of changes that it tries.
         num_seeds: plans that it changes.
+        patience: changes of one kind that it may evaluate in vain.
         num_parts: stages of the changed plans that it estimates, all together.
         num_played: micro-batches of the stages of the plans that it evaluates, all together.
     """
 
     changes: tuple[Change, ...]
     num_seeds: int
+    patience: int
     num_parts: int
     num_played: int
 
 
-ALL = staffed, merged, paced, shifted
-LARGE = Budget(ALL, SEEDS, num_parts=3_000, num_played=10_000)
-MEDIUM = Budget(ALL, SEEDS, num_parts=1_200, num_played=6_000)
-SMALL = Budget((paced,), 1, num_parts=160, num_played=1_000)
+ALL = staffed, merged, paced, shifted, swapped
+LARGEST = Budget(ALL, SEEDS, patience=5, num_parts=6_000, num_played=20_000)
+LARGE = Budget(ALL, SEEDS, patience=5, num_parts=3_000, num_played=10_000)
+MEDIUM = Budget(ALL, SEEDS, patience=5, num_parts=1_200, num_played=6_000)
+SMALL = Budget((paced,), 1, patience=4, num_parts=160, num_played=1_000)
 
 
 def budget_for(problem: Problem) -> Budget:
@@ -71,7 +74,7 @@ def budget_for(problem: Problem) -> Budget:
     for seconds, before in zip(units.compute_s, units.predecessors):
         until.append(seconds + max((until[source] for source in before), default=0.0))
     if max(until) >= IN_LINE * sum(units.compute_s):
-        return LARGE
+        return LARGEST if len(units) <= FEW_UNITS else LARGE
     return MEDIUM if problem.request.num_devices <= MANY_DEVICES else SMALL
 
 
@@ -133,7 +136,7 @@ class Climb:
         ]
         options.sort(key=lambda option: option[0].least_s)
         best = at
-        for candidate, near in options[:PATIENCE]:
+        for candidate, near in options[: self.budget.patience]:
             if candidate.least_s >= best.step_s or best.step_s * LITTLE < at.step_s:
                 break
             step_s = self._step_s(candidate)

@@ -3,7 +3,7 @@
 - a border between two parts moves by a few places;
 - a part gets twice or half the devices, from or to another part or idle ones;
 - two neighbouring parts become one, or one becomes two;
-- two neighbouring parts swap their devices;
+- two neighbouring parts swap their devices, or two parts some of their places;
 - all borders are balanced anew;
 - a part, or all of them, takes twice or half the samples at a time, or replicas take turns where
   they shared every micro-batch, or the other way round.
@@ -56,20 +56,20 @@ def merged(division: Division, *_: object) -> Iterator[Division]:
             yield tidied(stops, changed, division.microbatch_size)
 
 
+def swapped(division: Division, *_: object) -> Iterator[Division]:
+    """Two pieces change places, where parts have several: ends of branches, say."""
+    pieces = list(division.stops)
+    for last, (stop, part) in enumerate(pieces if not division.is_line else ()):
+        for first, (before, other) in enumerate(pieces[:last]):
+            if part != other:
+                changed = list(pieces)
+                changed[first], changed[last] = (before, part), (stop, other)
+                yield tidied(changed, division.crews, division.microbatch_size)
+
+
 def paced(division: Division, *_: object) -> Iterator[Division]:
-    """One part, or all, take other numbers of samples at a time."""
+    """All parts, or one, take other numbers of samples at a time."""
     size, crews = division.microbatch_size, division.crews
-    for number, crew in enumerate(crews):
-        others = crews[:number], crews[number + 1 :]
-        doubled = crew._replace(multiple=2 * crew.multiple)
-        yield division._replace(crews=(*others[0], doubled, *others[1]))
-        if crew.multiple % 2 == 0:
-            halved = crew._replace(multiple=crew.multiple // 2)
-            yield division._replace(crews=(*others[0], halved, *others[1]))
-        else:  # the others take twice as many of half the size
-            twice = [tuple(c._replace(multiple=2 * c.multiple) for c in part) for part in others]
-            changed = *twice[0], crew, *twice[1]
-            yield division._replace(crews=changed, microbatch_size=size / 2)
     for other_size in (size / 2, size * 2):
         yield division._replace(microbatch_size=other_size)
     most = max(crew.num_replicas for crew in crews)
@@ -82,6 +82,17 @@ def paced(division: Division, *_: object) -> Iterator[Division]:
         if sharing != crews:
             yield Division(division.stops, sharing, size * most)
             yield Division(division.stops, sharing, size)
+    for number, crew in enumerate(crews):
+        others = crews[:number], crews[number + 1 :]
+        doubled = crew._replace(multiple=2 * crew.multiple)
+        yield division._replace(crews=(*others[0], doubled, *others[1]))
+        if crew.multiple % 2 == 0:
+            halved = crew._replace(multiple=crew.multiple // 2)
+            yield division._replace(crews=(*others[0], halved, *others[1]))
+        else:  # the others take twice as many of half the size
+            twice = [tuple(c._replace(multiple=2 * c.multiple) for c in part) for part in others]
+            changed = *twice[0], crew, *twice[1]
+            yield division._replace(crews=changed, microbatch_size=size / 2)
 
 
 def staffed(division: Division, divider: Divider, at_most_s: float) -> Iterator[Division]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from helpers.graphs import literal_graph
+from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
@@ -18,12 +18,18 @@ from lightning_gpp.planner import (
 )
 from lightning_gpp.planner.graphpipe.climb import Budget, Climb
 from lightning_gpp.planner.graphpipe.division import Divider, Division, division_of, tidied
-from lightning_gpp.planner.graphpipe.neighbours import merged, paced, shifted, staffed
+from lightning_gpp.planner.graphpipe.neighbours import merged, paced, shifted, staffed, swapped
 from lightning_gpp.planner.graphpipe.problem import branching, search_units
 from lightning_gpp.planner.graphpipe.rates import Crew
 
 LAYERS = 8
-KINDS = {"staffed": staffed, "merged": merged, "paced": paced, "shifted": shifted}
+KINDS = {
+    "staffed": staffed,
+    "merged": merged,
+    "paced": paced,
+    "shifted": shifted,
+    "swapped": swapped,
+}
 
 
 def chain_request() -> PlanRequest:
@@ -58,7 +64,9 @@ def divider_of(request: PlanRequest) -> Divider:
 
 def best_of(seed: PlanEvaluation, request: PlanRequest, *kinds: str) -> PlanEvaluation:
     """The best plan that changes of some kinds lead to."""
-    budget = Budget(tuple(KINDS[kind] for kind in kinds), 1, num_parts=2000, num_played=20_000)
+    budget = Budget(
+        tuple(KINDS[kind] for kind in kinds), 1, patience=5, num_parts=2000, num_played=20_000
+    )
     climb = Climb(divider_of(request), budget)
     climb.up_from(seed)
     return min([seed, *climb.found], key=lambda found: found.step_s)
@@ -163,6 +171,34 @@ def test_a_plan_that_divides_units_or_mixes_kinds_is_no_division():
 
 def test_a_budget_of_nothing_evaluates_nothing():
     request = chain_request()
-    climb = Climb(divider_of(request), Budget((paced,), 1, num_parts=2000, num_played=0))
+    climb = Climb(
+        divider_of(request), Budget((paced,), 1, patience=5, num_parts=2000, num_played=0)
+    )
     climb.up_from(plan_of(request, [(8, 1, 1)], 32))
     assert not climb.found
+
+
+def test_two_pieces_change_places():
+    stops = (2, 0), (3, 1), (4, 0), (6, 1)
+    assert set(swapped(Division(stops, (TWO, ONE), 1.0))) == {
+        Division(((2, 0), (4, 1), (6, 0)), (ONE, TWO), 1.0),
+        Division(((2, 0), (4, 1), (6, 0)), (TWO, ONE), 1.0),
+        Division(((3, 0), (6, 1)), (ONE, TWO), 1.0),
+        Division(((3, 0), (6, 1)), (TWO, ONE), 1.0),
+    }
+    assert not list(swapped(Division(((2, 0), (6, 1)), (TWO, ONE), 1.0)))
+
+
+def test_branches_change_places_where_no_single_move_helps():
+    """Branches of 5, 4, 2 and 1 seconds: 5 + 2 and 4 + 1 become 5 + 1 and 4 + 2."""
+    seconds = {"five": 5.0, "four": 4.0, "two": 2.0, "one": 1.0, "join": 0.0}
+    reads = dict.fromkeys(seconds, "x") | {"join": "five four two one"}
+    graph = literal_graph(reads, parameters={name: [] for name in reads})
+    costs = Costs((profile_of(graph, seconds),))
+    request = PlanRequest(graph, uniform_cluster(2, Link(1e30)), costs, 16, 16)
+    stages = Stage(0, ("five", "two"), (0,)), Stage(1, ("four", "one", "join"), (1,))
+    seed = evaluate_plan(Plan(stages, "by hand", 16), request)
+    assert best_of(seed, request, "shifted", "merged", "paced").step_s == seed.step_s
+    found = best_of(seed, request, "swapped")
+    work = [sum(seconds[name] for name in stage.operators) for stage in found.plan.stages]
+    assert work == [6.0, 6.0]
