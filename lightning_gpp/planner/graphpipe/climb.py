@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lightning_gpp.planner.evaluate import PlanEvaluation
 from lightning_gpp.planner.graphpipe.division import Divider, Division, division_of
@@ -64,7 +64,10 @@ ALL = staffed, merged, paced, shifted, swapped
 LARGEST = Budget(ALL, SEEDS, patience=5, num_parts=6_000, num_played=20_000)
 LARGE = Budget(ALL, SEEDS, patience=5, num_parts=3_000, num_played=10_000)
 MEDIUM = Budget(ALL, SEEDS, patience=5, num_parts=1_200, num_played=6_000)
-SMALL = Budget((paced,), 1, patience=4, num_parts=160, num_played=1_000)
+SMALL = Budget((paced,), 1, patience=4, num_parts=160, num_played=2_000)
+
+PARTS_PER_UNIT = 4
+"""More of the small budget for models of many units, which are searched for longer anyway."""
 
 
 def budget_for(problem: Problem) -> Budget:
@@ -75,7 +78,9 @@ def budget_for(problem: Problem) -> Budget:
         until.append(seconds + max((until[source] for source in before), default=0.0))
     if max(until) >= IN_LINE * sum(units.compute_s):
         return LARGEST if len(units) <= FEW_UNITS else LARGE
-    return MEDIUM if problem.request.num_devices <= MANY_DEVICES else SMALL
+    if problem.request.num_devices <= MANY_DEVICES:
+        return MEDIUM
+    return replace(SMALL, num_parts=max(SMALL.num_parts, PARTS_PER_UNIT * len(units)))
 
 
 @dataclass(frozen=True, slots=True)

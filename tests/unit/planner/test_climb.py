@@ -16,7 +16,7 @@ from lightning_gpp.planner import (
     Stage,
     evaluate_plan,
 )
-from lightning_gpp.planner.graphpipe.climb import Budget, Climb
+from lightning_gpp.planner.graphpipe.climb import Budget, Climb, budget_for
 from lightning_gpp.planner.graphpipe.division import Divider, Division, division_of, tidied
 from lightning_gpp.planner.graphpipe.neighbours import merged, paced, shifted, staffed, swapped
 from lightning_gpp.planner.graphpipe.problem import branching, search_units
@@ -202,3 +202,19 @@ def test_branches_change_places_where_no_single_move_helps():
     found = best_of(seed, request, "swapped")
     work = [sum(seconds[name] for name in stage.operators) for stage in found.plan.stages]
     assert work == [6.0, 6.0]
+
+
+def test_models_in_a_line_have_the_largest_budget_and_branches_on_many_devices_the_smallest():
+    seconds = dict.fromkeys("abcdefgh", 1.0) | {"join": 0.0}
+    reads = dict.fromkeys("abcdefgh", "x") | {"join": "a b c d e f g h"}
+    graph = literal_graph(reads)
+    costs = Costs((profile_of(graph, seconds),))
+    found = {
+        count: budget_for(
+            divider_of(PlanRequest(graph, uniform_cluster(count, Link(1e9)), costs, 32)).problem
+        )
+        for count in (4, 32)
+    }
+    assert budget_for(divider_of(chain_request()).problem).num_parts > found[4].num_parts
+    assert found[4].num_parts > found[32].num_parts
+    assert found[32].changes == (paced,)

@@ -15,6 +15,8 @@ from lightning_gpp.workloads import read_pipedream_profile
     [
         ("gnmt", 4, 128, "sequential"),  # many equally promising candidates
         ("vgg16", 4, 16, "pipedream"),  # replicas that take turns, at small micro-batches
+        ("vgg16", 8, 4, "piper"),  # fewer stages that fill sooner, with the same bottleneck
+        ("vgg16", 16, 16, "piper"),  # the same, and stages with micro-batches of other sizes
     ],
 )
 def test_no_baseline_is_faster(name, num_devices, samples, baseline):
