@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from lightning_gpp.cluster import Link
 from lightning_gpp.graph import FEED
-from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.edge_bytes import edge_bytes
 from lightning_gpp.planner.graphpipe.chains import Chains, ChainStage, Hop
 from lightning_gpp.planner.stage_costs import reduce_seconds
@@ -27,6 +27,7 @@ LOSS = -2
 """The place of the loss, which reads the outputs of the model."""
 
 Devices = tuple[int, ...]
+Hosts = frozenset[tuple[str, str]]
 Pair = tuple[int, int]
 
 
@@ -71,6 +72,8 @@ class Estimates:
         self._request = problem.request
         self._flows = _flows(problem)
         self._links: dict[tuple[Devices, Devices], LinkSeconds] = {}
+        self._host_links: dict[tuple[Hosts, Hosts], Link | None] = {}
+        self._hosts_of: dict[Devices, Hosts] = {}
         self._sums: dict[Devices, tuple[float, float]] = {}
 
     def computes_s(self, stages: Sequence[FoundStage], unit_size: float) -> float:
@@ -232,7 +235,24 @@ class Estimates:
         key = senders, receivers
         found = self._links.get(key)
         if found is None:
-            found = self._links[key] = _link_seconds(self._request, senders, receivers)
+            link = self._slowest_link(senders, receivers)
+            found = self._links[key] = _link_seconds(link, len(senders), len(receivers))
+        return found
+
+    def _slowest_link(self, senders: Devices, receivers: Devices) -> Link | None:
+        """The slowest link between two stages: where they share no device, that of their hosts."""
+        if set(senders).intersection(receivers):
+            return self._request.tables.slowest_link(senders, receivers)
+        key = self._hosts(senders), self._hosts(receivers)
+        if key not in self._host_links:
+            self._host_links[key] = self._request.tables.slowest_link(senders, receivers)
+        return self._host_links[key]
+
+    def _hosts(self, devices: Devices) -> Hosts:
+        found = self._hosts_of.get(devices)
+        if found is None:
+            homes = (self._request.cluster.devices[device] for device in devices)
+            found = self._hosts_of[devices] = frozenset((home.rack, home.host) for home in homes)
         return found
 
     def _sum_s(self, devices: Devices, num_bytes: int) -> float:
@@ -282,15 +302,13 @@ def _flows(problem: Problem) -> list[tuple[int, tuple[int, ...], Carried]]:
     return [(*key, carried) for key, carried in sums.items()]
 
 
-def _link_seconds(request: PlanRequest, senders: Devices, receivers: Devices) -> LinkSeconds:
-    link = request.tables.slowest_link(senders, receivers)
+def _link_seconds(link: Link | None, num_senders: int, num_receivers: int) -> LinkSeconds:
     if link is None:
         return LinkSeconds(0.0, 0.0, 0.0, 0.0)
-    there, back = (len(senders), len(receivers)), (len(receivers), len(senders))
     per_byte_s = 1.0 / link.bandwidth_bytes_per_s
     return LinkSeconds(
-        share_s(link, 0.0, *there),
-        per_byte_s / there[0],
-        share_s(link, 0.0, *back),
-        per_byte_s / back[0],
+        share_s(link, 0.0, num_senders, num_receivers),
+        per_byte_s / num_senders,
+        share_s(link, 0.0, num_receivers, num_senders),
+        per_byte_s / num_receivers,
     )

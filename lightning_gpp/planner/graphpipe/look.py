@@ -151,13 +151,17 @@ class Look:
         return len(self._space.crews) > 1 and len({stage.crew for stage in stages}) == 1
 
     def _placed(self, stages: Sequence[FoundStage]) -> list[Candidate]:
-        return [
-            *placed(
-                self._problem,
-                stages,
-                self._space.rates.microbatch_size,
-                self._name,
-                is_chain=self._is_chain,
-                enough_s=ENOUGH * self._best_s,
-            )
-        ]
+        """The candidates of some stages; of hopeless ones with one placement alone."""
+        found = []
+        for candidate in placed(
+            self._problem,
+            stages,
+            self._space.rates.microbatch_size,
+            self._name,
+            is_chain=self._is_chain,
+            enough_s=ENOUGH * self._best_s,
+        ):
+            found.append(candidate)
+            if candidate.least_s > HOPELESS * self._best_s:
+                break
+        return found
