@@ -93,10 +93,10 @@ class Look:
         if space.lower_bound_s * samples > self._best_s:
             return
         least = self._least_steps(self._problem, space)
-        if least.step_s > HOPELESS * self._best_s:
+        if least.step_s > self._best_s:
             return
         divisions = Divisions(space)
-        at_most_s = min(self._best_s / samples, least.bottleneck_s(HOPELESS * self._best_s))
+        at_most_s = min(self._best_s / samples, least.bottleneck_s(self._best_s))
         best = divisions.with_smallest_bottleneck(at_most_s, guess=guess, is_worth=self._is_worth)
         if best is None:
             return
