@@ -23,6 +23,7 @@ alone as the paper has them, over one level and all numbers of replicas, for eve
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import time
@@ -151,6 +152,7 @@ def answer(planner: str, case: Case, given: argparse.Namespace) -> ComparedPlan:
 def flat_search_s(request: PlanRequest) -> float:
     """Seconds of PipeDream's recurrences over all devices and numbers of replicas."""
     level = Level(request.num_devices, request.cluster.slowest_link.bandwidth_bytes_per_s)
+    gc.collect()
     start_s = time.perf_counter()
     for microbatch_size in request.microbatch_sizes:
         pipedream_stages(linear_layers(request, microbatch_size), [level])

@@ -182,17 +182,19 @@ class Chains:
         stage = self._stages[number]
         if stage.num_microbatches - stage.in_flight < 2:
             return 0.0
+        work_s = stage.forward_s + stage.backward_s
         least_s = 0.0
-        for lag, loop_s in self._loops_of(number):
-            least_s = max(least_s, self._with_loop(number, lag, loop_s))
+        for lag, loop_s in self._loops_of(number).items():
+            if loop_s > lag * work_s:  # a quicker one never makes the stage wait
+                least_s = max(least_s, self._with_loop(number, lag, loop_s))
         return least_s
 
-    def _loops_of(self, first: int) -> Sequence[tuple[int, float]]:
-        """(micro-batches, seconds) of the loops from a stage on and back."""
+    def _loops_of(self, first: int) -> dict[int, float]:
+        """Micro-batches -> seconds of the longest loop of so many from a stage on and back."""
         stages, stage = self._stages, self._stages[first]
-        loops = []
+        loops: dict[int, float] = {}
         if stage.in_flight * stage.size % self._largest == 0 and stage.in_flight % stage.block == 0:
-            loops.append((stage.in_flight, self._return_s[first] + stage.block * stage.backward_s))
+            loops[stage.in_flight] = self._return_s[first] + stage.block * stage.backward_s
         # From here on only through stages with micro-batches of one size.
         there_s: dict[int, float] = {first: 0.0}
         back_s: dict[int, float] = {first: 0.0}
@@ -202,19 +204,20 @@ class Chains:
                 continue
             here = stages[number]
             end_s = back_s.get(number)
-            if number > first and end_s is not None:
-                loop_s = start_s + here.work_s + end_s
-                loops.append((stage.in_flight - here.in_flight + 1, loop_s))
-            for hop in here.hops:
-                target = hop.target
+            until_s = start_s + here.forward_s
+            from_s = None if end_s is None else end_s + here.backward_s
+            if number > first and from_s is not None:
+                lag = stage.in_flight - here.in_flight + 1
+                if until_s + from_s > loops.get(lag, 0.0):
+                    loops[lag] = until_s + from_s
+            for target, hop_there_s, hop_back_s, *_ in here.hops:
                 if stages[target].size == stage.size:
-                    way_s = start_s + here.forward_s + hop.there_s
-                    if way_s > there_s.get(target, -1.0):
-                        there_s[target] = way_s
-                    if hop.back_s is not None and end_s is not None:
-                        way_s = hop.back_s + here.backward_s + end_s
-                        if way_s > back_s.get(target, -1.0):
-                            back_s[target] = way_s
+                    if until_s + hop_there_s > there_s.get(target, -1.0):
+                        there_s[target] = until_s + hop_there_s
+                    if from_s is None or hop_back_s is None:
+                        continue
+                    if hop_back_s + from_s > back_s.get(target, -1.0):
+                        back_s[target] = hop_back_s + from_s
         return loops
 
     def _with_loop(self, number: int, lag: int, loop_s: float) -> float:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lightning_gpp.planner.graphpipe.load import columns_min
 from lightning_gpp.planner.graphpipe.problem import Problem
-from lightning_gpp.planner.graphpipe.space import Space, columns_min
+from lightning_gpp.planner.graphpipe.space import Space
 
 
 @dataclass(frozen=True, slots=True)

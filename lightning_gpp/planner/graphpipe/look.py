@@ -31,9 +31,6 @@ Where it is faster by a tenth, filling is taken to need at least 1 - 5 / 10 of t
 SLOWER_FILL_CHANGE = 7.0
 """The same where the bottleneck is slower: then it may have fewer stages in a row."""
 
-ENOUGH = 1.05
-"""Of steps that are longer than so many times the best one it is of no interest how much."""
-
 HOPELESS = 1.15
 """Where steps take so many times the best one at least, nothing else is sought near them."""
 
@@ -159,7 +156,7 @@ class Look:
             self._space.rates.microbatch_size,
             self._name,
             is_chain=self._is_chain,
-            enough_s=ENOUGH * self._best_s,
+            enough_s=self._best_s,
         ):
             found.append(candidate)
             if candidate.least_s > HOPELESS * self._best_s:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.contents import Content, Contents, Intervals
+from lightning_gpp.planner.graphpipe.load import Load
 from lightning_gpp.planner.stage_costs import reduce_seconds
 from lightning_gpp.planner.units import UnitGraph
 
@@ -216,12 +217,20 @@ class Rates:
         self.contents = prices.contents
         self.microbatch_size = microbatch_size
         self._of: dict[Crew, CrewRates] = {}
+        self._loads: dict[tuple[Crew, ...], Load] = {}
 
     def of(self, crew: Crew) -> CrewRates:
         """The rates of stages on some devices."""
         found = self._of.get(crew)
         if found is None:
             found = self._of[crew] = CrewRates(self._prices, crew, self.microbatch_size)
+        return found
+
+    def load(self, crews: tuple[Crew, ...], num_devices: int) -> Load:
+        """What all units take, where stages have one of some crews of all devices."""
+        found = self._loads.get(crews)
+        if found is None:
+            found = self._loads[crews] = Load(self, crews, num_devices)
         return found
 
     def __call__(self, intervals: Intervals, crew: Crew) -> Rate:

@@ -14,6 +14,7 @@ from lightning_gpp.planner.graphpipe.least import LeastSteps
 from lightning_gpp.planner.graphpipe.limits import Divisions
 from lightning_gpp.planner.graphpipe.look import HOPELESS, Look
 from lightning_gpp.planner.graphpipe.problem import Problem
+from lightning_gpp.planner.graphpipe.rates import Crew
 from lightning_gpp.planner.graphpipe.search import Candidate, data_parallel, placed
 from lightning_gpp.planner.graphpipe.space import Space
 from lightning_gpp.planner.plan import Plan
@@ -97,6 +98,7 @@ class Choice:
         self._guesses: dict[tuple[object, ...], float] = {}  # bottleneck over its lower bound
         self._slowest: dict[tuple[int, float], float] = {}
         self._best_replicas = 1.0
+        self._one_stage: set[tuple[float, tuple[Crew, ...]]] = set()
         self._least_steps = LeastSteps()
         self.best_s = math.inf
 
@@ -128,9 +130,18 @@ class Choice:
             families.append([problem.space(size, take_turns=True) for size in sizes])
         for spaces in families:
             for space in spaces:
-                self._consider(data_parallel(problem, space, name, is_chain=is_chain))
+                self._look_at_one_stage(problem, space, name, is_chain=is_chain)
         for spaces in families:
             self._look_at_sizes(problem, spaces, name, is_chain=is_chain)
+
+    def _look_at_one_stage(
+        self, problem: Problem, space: Space, name: str, *, is_chain: bool
+    ) -> None:
+        """Looks at the whole model as one stage, which is the same in a chain and in a tree."""
+        key = space.rates.microbatch_size, tuple(space.crews)
+        if key not in self._one_stage:
+            self._one_stage.add(key)
+            self._consider(data_parallel(problem, space, name, is_chain=is_chain))
 
     def search_tight(self, problem: Problem, name: str, *, is_chain: bool) -> None:
         """Looks for any division, however slow, and then for a fast one, of every size.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
 
 from lightning_gpp.planner.graphpipe.branches import Branches
 from lightning_gpp.planner.graphpipe.frames import Frame, Frames
@@ -37,6 +36,7 @@ class Space:
         self.is_large = frames.is_large
         self.root = frames.root
         self.beginnings = frames.beginnings
+        self._load = rates.load(tuple(crews), usage.num_devices)
         self._paths: dict[tuple[Crew, int], list[float]] = {}
         self._leads: dict[tuple[Crew, int], list[float]] = {}
         self._work_leads: dict[int, list[float]] = {}
@@ -55,22 +55,15 @@ class Space:
         """What whole branches take."""
         return Branches(self.rates, self.crews, self.work)
 
-    @cached_property
+    @property
     def work(self) -> list[float]:
         """Running sums over the places of device-seconds per sample that units take at least."""
-        each = [
-            [crew.num_replicas * step_s for step_s in self.rates.least_each(crew)]
-            for crew in self.crews
-        ]
-        return [*accumulate(columns_min(each), initial=0.0)]
+        return self._load.work
 
-    @cached_property
+    @property
     def lower_bound_s(self) -> float:
-        """Seconds per sample that no division can beat: equal shares, or the slowest units."""
-        each_s = columns_min([self.rates.least_each(crew) for crew in self.crews])
-        num_stages = self.usage.num_devices // min(crew.num_replicas for crew in self.crews)
-        slowest_s = crowded_s(each_s, num_stages) if len(self.crews) == 1 else max(each_s)
-        return max(self.work[-1] / self.usage.num_devices, slowest_s)
+        """Seconds per sample that no division can beat."""
+        return self._load.lower_bound_s
 
     def work_lead(self, frame: Frame) -> list[float]:
         """Running work before the boundaries on the way to a frame, and before its own."""
@@ -101,31 +94,6 @@ class Space:
                 for point in frame.trunk
             ]
         return path
-
-
-def crowded_s(each_s: Sequence[float], num_stages: int) -> float:
-    """Seconds that some stage takes at least: of more units than stages, two are in one.
-
-    And of more than twice as many units three, and so on; so it holds at least the lightest of the
-    heaviest that cannot be without such company.
-
-    Args:
-        each_s: seconds of every unit.
-        num_stages: most stages.
-
-    >>> crowded_s([4, 3, 3, 2], num_stages=2), crowded_s([5, 1], num_stages=2)
-    (6, 5)
-    """
-    heaviest = sorted(each_s, reverse=True)
-    return max(
-        sum(heaviest[first - first // num_stages : first + 1])
-        for first in range(0, len(heaviest), num_stages)
-    )
-
-
-def columns_min(rows: Sequence[Sequence[float]]) -> Sequence[float]:
-    """The least of every column of some rows."""
-    return list(map(min, *rows)) if len(rows) > 1 else rows[0]
 
 
 def _lead(sums: Sequence[float], frame: Frame) -> list[float]:
