@@ -2,7 +2,8 @@
 
 The ablation of GraphPipe (arXiv 2406.17145, section 7.4): the same cost model, micro-batch sizes,
 replicas and memory limits, but the operators stand in one line and every stage waits for the one
-before it, so that branches never run in parallel.
+before it, so that branches never run in parallel. It is the dynamic program alone: the local search
+with which ``graphpipe`` ends is not part of the ablation.
 """
 
 from __future__ import annotations
