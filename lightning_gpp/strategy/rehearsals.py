@@ -40,7 +40,10 @@ class Rehearsals:
 
     def check_loss(self, step: Callable[[Any], Any], batch: Any, num_samples: int) -> None:
         """Rank 0, before training: warns if the loss is no mean over samples."""
-        if self._session.is_shape_only or len(self._session.unit_sizes(num_samples)) == 1:
+        pipeline = self._session.pipeline
+        assert pipeline is not None
+        calls = pipeline.step_sizes(self._session.unit_sizes(num_samples))
+        if self._session.is_shape_only or len(calls) == 1:
             return
         probe = self._rehearse(step, batch, num_samples)
         if probe is not None:

@@ -60,6 +60,13 @@ def test_a_loss_that_cutting_changes_is_reported(
     assert whole == [[], []]
 
 
+def test_replicas_that_share_the_whole_batch_change_no_loss(pool: WorkerPool) -> None:
+    training = Training(SumLossModel, DataSpec(dtype="float64"), num_steps=2)
+    plan = [{"modules": [f"layers.{number}" for number in range(6)], "devices": [0, 1]}]
+    strategy = {"num_microbatches": 2, "plan": plan}
+    assert pool.run(warnings_of_fit, training, strategy, 2, num_ranks=2) == [[], []]
+
+
 @pytest.mark.parametrize("as_labels", [True, False], ids=["labels", "mask"])
 @pytest.mark.parametrize("counts", [(3,) * 8, (3, 3, 3, 3, 3, 6, 3, 1), (4, 3, 4, 3, 3, 4, 3, 4)])
 def test_a_mean_over_uneven_counts_is_reported(

@@ -43,16 +43,19 @@ def polished(
 def _moves(evaluation: PlanEvaluation, units: UnitGraph, request: PlanRequest) -> Iterator[Plan]:
     """Plans with one unit of the slowest stage in another stage that stays faster than it was.
 
-    The other stage has one device and micro-batches of the same size, so that no value needs to be
-    split anew; units that make the outputs stay where the loss is.
+    The other stage has one device and micro-batches of the same size. Where the slowest one has
+    replicas, what a unit exchanges is split by samples from then on; so it must be possible. Units
+    that make the outputs stay where the loss is.
     """
     stages = evaluation.stages
     slowest = evaluation.bottleneck
     home = {name: found.stage.id for found in stages for name in found.stage.operators}
     stage_of = [home[names[0]] for names in units.operators]
     own = [unit for unit, stage in enumerate(stage_of) if stage == slowest.stage.id]
+    has_replicas = slowest.stage.num_replicas > 1
     for unit in own if len(own) > 1 else ():
-        if unit in units.finals:
+        is_bound = has_replicas and not _is_cuttable(units.operators[unit], request)
+        if unit in units.finals or is_bound:
             continue
         before = max((stage_of[source] for source in units.predecessors[unit]), default=0)
         after = min((stage_of[t] for t in units.successors[unit]), default=len(stages) - 1)
@@ -63,6 +66,16 @@ def _moves(evaluation: PlanEvaluation, units: UnitGraph, request: PlanRequest) -
                 more_s = _seconds(names, stages[target], request)
                 if stages[target].seconds_per_sample + more_s < slowest.seconds_per_sample:
                     yield _moved(evaluation.plan, names, slowest.stage.id, target, request)
+
+
+def _is_cuttable(names: tuple[str, ...], request: PlanRequest) -> bool:
+    """Whether all that some operators read and make can be cut by samples."""
+    values = request.graph.values
+    for operator in (request.graph.operator[name] for name in names):
+        exchanged = (*operator.inputs, *(value.name for value in operator.outputs))
+        if not all(values[name].is_cuttable for name in exchanged):
+            return False
+    return True
 
 
 def _may_take_in(target: StageEvaluation, source: StageEvaluation) -> bool:

@@ -39,3 +39,17 @@ def test_ends_of_two_branches_go_to_the_join_one_after_the_other():
     assert any(one.plan == plan for one in found)
     for one in found:
         validate_plan(one.plan, graph, 3)
+
+
+def test_what_cannot_be_cut_stays_in_a_stage_with_replicas():
+    """The last operator of two replicas would send what it reads, were it not for its form."""
+    for unbatched in ((), ("a",)):
+        graph = literal_graph({"a": "x", "b": "a", "c": "b"}, unbatched=unbatched)
+        profile = profile_of(graph, {"a": 8.0, "b": 2.0, "c": 1.0})
+        request = PlanRequest(graph, uniform_cluster(3, Link(1e30)), Costs((profile,)), 64, 16)
+        stages = Stage(0, ("a", "b"), (0, 1), 2), Stage(1, ("c",), (2,), 2)
+        plan = Plan(stages, "by hand", num_microbatches=32)
+        found = polished(evaluate_plan(plan, request), search_units(request), request)
+        for one in found:
+            validate_plan(one.plan, graph, 3)
+        assert len(found) == (1 if unbatched else 2)
