@@ -14,7 +14,7 @@ from lightning_gpp.cluster import Link
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.edge_bytes import edge_bytes
 from lightning_gpp.planner.graphpipe.chains import Chains, ChainStage, Hop
-from lightning_gpp.planner.stage_costs import reduce_seconds
+from lightning_gpp.planner.stage_costs import reduce_line
 from lightning_gpp.planner.traffic import share_s
 from lightning_gpp.schedule.in_flight import units_by_successors
 from lightning_gpp.schedule.orders import steps_in_a_row
@@ -261,9 +261,7 @@ class Estimates:
             return 0.0
         line = self._sums.get(devices)
         if line is None:
-            one_s, many_s = (reduce_seconds(self._request.cluster, devices, n) for n in (1, 10**15))
-            per_byte_s = (many_s - one_s) / (10**15 - 1)
-            line = self._sums[devices] = max(0.0, one_s - per_byte_s), per_byte_s
+            line = self._sums[devices] = reduce_line(self._request.cluster, devices)
         return line[0] + line[1] * num_bytes
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.contents import Content, Contents, Intervals
 from lightning_gpp.planner.graphpipe.load import Load
-from lightning_gpp.planner.stage_costs import reduce_seconds
+from lightning_gpp.planner.stage_costs import reduce_line
 from lightning_gpp.planner.units import UnitGraph
 
 
@@ -27,16 +27,12 @@ class Rate(NamedTuple):
         most_in_flight: micro-batches in flight that fit into memory.
         recomputed_seconds_per_sample: with recomputation; infinite where it is not allowed.
         recomputed_most_in_flight: micro-batches in flight that then fit.
-        message_s: seconds that a replica sends or receives, the longer, per micro-batch.
-        reduce_s: seconds to sum the gradients of the replicas.
     """
 
     seconds_per_sample: float
     most_in_flight: float
     recomputed_seconds_per_sample: float
     recomputed_most_in_flight: float
-    message_s: float = 0.0
-    reduce_s: float = 0.0
 
 
 IMPOSSIBLE = Rate(math.inf, 0, math.inf, 0)
@@ -99,9 +95,7 @@ class ReduceTimes:
         line = self._found.get(num_replicas)
         if line is None:
             devices = tuple(range(min(num_replicas, self._request.num_devices)))
-            one_s, many_s = (reduce_seconds(self._request.cluster, devices, n) for n in (1, 10**15))
-            per_byte_s = (many_s - one_s) / (10**15 - 1)
-            line = self._found[num_replicas] = max(0.0, one_s - per_byte_s), per_byte_s
+            line = self._found[num_replicas] = reduce_line(self._request.cluster, devices)
         return line
 
 
@@ -185,8 +179,6 @@ class CrewRates:
             _count(free, activation_bytes),
             again_s,
             again_most,
-            message_s,
-            reduce_s,
         )
 
     def _message_s(self, content: Content) -> float:
