@@ -153,11 +153,14 @@ class WorkerPool:
         """Runs ``function(*args, **kwargs)`` on every rank and returns the ranks' results.
 
         Raises:
-            WorkerError: a rank raised, died, hung or left threads behind. The first error in
-                time comes first in the text.
+            WorkerError: a rank raised, died, hung or left threads behind. Errors that only tell
+                of another rank's come last in the text, otherwise the first in time comes first.
         """
         outcomes = self.outcomes(function, *args, num_ranks=num_ranks, limit_s=limit_s, **kwargs)
-        failed = sorted((o for o in outcomes if o.failed), key=lambda o: (o.hung, o.elapsed_s))
+        failed = sorted(
+            (outcome for outcome in outcomes if outcome.failed),
+            key=lambda o: (o.hung, o.error_type == "PeerError", o.elapsed_s),
+        )
         if failed:
             ranks = ", ".join(str(outcome.rank) for outcome in failed)
             hung = ", ".join(str(outcome.rank) for outcome in failed if outcome.hung)
