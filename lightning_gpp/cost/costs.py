@@ -141,7 +141,7 @@ def _between(sizes: Sequence[float], points: Sequence[OpProfile], size: float) -
 
 
 def fitted(sizes: Sequence[float], values: Sequence[float], size: float) -> float:
-    """The value at a size, from values at other sizes.
+    """The value at a size, from values at other sizes; above 0 where they all are.
 
     Args:
         sizes: ascending, different.
@@ -152,6 +152,8 @@ def fitted(sizes: Sequence[float], values: Sequence[float], size: float) -> floa
     17.0
     >>> fitted([1, 2, 4], [4.0, 4.0, 8.0], 3)  # no line: between the neighbours
     6.0
+    >>> fitted([1, 2, 4], [4.0, 9.0, 4.0], 8)  # the measurement at 2 was disturbed
+    4.0
     """
     if len(sizes) == 1:
         return values[0] * size / sizes[0]
@@ -180,10 +182,14 @@ def _neighbours(
 ) -> tuple[float, float]:
     """Offset and slope of the line through the measurements on both sides of a size.
 
-    Below the smallest size the value is in proportion, beyond the largest the last two count.
+    Below the smallest size the value is in proportion. Beyond the largest it grows as between the
+    last two; where it falls there (one of them was disturbed), as all of them together do, if at
+    all.
     """
     if size <= sizes[0]:
         return 0.0, values[0] / sizes[0]
     right = next((i for i, x in enumerate(sizes) if x >= size), len(sizes) - 1)
     slope = (values[right] - values[right - 1]) / (sizes[right] - sizes[right - 1])
+    if size > sizes[-1] and slope < 0:
+        slope = max(0.0, _line(sizes, values)[1])
     return values[right] - slope * sizes[right], slope

@@ -148,6 +148,7 @@ def plan_request(
     if costs is None:
         costs = estimate_costs(graph, cluster, minibatch_size)
     else:
+        _check_takes_time(costs)
         costs = with_estimates(costs, graph, cluster, minibatch_size)
     return PlanRequest(
         graph=graph,
@@ -177,6 +178,16 @@ def _check_types(graph: object, cluster: object, costs: object) -> None:
         raise TypeError(
             f"costs must be Costs or a Profile, got {_short(costs)}; a Workload makes them with "
             ".costs_for(cluster), lightning_gpp.cost.load_costs reads them from a file"
+        )
+
+
+def _check_takes_time(costs: Costs) -> None:
+    operators = [each for profile in costs.profiles for each in profile.operators.values()]
+    if not any(each.forward_s or each.backward_s for each in operators):
+        raise ValueError(
+            f"the profile says 0 seconds for all of its {len(costs.profiles[0].operators)} "
+            "operators; a plan needs times: profile the model, or leave the costs out to have "
+            "them estimated"
         )
 
 

@@ -10,7 +10,9 @@ from helpers.graphs import literal_graph
 
 from lightning_gpp import make_plan
 from lightning_gpp.cluster import Cluster, Device, HostLink, Link, cluster_preset
+from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph, Parameter, TensorSpec
+from lightning_gpp.planner import answer, describe_plan, evaluate_plan
 from lightning_gpp.planner.base import MOST_MICROBATCHES
 from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.workloads import WORKLOADS, mmt
@@ -44,6 +46,10 @@ def ask(**changes: Any) -> object:
         ({"planner": "zz"}, "unknown planner 'zz'; known planners: balanced, data_parallel, "),
         ({"schedule": "zz"}, "unknown schedule 'zz'"),
         ({"graph": ModelGraph((), (), ())}, "the model has no operator"),
+        (
+            {"costs": Profile({"a": OpProfile(0.0, 0.0, 8), "b": OpProfile(0.0)}, 4)},
+            "the profile says 0 seconds for all of its 2 operators; a plan needs times",
+        ),
     ],
 )
 def test_numbers_and_names(changes, match):
@@ -71,6 +77,18 @@ def test_numbers_and_names(changes, match):
 def test_types_that_are_mistaken(changes, match):
     with pytest.raises(TypeError, match=match):
         ask(**changes)
+
+
+def test_a_profile_that_was_disturbed_can_still_be_planned_with():
+    """Other processes had slowed down all operators while micro-batches of 2 were measured."""
+    profiles = [
+        Profile({name: OpProfile(seconds, 2 * seconds) for name in "ab"}, size)
+        for size, seconds in ((1, 1e-5), (2, 9e-5), (4, 2e-5))
+    ]
+    request = plan_request(GRAPH, 2, minibatch_size=8, costs=Costs(tuple(profiles)))
+    evaluation = evaluate_plan(answer(request, "graphpipe"), request)
+    assert evaluation.step_s > 2e-5
+    assert "samples/s" in describe_plan(evaluation, request)
 
 
 def test_huge_minibatches_have_no_tiny_microbatches():
