@@ -183,7 +183,7 @@ def _check_types(graph: object, cluster: object, costs: object) -> None:
 
 def _check_takes_time(costs: Costs) -> None:
     operators = [each for profile in costs.profiles for each in profile.operators.values()]
-    if not any(each.forward_s or each.backward_s for each in operators):
+    if operators and not any(each.forward_s or each.backward_s for each in operators):
         raise ValueError(
             f"the profile says 0 seconds for all of its {len(costs.profiles[0].operators)} "
             "operators; a plan needs times: profile the model, or leave the costs out to have "
