@@ -3,8 +3,9 @@
 On one device ``training_step`` logs one number per batch: a mean over samples, a sum, the largest.
 Here it logs one per micro-batch, and nothing in the call says how they belong together:
 ``reduce_fx`` joins batches over an epoch (the sum of mean losses, say), which is another matter.
-So it is found out. The step is rehearsed with a few samples in one piece and in halves, and the
-rules that turn the numbers of the halves into the number of the whole remain possible.
+So it is found out. The step is rehearsed with a few samples in one piece and in halves, and once
+more with the halves swapped. The rules that turn the numbers of the halves into the number of the
+whole, in both orders, remain possible.
 
 What is not known: a number that is random in the rehearsal (it runs in ``eval`` mode), that only
 some steps log, or that is zero in all rehearsals. ``reduce_fx`` then names the rule, a mean by
@@ -45,13 +46,12 @@ class Rule(enum.Enum):
 
 ALL_RULES = frozenset(Rule)
 
-_JOIN: dict[Rule, Callable[[Tensor, Tensor], Tensor]] = {
-    Rule.MEAN: lambda values, weights: (values * weights).sum() / weights.sum(),
-    Rule.SUM: lambda values, _: values.sum(),
-    Rule.MAX: lambda values, _: values.max(),
-    Rule.MIN: lambda values, _: values.min(),
-    Rule.FIRST: lambda values, _: values[0],
-    Rule.LAST: lambda values, _: values[-1],
+_JOIN: dict[Rule, Callable[[Tensor], Tensor]] = {
+    Rule.SUM: lambda values: values.sum(),
+    Rule.MAX: lambda values: values.max(),
+    Rule.MIN: lambda values: values.min(),
+    Rule.FIRST: lambda values: values[0],
+    Rule.LAST: lambda values: values[-1],
 }
 
 _NAMED: dict[Any, Rule] = {
@@ -84,10 +84,16 @@ class LoggedNumber:
         if len(self.values) == 1:
             return self.values[0]
         stacked = torch.stack(list(self.values))
-        if rule is Rule.MEAN and not stacked.is_floating_point():
-            stacked = stacked.to(torch.get_default_dtype())
-        weights = torch.tensor(self.weights, dtype=stacked.dtype, device=stacked.device)
-        return _JOIN[rule](stacked, weights)
+        if rule is not Rule.MEAN:
+            return _JOIN[rule](stacked)
+        kind = stacked.dtype if stacked.is_floating_point() else torch.get_default_dtype()
+        weights = torch.tensor(self.weights, dtype=torch.float64, device=stacked.device)
+        # In double precision, so that the mean of equal numbers is that number.
+        return ((stacked * weights).sum() / weights.sum()).to(kind)
+
+    def reversed(self) -> LoggedNumber:
+        """The same, had the micro-batches come in the opposite order."""
+        return LoggedNumber(self.values[::-1], self.weights[::-1], self.reduce_fx)
 
     @property
     def usual_rule(self) -> Rule:
@@ -101,25 +107,33 @@ class LoggedNumber:
         return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance * scale)
 
 
-def fitting_rules(whole: float, again: float, parts: LoggedNumber) -> frozenset[Rule]:
+def fitting_rules(
+    whole: float, again: float, parts: LoggedNumber, swapped: float
+) -> frozenset[Rule]:
     """The rules that turn the numbers of parts into the number of the whole.
 
     Args:
         whole: the number of some samples in one piece.
         again: the same once more: differs if the step draws random numbers.
         parts: the numbers of the same samples in parts.
+        swapped: the number of the whole with its parts in the opposite order.
 
     Returns:
         None fits a number that has to see the whole batch (F1); all fit one that says nothing.
 
     >>> ones = LoggedNumber((torch.tensor(1.0), torch.tensor(1.0)), (2, 2))
-    >>> fitting_rules(2.0, 2.0, ones)
+    >>> fitting_rules(2.0, 2.0, ones, 2.0)
     frozenset({<Rule.SUM: 'sum'>})
     """
-    numbers = (whole, again, *map(float, parts.values))
+    numbers = (whole, again, swapped, *map(float, parts.values))
     if not all(map(math.isfinite, numbers)) or not parts.is_close(whole, again):
         return ALL_RULES
-    return frozenset(rule for rule in Rule if parts.is_close(whole, float(parts.joined(rule))))
+    orders = ((whole, parts), (swapped, parts.reversed()))
+    return frozenset(
+        rule
+        for rule in Rule
+        if all(number.is_close(result, float(number.joined(rule))) for result, number in orders)
+    )
 
 
 class LoggedRules:
@@ -134,14 +148,16 @@ class LoggedRules:
         whole: Mapping[str, LoggedNumber],
         again: Mapping[str, LoggedNumber],
         parts: Mapping[str, LoggedNumber],
+        swapped: Mapping[str, LoggedNumber],
     ) -> None:
         """Narrows the rules down by what a rehearsal logged; tells the user if none is left."""
         for name, number in parts.items():
             before = self._possible.get(name, ALL_RULES)
-            if name not in whole or name not in again or not before:
+            in_one_piece = (whole, again, swapped)
+            if not all(name in run for run in in_one_piece) or not before:
                 continue
-            once, twice = (float(run[name].values[-1]) for run in (whole, again))
-            self._possible[name] = before & fitting_rules(once, twice, number)
+            once, twice, other = (float(run[name].values[-1]) for run in in_one_piece)
+            self._possible[name] = before & fitting_rules(once, twice, number, other)
             if not self._possible[name]:
                 rank_zero_warn(_NO_RULE.format(name=name, rule=number.usual_rule.value))
 

@@ -29,16 +29,20 @@ CHECKED_WHOLE = [_SAMPLES_PER_UNIT]
 CHECKED_HALVES = [_SAMPLES_PER_UNIT // 2] * 2
 """... and in two."""
 
+SWAPPED = [2, 3, 0, 1]
+"""The same samples with their halves swapped, which tells the first number from the smallest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
     """What rank 0 tells the others when it tries the user's step on a few samples.
 
     Attributes:
-        runs: samples of each micro-batch of each run: in one piece, once more, in halves.
+        runs: samples of each micro-batch of each run: in one piece, once more, in halves, and in
+            one piece with the halves swapped.
     """
 
-    runs: tuple[list[int], ...] = (CHECKED_WHOLE, CHECKED_WHOLE, CHECKED_HALVES)
+    runs: tuple[list[int], ...] = (CHECKED_WHOLE, CHECKED_WHOLE, CHECKED_HALVES, CHECKED_WHOLE)
 
 
 @dataclass(slots=True)

@@ -184,6 +184,20 @@ def few_samples(batch: Any, count: int, num_samples: int, start: int | None = No
         start = min(start, num_samples - count)
         return _part(batch, slice(start, start + count), num_samples)
     samples = unlike_halves(_amounts(batch, num_samples), count) or list(range(count))
+    return picked_samples(batch, samples, num_samples)
+
+
+def picked_samples(batch: Any, samples: Sequence[int], num_samples: int) -> Any:
+    """Some samples of a batch, in the order given.
+
+    Args:
+        batch: with ``num_samples`` samples.
+        samples: their indices.
+        num_samples: of the batch.
+
+    Shapes:
+        - every tensor: ``(num_samples, ...)`` or ``()``; of the result ``(len(samples), ...)``
+    """
 
     def pick(item: Any, place: str) -> Any:
         if is_graph(item):

@@ -1,4 +1,4 @@
-"""Rehearsals of the training step: a few samples in one piece, once more, and in halves.
+"""Rehearsals of the training step: a few samples in one piece, again, in halves, and swapped.
 
 They show before training whether the loss is a mean over samples, and how the numbers that
 micro-batches log belong together.
@@ -15,8 +15,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp.capture.rollback import rollback
 from lightning_gpp.strategy.logged_rules import LoggedNumber, LoggedRules, most_telling
-from lightning_gpp.strategy.loss_check import CHECKED_WHOLE, LossProbe, Rehearsal, mismatch
-from lightning_gpp.strategy.microbatches import cut_batch, few_samples
+from lightning_gpp.strategy.loss_check import CHECKED_WHOLE, SWAPPED, LossProbe, Rehearsal, mismatch
+from lightning_gpp.strategy.microbatches import cut_batch, few_samples, picked_samples
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.steps import LOSS_CHECK
 
@@ -47,7 +47,7 @@ class Rehearsals:
             return
         probe = self._rehearse(step, batch, num_samples)
         if probe is not None:
-            whole, again, halves = probe.means
+            whole, again, halves, _ = probe.means
             if text := mismatch(whole, again, halves, probe.tolerance):
                 rank_zero_warn(text)
 
@@ -83,11 +83,13 @@ class Rehearsals:
         rehearsal = Rehearsal()
         self._session.control.tell(rehearsal)
         few = few_samples(batch, total, num_samples, start)
+        swapped = picked_samples(few, SWAPPED, total)
         probe = LossProbe(step)
         logged = []
         with self._session.leader_state.preserved(), self._rehearsing() as pipeline:
-            for sizes in rehearsal.runs:
-                boundary = self._session.boundary(LOSS_CHECK, probe, cut_batch(few, sizes), sizes)
+            for sizes, samples in zip(rehearsal.runs, (few, few, few, swapped), strict=True):
+                parts = cut_batch(samples, sizes)
+                boundary = self._session.boundary(LOSS_CHECK, probe, parts, sizes)
                 with boundary.active():
                     pipeline.run(sizes, has_backward=False, training=False, boundary=boundary)
                 probe.end_run()

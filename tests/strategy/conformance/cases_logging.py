@@ -246,6 +246,16 @@ CASES = [
     Case(
         "every kind of number", module=EveryKindOfNumber, data=data, callbacks=lambda: [Metrics()]
     ),
+    *(
+        Case(
+            f"every kind of number in {number} micro-batches",
+            module=EveryKindOfNumber,
+            data=data,
+            callbacks=lambda: [Metrics()],
+            strategy={"num_microbatches": number},
+        )
+        for number in (2, 3, 6)
+    ),
     Case("from callbacks", module=Sgd, data=data, callbacks=lambda: [LogsFromCallback()]),
     Case(
         "torchmetrics objects",

@@ -27,41 +27,56 @@ def numbers(*values: float, reduce_fx: Any = "mean", dtype: Any = torch.float64)
     return LoggedNumber(tensors, (2,) * len(values), reduce_fx)
 
 
-def rehearsed(name: str, whole: float, *halves: float, reduce_fx: Any = "mean") -> LoggedRules:
+def rehearsed(
+    name: str,
+    whole: float,
+    *halves: float,
+    swapped: float | None = None,
+    reduce_fx: Any = "mean",
+) -> LoggedRules:
+    """What a rehearsal teaches; the order of samples matters only where ``swapped`` is given."""
     rules = LoggedRules()
     once = {name: numbers(whole, reduce_fx=reduce_fx)}
-    rules.learn(once, once, {name: numbers(*halves, reduce_fx=reduce_fx)})
+    other = {name: numbers(whole if swapped is None else swapped, reduce_fx=reduce_fx)}
+    rules.learn(once, once, {name: numbers(*halves, reduce_fx=reduce_fx)}, other)
     return rules
 
 
 @pytest.mark.parametrize(
-    ("whole", "halves", "expected"),
+    ("whole", "swapped", "halves", "expected"),
     [
-        (2.0, (1.0, 3.0), {MEAN}),
-        (4.0, (1.0, 3.0), {SUM}),
-        (3.0, (1.0, 3.0), {MAX, LAST}),
-        (1.0, (1.0, 3.0), {MIN, FIRST}),
-        (3.0, (3.0, 3.0), {MEAN, MAX, MIN, FIRST, LAST}),  # a constant
-        (1.0, (1.0, 0.0), {SUM, MAX, FIRST}),  # a count
-        (0.0, (0.0, 0.0), set(Rule)),
-        (2.2, (1.0, 3.0), set()),  # F1, perplexity
-        (0.0, (1.0, -1.0), {MEAN, SUM}),
-        (1e-10, (1.0, -1.0), {MEAN, SUM}),  # rounding
-        (math.nan, (1.0, 3.0), set(Rule)),
-        (2.0, (1.0, math.inf), set(Rule)),
+        (2.0, 2.0, (1.0, 3.0), {MEAN}),
+        (4.0, 4.0, (1.0, 3.0), {SUM}),
+        (3.0, 3.0, (1.0, 3.0), {MAX}),
+        (3.0, 1.0, (1.0, 3.0), {LAST}),
+        (1.0, 1.0, (1.0, 3.0), {MIN}),
+        (1.0, 3.0, (1.0, 3.0), {FIRST}),
+        (3.0, 3.0, (3.0, 3.0), {MEAN, MAX, MIN, FIRST, LAST}),  # a constant
+        (1.0, 1.0, (1.0, 0.0), {SUM, MAX}),  # a count
+        (0.0, 0.0, (0.0, 0.0), set(Rule)),
+        (2.2, 2.2, (1.0, 3.0), set()),  # F1, perplexity
+        (3.0, 2.0, (1.0, 3.0), set()),  # another number in the other order
+        (0.0, 0.0, (1.0, -1.0), {MEAN, SUM}),
+        (1e-10, 0.0, (1.0, -1.0), {MEAN, SUM}),  # rounding
+        (math.nan, math.nan, (1.0, 3.0), set(Rule)),
+        (3.0, math.nan, (1.0, 3.0), set(Rule)),
+        (2.0, 2.0, (1.0, math.inf), set(Rule)),
     ],
 )
-def test_rules_that_fit(whole: float, halves: tuple[float, ...], expected: set[Rule]) -> None:
-    assert fitting_rules(whole, whole, numbers(*halves)) == expected
+def test_rules_that_fit(
+    whole: float, swapped: float, halves: tuple[float, ...], expected: set[Rule]
+) -> None:
+    assert fitting_rules(whole, whole, numbers(*halves), swapped) == expected
 
 
 def test_random_numbers_say_nothing() -> None:
-    assert fitting_rules(2.0, 2.1, numbers(1.0, 7.0)) == ALL_RULES
+    assert fitting_rules(2.0, 2.1, numbers(1.0, 7.0), 2.0) == ALL_RULES
 
 
 def test_tolerance_follows_the_type() -> None:
-    assert fitting_rules(2.0001, 2.0001, numbers(1.0, 3.0, dtype=torch.float32)) == {MEAN}
-    assert fitting_rules(2.0001, 2.0001, numbers(1.0, 3.0)) == set()
+    single = numbers(1.0, 3.0, dtype=torch.float32)
+    assert fitting_rules(2.0001, 2.0001, single, 2.0001) == {MEAN}
+    assert fitting_rules(2.0001, 2.0001, numbers(1.0, 3.0), 2.0001) == set()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +112,7 @@ def test_asks_where_the_rules_that_are_left_differ() -> None:
     assert not rules.questions({"count": numbers(0.0, 0.0)})
     assert rules.questions({"count": numbers(2.0, 1.0)}) == ["count"]
     once = {"count": numbers(3.0)}
-    rules.learn(once, once, {"count": numbers(1.0, 2.0)})
+    rules.learn(once, once, {"count": numbers(1.0, 2.0)}, once)
     assert not rules.questions({"count": numbers(2.0, 1.0)})
     assert float(rules.joined("count", numbers(2.0, 1.0))) == 3.0
 
@@ -115,6 +130,6 @@ def test_says_once_that_no_rule_fits() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         once = {"f1": numbers(2.2)}
-        rules.learn(once, once, {"f1": numbers(1.0, 3.0)})
+        rules.learn(once, once, {"f1": numbers(1.0, 3.0)}, once)
     assert not rules.questions({"f1": numbers(1.0, 3.0)})
     assert float(rules.joined("f1", numbers(1.0, 3.0))) == 2.0
