@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from lightning_gpp.cost import OpProfile, Profile
@@ -168,12 +169,14 @@ def model_graphs(
 
 @st.composite
 def profiles(draw: st.DrawFn, graph: ModelGraph) -> Profile:
-    """Random costs for a graph, some of them zero."""
+    """Random costs for a graph, some of them zero, but not all."""
     costs = st.sampled_from([0.0, 1e-5, 1e-4, 3e-4, 1e-3, 5e-3])
-    return Profile(
-        {o.name: OpProfile(draw(costs), draw(costs), draw(st.integers(0, 10**6))) for o in graph},
-        microbatch_size=MICROBATCH_SIZE,
-    )
+    operators = {
+        operator.name: OpProfile(draw(costs), draw(costs), draw(st.integers(0, 10**6)))
+        for operator in graph
+    }
+    assume(any(each.forward_s or each.backward_s for each in operators.values()))
+    return Profile(operators, microbatch_size=MICROBATCH_SIZE)
 
 
 @st.composite
