@@ -3,22 +3,23 @@
 On one device ``training_step`` logs one number per batch: a mean over samples, a sum, the largest.
 Here it logs one per micro-batch, and nothing in the call says how they belong together:
 ``reduce_fx`` joins batches over an epoch (the sum of mean losses, say), which is another matter.
-So it is found out. The step is rehearsed with a few samples in one piece and in halves, and once
+So it is found out. The step is rehearsed with some samples in one piece and in halves, and once
 more with the halves swapped. The rules that turn the numbers of the halves into the number of the
 whole, in both orders, remain possible.
 
 What is not known: a number that is random in the rehearsal (it runs in ``eval`` mode), that only
 some steps log, or that is zero in all rehearsals. ``reduce_fx`` then names the rule, a mean by
-default. Wherever the rules that remain would differ, another rehearsal with samples of that very
-batch is asked for, :data:`MAX_REHEARSALS` times per name.
+default. Wherever the rules that remain would differ, another rehearsal with two micro-batches of
+that very batch is asked for, :data:`MAX_REHEARSALS` times per name.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ from torch import Tensor
 
 MAX_REHEARSALS = 3
 """Further rehearsals that are asked for because of one name."""
+
+_MOST_CANDIDATES = 12
+"""Micro-batches among which the two for a rehearsal are looked for."""
 
 _RELATIVE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 _FINE_TOLERANCE = 1e-6
@@ -69,11 +73,13 @@ class LoggedNumber:
         values: one number each, shape ``()``.
         weights: of each in a mean: samples, or the ``batch_size`` that was given.
         reduce_fx: as given to ``self.log``.
+        microbatches: which of them logged each, where that is known.
     """
 
     values: tuple[Tensor, ...]
     weights: tuple[int, ...]
     reduce_fx: Any = "mean"
+    microbatches: tuple[int, ...] = ()
 
     def joined(self, rule: Rule) -> Tensor:
         """The number of the mini-batch, shape ``()``.
@@ -94,6 +100,12 @@ class LoggedNumber:
     def reversed(self) -> LoggedNumber:
         """The same, had the micro-batches come in the opposite order."""
         return LoggedNumber(self.values[::-1], self.weights[::-1], self.reduce_fx)
+
+    def of(self, *microbatches: int) -> LoggedNumber:
+        """What some of the micro-batches logged."""
+        places = [place for place, m in enumerate(self.microbatches) if m in microbatches]
+        values = tuple(self.values[place] for place in places)
+        return LoggedNumber(values, tuple(self.weights[place] for place in places), self.reduce_fx)
 
     @property
     def usual_rule(self) -> Rule:
@@ -175,6 +187,31 @@ class LoggedRules:
         self._asked.update(names)
         return names
 
+    def most_telling(self, logged: Mapping[str, LoggedNumber]) -> tuple[int, int]:
+        """The two micro-batches whose numbers tell most of the possible rules apart.
+
+        Args:
+            logged: the numbers that the rules are needed for.
+        """
+        found = dict.fromkeys(m for number in logged.values() for m in _extremes(number))
+        pairs = itertools.combinations(sorted(list(found)[:_MOST_CANDIDATES]), 2)
+
+        def num_told_apart(pair: tuple[int, int]) -> int:
+            return sum(self._num_results(name, n.of(*pair)) for name, n in logged.items())
+
+        return max(pairs, key=num_told_apart, default=(0, 1))
+
+    def _num_results(self, name: str, number: LoggedNumber) -> int:
+        """How many results the possible rules have, in the order of the numbers and the other."""
+        if len(number.values) < 2:
+            return 0
+        seen: list[tuple[float, float]] = []
+        for rule in self._possible.get(name, ALL_RULES):
+            result = float(number.joined(rule)), float(number.reversed().joined(rule))
+            if not any(all(map(number.is_close, result, other)) for other in seen):
+                seen.append(result)
+        return len(seen)
+
     def _is_open(self, name: str, number: LoggedNumber) -> bool:
         possible = self._possible.get(name, ALL_RULES)
         if len(number.values) == 1 or len(possible) < 2 or self._asked[name] >= MAX_REHEARSALS:
@@ -183,10 +220,11 @@ class LoggedRules:
         return not all(number.is_close(first, other) for other in others)
 
 
-def most_telling(numbers: Sequence[LoggedNumber]) -> int:
-    """The micro-batch whose samples a rehearsal should take: one with a number far from zero."""
-    values = [abs(float(value)) for value in numbers[0].values]
-    return values.index(max(values))
+def _extremes(number: LoggedNumber) -> list[int]:
+    """The micro-batches that logged the two largest and the two smallest numbers."""
+    values = zip(map(float, number.values), number.microbatches, strict=True)
+    ordered = [microbatch for _, microbatch in sorted(values, key=lambda pair: pair[0])]
+    return [*ordered[-2:], *ordered[:2]]
 
 
 _NO_RULE = (

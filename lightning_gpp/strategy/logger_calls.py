@@ -75,7 +75,9 @@ class LoggerCalls:
                 values = [call.metrics[key] for call in calls]
                 if all(_is_number(value) for value in values):
                     tensors = tuple(_as_tensor(value) for value in values)
-                    found[_name(index, key)] = LoggedNumber(tensors, tuple(self._sizes))
+                    found[_name(index, key)] = LoggedNumber(
+                        tensors, tuple(self._sizes), microbatches=tuple(range(len(values)))
+                    )
         return found
 
     def make(self, rules: LoggedRules) -> None:

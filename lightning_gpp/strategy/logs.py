@@ -43,6 +43,7 @@ class _Entry:
     values: list[Tensor] = field(default_factory=list)
     metric: Metric | None = None
     sizes: list[int] = field(default_factory=list)
+    microbatches: list[int] = field(default_factory=list)
     batch_sizes: list[int | None] = field(default_factory=list)
     sources: list[set[ValueSource]] = field(default_factory=list)
 
@@ -55,7 +56,10 @@ class _Entry:
         given = self.given_sizes
         weights = given if len(given) == len(self.sizes) else self.sizes
         return LoggedNumber(
-            tuple(self.values), tuple(weights), self.kwargs.get("reduce_fx", "mean")
+            tuple(self.values),
+            tuple(weights),
+            self.kwargs.get("reduce_fx", "mean"),
+            tuple(self.microbatches),
         )
 
 
@@ -65,13 +69,17 @@ class LogRecorder:
     Args:
         module: whose steps; it names the metrics that are logged.
         metric_calls: of those steps; a value that a metric answered is taken from there.
+
+    Attributes:
+        microbatch: whose step is running.
+        microbatch_size: its samples.
     """
 
     def __init__(self, module: pl.LightningModule, metric_calls: MetricCalls | None = None) -> None:
         self._module = module
         self._metric_calls = metric_calls
         self._entries: dict[str, _Entry] = {}
-        self.microbatch_size = 1
+        self.microbatch, self.microbatch_size = 0, 1
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Records a call of ``self.log``."""
@@ -84,6 +92,7 @@ class LogRecorder:
             entry.values.append(_as_tensor(name, value))
             entry.sources.append(self._metric_calls.sources(value) if self._metric_calls else set())
         entry.sizes.append(self.microbatch_size)
+        entry.microbatches.append(self.microbatch)
         entry.batch_sizes.append(kwargs.get("batch_size"))
 
     @property

@@ -18,31 +18,11 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-_SAMPLES_PER_UNIT = 4
+MOST_CHECKED = 4
+"""Samples on which a loss is tried, if there are as many."""
+
 _RELATIVE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE_TOLERANCE = 5e-2
-
-
-CHECKED_WHOLE = [_SAMPLES_PER_UNIT]
-"""Micro-batches to compare: the same few samples in one piece ..."""
-
-CHECKED_HALVES = [_SAMPLES_PER_UNIT // 2] * 2
-"""... and in two."""
-
-SWAPPED = [2, 3, 0, 1]
-"""The same samples with their halves swapped, which tells the first number from the smallest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """What rank 0 tells the others when it tries the user's step on a few samples.
-
-    Attributes:
-        runs: samples of each micro-batch of each run: in one piece, once more, in halves, and in
-            one piece with the halves swapped.
-    """
-
-    runs: tuple[list[int], ...] = (CHECKED_WHOLE, CHECKED_WHOLE, CHECKED_HALVES, CHECKED_WHOLE)
 
 
 @dataclass(slots=True)
@@ -70,7 +50,7 @@ class LossProbe:
                 self.tolerance = _RELATIVE_TOLERANCE.get(loss.dtype, _COARSE_TOLERANCE)
             self.losses.append(float(loss))
         except Exception as error:  # the real step will raise it if it matters
-            log.info("the loss could not be checked on %d samples: %s", _SAMPLES_PER_UNIT, error)
+            log.info("the loss could not be checked on a few samples: %s", error)
             self.losses.append(math.nan)
         return None
 
@@ -85,7 +65,9 @@ class LossProbe:
         return not all(map(math.isfinite, self.means))
 
 
-def mismatch(whole: float, again: float, halves: float, tolerance: float) -> str | None:
+def mismatch(
+    whole: float, again: float, halves: float, *, tolerance: float, num_samples: int
+) -> str | None:
     """What to tell the user, or None when all is well or nothing can be said.
 
     Args:
@@ -93,10 +75,11 @@ def mismatch(whole: float, again: float, halves: float, tolerance: float) -> str
         again: the same once more: differs if the step draws random numbers.
         halves: mean of the losses of their halves.
         tolerance: allowed difference, relative to ``whole``.
+        num_samples: how many samples.
 
-    >>> mismatch(2.0, 2.0, 2.0, 1e-6)
-    >>> mismatch(2.0, 2.1, 7.0, 1e-6)  # random: cannot be told
-    >>> "sum over samples" in mismatch(2.0, 2.0, 1.0, 1e-6)
+    >>> mismatch(2.0, 2.0, 2.0, tolerance=1e-6, num_samples=4)
+    >>> mismatch(2.0, 2.1, 7.0, tolerance=1e-6, num_samples=4)  # random: cannot be told
+    >>> "sum over samples" in mismatch(2.0, 2.0, 1.0, tolerance=1e-6, num_samples=4)
     True
     """
 
@@ -107,7 +90,7 @@ def mismatch(whole: float, again: float, halves: float, tolerance: float) -> str
         return None
     what = "a sum over samples" if same(whole, 2 * halves) else "not a mean over samples"
     return (
-        f"the loss of training_step is {what}: {_SAMPLES_PER_UNIT} samples give {whole:.6g}, their "
+        f"the loss of training_step is {what}: {num_samples} samples give {whole:.6g}, their "
         f"halves {halves:.6g} on average. Micro-batches then train on another loss than the whole "
         "batch does. Use a mean over samples (reduction='mean'), or num_microbatches=1."
     )

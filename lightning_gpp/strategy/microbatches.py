@@ -166,25 +166,20 @@ def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     return [_part(batch, slice(a, b), starts[-1]) for a, b in itertools.pairwise(starts)]
 
 
-def few_samples(batch: Any, count: int, num_samples: int, start: int | None = None) -> Any:
+def telling_samples(batch: Any, count: int, num_samples: int) -> list[int]:
     """Samples to try a step on, in two halves that differ in what their samples hold.
 
     Args:
         batch: with ``num_samples`` samples.
-        count: how many.
+        count: how many to take, of ``num_samples`` at most.
         num_samples: of the batch.
-        start: takes the samples from there on instead; earlier ones where too few are left.
 
     Shapes:
-        - every tensor: ``(num_samples, ...)`` or ``()``; of the result ``(count, ...)``
+        - every tensor: ``(num_samples, ...)`` or ``()``
     """
-    if num_samples <= count:
-        return batch
-    if start is not None:
-        start = min(start, num_samples - count)
-        return _part(batch, slice(start, start + count), num_samples)
-    samples = unlike_halves(_amounts(batch, num_samples), count) or list(range(count))
-    return picked_samples(batch, samples, num_samples)
+    if num_samples == count:
+        return list(range(count))
+    return unlike_halves(_amounts(batch, num_samples), count) or list(range(count))
 
 
 def picked_samples(batch: Any, samples: Sequence[int], num_samples: int) -> Any:

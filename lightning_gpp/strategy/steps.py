@@ -164,6 +164,7 @@ class StepBoundary:
     def _turn_to(self, microbatch: int) -> None:
         """Notes whose logs and metric calls come next."""
         self._recorder.microbatch_size = self._sizes[microbatch]
+        self._recorder.microbatch = microbatch
         self._metric_calls.microbatch = self._logger_calls.microbatch = microbatch
 
     def result(self) -> Any:

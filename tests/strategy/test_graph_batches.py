@@ -22,8 +22,9 @@ from lightning_gpp.recipes.gnn import GraphNetwork, Motifs
 from lightning_gpp.strategy.microbatches import (
     batch_size,
     cut_batch,
-    few_samples,
+    picked_samples,
     refuse_full_graph,
+    telling_samples,
 )
 
 
@@ -53,9 +54,10 @@ def test_cut_then_joined_is_the_batch(parts: list[list[int]]) -> None:
 
 def test_the_loss_is_tried_on_graphs_of_unlike_sizes() -> None:
     batch = Batch.from_data_list([graph(size) for size in (5, 9, 2, 5, 7, 3)])
-    counts = few_samples(batch, 4, 6).count.tolist()
+    samples = telling_samples(batch, 4, 6)
+    counts = picked_samples(batch, samples, 6).count.tolist()
     assert {tuple(sorted(counts[:2])), tuple(sorted(counts[2:]))} == {(2, 3), (7, 9)}
-    nested = few_samples({"graphs": batch, "labels": torch.arange(6)}, 4, 6)
+    nested = picked_samples({"graphs": batch, "labels": torch.arange(6)}, samples, 6)
     sizes = torch.tensor([5, 9, 2, 5, 7, 3])
     assert nested["graphs"].count.tolist() == sizes[nested["labels"]].tolist()
 

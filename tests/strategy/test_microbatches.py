@@ -19,8 +19,8 @@ from helpers.workers import WorkerPool
 from lightning_gpp.strategy.microbatches import (
     batch_size,
     cut_batch,
-    few_samples,
     microbatch_sizes,
+    picked_samples,
     unit_sizes,
 )
 
@@ -88,11 +88,12 @@ def test_a_logged_number_that_needs_the_whole_batch_is_reported(pool: WorkerPool
     assert not second
 
 
-def test_few_samples_start_where_asked() -> None:
-    batch = {"x": torch.arange(7)}
-    assert few_samples(batch, 4, 7, start=0)["x"].tolist() == [0, 1, 2, 3]
-    assert few_samples(batch, 4, 7, start=2)["x"].tolist() == [2, 3, 4, 5]
-    assert few_samples(batch, 4, 7, start=6)["x"].tolist() == [3, 4, 5, 6]
+def test_picked_samples_keep_the_structure() -> None:
+    """A list as long as there are samples picked is none of samples."""
+    batch = {"x": torch.arange(7), "ids": list("abcdefg"), "classes": ["a", "b"], "n": 3}
+    picked = picked_samples(batch, [5, 1], 7)
+    assert picked["x"].tolist() == [5, 1] and picked["ids"] == ["f", "b"]
+    assert picked["classes"] == ["a", "b"] and picked["n"] == 3
 
 
 def test_cut_batch_keeps_the_structure() -> None:

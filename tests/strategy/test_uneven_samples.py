@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gpp.strategy.microbatches import few_samples
+from lightning_gpp.strategy.microbatches import picked_samples, telling_samples
 from lightning_gpp.strategy.uneven_samples import tensor_amounts, unlike_halves
 
 
@@ -68,7 +68,7 @@ def test_the_samples_of_nested_batches_stay_together() -> None:
     for sample, count in enumerate((2, 2, 2, 2, 1, 3)):
         labels[sample, :count] = sample
     batch = {"labels": labels, "texts": list("abcdef"), "pair": (np.arange(6), None), "n": 3}
-    few = few_samples(batch, 4, 6)
+    few = picked_samples(batch, telling_samples(batch, 4, 6), 6)
     chosen = few["labels"][:, 0].tolist()
     assert {4, 5} < set(chosen) and (chosen.index(4) < 2) != (chosen.index(5) < 2)
     assert few["texts"] == ["abcdef"[i] for i in chosen]
@@ -76,6 +76,6 @@ def test_the_samples_of_nested_batches_stay_together() -> None:
 
 
 def test_samples_that_are_alike_are_the_first_ones() -> None:
-    assert few_samples({"x": torch.ones(8, 2)}, 4, 8)["x"].shape == (4, 2)
-    few = few_samples((torch.arange(1, 9).double()[:, None] * torch.ones(8, 2),), 4, 8)
-    assert few[0][:, 0].tolist() == [1, 2, 3, 4]
+    assert telling_samples({"x": torch.ones(8, 2)}, 4, 8) == [0, 1, 2, 3]
+    rows = torch.arange(1, 9).double()[:, None] * torch.ones(8, 2)
+    assert telling_samples((rows,), 4, 8) == [0, 1, 2, 3]

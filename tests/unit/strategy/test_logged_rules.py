@@ -24,7 +24,7 @@ MEAN, SUM, MAX, MIN, FIRST, LAST = Rule
 def numbers(*values: float, reduce_fx: Any = "mean", dtype: Any = torch.float64) -> LoggedNumber:
     """Numbers of micro-batches of two samples."""
     tensors = tuple(torch.tensor(value, dtype=dtype) for value in values)
-    return LoggedNumber(tensors, (2,) * len(values), reduce_fx)
+    return LoggedNumber(tensors, (2,) * len(values), reduce_fx, tuple(range(len(values))))
 
 
 def rehearsed(
@@ -115,6 +115,36 @@ def test_asks_where_the_rules_that_are_left_differ() -> None:
     rules.learn(once, once, {"count": numbers(1.0, 2.0)}, once)
     assert not rules.questions({"count": numbers(2.0, 1.0)})
     assert float(rules.joined("count", numbers(2.0, 1.0))) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((0.0, 0.0, 2.0, 3.0), (2, 3)),
+        ((0.0, 5.0, 0.0, 0.0), (0, 1)),
+        ((1.0, 1.0, 1.0, 3.0), (0, 3)),  # the largest is not the first
+        ((-1.0, 1.0, 1.0, 1.0), (0, 1)),
+    ],
+)
+def test_asks_for_micro_batches_that_tell_rules_apart(
+    values: tuple[float, ...], expected: tuple[int, int]
+) -> None:
+    assert LoggedRules().most_telling({"name": numbers(*values)}) == expected
+
+
+def test_asks_for_micro_batches_that_tell_of_the_rules_that_are_left() -> None:
+    number = numbers(0.0, 1.0, 0.0, 1.0)
+    assert LoggedRules().most_telling({"name": number}) == (0, 1)
+    sum_or_largest = rehearsed("name", 1.0, 1.0, 0.0)
+    assert sum_or_largest.most_telling({"name": number}) == (1, 3)
+
+
+def test_asks_for_micro_batches_that_logged_a_rare_name() -> None:
+    values = (torch.tensor(2.0), torch.tensor(1.0))
+    rare = LoggedNumber(values, (2, 2), microbatches=(1, 3))
+    assert LoggedRules().most_telling({"rare": rare}) == (1, 3)
+    random = numbers(9.0, 8.0, 0.0, 0.0)
+    assert LoggedRules().most_telling({"random": random, "rare": rare}) == (1, 3)
 
 
 def test_asks_a_few_times_only() -> None:
