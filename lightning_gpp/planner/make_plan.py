@@ -182,13 +182,14 @@ def _check_types(graph: object, cluster: object, costs: object) -> None:
 
 
 def _check_takes_time(costs: Costs) -> None:
-    operators = [each for profile in costs.profiles for each in profile.operators.values()]
-    if operators and not any(each.forward_s or each.backward_s for each in operators):
-        raise ValueError(
-            f"the profile says 0 seconds for all of its {len(costs.profiles[0].operators)} "
-            "operators; a plan needs times: profile the model, or leave the costs out to have "
-            "them estimated"
-        )
+    for profile in costs.profiles:
+        operators = profile.operators.values()
+        if operators and not any(each.forward_s or each.backward_s for each in operators):
+            raise ValueError(
+                f"the profile of {profile.device} at micro-batch size {profile.microbatch_size:g} "
+                f"says 0 seconds for all of its {len(operators)} operators; a plan needs times: "
+                "profile the model, or leave the costs out to have them estimated"
+            )
 
 
 def _short(value: object) -> str:

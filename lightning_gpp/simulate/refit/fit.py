@@ -61,13 +61,20 @@ def fit_receive(steps: Sequence[Sequence[Message]]) -> Overhead:
     """What receiving costs the receiver of a message that is there already.
 
     Those messages show it that were asked for so late that even the slowest one would have been
-    there. Where all were waited for, nothing can be told from the transfer, which gets it all.
+    there, one after another behind those that were on their way when it was sent. Where all were
+    waited for, nothing can be told from the transfer, which gets it all.
     """
     all_messages = [message for found in steps for message in found]
     slowest_s = max(
         (m.received_s - m.sent_s for m in all_messages if m.asked_s <= m.sent_s), default=0.0
     )
-    late = [m for m in all_messages if m.asked_s > m.sent_s and m.asked_s >= m.sent_s + slowest_s]
+    late = [
+        message
+        for found in steps
+        for message in found
+        if message.asked_s > message.sent_s
+        and message.asked_s >= message.sent_s + slowest_s * (1 + len(_ahead(message, found)))
+    ]
     return fit_overhead([Point(m.size_bytes, m.received_s - m.asked_s) for m in late])
 
 
@@ -91,7 +98,7 @@ def fit_link(
         Point(m.size_bytes, max(0.0, m.received_s - m.sent_s - receive.seconds(m.size_bytes)))
         for found in steps
         for m in found
-        if (m.source, m.target) in ends and m.asked_s <= m.sent_s and not _queued(m, found)
+        if (m.source, m.target) in ends and m.asked_s <= m.sent_s and not _ahead(m, found)
     ]
     if not points:
         return None
@@ -102,23 +109,25 @@ def fit_link(
         if latency_s >= 0:
             return replace(link, latency_s=latency_s)
     line = fit_overhead(points)
-    if not line.per_byte_s:
-        return replace(link, latency_s=line.fixed_s, bandwidth_bytes_per_s=_UNSEEN_BYTES_PER_S)
-    return replace(link, latency_s=line.fixed_s, bandwidth_bytes_per_s=1 / line.per_byte_s)
+    bytes_per_s = max(_UNSEEN_BYTES_PER_S, link.bandwidth_bytes_per_s)
+    if line.per_byte_s * bytes_per_s > 1:
+        bytes_per_s = 1 / line.per_byte_s
+    return replace(link, latency_s=line.fixed_s, bandwidth_bytes_per_s=bytes_per_s)
 
 
 _UNSEEN_BYTES_PER_S = 1e12
-"""Bandwidth of a link on which more bytes took no longer."""
+"""Bandwidth of a link on which more bytes took no longer, where it is not taken for more."""
 
 
-def _queued(message: Message, others: Sequence[Message]) -> bool:
-    """Whether another message was on its way from or to the same devices when it was sent."""
-    return any(
-        other is not message
+def _ahead(message: Message, others: Sequence[Message]) -> list[Message]:
+    """Messages from or to the same devices that were on their way when it was sent."""
+    return [
+        other
+        for other in others
+        if other is not message
         and (other.source == message.source or other.target == message.target)
         and other.sent_s <= message.sent_s < other.received_s
-        for other in others
-    )
+    ]
 
 
 def fit_links(

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from lightning_gpp.checks import LARGEST
 from lightning_gpp.cluster import Cluster, HostLink, Link
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import PlanRequest
@@ -138,7 +139,7 @@ class WhatIf:
     def _link(self, link: Link) -> Link:
         return replace(
             link,
-            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * self.bandwidth,
+            bandwidth_bytes_per_s=min(LARGEST, link.bandwidth_bytes_per_s * self.bandwidth),
             latency_s=link.latency_s * self.latency,
         )
 

@@ -259,6 +259,10 @@ class TestAlternatives:
             why_it_lost(others["chain"], found[-2]) == "it is faster: the planner did not find it"
         )
 
+    def test_as_long_as_the_best_but_for_rounding(self):
+        same = Alternative("same", replace(FOUND, step_s=FOUND.step_s * (1 - 1e-12)))
+        assert "  +0 %  " in describe_alternatives(FOUND, [same])
+
     def test_table(self):
         two = Alternative("two", evaluate_plan(REPLICAS, REQUEST))
         none = Alternative("piper", failure="more than 10 ideals")

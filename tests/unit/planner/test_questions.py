@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.workloads import WORKLOADS, mmt
 
 GRAPH = literal_graph({"a": "x", "b": "a"})
+SECONDS = Profile({"a": OpProfile(1e-3), "b": OpProfile(0.0)}, 4)
+NOTHING = {"a": OpProfile(0.0, 0.0, 8), "b": OpProfile(0.0)}
 
 
 def ask(**changes: Any) -> object:
@@ -47,8 +50,12 @@ def ask(**changes: Any) -> object:
         ({"schedule": "zz"}, "unknown schedule 'zz'"),
         ({"graph": ModelGraph((), (), ())}, "the model has no operator"),
         (
-            {"costs": Profile({"a": OpProfile(0.0, 0.0, 8), "b": OpProfile(0.0)}, 4)},
-            "the profile says 0 seconds for all of its 2 operators; a plan needs times",
+            {"costs": Profile(NOTHING, 4)},
+            "the profile of cpu at micro-batch size 4 says 0 seconds for all of its 2 operators",
+        ),
+        (
+            {"costs": Costs((SECONDS, replace(SECONDS, operators=NOTHING, microbatch_size=8)))},
+            "the profile of cpu at micro-batch size 8 says 0 seconds for all of its 2 operators",
         ),
     ],
 )

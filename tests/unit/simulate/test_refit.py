@@ -19,7 +19,9 @@ from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts, StepCosts, Timeline, simulate
 from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.program_costs import Overhead
+from lightning_gpp.simulate.refit.fit import fit_link
 from lightning_gpp.simulate.refit.from_timelines import refit
+from lightning_gpp.simulate.refit.recorded import Message
 from lightning_gpp.simulate.refit.refit import Refit, load_refit
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
 
@@ -93,6 +95,27 @@ def test_links_and_overheads_are_read_off_messages() -> None:
     assert link.transfer_s(size_bytes) == pytest.approx(LINK.transfer_s(size_bytes))
     assert found.send.seconds(size_bytes) == pytest.approx(step.send.seconds(size_bytes))
     assert found.cluster(wrong.cluster).host_link == link
+
+
+@pytest.mark.parametrize("bytes_per_s", [1e3, 1e4, 1e30])
+def test_messages_that_queue_do_not_count_as_receiving(bytes_per_s: float) -> None:
+    link = Link(bytes_per_s, 2e-4)
+    asked = replace(request(), cluster=uniform_cluster(2, link))
+    timeline, _ = recorded(HALVES, asked, StepCosts())
+    found = refit([timeline], program(HALVES, asked), HALVES, asked)
+    assert found.receive == Overhead()
+    assert found.links["host"].transfer_s(256) == pytest.approx(link.transfer_s(256))
+
+
+def test_a_link_that_nothing_limits_is_fitted_to_one() -> None:
+    """A rounded bandwidth of a little more than any link may have was refused."""
+    messages = [
+        Message(0, 1, size_bytes, send_s=0.0, sent_s=0.0, asked_s=0.0, received_s=seconds)
+        for size_bytes, seconds in ((1e3, 0.999e-27), (2e3, 1.999e-27))
+    ]
+    apart = [[message] for message in messages]
+    found = fit_link(apart, Overhead(), Link(1e30), {(0, 1)})
+    assert found is not None and found.bandwidth_bytes_per_s == pytest.approx(1e30)
 
 
 def test_the_median_step_counts_and_warming_up_does_not() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers.graphs import literal_graph, profile_of
 
@@ -49,6 +51,11 @@ def test_links():
     assert found.host_link == Link(2e9, 0.5e-5, is_shared=True)
     assert found.rack_link == Link(2e8) and found.spine_link is None
     assert found.link(0, 1) == Link(1e10, 0.5e-6)
+
+
+def test_links_without_a_limit_stay_so():
+    free = replace(request_of(), cluster=Cluster((Device("0", "u"),), Link(1e30)))
+    assert WhatIf(bandwidth=2).request(free).cluster.host_link == Link(1e30)
 
 
 def test_all_devices():
