@@ -81,7 +81,7 @@ def _hidden(found: Simulated) -> Iterator[str]:
         total_s = sum(one.duration_s for one in transfers)
         if not total_s:
             continue
-        exposed_s = sum(one.exposed_s for one in transfers)
+        exposed_s = min(total_s, sum(one.exposed_s for one in transfers))
         name = KIND_TEXTS[kind]
         yield (
             f"{name[0].upper()}{name[1:]}: {len(transfers)}, together {seconds_text(total_s)} on "
