@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -21,7 +21,6 @@ from lightning_gpp.jobs.options import as_flag, as_mapping, as_text
 from lightning_gpp.planner import PlanRequest, plan_request
 from lightning_gpp.planner.text_table import wrapped
 from lightning_gpp.planner.units_of_measure import count_text
-from lightning_gpp.simulate.refit.refit import Refit, is_refit_file, load_refit
 from lightning_gpp.strict_json import parse_json
 from lightning_gpp.workloads import (
     WORKLOADS,
@@ -29,6 +28,9 @@ from lightning_gpp.workloads import (
     read_pipedream_profile,
     read_piper_workload,
 )
+
+if TYPE_CHECKING:
+    from lightning_gpp.simulate.refit.refit import Refit
 
 EMPTY = Parameter.empty
 """Default of an argument without one."""
@@ -92,7 +94,7 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
         minibatch_size = workload.minibatch_size(cluster.num_devices)
     check_whole("minibatch_size", minibatch_size)
     path = as_text("costs", config.costs)
-    refit = load_refit(path) if path is not None and is_refit_file(path) else None
+    refit = None if path is None else refit_of(path)
     if path is not None and refit is None:
         costs = load_costs(path)
     else:
@@ -109,6 +111,18 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
     )
     problem = Problem(workload.name, workload.source, request)
     return problem if refit is None else refitted(problem, refit)
+
+
+def refit_of(path: str) -> Refit | None:
+    """The refit in a file; None where the file holds something else.
+
+    Raises:
+        ValueError: it is a broken refit.
+    """
+    # Imports the simulator, which questions without a file of costs do not need.
+    from lightning_gpp.simulate.refit.refit import is_refit_file, load_refit
+
+    return load_refit(path) if is_refit_file(path) else None
 
 
 def check_seconds(costs: Costs, *, source: str) -> None:

@@ -1,328 +1,149 @@
-"""A picture of a stage graph as a PNG: boxes in layers by depth, with bars for time and memory.
+"""Draws the shapes of a picture into a PNG.
 
-Branches stand side by side, replicas of a stage are stacked boxes, the bottleneck has a mark.
-Graphs that are much deeper than wide are folded into bands beside each other, so that a chain of
-32 stages stays readable. Columns are those of :mod:`lightning_gpp.planner.picture_layout`, in
-characters of a monospaced font.
-
-matplotlib is imported when a picture is made. Figures are made without pyplot and in matplotlib's
-default style, so the user's figures, backend and style stay as they are. Colours are those of
-Okabe and Ito ("Color Universal Design", 2008), lightened where text stands on them.
+With Pillow, which matplotlib stands on: matplotlib itself takes longer to be imported than a plan
+takes to be made. The letters are those of DejaVu, which matplotlib ships.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+import importlib.util
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lightning_gpp.graph import FEED, StageGraph
-from lightning_gpp.planner.picture_bands import Bands, fold
-from lightning_gpp.planner.picture_layout import Item, Segment, edge_of, lay_out
+from PIL import Image, ImageDraw, ImageFont
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.path import Path as Curve
+from lightning_gpp.planner.picture_shapes import Line, Picture, Point, Rectangle, Text
 
 DPI = 120
-TEXT_PT, SMALL_PT, TITLE_PT = 8.0, 7.0, 12.0
-CHARACTER_IN = 0.602 * TEXT_PT / 72
-"""Width of a character of DejaVu Sans Mono, which matplotlib ships."""
+FINER = 4
+"""Lines are drawn this many times larger, then made smaller, which makes their edges smooth."""
 
-LINE_IN = 0.155
-PADDING_IN = 0.06
-STACK_IN = 0.05
-"""How far each replica's box sticks out behind the one before it."""
+CAPITAL_HEIGHT = 0.73
+"""Of the letters, in parts of their size."""
 
-MOST_STACKED = 3
-HEAD_IN, FOOT_IN, SIDE_IN = 0.62, 0.42, 0.25
-FEWEST_COLUMNS = 88
-"""Columns that the title and the legend need."""
-
-TIME_COLOURS = {"compute": "#9CCBEA", "communication": "#8FD6BE"}
-MEMORY_COLOUR = "#E6BBD4"
-BOTTLENECK_COLOUR = "#D55E00"
-EDGE_COLOUR = "#555555"
-ORDER_COLOUR = "#AAAAAA"
+MARGIN_PX = 5
+TIP_LENGTH_PX, TIP_WIDTH_PX = 8.0, 7.0
+DOT_PX, SPACE_PX = 1.5, 2.5
 
 
-@dataclass(frozen=True, slots=True)
-class StageBox:
-    """What is written into the box of a stage.
-
-    Attributes:
-        lines: text; the first line is bold.
-        time_text: text on the bar of the time; no bars where it is empty.
-        time_share: time per sample in parts of the bottleneck's, at most 1.
-        bound: what takes the stage's time: ``"compute"`` or ``"communication"``.
-        memory_text: text on the bar of the memory.
-        memory_share: memory in parts of the device's, 0 where that has no limit.
-        num_replicas: boxes in the stack.
-        is_bottleneck: whether it bounds the step.
-    """
-
-    lines: tuple[str, ...]
-    time_text: str = ""
-    time_share: float = 0.0
-    bound: str = "compute"
-    memory_text: str = ""
-    memory_share: float = 0.0
-    num_replicas: int = 1
-    is_bottleneck: bool = False
-
-    @property
-    def num_columns(self) -> int:
-        """Width in characters, borders included."""
-        texts = (*self.lines, self.time_text, self.memory_text)
-        return 3 + max(map(len, texts)) + (2 if self.num_replicas > 1 else 0)
-
-    @property
-    def height_in(self) -> float:
-        """Height, the stack behind it included."""
-        num_bars = 2 if self.time_text else 0
-        return LINE_IN * (len(self.lines) + num_bars) + 3 * PADDING_IN + self.stack_in
-
-    @property
-    def stack_in(self) -> float:
-        """How far the replicas behind the first stick out."""
-        return STACK_IN * min(self.num_replicas - 1, MOST_STACKED - 1)
-
-
-def write_stage_graph(
-    path: Path,
-    stages: StageGraph,
-    boxes: Sequence[StageBox],
-    edge_texts: dict[tuple[int, int], str],
-    *,
-    title: str,
-    subtitle: str = "",
-) -> None:
-    """Writes a PNG of a stage graph.
-
-    Args:
-        path: the file.
-        stages: the stage graph; its feed is not drawn.
-        boxes: what is in the box of each stage.
-        edge_texts: what is written beside edges, by (source, target).
-        title: first line above the picture.
-        subtitle: second line.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    figure = stage_graph_figure(stages, boxes, edge_texts, title=title, subtitle=subtitle)
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=DPI)
-
-
-def stage_graph_figure(
-    stages: StageGraph,
-    boxes: Sequence[StageBox],
-    edge_texts: dict[tuple[int, int], str],
-    *,
-    title: str,
-    subtitle: str = "",
-) -> Figure:
-    """The picture as a matplotlib figure, which belongs to no window and not to pyplot."""
-    import matplotlib.style
-    from matplotlib.figure import Figure
-
-    layout = lay_out(
-        stages,
-        box_width=[box.num_columns for box in boxes],
-        label_width={edge: len(text) for edge, text in edge_texts.items()},
-    )
-    bands = fold(layout, [box.height_in for box in boxes], edge_texts, CHARACTER_IN)
-    columns = max(FEWEST_COLUMNS, len(title) * TITLE_PT / TEXT_PT, len(subtitle))
-    width_in = max(bands.width_in, columns * CHARACTER_IN) + 2 * SIDE_IN
-    height_in = bands.height_in + HEAD_IN + FOOT_IN
-    with matplotlib.style.context("default"):
-        figure = Figure(figsize=(width_in, height_in), dpi=DPI, facecolor="white")
-        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        axes.set_axis_off()
-        left = SIDE_IN + (width_in - 2 * SIDE_IN - bands.width_in) / 2
-        axes.set(xlim=(-left, width_in - left), ylim=(height_in - HEAD_IN, -HEAD_IN))
-        _Drawing(axes, stages, bands, edge_texts).draw(boxes)
-        x = SIDE_IN - left
-        axes.text(x, 0.25 - HEAD_IN, title, size=TITLE_PT, weight="bold", va="center")
-        axes.text(x, 0.46 - HEAD_IN, subtitle, size=TEXT_PT, color="#444444", va="center")
-        _draw_legend(axes, x, height_in - HEAD_IN - 0.18)
-    return figure
-
-
-class _Drawing:
-    """Puts boxes and edges on axes whose units are inches, y downwards."""
-
-    def __init__(
-        self,
-        axes: Axes,
-        stages: StageGraph,
-        bands: Bands,
-        edge_texts: dict[tuple[int, int], str],
-    ) -> None:
-        self._axes = axes
-        self._bands = bands
-        self._texts = edge_texts
-        edges = [edge for edge in stages.edges if edge.source != FEED]
-        self._forward_only = {(e.source, e.target) for e in edges if not e.has_backward}
-        self._order_only = {(e.source, e.target) for e in edges if not e.values}
-
-    def draw(self, boxes: Sequence[StageBox]) -> None:
-        """Draws everything."""
-        layout = self._bands.layout
-        for layer in layout.layers:
-            for item in layer:
-                if item.target is None:
-                    self._box(item, boxes[item.stage])
-                else:
-                    ends = [self._bands.top(item), self._bands.bottom(item)]
-                    self._line(ends, (item.stage, item.target))
-        for gap in layout.segments:
-            for segment in gap:
-                self._edge(segment, boxes)
-
-    def _box(self, item: Item, box: StageBox) -> None:
-        from matplotlib.patches import Rectangle
-
-        x, y, width, height = self._bands.box(item, box.height_in)
-        width -= 2 * CHARACTER_IN if box.num_replicas > 1 else 0
-        y, height = y + box.stack_in, height - box.stack_in
-        colour = BOTTLENECK_COLOUR if box.is_bottleneck else "black"
-        line = 2.2 if box.is_bottleneck else 0.9
-        for behind in reversed(range(min(box.num_replicas, MOST_STACKED))):
-            offset = STACK_IN * behind
-            self._axes.add_patch(
-                Rectangle(
-                    (x + offset, y - offset),
-                    *(width, height),
-                    facecolor="white" if not behind else "#EEEEEE",
-                    edgecolor=colour,
-                    linewidth=line,
-                    zorder=3,
-                )
-            )
-        middle = x + width / 2
-        for number, text in enumerate(box.lines):
-            weight = "bold" if number == 0 else "normal"
-            self._text(middle, y + PADDING_IN + LINE_IN * (number + 0.5), text, weight=weight)
-        if box.time_text:
-            self._bars(x, y, width, box)
-
-    def _bars(self, x: float, y: float, width: float, box: StageBox) -> None:
-        top = y + PADDING_IN * 1.5 + LINE_IN * len(box.lines)
-        time_colour = BOTTLENECK_COLOUR + "99" if box.is_bottleneck else TIME_COLOURS[box.bound]
-        self._bar(x, top, width, box.time_share, time_colour, box.time_text)
-        top += LINE_IN + PADDING_IN / 2
-        self._bar(x, top, width, box.memory_share, MEMORY_COLOUR, box.memory_text)
-
-    def _bar(self, x: float, y: float, width: float, share: float, colour: str, text: str) -> None:
-        from matplotlib.patches import Rectangle
-
-        x, width = x + PADDING_IN, width - 2 * PADDING_IN
-        for part, face in ((1.0, "#F4F4F4"), (min(1.0, share), colour)):
-            self._axes.add_patch(
-                Rectangle((x, y), width * part, LINE_IN, facecolor=face, linewidth=0, zorder=4)
-            )
-        self._text(x + width / 2, y + LINE_IN / 2, text)
-
-    def _edge(self, segment: Segment, boxes: Sequence[StageBox]) -> None:
-        edge = edge_of(segment)
-        upper, lower = segment.upper, segment.lower
-        start = self._bands.start(segment, self._height(upper, boxes))
-        end = self._bands.end(segment, self._height(lower, boxes))
-        if self._bands.is_folded(segment):
-            self._line(self._bands.way(segment, start, end), edge, arrow=lower.target is None)
+def write_png(picture: Picture, path: Path) -> None:
+    """Writes a picture as a PNG."""
+    image = Image.new("RGB", (_px(picture.width), _px(picture.height)), "white")
+    for shape in picture.shapes:
+        if isinstance(shape, Rectangle):
+            _draw_rectangle(image, shape)
+        elif isinstance(shape, Line):
+            _draw_line(image, shape)
         else:
-            self._curve(start, end, edge, arrow=lower.target is None)
-        if upper.target is None:
-            self._text(
-                start[0] + CHARACTER_IN,
-                start[1] + LINE_IN * 0.6,
-                self._texts.get(edge, ""),
-                size=SMALL_PT,
-                align="left",
-                color=EDGE_COLOUR,
+            _draw_text(image, shape)
+    image.save(path, dpi=(DPI, DPI))
+
+
+def _px(length_in: float) -> int:
+    return round(length_in * DPI)
+
+
+def _draw_rectangle(image: Image.Image, shape: Rectangle) -> None:
+    left, top = _px(shape.x), _px(shape.y)
+    right, bottom = _px(shape.x + shape.width), _px(shape.y + shape.height)
+    if right > left and bottom > top:
+        # Pillow fills the lower right corner as well.
+        ImageDraw.Draw(image).rectangle((left, top, right - 1, bottom - 1), shape.face)
+    if shape.border_pt:
+        corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+        # Goes on beyond the first corner, which is as full as the others then.
+        _stroke(image, [*corners, (right, top)], shape.border, shape.border_pt)
+
+
+def _draw_line(image: Image.Image, shape: Line) -> None:
+    points = [(x * DPI, y * DPI) for x, y in shape.points]
+    if all(a[0] == b[0] or a[1] == b[1] for a, b in itertools.pairwise(points)):
+        points = [(round(x), round(y)) for x, y in points]  # sharp, as the boxes are
+    if shape.has_tip:
+        base, tip = _tip(points)
+        _fill(image, tip, shape.colour)
+        points[-1] = base
+    for piece in _dots(points) if shape.is_dotted else [points]:
+        _stroke(image, piece, shape.colour, shape.width_pt)
+
+
+def _tip(points: Sequence[Point]) -> tuple[Point, list[Point]]:
+    """The middle of the base of the triangle at the end of a line, and its corners."""
+    (x, y), end = points[-2:]
+    length = math.hypot(end[0] - x, end[1] - y)
+    along = ((end[0] - x) / length, (end[1] - y) / length)
+    base = (end[0] - TIP_LENGTH_PX * along[0], end[1] - TIP_LENGTH_PX * along[1])
+    aside = (-along[1] * TIP_WIDTH_PX / 2, along[0] * TIP_WIDTH_PX / 2)
+    corners = [(base[0] + side * aside[0], base[1] + side * aside[1]) for side in (-1, 1)]
+    return base, [*corners, end]
+
+
+def _dots(points: Sequence[Point]) -> list[list[Point]]:
+    """The short lines of which a dotted one consists."""
+    dots = []
+    for start, end in itertools.pairwise(points):
+        length = math.dist(start, end)
+        for number in range(int(length / (DOT_PX + SPACE_PX)) + 1):
+            first = number * (DOT_PX + SPACE_PX)
+            ends = (first / length, min(1.0, (first + DOT_PX) / length)) if length else (0, 0)
+            dots.append(
+                [
+                    (start[0] + t * (end[0] - start[0]), start[1] + t * (end[1] - start[1]))
+                    for t in ends
+                ]
             )
-
-    def _height(self, item: Item, boxes: Sequence[StageBox]) -> float:
-        """Of a box, or of the layer that a wire goes through."""
-        is_wire = item.target is not None
-        return self._bands.height[item.layer] if is_wire else boxes[item.stage].height_in
-
-    def _curve(
-        self,
-        start: tuple[float, float],
-        end: tuple[float, float],
-        edge: tuple[int, int],
-        arrow: bool,
-    ) -> None:
-        from matplotlib.path import Path as Curve
-
-        middle = (start[1] + end[1]) / 2
-        points = [start, (start[0], middle), (end[0], middle), end]
-        self._patch(Curve(points, [Curve.MOVETO, *[Curve.CURVE4] * 3]), edge, arrow)
-
-    def _line(
-        self, points: Sequence[tuple[float, float]], edge: tuple[int, int], arrow: bool = False
-    ) -> None:
-        from matplotlib.path import Path as Curve
-
-        self._patch(Curve(points), edge, arrow)
-
-    def _patch(self, path: Curve, edge: tuple[int, int], arrow: bool) -> None:
-        from matplotlib.patches import FancyArrowPatch
-
-        is_order = edge in self._order_only
-        self._axes.add_patch(
-            FancyArrowPatch(
-                path=path,
-                arrowstyle="-|>" if arrow else "-",
-                mutation_scale=8,
-                shrinkA=0,
-                shrinkB=0,
-                linewidth=0.9,
-                linestyle=":" if is_order or edge in self._forward_only else "-",
-                color=ORDER_COLOUR if is_order else EDGE_COLOUR,
-                zorder=2,
-            )
-        )
-
-    def _text(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        *,
-        size: float = TEXT_PT,
-        align: str = "center",
-        weight: str = "normal",
-        color: str = "black",
-    ) -> None:
-        self._axes.text(
-            *(x, y, text),
-            size=size,
-            ha=align,
-            va="center_baseline",
-            weight=weight,
-            color=color,
-            family="DejaVu Sans Mono",
-            zorder=5,
-        )
+    return dots
 
 
-LEGEND = (
-    (TIME_COLOURS["compute"], "time per sample: compute"),
-    (TIME_COLOURS["communication"], "communication"),
-    (BOTTLENECK_COLOUR, "the bottleneck"),
-    (MEMORY_COLOUR, "memory, in parts of the device's"),
-)
+def _stroke(image: Image.Image, points: Sequence[Point], colour: str, width_pt: float) -> None:
+    width = round(width_pt * DPI / 72 * FINER)
+    _smooth(image, points, colour, lambda mask, xy: mask.line(xy, 255, width, joint="curve"))
 
 
-def _draw_legend(axes: Axes, x: float, y: float) -> None:
-    from matplotlib.patches import Rectangle
+def _fill(image: Image.Image, points: Sequence[Point], colour: str) -> None:
+    _smooth(image, points, colour, lambda mask, xy: mask.polygon(xy, 255))
 
-    for colour, text in LEGEND:
-        axes.add_patch(Rectangle((x, y - 0.06), 0.16, 0.12, facecolor=colour, linewidth=0))
-        axes.text(x + 0.22, y, text, size=SMALL_PT, va="center", family="DejaVu Sans Mono")
-        x += 0.22 + (len(text) + 3) * CHARACTER_IN * SMALL_PT / TEXT_PT
+
+def _smooth(
+    image: Image.Image,
+    points: Sequence[Point],
+    colour: str,
+    draw: Callable[[ImageDraw.ImageDraw, list[Point]], None],
+) -> None:
+    """Draws something through points with smooth edges."""
+    xs, ys = zip(*points)
+    left, top = int(min(xs)) - MARGIN_PX, int(min(ys)) - MARGIN_PX
+    right, bottom = int(max(xs)) + MARGIN_PX, int(max(ys)) + MARGIN_PX
+    mask = Image.new("L", ((right - left) * FINER, (bottom - top) * FINER))
+    draw(ImageDraw.Draw(mask), [((x - left) * FINER, (y - top) * FINER) for x, y in points])
+    image.paste(colour, (left, top, right, bottom), mask.reduce(FINER))
+
+
+def _draw_text(image: Image.Image, shape: Text) -> None:
+    x, y = shape.x * DPI, round((shape.y + CAPITAL_HEIGHT * shape.size_pt / 72 / 2) * DPI)
+    font = _font(shape.size_pt, is_bold=shape.is_bold, is_mono=shape.is_mono)
+    anchor = "ms" if shape.is_centred else "ls"
+    draw = ImageDraw.Draw(image)
+    if shape.is_on_line:
+        draw.rectangle(draw.textbbox((x, y), shape.text, font, anchor), "white")
+    draw.text((x, y), shape.text, shape.colour, font, anchor)
+
+
+@functools.cache
+def _font(size_pt: float, *, is_bold: bool, is_mono: bool) -> ImageFont.FreeTypeFont:
+    name = f"DejaVuSans{'Mono' if is_mono else ''}{'-Bold' if is_bold else ''}.ttf"
+    return ImageFont.truetype(str(_fonts() / name), size_pt * DPI / 72)
+
+
+def _fonts() -> Path:
+    """The folder of matplotlib's fonts; finding it imports matplotlib only where it is moved."""
+    found = importlib.util.find_spec("matplotlib")
+    for folder in (found and found.submodule_search_locations) or ():
+        if (fonts := Path(folder, "mpl-data", "fonts", "ttf")).is_dir():
+            return fonts
+    import matplotlib
+
+    return Path(matplotlib.get_data_path(), "fonts", "ttf")

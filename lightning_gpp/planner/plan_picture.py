@@ -11,7 +11,8 @@ from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import PlanEvaluation, StageEvaluation
 from lightning_gpp.planner.message_sizes import sized_stages
 from lightning_gpp.planner.operator_names import summarize_operators
-from lightning_gpp.planner.picture_png import StageBox, write_stage_graph
+from lightning_gpp.planner.picture_png import write_png
+from lightning_gpp.planner.picture_stages import StageBox, stage_graph_picture
 from lightning_gpp.planner.units_of_measure import (
     bytes_text,
     count_text,
@@ -43,14 +44,14 @@ def write_plan_picture(path: Path, evaluation: PlanEvaluation, request: PlanRequ
     boxes = [_box(found, evaluation, request, width) for found in evaluation.stages]
     if stages.num_stages > len(boxes):
         boxes.append(StageBox((f"loss · device {evaluation.stages[-1].stage.devices[0]}",)))
-    write_stage_graph(
-        path,
+    picture = stage_graph_picture(
         stages,
         boxes,
         _edge_texts(stages),
         title=_title(evaluation),
         subtitle=_subtitle(evaluation),
     )
+    write_png(picture, path)
 
 
 def _title(evaluation: PlanEvaluation) -> str:

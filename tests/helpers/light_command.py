@@ -8,12 +8,17 @@ import sys
 HEAVY = ("torch", "lightning", "networkx", "scipy")
 
 
-def printed_without_heavy_imports(*overrides: str) -> str:
-    """What ``graphpipe`` prints; fails where it fails, or imports what it can do without."""
+def printed_without_heavy_imports(*overrides: str, also: tuple[str, ...] = ()) -> str:
+    """What ``graphpipe`` prints; fails where it fails, or imports what it can do without.
+
+    Args:
+        overrides: of the command.
+        also: modules that it can do without, besides those that no planning job needs.
+    """
     code = (
         f"import sys; sys.argv = ['graphpipe', *{overrides}]\n"
         "from lightning_gpp.cli import main; main()\n"
-        f"print([n for n in {HEAVY} if n in sys.modules])\n"
+        f"print([n for n in {HEAVY + also} if n in sys.modules])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False

@@ -1,77 +1,102 @@
-"""Pictures of stage graphs for people; here only that everything is on them and nothing beside."""
+"""Shapes as pixels: each is where it belongs, in its colour, with smooth edges."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from helpers.graphs import stage_edges
+from PIL import Image
 
-from lightning_gpp.graph import StageEdge, StageGraph
-from lightning_gpp.planner.picture_bands import fold
-from lightning_gpp.planner.picture_layout import lay_out
-from lightning_gpp.planner.picture_png import StageBox, stage_graph_figure, write_stage_graph
+from lightning_gpp.planner.picture_png import DPI, write_png
+from lightning_gpp.planner.picture_shapes import Line, Picture, Rectangle, Text, curve
 
-pytest.importorskip("matplotlib")
+WHITE, RED, BLACK = (255, 255, 255), (255, 0, 0), (0, 0, 0)
 
 
-def box(stage: int, *, num_replicas: int = 1, is_bottleneck: bool = False) -> StageBox:
-    lines = (f"stage {stage} · device {stage}", "encoder")
-    return StageBox(
-        *(lines, "1.00 ms · 50 %", 0.5, "communication", "1.0 GB", 0.25),
-        num_replicas=num_replicas,
-        is_bottleneck=is_bottleneck,
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "picture.png"
+
+
+def drawn(path: Path, *shapes: Rectangle | Line | Text) -> Image.Image:
+    """A picture of two inches by one."""
+    write_png(Picture(2.0, 1.0, shapes), path)
+    image = Image.open(path).convert("RGB")
+    assert image.size == (2 * DPI, DPI)
+    return image
+
+
+def colours(image: Image.Image, *, x_in: float | None = None, y_in: float | None = None) -> list:
+    """The pixels of a column or a row."""
+    if x_in is not None:
+        return [image.getpixel((round(x_in * DPI), y)) for y in range(image.height)]
+    return [image.getpixel((x, round(y_in * DPI))) for x in range(image.width)]
+
+
+def test_a_rectangle_is_filled_up_to_its_border(path: Path) -> None:
+    """Face from 0.5 to 1.5 inches (60 to 180 pixels), a border of 3 pixels (1.8 points) on it."""
+    row = colours(drawn(path, Rectangle(0.5, 0.25, 1.0, 0.5, "#FF0000", "#000000", 1.8)), y_in=0.5)
+    assert row[:58] == [WHITE] * 58 and row[182:] == [WHITE] * 58
+    assert row[62:178] == [RED] * 116
+    assert BLACK in row[58:62] and BLACK in row[178:182]
+
+
+def test_a_rectangle_without_width_is_not_seen(path: Path) -> None:
+    """A share of 0 %."""
+    row = colours(drawn(path, Rectangle(0.5, 0.25, 0.0, 0.5, "#FF0000")), y_in=0.5)
+    assert set(row) == {WHITE}
+
+
+def test_a_line_is_as_wide_as_it_says_and_has_its_tip_at_the_end(path: Path) -> None:
+    """Down at 1 inch; 1.8 points are 3 pixels, the tip is wider."""
+    line = Line(((1.0, 0.1), (1.0, 0.9)), "#FF0000", 1.8, has_tip=True)
+    image = drawn(path, line)
+    assert sum(colour != WHITE for colour in colours(image, y_in=0.5)) in (3, 4)
+    assert sum(colour != WHITE for colour in colours(image, y_in=0.85)) >= 5
+    down = colours(image, x_in=1.0)
+    assert all(colour != WHITE for colour in down[14:106]) and set(down[110:]) == {WHITE}
+
+
+def test_a_dotted_line_has_gaps(path: Path) -> None:
+    down = colours(drawn(path, Line(((1.0, 0.1), (1.0, 0.9)), "#000000", 0.9, True)), x_in=1.0)
+    inside = down[14:106]
+    assert 0.2 < sum(colour == WHITE for colour in inside) / len(inside) < 0.8
+
+
+def test_a_curve_has_smooth_edges(path: Path) -> None:
+    """Pixels that it covers in part are between its colour and white."""
+    row = colours(drawn(path, Line(curve((0.5, 0.1), (1.5, 0.9)), "#000000", 0.9)), y_in=0.4)
+    assert any(0 < colour[0] < 255 for colour in row)
+
+
+def test_text_stands_where_it_should(path: Path) -> None:
+    """Its capital letters are as far above as below ``y``; centred, as far left as right."""
+    image = drawn(path, Text(1.0, 0.5, "HHHHH", 20.0, is_centred=True))
+    left, top, right, bottom = image.convert("L").point(lambda value: 255 * (value < 128)).getbbox()
+    assert (left + right) / 2 == pytest.approx(DPI, abs=2)
+    assert (top + bottom) / 2 == pytest.approx(DPI / 2, abs=1.5)
+    assert bottom - top == pytest.approx(0.73 * 20 / 72 * DPI, abs=2)
+
+
+def test_text_on_a_line_covers_it(path: Path) -> None:
+    line = Line(((0.1, 0.5), (1.9, 0.5)), "#FF0000", 0.9)
+    text = Text(0.5, 0.5, "1.0 kB", 8.0, is_on_line=True)
+    behind = colours(drawn(path, line), y_in=0.5)[60:100]
+    assert all(colour != WHITE for colour in behind)
+    assert WHITE in colours(drawn(path, line, text), y_in=0.5)[60:100]
+
+
+def test_drawing_imports_no_matplotlib(path: Path) -> None:
+    """It would take longer than a plan; its fonts are found without it."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from lightning_gpp.planner.picture_png import write_png\n"
+        "from lightning_gpp.planner.picture_shapes import Picture, Text\n"
+        f"write_png(Picture(1.0, 1.0, (Text(0.1, 0.5, 'a', 8.0),)), Path({str(path)!r}))\n"
+        "print([n for n in ('matplotlib', 'numpy') if n in sys.modules])\n"
     )
-
-
-def chain(num_stages: int) -> StageGraph:
-    edges = tuple(StageEdge(i, i + 1, ("x",), 1000) for i in range(num_stages - 1))
-    return StageGraph(num_stages, edges)
-
-
-def drawn(stages: StageGraph, boxes: list[StageBox]):
-    texts = {(e.source, e.target): "1.0 kB" for e in stages.edges if e.values}
-    return stage_graph_figure(stages, boxes, texts, title="Plan", subtitle="Step").axes[0]
-
-
-@pytest.mark.parametrize("stages", [stage_edges(4, "0>1 0>2 1>3 2>3"), chain(32)])
-def test_everything_is_inside_and_nothing_overlaps(stages: StageGraph) -> None:
-    axes = drawn(stages, [box(stage) for stage in range(stages.num_stages)])
-    written = [text.get_text() for text in axes.texts]
-    for stage in range(stages.num_stages):
-        assert written.count(f"stage {stage} · device {stage}") == 1
-    assert written.count("1.00 ms · 50 %") == stages.num_stages
-    assert written.count("1.0 kB") == len(stages.edges)
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    frames = [patch.get_bbox() for patch in axes.patches if patch.get_zorder() == 3]
-    assert len(frames) == stages.num_stages
-    for frame in frames:
-        assert left < frame.x0 < frame.x1 < right
-        assert top < frame.y0 < frame.y1 < bottom
-    for number, frame in enumerate(frames):
-        assert not any(frame.overlaps(other) for other in frames[:number])
-
-
-def test_replicas_are_stacked_and_the_bottleneck_is_marked() -> None:
-    axes = drawn(chain(3), [box(0, num_replicas=2), box(1, is_bottleneck=True), box(2)])
-    frames = [patch for patch in axes.patches if patch.get_zorder() == 3]
-    assert len(frames) == 4
-    assert len({frame.get_edgecolor() for frame in frames}) == 2
-    assert sum(frame.get_linewidth() > 2 for frame in frames) == 1
-
-
-def test_a_deep_graph_is_folded() -> None:
-    """32 boxes of 2 x 1 inches below each other would be 45 inches high."""
-    layout = lay_out(chain(32), box_width=[20] * 32, label_width={})
-    bands = fold(layout, [1.0] * 32, {}, character_in=0.1)
-    assert max(bands.band) >= 2
-    assert bands.height_in <= 1.5 * bands.width_in
-    assert fold(layout, [1.0] * 32, {}, character_in=2.0).band == (0,) * 32
-
-
-def test_writes_a_png_without_pyplot(tmp_path) -> None:
-    before = "matplotlib.pyplot" in sys.modules
-    path = tmp_path / "plan.png"
-    write_stage_graph(path, chain(2), [box(0), box(1)], {}, title="Plan")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert ("matplotlib.pyplot" in sys.modules) == before
