@@ -21,7 +21,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from hydra.utils import get_method
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.job_scope import is_sweep, job_scope
 from lightning_gpp.jobs.files import save_config
@@ -76,9 +76,20 @@ def run_job(config: DictConfig, folder: Path) -> float | None:
     """
     if is_sweep():
         check_objective(config.objective, HydraConfig.get().sweeper._target_)
+    check_complete(config)
     save_config(config, folder)
     job: Callable[[DictConfig, Path], dict[str, float]] = get_method(config.job._target_)
     return objective_value(config.objective, job(config, folder))
+
+
+def check_complete(config: DictConfig) -> None:
+    """Refuses options that have to be given and are not.
+
+    Raises:
+        ValueError: the text names them.
+    """
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise ValueError(f"{' and '.join(f'{name}=VALUE' for name in missing)} has to be given")
 
 
 def check_objective(objective: str | None, sweeper: str) -> None:

@@ -10,6 +10,9 @@ NARROWEST = 12
 """A column that takes several rows is not made narrower than this, nor than its longest word; its
 text goes below the row."""
 
+MOST_LINES = 5
+"""A text that would take more lines than these in its column goes below the row."""
+
 
 def text_table(
     header: Sequence[str],
@@ -43,7 +46,9 @@ def text_table(
     wanted = max(len(cell) for cell in (flexible, *(row[place] for row in rows)))
     room = min(wanted, max_width - taken)
     if room >= max(len(flexible), min(wanted, NARROWEST), _longest_word(rows, place)):
-        return _lines(header, [_wrapped_row(row, place, room) for row in rows], left)
+        groups = [_wrapped_row(row, place, room) for row in rows]
+        if max(map(len, groups), default=0) <= MOST_LINES:
+            return _lines(header, groups, left)
     table = _lines(_without(header, place), [[_without(r, place)] for r in rows], left)
     return _below(table, [row[place] for row in rows], max_width)
 

@@ -94,6 +94,7 @@ class TestPlan:
             ),
             (["costs=graph.json"], 'graph.json: expected "format": "lightning_gpp.costs"'),
             (["cluster=from_file", "cluster.path=broken.json"], "broken.json: not JSON"),
+            (["cluster=from_file"], "cluster.path=VALUE has to be given"),
             (["cluster.num_devices=0"], "num_devices must be at least 1, got 0"),
             (
                 ["cluster.num_devices=1.5"],
