@@ -35,6 +35,7 @@ from lightning_gpp.strategy.microbatches import (
 )
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.plan_cache import CacheLike, PlanCache, refit_key
+from lightning_gpp.strategy.planning import most_replicas
 
 
 class _SeenError(Exception):
@@ -78,6 +79,7 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Proble
         num_microbatches=asked,
         schedule=config.schedule,
         may_recompute=as_flag("recompute", config.recompute),
+        max_replicas=most_replicas(asked),
     )
     sizes = sorted(profile.microbatch_size for profile in look.costs.profiles)
     source = (

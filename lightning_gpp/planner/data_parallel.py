@@ -56,6 +56,12 @@ def _what_is_closest(request: PlanRequest, name: str) -> Plan:
 
 def _check_shares(request: PlanRequest) -> None:
     count = request.num_devices
+    if request.num_microbatches is not None and request.num_microbatches % count:
+        raise ValueError(
+            f"{NAME} gives each of {count} devices as many micro-batches, so num_microbatches must "
+            f"be a multiple of {count}, got {request.num_microbatches}; leave it to the planner "
+            "(null), or change it or the number of devices"
+        )
     if request.max_replicas is not None and request.max_replicas < count:
         raise ValueError(
             f"{NAME} puts a replica on each of {count} devices, but max_replicas is "
@@ -65,12 +71,6 @@ def _check_shares(request: PlanRequest) -> None:
         raise ValueError(
             f"{NAME} shares a mini-batch of {request.minibatch_size} samples among {count} "
             f"devices, which leaves some without; use at least {count} samples, or fewer devices"
-        )
-    if request.num_microbatches is not None and request.num_microbatches % count:
-        raise ValueError(
-            f"{NAME} gives each of {count} devices as many micro-batches, so num_microbatches must "
-            f"be a multiple of {count}, got {request.num_microbatches}; leave it to the planner "
-            "(null), or change it or the number of devices"
         )
 
 

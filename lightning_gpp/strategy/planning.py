@@ -214,4 +214,14 @@ def _request(
         minibatch_size=example.minibatch_size or size,
         num_microbatches=num_microbatches,
         schedule=settings.schedule,
+        max_replicas=most_replicas(settings.num_microbatches),
     )
+
+
+def most_replicas(num_microbatches: int | None) -> int | None:
+    """Most replicas of a stage that a planner may use, given what the user asked for.
+
+    One micro-batch is asked for where the samples of a batch must stay together, be it in the
+    forward, of which replicas would see a part each.
+    """
+    return 1 if num_microbatches == 1 else None

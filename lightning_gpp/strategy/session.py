@@ -172,10 +172,15 @@ class Session:
 
     @property
     def _num_microbatches(self) -> int:
-        """Smallest micro-batches of a full mini-batch: as asked, as planned, or a first guess."""
+        """Smallest micro-batches of a full mini-batch: as asked, as planned, or a first guess.
+
+        A planner was asked for micro-batches that the replicas of a stage share, so that its plan
+        has more, smaller ones; in a plan made by hand they are what its stages count.
+        """
         planned = None if self.pipeline is None else self.pipeline.plan.num_microbatches
-        guess = default_microbatches(dist.get_world_size())
-        return self.settings.num_microbatches or planned or guess
+        asked = self.settings.num_microbatches
+        first, second = (planned, asked) if self.settings.plan is None else (asked, planned)
+        return first or second or default_microbatches(dist.get_world_size())
 
     def where_module_is(self, batch: Any) -> Any:
         """Rank 0: a batch for the whole module, which is on the CPU until the pipeline is built."""

@@ -257,6 +257,14 @@ class FunctionalF1Model(ChainModel):
         return loss
 
 
+class ComparingModel(ChainModel):
+    """Its forward compares every sample with the others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        return output - output.mean(0, keepdim=True)
+
+
 class InBatchLossModel(ChainModel):
     """Its loss compares every sample with the others."""
 

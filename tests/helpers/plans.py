@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import random
+from dataclasses import replace
 from typing import Any
 
 from helpers.training import Training
 from lightning_gpp.capture import capture
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner import Plan, Stage, validate_plan
+from lightning_gpp.planner import Plan, PlanRequest, Stage, validate_plan
 
 MAX_EXTRA_STAGES = 3
 
@@ -21,8 +22,33 @@ def captured_graph(training: Training) -> ModelGraph:
     return capture(module, args, kwargs).graph
 
 
+def any_plan(request: PlanRequest, choose: random.Random) -> Plan:
+    """A random plan for some of the devices, with replicas and all; the others stay idle.
+
+    Args:
+        request: the question.
+        choose: makes the choices.
+    """
+    most = min(request.num_devices, len(request.graph))
+    used = choose.sample(range(request.num_devices), choose.randint(1, most))
+    plan = random_plan(
+        request.graph,
+        num_devices=len(used),
+        seed=choose.randrange(1000),
+        with_replicas=True,
+        num_microbatches=request.num_microbatches or min(4, request.minibatch_size),
+    )
+    stages = (replace(s, devices=tuple(used[device] for device in s.devices)) for s in plan.stages)
+    return replace(plan, stages=tuple(stages), planner="random")
+
+
 def random_plan(
-    graph: ModelGraph, *, num_devices: int, seed: int, with_replicas: bool = False
+    graph: ModelGraph,
+    *,
+    num_devices: int,
+    seed: int,
+    with_replicas: bool = False,
+    num_microbatches: int = 4,
 ) -> Plan:
     """Cuts a random topological order at random points over all devices.
 
@@ -34,6 +60,7 @@ def random_plan(
         num_devices: all get a stage.
         seed: of the choice.
         with_replicas: draw replicas, micro-batches of other sizes, recomputation and chains too.
+        num_microbatches: of the plan, if so.
 
     Raises:
         ValueError: the graph has fewer operators than there are devices.
@@ -55,26 +82,34 @@ def random_plan(
         )
     )
     while with_replicas:
-        other = _with_replicas(plan, graph, num_devices, choose)
+        other = _with_replicas(plan, graph, num_devices, choose, num_microbatches)
         with contextlib.suppress(ValueError):  # values without samples cannot be cut
             validate_plan(other, graph, num_devices)
             return other
     return plan
 
 
-def _with_replicas(plan: Plan, graph: ModelGraph, num_devices: int, choose: random.Random) -> Plan:
+def _with_replicas(
+    plan: Plan,
+    graph: ModelGraph,
+    num_devices: int,
+    choose: random.Random,
+    num_microbatches: int,
+) -> Plan:
     """The same stages, where each may get more devices, larger micro-batches, recomputation."""
     stages = []
+    multiples = [n for n in range(1, num_microbatches + 1) if num_microbatches % n == 0]
     for stage in plan.stages:
         state = any(graph.operator[name].state for name in stage.operators)
-        multiple = choose.choice([1, 2, 4])
-        counts = [n for n in (1, 2, 4) if multiple % n == 0 and n <= num_devices]
+        multiple = choose.choice(multiples)
+        counts = [n for n in multiples if multiple % n == 0 and n <= num_devices]
         others = [device for device in range(num_devices) if device not in stage.devices]
         count = 1 if state else choose.choice(counts)
         devices = [*stage.devices, *choose.sample(others, count - 1)]
         recompute = not state and choose.random() < 0.3
         stages.append(Stage(stage.id, stage.operators, tuple(devices), multiple, recompute))
-    return Plan(tuple(stages), num_microbatches=4, is_chain=choose.random() < 0.3)
+    is_chain = choose.random() < 0.3
+    return Plan(tuple(stages), num_microbatches=num_microbatches, is_chain=is_chain)
 
 
 def _topological_order(graph: ModelGraph, choose: random.Random) -> list[str]:

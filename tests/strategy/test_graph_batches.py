@@ -167,7 +167,8 @@ def fit_full_graph(strategy: dict[str, Any] | None, num_ranks: int = 1) -> Resul
 
 def test_one_full_graph_in_one_piece_equals_one_device(pool: WorkerPool) -> None:
     expected = fit_full_graph(None)
-    strategy = {"num_microbatches": 1, "timeout": 30.0}
+    plan = [["stem", "norms.0", "convs.0"], ["norms.1", "convs.1", "norms.2", "convs.2", "head"]]
+    strategy = {"num_microbatches": 1, "plan": plan, "timeout": 30.0}
     results = pool.run(fit_full_graph, strategy, 2, num_ranks=2)
     assert not weight_differences(results[0].weights, expected.weights, 1e-9)
     assert set(expected.final_metrics) == {"train_loss", "val_loss"}

@@ -14,6 +14,8 @@ from helpers.reference import assert_equal_training, relative_error, weight_diff
 from helpers.training import Training
 from helpers.workers import WorkerPool
 
+from lightning_gpp.planner import num_devices_used
+
 pytestmark = pytest.mark.timeout(180)
 
 NAMES = ("graphpipe", "graphpipe_spawn", "graphpipe_fork", "graphpipe_notebook")
@@ -50,7 +52,9 @@ def test_one_module_in_several_fits_and_validations(pool: WorkerPool) -> None:
 
 def test_a_named_submodule_is_pipelined(pool: WorkerPool) -> None:
     training = Training(WrappedModel, DataSpec())
-    results = assert_equal_training(pool, training, num_ranks=2, num_microbatches=4, module="net")
+    results = assert_equal_training(
+        pool, training, num_ranks=2, num_microbatches=4, module="net", plan=[["0", "1"], ["2"]]
+    )
     assert all(result.own_parameters < set(results[0].weights) for result in results)
 
 
@@ -71,7 +75,7 @@ def test_plan_and_stage_graph_are_shown_on_every_rank(pool: WorkerPool) -> None:
     strategy = {"num_microbatches": 2, "timeout": 30.0}
     shown = pool.run(plan_of_fit, strategy, 3, num_ranks=3)
     plan, edges = shown[0]
-    assert plan.num_stages >= 3
+    assert num_devices_used(plan) == 3
     assert shown == [(plan, edges)] * 3
 
 

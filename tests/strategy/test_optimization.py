@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from helpers.models import FIXED_MODELS, DataSpec, ExportableModel
+from helpers.plans import captured_graph, random_plan
 from helpers.random_models import BranchyModel, ModelSpec, OptimizerSpec
 from helpers.reference import assert_equal_training
 from helpers.training import Training
@@ -52,10 +53,9 @@ def test_gradient_clipping(pool: WorkerPool, algorithm: str) -> None:
 
 
 def test_a_rank_keeps_only_its_own_parameters_and_their_state(pool: WorkerPool) -> None:
-    optimizer = OptimizerSpec("adamw", num_groups=2)
-    results = assert_equal_training(
-        pool, branchy("six_branches", optimizer), num_ranks=4, num_microbatches=4
-    )
+    training = branchy("six_branches", OptimizerSpec("adamw", num_groups=2))
+    plan = random_plan(captured_graph(training), num_devices=4, seed=0)  # without replicas
+    results = assert_equal_training(pool, training, num_ranks=4, num_microbatches=4, plan=plan)
     owners = Counter(name for result in results for name in result.own_parameters)
     everything = set(results[0].weights)
     assert set(owners) == everything

@@ -2,7 +2,8 @@
 
 A *case* (:class:`conformance.case.Case`) is a small module, its data, the arguments of the
 Trainer and what is called on it, under a name. Every case runs on one plain device and on 2 and
-4 ranks; everything it *noted* must be the same. Cases stand in tables in ``cases_*.py``::
+4 ranks, and many also with random plans; everything it *noted* must be the same. Cases stand in
+tables in ``cases_*.py``::
 
     CASES = [
         Case("limit_train_batches=3", trainer={"limit_train_batches": 3}),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import random
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import lightning.pytorch as lp
+import pytest
+from helpers.plans import any_plan
 from helpers.training import MemoryLogger, make_trainer, quiet, real_tensors
 
 from conformance.modules import CaseData, CaseModule
@@ -153,15 +157,40 @@ def cases_of(table: str) -> Sequence[Case]:
     return cases
 
 
+@contextlib.contextmanager
+def random_plans(seed: str) -> Iterator[None]:
+    """The plans of trainings in its body are drawn, whatever planner is asked, and not kept."""
+    from lightning_gpp.strategy import planning
+
+    choose = random.Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            planning.PlanCache, "plan", lambda _, request, *__: (any_plan(request, choose), ())
+        )
+        patch.setattr(planning, "on_all_devices", lambda plan, _: plan)
+        yield
+
+
 def run_cases(
-    table: str, names: Sequence[str], num_ranks: int | None, folder: str
+    table: str, names: Sequence[str], num_ranks: int | None, folder: str, *, draws_plans: bool
 ) -> tuple[list[Noted], str | None]:
-    """Runs cases one after the other, up to the first that fails; returns its traceback, too."""
+    """Runs cases one after the other, up to the first that fails; returns its traceback, too.
+
+    Args:
+        table: of the cases.
+        names: of the cases.
+        num_ranks: ranks of the pipeline.
+        folder: of the Trainers.
+        draws_plans: whether plans are random instead of the default planner's; each case has its
+            own, always the same.
+    """
     cases = {case.name: case for case in cases_of(table)}
     found: list[Noted] = []
     for index, name in enumerate(names):
+        plans = random_plans(name) if draws_plans else contextlib.nullcontext()
         try:
-            found.append(perform(cases[name], num_ranks, f"{folder}/{index}"))
+            with plans:
+                found.append(perform(cases[name], num_ranks, f"{folder}/{index}"))
         except Exception:  # whatever it is, the test shows it
             return found, traceback.format_exc()
     return found, None

@@ -21,9 +21,18 @@ SECONDS_PER_CASE = 15.0
 
 @dataclass
 class Table:
-    """What the selected cases of one table noted, by number of ranks."""
+    """What the selected cases of one table noted, by number of ranks.
+
+    Attributes:
+        name: of the table.
+        draws_plans: whether plans are random.
+        cases: those that pytest selected.
+        notes: number of ranks -> case -> what every rank noted.
+        errors: number of ranks -> case -> why it failed.
+    """
 
     name: str
+    draws_plans: bool = False
     cases: list[Case] = field(default_factory=list)
     notes: dict[int, dict[str, list[Noted]]] = field(default_factory=dict)
     errors: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -45,7 +54,13 @@ class Table:
                 limit_s = SECONDS_PER_CASE * (2 + len(left))
                 names = [case.name for case in left]
                 arguments = (self.name, names, num_ranks, folder)
-                ranks = pool.run(run_cases, *arguments, num_ranks=num_ranks, limit_s=limit_s)
+                ranks = pool.run(
+                    run_cases,
+                    *arguments,
+                    draws_plans=self.draws_plans,
+                    num_ranks=num_ranks,
+                    limit_s=limit_s,
+                )
             done = min(len(found) for found, _ in ranks)
             for index, case in enumerate(left[:done]):
                 notes[case.name] = [found[index] for found, _ in ranks]
@@ -57,24 +72,26 @@ class Table:
 
 
 @pytest.fixture(scope="session")
-def tables() -> dict[str, Table]:
-    """The tables of this run by module name."""
+def tables() -> dict[tuple[str, bool], Table]:
+    """The tables of this run by module name and whether plans are random."""
     return {}
 
 
 @pytest.fixture
-def table(request: pytest.FixtureRequest, tables: dict[str, Table]) -> Callable[[str], Table]:
-    """A table by name, with the cases that pytest selected."""
+def table(
+    request: pytest.FixtureRequest, tables: dict[tuple[str, bool], Table]
+) -> Callable[..., Table]:
+    """A table by name, with the cases that pytest selected for this test."""
 
-    def find(name: str) -> Table:
-        if name not in tables:
-            items = [getattr(item, "callspec", None) for item in request.session.items]
+    def find(name: str, *, draws_plans: bool = False) -> Table:
+        if (name, draws_plans) not in tables:
             chosen = {
-                spec.params["case"].name: spec.params["case"]
-                for spec in items
-                if spec is not None and spec.params.get("name") == name
+                item.callspec.params["case"].name: item.callspec.params["case"]
+                for item in request.session.items
+                if getattr(item, "originalname", None) == request.node.originalname
+                and item.callspec.params.get("name") == name  # type: ignore[attr-defined]
             }
-            tables[name] = Table(name, list(chosen.values()))
-        return tables[name]
+            tables[name, draws_plans] = Table(name, draws_plans, list(chosen.values()))
+        return tables[name, draws_plans]
 
     return find

@@ -1,4 +1,4 @@
-"""Every case of the tables: one plain device, 2 and 4 ranks, the same results."""
+"""Every case of the tables: one plain device, 2 and 4 ranks, other plans, the same results."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ ROWS = [
     for name in TABLES
     for case in cases_of(name)
 ]
+LOGGING = [row for row in ROWS if row.values[0] == "cases_logging"]
+DRAWN = LOGGING + [row for row in ROWS if row not in LOGGING][::4]
+"""Run with random plans, too: what is logged depends most on how batches are cut."""
 _expected: dict[tuple[str, str], Noted] = {}
 
 
@@ -38,15 +41,27 @@ _expected: dict[tuple[str, str], Noted] = {}
 @pytest.mark.parametrize(("name", "case"), ROWS)
 def test_as_on_one_device(
     pool: WorkerPool,
-    table: Callable[[str], Table],
+    table: Callable[..., Table],
     name: str,
     case: Case,
     num_ranks: int,
     tmp_path: Path,
 ) -> None:
-    found = table(name).on_ranks(pool, case, num_ranks)
+    check(name, case, table(name).on_ranks(pool, case, num_ranks), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "case"), DRAWN)
+def test_any_plan_does(
+    pool: WorkerPool, table: Callable[..., Table], name: str, case: Case, tmp_path: Path
+) -> None:
+    """Which plan a run gets depends on measured times; its results do not."""
+    check(name, case, table(name, draws_plans=True).on_ranks(pool, case, 3), tmp_path)
+
+
+def check(name: str, case: Case, found: list[Noted], folder: Path) -> None:
+    """Compares what the ranks noted with one device."""
     if (name, case.name) not in _expected:
-        _expected[name, case.name] = perform(case, None, str(tmp_path))
+        _expected[name, case.name] = perform(case, None, str(folder))
     expected = _expected[name, case.name]
     assert expected.everywhere, "the case notes nothing"
     lines = differences(found[0].on_rank_0, expected.on_rank_0, "rank 0", case.tolerance)
