@@ -15,7 +15,7 @@ from lightning_gpp.capture.operator_probe import OperatorProbe
 from lightning_gpp.capture.placed import Visits
 from lightning_gpp.capture.rollback import rollback
 from lightning_gpp.capture.samples import first_sample, resized
-from lightning_gpp.cost import Costs, OpProfile, Profile
+from lightning_gpp.cost import Costs, OpProfile, Profile, disturbed, quicker
 
 DEFAULT_BUDGET_S = 60.0
 """Seconds after which an operator runs once and no further micro-batch size begins."""
@@ -54,6 +54,7 @@ def profile_costs(
 
     Each operator runs once to warm up and ``repeats`` times more, on detached inputs, and on (up to
     nine times) until the middle half of its times lies within 20 % of their median, which counts.
+    Sizes that contradict others (:func:`lightning_gpp.cost.disturbed`) are measured once more.
     Saved activations are counted by storage, parameters left out; floating-point operations by
     torch's counter, which knows matrix products and convolutions, not look-ups. The bytes of
     parameters and outputs are in the graph. The module is left as it was.
@@ -73,17 +74,21 @@ def profile_costs(
     probes = [OperatorProbe(captured, operator, device) for operator in captured.graph]
     visits = Visits(captured.module, device)
     profiles: list[Profile] = []
+
+    def measured(other: int) -> Profile:
+        inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
+        operators = _measure(visits, probes, inputs, repeats, deadline_s)
+        return Profile(operators, float(other), device_kind(device))
+
     with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
         for other in _sizes(captured, size, num_sizes):
-            inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
             try:
-                operators = _measure(visits, probes, inputs, repeats, deadline_s)
+                profiles.append(measured(other))
             except Exception as error:  # the model itself may not take another size
                 if not profiles:
                     raise
                 _logger.info("the model does not run on %d samples: %s", other, error)
                 continue
-            profiles.append(Profile(operators, float(other), device_kind(device)))
             if time.monotonic() > deadline_s:
                 _logger.warning(
                     "profiling took more than its %.0f s: %d of %d micro-batch sizes were "
@@ -91,6 +96,11 @@ def profile_costs(
                     *(budget_s, len(profiles), num_sizes),
                 )
                 break
+        for place in disturbed(profiles):
+            if time.monotonic() > deadline_s:
+                break
+            again = measured(round(profiles[place].microbatch_size))
+            profiles[place] = quicker(profiles[place], again)
     return Costs(tuple(profiles))
 
 

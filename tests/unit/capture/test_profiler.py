@@ -91,3 +91,23 @@ def test_measuring_leaves_no_gradients_behind():
     net = Net()
     costs_of(net, torch.zeros(8, 3, dtype=torch.long))
     assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_a_disturbed_size_is_measured_once_more(monkeypatch):
+    """All operators were slow at 4 samples the first time."""
+    calls = []
+
+    def measure(self, values, repeats, deadline_s):
+        inputs = [values[name] for name in self.stage.inputs]
+        size = len(inputs[0])
+        slow = 9.0 if size == 4 and (self.name, size) not in calls else 1.0
+        calls.append((self.name, size))
+        self.results = dict(zip(self.outputs, self.stage(inputs, training=True), strict=True))
+        return OpProfile(slow * (1 + size))
+
+    monkeypatch.setattr(probe_file.OperatorProbe, "measure", measure)
+    costs = costs_of(Net(), torch.zeros(8, 3, dtype=torch.long))
+    for profile in costs.profiles:
+        seconds = {cost.forward_s for cost in profile.operators.values()}
+        assert seconds == {1 + profile.microbatch_size}
+    assert [size for name, size in calls if name == "linear"] == [8, 4, 2, 4]
