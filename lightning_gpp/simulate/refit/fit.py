@@ -88,7 +88,8 @@ def fit_link(
     Args:
         steps: the messages of every step.
         receive: what receiving costs besides.
-        link: as it was taken for; its bandwidth stays where all messages have one size.
+        link: as it was taken for; its bandwidth stays where all messages have one size, unless they
+            were quicker than that.
         ends: (source, target) of the messages that count.
 
     Returns:
@@ -102,13 +103,13 @@ def fit_link(
     ]
     if not points:
         return None
+    line = fit_overhead(points)
     if len({point.size_bytes for point in points}) == 1:
-        rest_s = statistics.fmean(p.seconds for p in points)
-        size_bytes = points[0].size_bytes
+        rest_s, size_bytes = line.fixed_s, points[0].size_bytes
         latency_s = rest_s - size_bytes / link.bandwidth_bytes_per_s
         if latency_s >= 0:
             return replace(link, latency_s=latency_s)
-    line = fit_overhead(points)
+        line = Overhead(0.0, rest_s / size_bytes)
     bytes_per_s = max(_UNSEEN_BYTES_PER_S, link.bandwidth_bytes_per_s)
     if line.per_byte_s * bytes_per_s > 1:
         bytes_per_s = 1 / line.per_byte_s

@@ -107,6 +107,14 @@ def test_messages_that_queue_do_not_count_as_receiving(bytes_per_s: float) -> No
     assert found.links["host"].transfer_s(256) == pytest.approx(link.transfer_s(256))
 
 
+@pytest.mark.parametrize("seconds", [1.0, 1.0 - 1e-12, 0.5])
+def test_messages_of_one_size_are_never_free_of_bytes(seconds: float) -> None:
+    """Where latency came out a little below 0, larger messages took no longer."""
+    messages = [Message(0, 1, 1e3, send_s=0.0, sent_s=0.0, asked_s=0.0, received_s=seconds)]
+    found = fit_link([messages], Overhead(), Link(1e3), {(0, 1)})
+    assert found is not None and found.transfer_s(2e3) == pytest.approx(2 * seconds)
+
+
 def test_a_link_that_nothing_limits_is_fitted_to_one() -> None:
     """A rounded bandwidth of a little more than any link may have was refused."""
     messages = [
