@@ -83,11 +83,18 @@ class WhatIf:
         """The question of the changed world: links, speeds of devices, seconds of operators.
 
         Raises:
-            ValueError: there is no such device or operator.
+            ValueError: there is no such device or operator, or nothing would take time any more.
         """
         self.check_names(request.num_devices, [operator.name for operator in request.graph])
         cluster = self.links(request.cluster)
         costs = self._costs(request.costs)
+        if not any(
+            c.forward_s or c.backward_s for p in costs.profiles for c in p.operators.values()
+        ):
+            raise ValueError(
+                "what_if.operators leaves no operator that takes time, so that a step would take "
+                "0 s; leave at least one above 0"
+            )
         if any(factor != 1 for factor in self.device.values()):
             cluster, costs = self._devices(cluster, costs)
         return replace(request, cluster=cluster, costs=costs)

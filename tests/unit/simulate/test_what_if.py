@@ -87,6 +87,11 @@ def test_operators():
     assert [forward_s(found, 0, name) for name in "abc"] == pytest.approx([1e-3, 5e-4, 1e-3])
 
 
+def test_some_operator_takes_time():
+    with pytest.raises(ValueError, match=r"what_if\.operators leaves no operator that takes time"):
+        WhatIf(operators=dict.fromkeys("abc", 0.0)).request(request_of())
+
+
 def test_the_step_besides():
     step = StepCosts(2.0, 8.0, LINK, feed_s=1.0, optimizer_s={0: 3.0, 1: 3.0})
     found = WhatIf(compute=2, input=4, device={1: 0.5}).step(step)
