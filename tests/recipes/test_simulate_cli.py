@@ -168,3 +168,11 @@ def test_simulating_a_published_workload_imports_neither_torch_nor_lightning(
     )
     assert printed.startswith("mmt-4: 97 operators for 4 devices")
     assert (run_folder / "run" / "timeline.png").exists()
+
+
+@pytest.mark.usefixtures("run_folder")
+def test_simulating_imports_matplotlib_for_pictures_alone() -> None:
+    printed_without_heavy_imports(
+        *("graph=mmt", "cluster=summit", "job=simulate", "hydra.run.dir=run", *QUICK),
+        also=("matplotlib", "numpy", "PIL"),
+    )

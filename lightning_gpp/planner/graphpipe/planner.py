@@ -114,7 +114,8 @@ def _notes(problem: Problem, best: PlanEvaluation) -> tuple[str, ...]:
             "the fewest devices to the rest; a fork likewise"
         )
     if spare := problem.request.num_devices - len(best.devices):
-        notes.append(f"{spare} devices stay idle: plans that use them were not faster")
+        idle = "1 device stays" if spare == 1 else f"{spare} devices stay"
+        notes.append(f"{idle} idle: plans with more devices were not faster")
     if problem.added:
         names = problem.units.operators
         one, other = problem.added[0]
