@@ -185,7 +185,7 @@ class _Graph:
             self._texts[edge_of(segment)],
             SMALL_PT,
             EDGE_COLOUR,
-            is_on_line=self._bands.is_folded(segment),
+            is_on_line=True,  # edges that bend or are folded pass there
         )
 
     def _line(
