@@ -96,6 +96,20 @@ class PlanGraph:
             forward_only=True,
         )
 
+    def trial_program(self, num_microbatches: int) -> Program:
+        """The forwards alone of a mini-batch that trains, cut as :meth:`program` cuts it.
+
+        Args:
+            num_microbatches: smallest micro-batches of the mini-batch.
+        """
+        return build_program(
+            self.stages,
+            devices=self.devices,
+            num_microbatches=num_microbatches,
+            multiples=self.multiples,
+            forward_only=True,
+        )
+
 
 def plan_graph(plan: Plan, graph: ModelGraph) -> PlanGraph:
     """The stage graph of a plan.

@@ -69,6 +69,16 @@ class Pipeline:
             self.last_trained, self.last_sizes = program, tuple(sizes)
         self.executor.run(program, sizes, training=training, boundary=boundary)
 
+    def try_forward(self, sizes: Sequence[int], boundary: Boundary | None) -> None:
+        """Runs the forwards of a mini-batch, cut as in training, in evaluation mode.
+
+        Args:
+            sizes: samples of each of the smallest micro-batches.
+            boundary: what gives the inputs and takes the outputs, on rank 0.
+        """
+        program = self.placed.trial_program(len(sizes))
+        self.executor.run(program, sizes, training=False, boundary=boundary)
+
     def emulated(self, sizes: Sequence[int]) -> AbstractContextManager[None]:
         """What a mini-batch that trains runs in: at the pace of emulated devices, if they are."""
         if self.emulation is None:

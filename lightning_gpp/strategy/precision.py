@@ -38,10 +38,18 @@ def pipeline_precision(plugin: Precision | None, strategy: GraphPipeStrategy) ->
 
 
 class _ClipsOverRanks:
-    """Norm clipping over the parameters of all ranks; shared ones count once."""
+    """Norm clipping over the parameters of all ranks; shared ones count once.
+
+    Clipping by value works on ranks without parameters, too (idle devices, stages of activations).
+    """
 
     _clips_over_ranks = True
     pipeline_strategy: GraphPipeStrategy
+
+    def clip_grad_by_value(self, optimizer: Optimizer, clip_val: int | float) -> None:
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if any(parameter.grad is not None for parameter in held):  # torch fails without any
+            nn.utils.clip_grad_value_(held, clip_val)
 
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: int | float) -> None:
         if self.pipeline_strategy.is_shape_only:

@@ -18,11 +18,12 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp.capture.rollback import rollback
+from lightning_gpp.strategy.evaluation import ForwardPass, difference
 from lightning_gpp.strategy.logged_rules import LoggedNumber, LoggedRules
 from lightning_gpp.strategy.loss_check import MOST_CHECKED, LossProbe, mismatch
 from lightning_gpp.strategy.microbatches import picked_samples, telling_samples
 from lightning_gpp.strategy.pipeline import Pipeline
-from lightning_gpp.strategy.steps import LOSS_CHECK
+from lightning_gpp.strategy.steps import LOSS_CHECK, first_call
 
 if TYPE_CHECKING:
     from lightning_gpp.strategy.session import Session
@@ -40,6 +41,19 @@ class Rehearsal:
     runs: tuple[list[int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardTrial:
+    """What rank 0 tells the others when it tries the forward alone on a few samples.
+
+    Attributes:
+        whole: the samples in one piece; it runs first, twice.
+        cut: samples of the smallest micro-batches of a mini-batch cut as in training.
+    """
+
+    whole: list[int]
+    cut: list[int]
+
+
 class Rehearsals:
     """How rank 0 rehearses the user's training step, and how the others join in.
 
@@ -55,11 +69,14 @@ class Rehearsals:
         self.rules = LoggedRules()
 
     def check_loss(self, step: Callable[[Any], Any], batch: Any, num_samples: int) -> None:
-        """Rank 0, before training: warns if the loss is no mean over samples."""
+        """Rank 0, before training: warns if cutting the batch changes the loss."""
         pipeline = self._session.pipeline
         assert pipeline is not None
-        calls = pipeline.step_sizes(self._session.unit_sizes(num_samples))
-        if self._session.is_shape_only or len(calls) == 1:
+        units = self._session.unit_sizes(num_samples)
+        if self._session.is_shape_only or len(units) == 1:
+            return
+        if len(pipeline.step_sizes(units)) == 1:  # the loss is taken of the whole batch
+            self._try_forward(pipeline, step, batch, num_samples, len(units))
             return
         count = MOST_CHECKED if num_samples >= MOST_CHECKED else 2
         samples = telling_samples(batch, count, num_samples)
@@ -70,6 +87,33 @@ class Rehearsals:
         text = mismatch(whole, again, halves, tolerance=probe.tolerance, num_samples=count)
         if text is not None:
             rank_zero_warn(text)
+
+    def _try_forward(
+        self,
+        pipeline: Pipeline,
+        step: Callable[[Any], Any],
+        batch: Any,
+        num_samples: int,
+        num_units: int,
+    ) -> None:
+        """Rank 0: warns if outputs are others where stages see parts of a batch."""
+        session, captured = self._session, pipeline.captured
+        cut = [2 if num_samples >= 2 * num_units else 1] * num_units
+        trial = ForwardTrial([sum(cut)], cut)
+        few = picked_samples(batch, range(sum(cut)), num_samples)
+        boundary = session.boundary(LOSS_CHECK, step, [few], trial.whole)
+        with session.leader_state.preserved():
+            call = first_call(session.module, boundary)
+        if call is None:
+            return
+        inputs = captured.inputs(call.args, call.kwargs)
+        session.control.tell(trial)
+        passes = [ForwardPass([{n: t.clone() for n, t in inputs.items()}]) for _ in range(3)]
+        with self._rehearsing():
+            _try(pipeline, trial, passes)
+        (whole,), (again,), (in_parts,) = (each.outputs for each in passes)
+        if difference(again, whole) is None and (text := difference(in_parts, whole)) is not None:
+            rank_zero_warn(_COMPARES.format(text=text))
 
     def answer_questions(
         self,
@@ -89,8 +133,11 @@ class Rehearsals:
 
     def hear(self, doing: str) -> Any:
         """Other ranks: rank 0's next message; rehearsals that come before it are joined in."""
-        while isinstance(message := self._session.control.hear(doing), Rehearsal):
+        while isinstance(message := self._session.control.hear(doing), Rehearsal | ForwardTrial):
             with self._rehearsing() as pipeline:
+                if isinstance(message, ForwardTrial):
+                    _try(pipeline, message, [None] * 3)
+                    continue
                 for units in message.runs:
                     pipeline.run(units, has_backward=False, training=False, boundary=None)
         return message
@@ -129,3 +176,17 @@ class Rehearsals:
         with rollback(self._session.module), torch.no_grad():
             self._session.module.eval()
             yield pipeline
+
+
+def _try(pipeline: Pipeline, trial: ForwardTrial, passes: Sequence[ForwardPass | None]) -> None:
+    """All ranks: runs the forward in one piece, once more, and cut as in training."""
+    for boundary in passes[:2]:
+        pipeline.run(trial.whole, has_backward=False, training=False, boundary=boundary)
+    pipeline.try_forward(trial.cut, passes[2])
+
+
+_COMPARES = (
+    "the forward compares the samples of a batch ({text}), and the plan's stages or their replicas "
+    "see parts of a batch: the loss is another one than on one device. Use num_microbatches=1, or "
+    "a plan by hand without replicas."
+)

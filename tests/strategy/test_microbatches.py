@@ -11,7 +11,13 @@ import torch
 from helpers.jobs import warnings_of_fit
 from helpers.masked import MaskedData, MaskedModel
 from helpers.models import DataSpec
-from helpers.modules import ChainModel, FunctionalF1Model, InBatchLossModel, SumLossModel
+from helpers.modules import (
+    ChainModel,
+    ComparingModel,
+    FunctionalF1Model,
+    InBatchLossModel,
+    SumLossModel,
+)
 from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool
@@ -25,6 +31,8 @@ from lightning_gpp.strategy.microbatches import (
 )
 
 pytestmark = pytest.mark.timeout(180)
+
+LAYERS = [f"layers.{number}" for number in range(6)]
 
 
 @pytest.mark.parametrize("multiples", [(1, 2, 4), (4, 2, 1), (2, 1, 2)])
@@ -62,9 +70,33 @@ def test_a_loss_that_cutting_changes_is_reported(
 
 def test_replicas_that_share_the_whole_batch_change_no_loss(pool: WorkerPool) -> None:
     training = Training(SumLossModel, DataSpec(dtype="float64"), num_steps=2)
-    plan = [{"modules": [f"layers.{number}" for number in range(6)], "devices": [0, 1]}]
+    plan = [{"modules": LAYERS, "devices": [0, 1]}]
     strategy = {"num_microbatches": 2, "plan": plan}
     assert pool.run(warnings_of_fit, training, strategy, 2, num_ranks=2) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("stages", "is_reported"),
+    [
+        ([{"modules": LAYERS, "devices": [0, 1]}], True),
+        (
+            [
+                {"modules": LAYERS[:3]},
+                {"modules": LAYERS[3:], "microbatch_multiple": 2},  # compares whole batches
+            ],
+            False,
+        ),
+    ],
+)
+def test_a_forward_that_compares_samples_is_reported_where_it_sees_parts(
+    pool: WorkerPool, stages: list[dict[str, object]], is_reported: bool
+) -> None:
+    """The loss is taken of whole batches, so that trying the loss would not tell."""
+    training = Training(ComparingModel, DataSpec(dtype="float64"), num_steps=2)
+    strategy = {"num_microbatches": 2, "plan": stages}
+    first, second = pool.run(warnings_of_fit, training, strategy, 2, num_ranks=2)
+    assert ["the forward compares the samples" in text for text in first] == [True] * is_reported
+    assert not second
 
 
 @pytest.mark.parametrize("as_labels", [True, False], ids=["labels", "mask"])

@@ -52,6 +52,14 @@ def test_gradient_clipping(pool: WorkerPool, algorithm: str) -> None:
     assert_equal_training(pool, training, num_ranks=3, num_microbatches=4)
 
 
+@pytest.mark.parametrize("algorithm", ["value", "norm"])
+def test_gradient_clipping_where_a_rank_has_no_parameters(pool: WorkerPool, algorithm: str) -> None:
+    clip = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": algorithm}
+    training = branchy("chain", OptimizerSpec(), **clip)
+    plan = random_plan(captured_graph(training), num_devices=1, seed=0)
+    assert_equal_training(pool, training, num_ranks=2, num_microbatches=2, plan=plan)
+
+
 def test_a_rank_keeps_only_its_own_parameters_and_their_state(pool: WorkerPool) -> None:
     training = branchy("six_branches", OptimizerSpec("adamw", num_groups=2))
     plan = random_plan(captured_graph(training), num_devices=4, seed=0)  # without replicas
