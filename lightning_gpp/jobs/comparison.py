@@ -177,7 +177,7 @@ def _longer(rows: Sequence[ComparedPlan]) -> list[str]:
 
 
 def _longer_text(step_s: float | None, best_s: float | None) -> str:
-    return "" if step_s is None or best_s is None else f"{100 * (step_s / best_s - 1):+.0f} %"
+    return "" if step_s is None or best_s is None else f"{round(100 * (step_s / best_s - 1)):+d} %"
 
 
 def _in_flight(row: ComparedPlan) -> str:

@@ -25,6 +25,8 @@ def longer(rows: list[ComparedPlan]) -> list[str]:
 def test_steps_are_held_against_the_shortest_that_can_be_used():
     rows = [row("a", 2e-3), row("b", 3e-3), row("c", None), row("d", 1e-3, "does not fit")]
     assert longer(rows) == ["+0 %", "+50 %", "", "-50 %"]
+    a_little_shorter = row("e", 2e-3 * (1 - 1e-9), "does not fit")
+    assert longer([row("a", 2e-3), a_little_shorter]) == ["+0 %", "+0 %"]
 
 
 def test_every_question_of_a_sweep_has_its_own_best():
