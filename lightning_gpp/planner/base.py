@@ -101,7 +101,8 @@ class PlanRequest:
         """The micro-batch sizes to choose from, in samples, ascending.
 
         The one size of a fixed number of micro-batches; otherwise the powers of two that divide
-        the mini-batch (the sizes that GraphPipe searches, arXiv 2406.17145 section 5). Where these
+        the mini-batch (the sizes that GraphPipe searches, arXiv 2406.17145 section 5), and the
+        mini-batch as a whole, without which one of 96 would be cut into three at least. Where these
         would leave many micro-batches only (a mini-batch of 50), the mini-batch is divided by
         powers of two instead, which makes micro-batches that differ by a sample. Sizes that would
         make more than :data:`MOST_MICROBATCHES` are left out.
@@ -113,6 +114,8 @@ class PlanRequest:
         sizes = [float(power) for power in powers if not size % power]
         if size / sizes[-1] > FEW_MICROBATCHES:
             sizes = [size / power for power in reversed(powers)]
+        elif sizes[-1] < size:
+            sizes.append(float(size))
         return tuple(found for found in sizes if size / found <= MOST_MICROBATCHES)
 
     def replica_counts(self, available: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.best_plan import BestPlan
 from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
@@ -31,15 +32,41 @@ def data_parallel(request: PlanRequest) -> Plan:
         ValueError: the devices cannot share the mini-batch, an operator does not allow replicas,
             or the model does not fit into the memory of one device.
     """
-    _check_shares(request)
+    if (refusal := _refusal(request)) is not None:
+        raise ValueError(refusal)
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
+    best = _best(request, name)
+    return best.plan if best is not None else _what_is_closest(request, name)
+
+
+def shared_by_all(request: PlanRequest, name: str) -> PlanEvaluation | None:
+    """The plan of :func:`data_parallel` for a search that looks at others, too; None without one.
+
+    Args:
+        request: the question.
+        name: of the planner that asks.
+    """
+    if _refusal(request) is not None or not _may_have_replicas(request.graph):
+        return None
+    return _best(request, name)
+
+
+def _may_have_replicas(graph: ModelGraph) -> bool:
+    """Whether what goes in and out can be cut by samples, and nothing is changed on the way."""
+    exchanged = (*(item.value for item in graph.inputs), *(graph.values[n] for n in graph.outputs))
+    has_state = any(operator.state for operator in graph)
+    return not has_state and all(value.is_cuttable for value in exchanged)
+
+
+def _best(request: PlanRequest, name: str) -> PlanEvaluation | None:
+    """The quickest plan that fits into memory, with as few micro-batches as are of use."""
     best: PlanEvaluation | None = None
     for plan in _plans(request, name):
         validate_plan(plan, request.graph, request.num_devices)
         found = evaluate_plan(plan, request)
         if found.is_feasible and (best is None or found.step_s < WORTHWHILE * best.step_s):
             best = found
-    return best.plan if best is not None else _what_is_closest(request, name)
+    return best
 
 
 def _what_is_closest(request: PlanRequest, name: str) -> Plan:
@@ -54,24 +81,26 @@ def _what_is_closest(request: PlanRequest, name: str) -> Plan:
         ) from error
 
 
-def _check_shares(request: PlanRequest) -> None:
+def _refusal(request: PlanRequest) -> str | None:
+    """Why the devices cannot share the mini-batch; None where they can."""
     count = request.num_devices
     if request.num_microbatches is not None and request.num_microbatches % count:
-        raise ValueError(
+        return (
             f"{NAME} gives each of {count} devices as many micro-batches, so num_microbatches must "
             f"be a multiple of {count}, got {request.num_microbatches}; leave it to the planner "
             "(null), or change it or the number of devices"
         )
     if request.max_replicas is not None and request.max_replicas < count:
-        raise ValueError(
+        return (
             f"{NAME} puts a replica on each of {count} devices, but max_replicas is "
             f"{request.max_replicas}; raise it, or use another planner"
         )
     if request.minibatch_size < count:
-        raise ValueError(
+        return (
             f"{NAME} shares a mini-batch of {request.minibatch_size} samples among {count} "
             f"devices, which leaves some without; use at least {count} samples, or fewer devices"
         )
+    return None
 
 
 def _plans(request: PlanRequest, name: str) -> Iterator[Plan]:

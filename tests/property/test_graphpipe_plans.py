@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 from helpers.graphs import model_graphs, profiles
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import PlanRequest, validate_plan
+from lightning_gpp.planner.data_parallel import shared_by_all
 from lightning_gpp.planner.evaluate import evaluate_plan
 from lightning_gpp.planner.graphpipe import search_plans
 from lightning_gpp.planner.graphpipe.least import LeastSteps, least_step
@@ -26,7 +27,7 @@ def requests(draw: st.DrawFn) -> PlanRequest:
     graph = draw(model_graphs())
     return plan_request(
         graph,
-        draw(st.integers(1, 4)),
+        draw(st.integers(1, 6)),
         minibatch_size=draw(st.sampled_from([4, 8, 12])),
         costs=Costs((draw(profiles(graph)),)),
         num_microbatches=draw(st.sampled_from([None, None, 1, 2])),
@@ -49,6 +50,15 @@ def test_plans_are_valid(planner, request):
 def test_graphpipe_is_never_slower_than_sequential(request):
     best = search_plans(request).ranked[0].evaluation.step_s
     assert best <= evaluate_plan(PLANNERS["sequential"](request), request).step_s * (1 + 1e-9)
+
+
+@given(requests())
+@settings(max_examples=60)
+def test_graphpipe_is_never_slower_than_data_parallelism(request):
+    shared = shared_by_all(request, "data_parallel")
+    assume(shared is not None)
+    best = evaluate_plan(PLANNERS["graphpipe"](request), request)
+    assert best.step_s <= shared.step_s * (1 + 1e-9)
 
 
 @given(requests(), st.booleans(), st.booleans(), st.booleans())

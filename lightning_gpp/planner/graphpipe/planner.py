@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.data_parallel import shared_by_all
 from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
 from lightning_gpp.planner.graphpipe.climb import climbed
 from lightning_gpp.planner.graphpipe.division import Divider
@@ -21,7 +22,8 @@ NAME = "graphpipe"
 def graphpipe(request: PlanRequest) -> Plan:
     """The plan with the shortest predicted step.
 
-    Stages form a graph, have replicas in powers of two, and may leave devices unused.
+    Stages form a graph, have replicas in powers of two (or the whole model has one on every
+    device), and may leave devices unused.
 
     Raises:
         ValueError: no plan fits into the devices' memory.
@@ -68,7 +70,8 @@ class _Search:
         best = polished(found[0], units, request) if found else []
         if len(request.cluster.kinds) > 1:
             best = _sorted([*best, *_as_if_equal(request)])
-        self.found = climbed(best, found, Divider(self.problem, name, is_chain=False))
+        best = climbed(best, found, Divider(self.problem, name, is_chain=False))
+        self.found = _sorted([*best, *_on_odd_devices(request, name)])
 
     def _look(self, name: str) -> None:
         problems, request = [self.problem], self.problem.request
@@ -79,6 +82,15 @@ class _Search:
             self.choice.search_alike(one, name, is_chain=False)
         for one in problems:
             self.choice.search(one, name, is_chain=False)
+
+
+def _on_odd_devices(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
+    """The whole model on all devices where their number is no power of two, as the search has."""
+    count = request.num_devices
+    if count not in request.replica_counts(count):
+        shared = shared_by_all(request, name)
+        if shared is not None:
+            yield shared
 
 
 def _as_if_equal(request: PlanRequest) -> Iterator[PlanEvaluation]:

@@ -62,7 +62,7 @@ def test_the_number_of_microbatches_stays_where_it_is_fixed():
     ("minibatch_size", "sizes"),
     [
         (8, [1, 2, 4, 8]),
-        (48, [1, 2, 4, 8, 16]),
+        (48, [1, 2, 4, 8, 16, 48]),
         (50, [50 / 32, 3.125, 6.25, 12.5, 25, 50]),
         (7, [1.75, 3.5, 7]),
         (1, [1]),
