@@ -3,7 +3,8 @@
 The halves are a few samples before training, and two of its micro-batches after a step.
 
 They show before training whether the loss is a mean over samples, and how the numbers that
-micro-batches log belong together.
+micro-batches log belong together. Where the loss is taken of the whole batch, but stages see parts
+of it, the forward alone is tried instead: once in one piece, and once cut as in training.
 """
 
 from __future__ import annotations
