@@ -69,13 +69,46 @@ class Snapshot:
             item.restore()
 
 
+class ModuleState(Snapshot):
+    """The same with the states of all random generators.
+
+    Args:
+        module: whose attributes and buffers.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._random = _RandomStates()
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        super().restore()
+        self._random.restore()
+
+
+class _RandomStates:
+    """The states of all random generators (torch, numpy, random) at one moment."""
+
+    def __init__(self) -> None:
+        self._numpy = sys.modules.get("numpy")
+        self._torch, self._python = torch.random.get_rng_state(), random.getstate()
+        is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._cuda = torch.cuda.get_rng_state_all() if is_cuda else []
+        self._numpy_state = self._numpy.random.get_state() if self._numpy else None
+
+    def restore(self) -> None:
+        torch.random.set_rng_state(self._torch)
+        random.setstate(self._python)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+        if self._numpy:
+            self._numpy.random.set_state(self._numpy_state)
+
+
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
     """Restores the states of all random generators on exit; seeds them first, if asked."""
-    numpy = sys.modules.get("numpy")
-    torch_state, python_state = torch.random.get_rng_state(), random.getstate()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    numpy_state = numpy.random.get_state() if numpy else None
+    states, numpy = _RandomStates(), sys.modules.get("numpy")
     try:
         if seed is not None:
             torch.manual_seed(seed)
@@ -84,12 +117,7 @@ def seeded(seed: int | None) -> Iterator[None]:
                 numpy.random.seed(seed)
         yield
     finally:
-        torch.random.set_rng_state(torch_state)
-        random.setstate(python_state)
-        if cuda_states:
-            torch.cuda.set_rng_state_all(cuda_states)
-        if numpy:
-            numpy.random.set_state(numpy_state)
+        states.restore()
 
 
 @contextmanager

@@ -41,6 +41,16 @@ class PlanGraph:
         """Smallest micro-batches of a replica's share; the feed goes at the pace of the loss."""
         return self.multiples[stage] // (1 if stage == FEED else len(self.devices[stage]))
 
+    def with_needs(self, needs: frozenset[str]) -> PlanGraph:
+        """The same where these arguments of the forward, and no others, need a gradient."""
+        edges = tuple(
+            edge
+            if edge.source != FEED
+            else replace(edge, has_backward=not needs.isdisjoint(edge.values))
+            for edge in self.stages.edges
+        )
+        return replace(self, stages=replace(self.stages, edges=edges))
+
     def program(
         self, num_microbatches: int, *, schedule: str = "1f1b", check: bool = True
     ) -> Program:

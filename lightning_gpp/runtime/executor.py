@@ -38,7 +38,13 @@ class Boundary(Protocol):
         """The arguments of the pipelined forward for one micro-batch of the loss stage."""
 
     def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor | None:
-        """Takes the model's outputs; returns the weighted loss when training."""
+        """Takes the model's outputs; returns the weighted loss where the backward starts at it.
+
+        Without a loss the backward starts at the gradients of the outputs.
+        """
+
+    def output_gradients(self, microbatch: int) -> Mapping[str, Sequence[Tensor | None]]:
+        """Output name -> gradients of its tensors, where :meth:`finish` gave no loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,7 @@ class ActionRecord:
 
 @dataclass(slots=True)
 class Executor:
-    """Runs programs on one rank.
+    """Runs programs on one rank, as a whole or in two parts with the user's step in between.
 
     Attributes:
         transport: how to reach the other ranks.
@@ -108,6 +114,18 @@ class Executor:
             training: whether modules are in training mode (dropout, running statistics).
             boundary: the user's step, on the rank of the loss.
         """
+        run = self.begin(program, unit_sizes, training=training, boundary=boundary)
+        run.perform_all(program.device_actions(run.device), has_sums=True)
+
+    def begin(
+        self,
+        program: Program,
+        unit_sizes: Sequence[int],
+        *,
+        training: bool,
+        boundary: Boundary | None = None,
+    ) -> Run:
+        """A run of a program on this rank, of which nothing is done yet; see :meth:`run`."""
         if len(unit_sizes) != program.num_microbatches:
             raise ValueError(
                 f"the program has {program.num_microbatches} micro-batches, got sizes of "
@@ -115,35 +133,73 @@ class Executor:
             )
         device = self.rank_of_device.index(self.transport.rank)
         handover = Handover(program, unit_sizes, self.cutter)
-        step = _Step(self, program, handover, training, boundary, self._reduction(program, device))
-        actions = program.actions[device] if device < len(program.actions) else ()
-        with self.pace.run(program, device) if self.pace is not None else nullcontext():
-            for action in actions:
-                if self.on_record is None:
-                    step.perform(action)
-                else:
-                    self.on_record(step.perform_timed(action))
-            self.transport.flush()
-
-    def _reduction(self, program: Program, device: int) -> GradientReduction | None:
-        if all(group.stage is None for group in program.reduce_groups):
-            return None
-        assert self.sums is not None, "stages with replicas need sums of their gradients"
-        return GradientReduction(program, device, self.rank_of_device, self.shared, self.sums)
+        return Run(self, program, handover, device, training, boundary)
 
 
 @dataclass(slots=True)
-class _Step:
-    """State of one run of a program on one rank."""
+class Run:
+    """One run of a program on one rank: what it holds between its actions.
+
+    Attributes:
+        executor: whose.
+        program: what runs.
+        handover: messages made and received.
+        device: of this rank.
+        training: whether modules are in training mode.
+        boundary: the user's step, on the rank of the loss.
+        flights: micro-batches between forward and backward, by stage and number.
+    """
 
     executor: Executor
     program: Program
     handover: Handover
+    device: int
     training: bool
     boundary: Boundary | None
-    reduction: GradientReduction | None
     flights: dict[tuple[int, int], Flight] = field(default_factory=dict)
     loss_start_ns: int | None = None
+    keeps_flights: bool = False
+    _reduction: GradientReduction | None = None
+
+    def forward_part(self) -> None:
+        """Runs all forwards, up to the outputs of the model."""
+        self.perform_all(self.program.forward_part(self.device), has_sums=False)
+
+    def backward_part(self, *, retain: bool) -> None:
+        """Runs all backwards, from the gradients of the outputs.
+
+        Args:
+            retain: whether they can be run again.
+        """
+        self.keeps_flights = retain
+        self.perform_all(self.program.backward_part(self.device), has_sums=True)
+
+    def perform_all(self, actions: Sequence[Action], *, has_sums: bool) -> None:
+        """Runs actions one after the other, at the pace of the rank if it has one.
+
+        Args:
+            actions: of this device.
+            has_sums: whether the sums of gradients are among them.
+        """
+        pace, on_record = self.executor.pace, self.executor.on_record
+        self._reduction = self._new_reduction() if has_sums else None
+        run = nullcontext() if pace is None else pace.run(self.program, self.device, has_sums)
+        with run:
+            for action in actions:
+                if on_record is None:
+                    self.perform(action)
+                else:
+                    on_record(self.perform_timed(action))
+            self.executor.transport.flush()
+
+    def _new_reduction(self) -> GradientReduction | None:
+        if all(group.stage is None for group in self.program.reduce_groups):
+            return None
+        executor = self.executor
+        assert executor.sums is not None, "stages with replicas need sums of their gradients"
+        return GradientReduction(
+            self.program, self.device, executor.rank_of_device, executor.shared, executor.sums
+        )
 
     def perform_timed(self, action: Action) -> ActionRecord:
         """Runs one action and says when."""
@@ -163,52 +219,52 @@ class _Step:
         """Runs one action, at the pace of the rank if it has one."""
         pace = self.executor.pace
         if pace is None:
-            self.work(action)
+            self._work(action)
             return
         with pace.action(action):
-            self.work(action)
+            self._work(action)
         self.loss_start_ns = None  # only a forward as a whole has an emulated time
 
-    def work(self, action: Action) -> None:
+    def _work(self, action: Action) -> None:
         """Does what an action says."""
         match action.kind:
             case Kind.FORWARD:
-                self.forward(action.stage, action.microbatch)
+                self._forward(action.stage, action.microbatch)
             case Kind.BACKWARD:
-                with self.reduction.watching(action) if self.reduction else nullcontext():
-                    self.backward(action.stage, action.microbatch)
+                with self._reduction.watching(action) if self._reduction else nullcontext():
+                    self._backward(action.stage, action.microbatch)
             case Kind.REDUCE:
-                self.reduce(action)
+                self._reduce(action)
             case _ if action.kind.is_send:
                 self.executor.transport.send(
                     self.handover.outbox.pop(action.message),
-                    target=self.rank_of(action.peer),
+                    target=self._rank_of(action.peer),
                     tag=action.message,
                 )
             case _:
-                self.handover.inbox[action.message] = self.receive(
-                    self.rank_of(action.peer), action.message, action
+                self.handover.inbox[action.message] = self._receive(
+                    self._rank_of(action.peer), action.message, action
                 )
 
-    def rank_of(self, stage: int | None) -> int:
+    def _rank_of(self, stage: int | None) -> int:
         assert stage is not None
         return self.executor.rank_of_device[self.program.device(stage)]
 
-    def receive(self, source: int, tag: Tag, action: Action) -> Payload:
+    def _receive(self, source: int, tag: Tag, action: Action) -> Payload:
         return self.executor.transport.receive(
             source=source,
             tag=tag,
             timeout_s=self.executor.timeout_s,
-            purpose=self.purpose(action),
+            purpose=self._purpose(action),
         )
 
-    def purpose(self, action: Action) -> str:
+    def _purpose(self, action: Action) -> str:
         """What an action is for, for errors."""
         return f"{self.program.replica(action.stage)}, action {action}"
 
     # Forward ---------------------------------------------------------------------------------
 
-    def forward(self, stage: int, microbatch: int) -> None:
+    def _forward(self, stage: int, microbatch: int) -> None:
         if stage == FEED:
             assert self.boundary is not None
             arguments = dict(self.boundary.start(microbatch))
@@ -224,7 +280,7 @@ class _Step:
             )
         for edges in self.program.out_groups[stage]:
             payload = pack([flight.outputs[name] for name in edges[0].values])
-            self.check_gradients(edges[0], payload)
+            self._check_gradients(edges[0], payload)
             self.handover.put(edges, stage, microbatch, payload, backward=False)
         if stage == self.program.loss_stage and self.boundary is not None:
             known = flight.inputs | flight.outputs
@@ -234,11 +290,13 @@ class _Step:
                     outputs[name] = copies(outputs[name])
             self.loss_start_ns = time.monotonic_ns()
             flight.loss = self.boundary.finish(microbatch, outputs)
+            if self.program.has_backward and flight.loss is None:
+                flight.keep_results(outputs)
         if self.program.has_backward:
             flight.let_go()
             self.flights[stage, microbatch] = flight
 
-    def check_gradients(self, edge: StageEdge, payload: Payload) -> None:
+    def _check_gradients(self, edge: StageEdge, payload: Payload) -> None:
         """Refuses to send what would need a gradient back along an edge that brings none."""
         if self.program.has_backward and not edge.has_backward and any(payload.requires_grad):
             raise RuntimeError(
@@ -250,16 +308,23 @@ class _Step:
 
     # Backward --------------------------------------------------------------------------------
 
-    def backward(self, stage: int, microbatch: int) -> None:
-        flight = self.flights.pop((stage, microbatch))
+    def _backward(self, stage: int, microbatch: int) -> None:
+        flight = self.flights[stage, microbatch]
+        if not self.keeps_flights:
+            del self.flights[stage, microbatch]
         for edges in self.program.out_groups[stage]:
             if edges[0].has_backward:
                 payload = self.handover.take(edges, stage, microbatch, backward=True)
                 flight.add_gradients(edges[0].values, payload.tensors)
-        keep = flight.loss is not None and any(
-            edge.has_backward for edge in self.program.out_edges[FEED]
+        if flight.results and self.boundary is not None:
+            flight.add_result_gradients(self.boundary.output_gradients(microbatch))
+        is_shared = (
+            flight.loss is not None
+            and any(  # with the user's step, which goes on from FEED
+                edge.has_backward for edge in self.program.out_edges[FEED]
+            )
         )
-        flight.backward(retain_graph=keep)
+        flight.backward(retain_graph=is_shared or self.keeps_flights)
         for edges in self.program.in_groups[stage]:
             if edges[0].has_backward:
                 payload = pack_gradients(flight.input_gradients(edges[0].values))
@@ -267,16 +332,18 @@ class _Step:
 
     # Parameters on several ranks -------------------------------------------------------------
 
-    def reduce(self, action: Action) -> None:
+    def _reduce(self, action: Action) -> None:
         """Sums the gradients of parameters that several ranks hold."""
         group = self.program.reduce_groups[action.microbatch]
         if group.stage is None:
-            self.reduce_shared(group, action)
+            self._reduce_shared(group, action)
         else:
-            assert self.reduction is not None
-            self.reduction.finish(action.microbatch, self.executor.timeout_s, self.purpose(action))
+            assert self._reduction is not None
+            self._reduction.finish(
+                action.microbatch, self.executor.timeout_s, self._purpose(action)
+            )
 
-    def reduce_shared(self, group: ReduceGroup, action: Action) -> None:
+    def _reduce_shared(self, group: ReduceGroup, action: Action) -> None:
         """Of different stages: the owner adds up and answers with the sum."""
         parameters = [self.executor.shared[name] for name in group.parameters]
         ranks = [self.executor.rank_of_device[device] for device in group.devices]
@@ -286,10 +353,10 @@ class _Step:
         gradients: list[Tensor | None] = [parameter.grad for parameter in parameters]
         if transport.rank != ranks[0]:
             transport.send(pack(gradients), target=ranks[0], tag=up)
-            gradients = unpack(self.receive(ranks[0], down, action))
+            gradients = unpack(self._receive(ranks[0], down, action))
         else:
             for rank in ranks[1:]:
-                gradients = _added(gradients, unpack(self.receive(rank, up, action)))
+                gradients = _added(gradients, unpack(self._receive(rank, up, action)))
             for rank in ranks[1:]:
                 transport.send(pack(gradients), target=rank, tag=down)
         for parameter, gradient in zip(parameters, gradients, strict=True):

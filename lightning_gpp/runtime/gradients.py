@@ -1,9 +1,14 @@
-"""Gradients made inside a program reach ``p.grad`` through the returned loss's own backward.
+"""Gradients made inside a program, apart from those that parameters have already.
 
-The host loop (Lightning's) clears gradients after the step and before ``loss.backward()``, may
-divide the loss, scale it, accumulate several steps and clip. So the program's gradients are put
-aside and handed out by the backward of the loss that the step returns, times the gradient that
-arrives there: exact, because gradients are linear in it.
+A program's gradients are summed over the replicas of a stage; what was accumulated before it must
+not be summed once more. So ``p.grad`` is put aside while a program's backwards run, and their
+gradients are added to it afterwards.
+
+Where the user's step runs for every micro-batch, forward and backward are over when it returns,
+but the host loop (Lightning's) clears gradients after the step and before ``loss.backward()``, may
+divide the loss, scale it, accumulate several steps and clip. There the gradients are handed out by
+the backward of the loss that the step returns, times the gradient that arrives there: exact,
+because gradients are linear in it.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ class GradientStash:
     Args:
         parameters: the parameters of this rank, each once.
 
-    Example: ``with stash: run the program``, then ``loss = stash.loss(value)``.
+    Example: ``with stash: run the program``, then ``stash.hand_out()``.
     """
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
@@ -48,23 +53,29 @@ class GradientStash:
         loss: Tensor = _HandOut.apply(self._anchor, value, self)  # type: ignore[no-untyped-call]
         return loss
 
-    def hand_out(self, factor: Tensor) -> None:
-        """Adds the stashed gradients, times ``factor``, to ``p.grad``.
+    def discard(self) -> None:
+        """Forgets the stashed gradients."""
+        self._stash = None
+
+    def hand_out(self, factor: Tensor | None = None) -> None:
+        """Adds the stashed gradients, times ``factor`` if there is one, to ``p.grad``.
 
         Raises:
             RuntimeError: they were handed out already.
         """
         if self._stash is None:
             raise RuntimeError(
-                "backward was called twice on the loss of one pipelined step; its gradients exist "
-                "only once. Call it once per training_step."
+                "backward was called twice on the loss of one pipelined step; with the schedule "
+                "'1f1b' its gradients exist only once. Call it once per training_step, or use "
+                "schedule='gpipe'."
             )
         stash, self._stash = self._stash, None
-        is_one = factor.device.type == "cpu" and factor.item() == 1
+        is_one = factor is None or (factor.device.type == "cpu" and factor.item() == 1)
         for parameter, gradient in zip(self._parameters, stash, strict=True):
             if gradient is None:
                 continue
             if not is_one:
+                assert factor is not None
                 gradient = gradient * factor.to(gradient)
             if parameter.grad is None:
                 parameter.grad = gradient

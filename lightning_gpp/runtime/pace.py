@@ -15,8 +15,8 @@ from lightning_gpp.schedule import Action, Program
 class Pace(Protocol):
     """Wraps what a rank does; may let time pass before and after it."""
 
-    def run(self, program: Program, device: int) -> AbstractContextManager[None]:
-        """The body runs a device's part of a program."""
+    def run(self, program: Program, device: int, has_sums: bool) -> AbstractContextManager[None]:
+        """The body runs a device's part of a program; ``has_sums``: those of gradients, too."""
 
     def action(self, action: Action) -> AbstractContextManager[None]:
         """The body does the work of one action of that program."""

@@ -46,23 +46,26 @@ class Flight:
     Attributes:
         inputs: values that came in, by name; their tensors are leaves.
         outputs: values that go out, by name, with their autograd graph; let go in between.
-        loss: the loss of this micro-batch, where it is computed.
+        loss: the loss of this micro-batch, where it is computed for each of them.
+        results: where gradients enter the outputs of the model, by name, where it is not.
     """
 
     inputs: dict[str, Any]
     outputs: dict[str, Any]
     loss: Tensor | None = None
+    results: dict[str, list[GradientEdge | None]] = field(default_factory=dict)
     ends: dict[str, list[GradientEdge | None]] = field(default_factory=dict)
     roots: list[GradientEdge] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
 
     def let_go(self) -> None:
         """Keeps of the outputs only where gradients enter; their data live on where needed."""
-        self.ends = {
-            name: [get_gradient_edge(t) if t.requires_grad else None for t in tensors_in([value])]
-            for name, value in self.outputs.items()
-        }
+        self.ends = _ends(self.outputs)
         self.outputs = {}
+
+    def keep_results(self, outputs: Mapping[str, Any]) -> None:
+        """Keeps of the outputs of the model where gradients enter."""
+        self.results = _ends(outputs)
 
     def add_gradients(self, values: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
         """Takes the gradients that came back for some outputs.
@@ -71,7 +74,14 @@ class Flight:
             values: names of the outputs.
             gradients: one per tensor in them; None where the consumer has none.
         """
-        ends = [end for name in values for end in self.ends[name]]
+        self._add([end for name in values for end in self.ends[name]], gradients)
+
+    def add_result_gradients(self, gradients: Mapping[str, Sequence[Tensor | None]]) -> None:
+        """Takes the gradients of the outputs of the model, by name."""
+        for name, ends in self.results.items():
+            self._add(ends, gradients[name])
+
+    def _add(self, ends: Sequence[GradientEdge | None], gradients: Sequence[Tensor | None]) -> None:
         for end, gradient in zip(ends, gradients, strict=True):
             if gradient is not None and end is not None:
                 self.roots.append(end)
@@ -79,15 +89,25 @@ class Flight:
 
     def backward(self, *, retain_graph: bool = False) -> None:
         """Runs autograd from the loss and the outputs to parameters and inputs."""
+        for tensor in tensors_in(list(self.inputs.values())):
+            tensor.grad = None  # of an earlier backward through the same forward
         if self.loss is not None and self.loss.requires_grad:
             self.roots.append(get_gradient_edge(self.loss))
             self.gradients.append(torch.ones_like(self.loss))
         if self.roots:
             torch.autograd.backward(self.roots, self.gradients, retain_graph=retain_graph)
+        self.roots, self.gradients = [], []
 
     def input_gradients(self, values: Sequence[str]) -> list[Tensor | None]:
         """Gradients of the tensors in some inputs; None where there is none."""
         return [tensor.grad for tensor in tensors_in([self.inputs[name] for name in values])]
+
+
+def _ends(values: Mapping[str, Any]) -> dict[str, list[GradientEdge | None]]:
+    return {
+        name: [get_gradient_edge(t) if t.requires_grad else None for t in tensors_in([value])]
+        for name, value in values.items()
+    }
 
 
 def run_forward(

@@ -11,6 +11,7 @@ from lightning_gpp.schedule.gradient_sums import BUCKET_BYTES, last_backward
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
 from lightning_gpp.schedule.lower import build_program, reduce_groups
 from lightning_gpp.schedule.orders import (
+    FORWARD_ONLY,
     SCHEDULES,
     Steps,
     gpipe,
@@ -18,6 +19,7 @@ from lightning_gpp.schedule.orders import (
     most_in_flight,
     one_f_one_b,
     peak_in_flight,
+    runs_step_once,
     schedule_steps,
 )
 from lightning_gpp.schedule.program import Part, Program, ReduceGroup, Replica
@@ -25,6 +27,7 @@ from lightning_gpp.schedule.validate import ScheduleError, validate
 
 __all__ = [
     "BUCKET_BYTES",
+    "FORWARD_ONLY",
     "SCHEDULES",
     "Action",
     "DryRun",
@@ -45,6 +48,7 @@ __all__ = [
     "one_f_one_b",
     "peak_in_flight",
     "reduce_groups",
+    "runs_step_once",
     "schedule_steps",
     "validate",
 ]

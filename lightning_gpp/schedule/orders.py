@@ -184,6 +184,11 @@ def peak_in_flight(
     return _PEAKS[schedule](stages, num_microbatches, multiples)
 
 
+def runs_step_once(schedule: str) -> bool:
+    """Whether the user's step runs once per mini-batch, between all forwards and all backwards."""
+    return schedule == "gpipe"
+
+
 def check_schedule(schedule: str) -> None:
     """Raises ValueError, naming the known schedules, when there is none of this name."""
     if schedule not in SCHEDULES:

@@ -25,7 +25,7 @@ from functools import cached_property
 from typing import Any
 
 from lightning_gpp.graph import FEED, StageEdge
-from lightning_gpp.schedule.action import Action
+from lightning_gpp.schedule.action import Action, Kind
 
 FORMAT = "lightning_gpp.program"
 VERSION = 2
@@ -272,6 +272,23 @@ class Program:
         if action.kind.is_compute:
             return self.multiple(action.stage)
         return 0 if action.peer is None else self.part(action).num_units
+
+    def device_actions(self, device: int) -> tuple[Action, ...]:
+        """The actions of a device; none of one that stays idle."""
+        return self.actions[device] if device < len(self.actions) else ()
+
+    def forward_part(self, device: int) -> tuple[Action, ...]:
+        """The actions of a device before the user's step, where that comes once."""
+        return self.device_actions(device)[: self._turn(device)]
+
+    def backward_part(self, device: int) -> tuple[Action, ...]:
+        """Those after it."""
+        return self.device_actions(device)[self._turn(device) :]
+
+    def _turn(self, device: int) -> int:
+        kinds = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
+        actions = self.device_actions(device)
+        return next((i for i, a in enumerate(actions) if a.kind not in kinds), len(actions))
 
     def compute_actions(self) -> Iterator[Action]:
         """All forwards and backwards."""

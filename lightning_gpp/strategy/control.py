@@ -35,6 +35,15 @@ class Control:
         finally:
             self._alone = None
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Rank 0: inside of user code, while the others have been told to take part."""
+        before, self._alone = self._alone, None
+        try:
+            yield
+        finally:
+            self._alone = before
+
     def check_together(self) -> None:
         """Raises RuntimeError when rank 0 is about to wait for ranks that are elsewhere."""
         if self._alone is not None:
@@ -43,6 +52,11 @@ class Control:
                 "barriers or do anything else that all ranks do together. Do it in a callback or "
                 "in a hook that runs on every rank."
             )
+
+    @property
+    def alone_in(self) -> str | None:
+        """Name of the user code that runs on rank 0 and nowhere else; None if there is none."""
+        return self._alone
 
     @property
     def is_leader(self) -> bool:

@@ -149,16 +149,22 @@ class Emulation:
         )
 
     @contextlib.contextmanager
-    def step(self, executor: Executor, program: Program) -> Iterator[None]:
-        """The body runs a training program, at the pace of the emulated devices.
+    def step(
+        self, executor: Executor, program: Program, *, is_second: bool = False
+    ) -> Iterator[None]:
+        """The body runs a training program or one of its parts, at the emulated devices' pace.
+
+        Emulated time stands still between the parts, where the user's step runs.
 
         Args:
             executor: of this rank.
             program: of the plan, with any number of its micro-batches.
+            is_second: whether the backward part runs.
         """
-        start_s = self._agree_on_start()
+        start_s, first_end_s = self._agree_on_start()
+        behind_s = max(0.0, self.rank.cursor_s - first_end_s) if is_second else 0.0
         self.rank.take_slips()
-        self.rank.wait_until(start_s)
+        self.rank.wait_until(start_s + behind_s)
         inner = executor.transport, executor.sums
         executor.pace, executor.transport = self.rank, self.transport
         executor.sums = self.sums or executor.sums
@@ -168,19 +174,22 @@ class Emulation:
             executor.pace = None
             executor.transport, executor.sums = inner
         slips = self.rank.take_slips().slips
-        self.steps.append(
-            EmulatedStep(start_s, self.rank.cursor_s, program.num_microbatches, slips)
-        )
+        done = EmulatedStep(start_s, self.rank.cursor_s, program.num_microbatches, slips)
+        if is_second:
+            first = self.steps.pop()
+            done = first.followed_by(done, first_end_s)
+        self.steps.append(done)
 
-    def _agree_on_start(self) -> float:
-        """All ranks: the emulated moment at which rank 0 says that the step begins."""
+    def _agree_on_start(self) -> tuple[float, float]:
+        """All ranks: the moment at which rank 0 says that it begins, and rank 0's cursor before."""
         if not self.control.is_leader:
-            start_s: float = self.control.hear("waiting for rank 0 to begin an emulated step")
-            return start_s
+            agreed: tuple[float, float] = self.control.hear("waiting for rank 0 to begin a step")
+            return agreed
         real_s = START_S + START_RANK_S * self.num_ranks
         start_s = self.rank.clock.now_s() + real_s / self.setup.time_scale
-        self.control.tell(start_s)
-        return start_s
+        agreed = start_s, self.rank.cursor_s
+        self.control.tell(agreed)
+        return agreed
 
     def abort(self, error: BaseException) -> None:
         """Ends every sleep of this rank with an error."""

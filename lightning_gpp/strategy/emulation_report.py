@@ -26,6 +26,17 @@ class EmulatedStep:
     num_microbatches: int
     slips: tuple[Slip, ...] = ()
 
+    def followed_by(self, second: EmulatedStep, first_end_s: float) -> EmulatedStep:
+        """The step of which this is the forward part.
+
+        Args:
+            second: its backward part.
+            first_end_s: when the forward part was over on rank 0, where time stood still.
+        """
+        taken_s = first_end_s - self.start_s
+        end_s = self.start_s + taken_s + (second.end_s - second.start_s)
+        return EmulatedStep(self.start_s, end_s, self.num_microbatches, self.slips + second.slips)
+
 
 @dataclass(frozen=True, slots=True)
 class EmulationReport:

@@ -52,15 +52,6 @@ def cut_graphs(item: Any, part: slice, place: str) -> Any:
     """The graphs of a part of a batch, as a batch.
 
     Raises:
-        ValueError, TypeError: as :func:`take_graphs`.
-    """
-    return take_graphs(item, range(num_graphs(item))[part], place)
-
-
-def take_graphs(item: Any, graphs: Sequence[int], place: str) -> Any:
-    """Some graphs of a batch, as a batch.
-
-    Raises:
         ValueError: it is one full graph.
         TypeError: the batch was not made from single graphs, so they cannot be told apart.
     """
@@ -72,12 +63,7 @@ def take_graphs(item: Any, graphs: Sequence[int], place: str) -> Any:
             "does not know which entries belong to which graph and cannot be cut into "
             "micro-batches; make it with Batch.from_data_list or torch_geometric's DataLoader"
         )
-    return _joined(item, graphs)
-
-
-def nodes_of_graphs(item: Any) -> list[float]:
-    """Nodes of each graph of a batch."""
-    return [float(graph.num_nodes or 0) for graph in item.to_data_list()]
+    return _joined(item, range(num_graphs(item))[part])
 
 
 def _joined(batch: Any, graphs: Sequence[int]) -> Any:

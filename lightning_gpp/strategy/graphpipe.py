@@ -17,7 +17,7 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import CheckpointIO, ClusterEnvironment, Precision
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gpp.capture import BlockGraph
@@ -37,6 +37,7 @@ from lightning_gpp.strategy.lightning_private import (
     init_dist_connection,
 )
 from lightning_gpp.strategy.loaders import RemoteBatch, follow_leader
+from lightning_gpp.strategy.manual_optimization import ManualOptimization
 from lightning_gpp.strategy.metrics import keep_local
 from lightning_gpp.strategy.one_replica import OneReplicaStrategy
 from lightning_gpp.strategy.pipeline import Pipeline
@@ -44,11 +45,7 @@ from lightning_gpp.strategy.plan_cache import CacheLike
 from lightning_gpp.strategy.pool import PoolAccelerator
 from lightning_gpp.strategy.precision import pipeline_precision
 from lightning_gpp.strategy.process_launcher import ProcessLauncher
-from lightning_gpp.strategy.refusals import (
-    check_name,
-    refuse_callbacks,
-    refuse_manual_optimization,
-)
+from lightning_gpp.strategy.refusals import check_name, refuse_callbacks
 from lightning_gpp.strategy.report import describe_planned, show
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Settings
@@ -102,7 +99,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
     def __init__(
         self,
         num_microbatches: int | None = None,
-        schedule: str = "1f1b",
+        schedule: str | None = None,
         planner: str = "graphpipe",
         plan: PlanLike | None = None,
         module: str | None = None,
@@ -128,7 +125,8 @@ class GraphPipeStrategy(OneReplicaStrategy):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
-        check_name("schedule", schedule, SCHEDULES)
+        if schedule is not None:
+            check_name("schedule", schedule, SCHEDULES)
         check_name("planner", planner, PLANNERS)
         if num_microbatches is not None and num_microbatches < 1:
             raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
@@ -225,13 +223,14 @@ class GraphPipeStrategy(OneReplicaStrategy):
             drop_values(module)
         count_one_replica(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
-            refuse_manual_optimization(module)
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
         _ignore_sync_dist_advice()
         keep_local(module)
         session.attach(module, [_plain(optimizer) for optimizer in self.optimizers])
-        self._hooks = HookRelay(module, session.control, session.failures, session.leader_state)
+        if trainer.state.fn == TrainerFn.FITTING and not module.automatic_optimization:
+            session.manual = ManualOptimization(session, self._lightning_optimizers)
+        self._hooks = HookRelay(session)
         self._hooks.install()
         self._finetuning = finetuning_hooks(trainer, session)
 
@@ -264,9 +263,11 @@ class GraphPipeStrategy(OneReplicaStrategy):
     # Steps -----------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a mini-batch forward and backward; the returned loss hands the gradients out."""
+        """Runs the user's step; a backward of the loss it returns is run by all ranks."""
         with self.precision_plugin.train_step_context():
-            return self._step("training_step", *args, **kwargs)
+            result = self._step("training_step", *args, **kwargs)
+        self.skips_step = result is None and self._module().automatic_optimization
+        return result
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a mini-batch forward."""
@@ -287,6 +288,34 @@ class GraphPipeStrategy(OneReplicaStrategy):
         session = self._open_session()
         session.on_record = self.on_record
         return session.step(name, batch, args, kwargs)
+
+    def backward(
+        self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """Goes backward on all ranks, in manual optimization too.
+
+        Raises:
+            NotImplementedError: only some parameters are to get gradients.
+        """
+        session = self._open_session()
+        if kwargs.get("inputs") is not None:
+            raise NotImplementedError(
+                "backward(inputs=...) does not work with the graphpipe strategy: parameters are "
+                "on several ranks. Freeze the others (requires_grad_(False), toggle_optimizer)."
+            )
+        with session.failures.guard(), session.backward_from(closure_loss) as loss:
+            return super().backward(loss, optimizer, *args, **kwargs)
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Steps an optimizer on all ranks, in manual optimization too."""
+        with self._open_session().optimizer_step(optimizer, closure, kwargs) as told:
+            return super().optimizer_step(optimizer, told, model, **kwargs)
 
     def _show(self, pipeline: Pipeline) -> None:
         """Keeps the plan and prints it once, where a person looks."""

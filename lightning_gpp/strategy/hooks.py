@@ -10,14 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import lightning.pytorch as pl
-
-from lightning_gpp.strategy.control import Control
-from lightning_gpp.strategy.failure import FailureWatch
-from lightning_gpp.strategy.leader_state import LeaderState
 from lightning_gpp.strategy.lightning_private import is_overridden
 from lightning_gpp.strategy.loaders import RemoteBatch
-from lightning_gpp.strategy.logs import LogRecorder, recording, replay
+from lightning_gpp.strategy.session import Session
 
 LEADER_HOOKS = tuple(
     f"on_{stage}_{when}"
@@ -30,23 +25,12 @@ class HookRelay:
     """Puts relays in the place of a module's (or data module's) hooks, as instance attributes.
 
     Args:
-        module: whose hooks.
-        control: between rank 0 and the others.
-        failures: reports what a hook raises.
-        leader_state: what a hook changes on rank 0.
+        session: of this rank.
     """
 
-    def __init__(
-        self,
-        module: pl.LightningModule,
-        control: Control,
-        failures: FailureWatch,
-        leader_state: LeaderState,
-    ) -> None:
-        self._module = module
-        self._control = control
-        self._failures = failures
-        self._leader_state = leader_state
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._module = session.module
         self._installed: list[tuple[object, str]] = []
 
     def install(self) -> None:
@@ -54,7 +38,10 @@ class HookRelay:
         for name in LEADER_HOOKS:
             if is_overridden(name, self._module):
                 self._put(self._module, name, self._relay(name, getattr(self._module, name)))
-        if not self._control.is_leader:
+        manual = self._session.manual
+        if manual is not None and self._session.control.is_leader:
+            manual.install()
+        if not self._session.control.is_leader:
             before_transfer = "on_before_batch_transfer"
             owners: list[Any] = [self._module]
             data = getattr(self._module.trainer, "datamodule", None)
@@ -68,6 +55,8 @@ class HookRelay:
         for owner, name in self._installed:
             owner.__dict__.pop(name, None)
         self._installed = []
+        if self._session.manual is not None:
+            self._session.manual.remove()
 
     def _put(self, owner: object, name: str, function: Callable[..., Any]) -> None:
         owner.__dict__[name] = function
@@ -75,22 +64,8 @@ class HookRelay:
 
     def _relay(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         def relayed(*args: Any, **kwargs: Any) -> Any:
-            with self._failures.guard():
-                if self._control.is_leader:
-                    recorder = LogRecorder(self._module)
-                    with (
-                        self._control.alone(name),
-                        self._leader_state.watching(name),
-                        recording(self._module, recorder),
-                    ):
-                        answer = hook(*args, **kwargs)
-                    calls = recorder.combined(None)
-                    self._control.tell((answer, calls, self._leader_state.take_changes()))
-                else:
-                    answer, calls, changes = self._control.hear(f"waiting for rank 0's {name}")
-                    self._leader_state.apply(changes)
-                replay(self._module, calls)
-            return answer
+            with self._session.failures.guard():
+                return self._session.hook(name, hook, args, kwargs)
 
         return relayed
 

@@ -23,3 +23,21 @@ def instance_attribute(obj: object, name: str, value: Any) -> Iterator[None]:
             obj.__dict__.pop(name, None)
         else:
             obj.__dict__[name] = before
+
+
+@contextlib.contextmanager
+def taken_away(obj: object, name: str, otherwise: Any) -> Iterator[None]:
+    """Undoes :func:`instance_attribute` while the body runs.
+
+    Args:
+        obj: that has the attribute.
+        name: of it.
+        otherwise: the attribute that the object had of its own before; None if it had none.
+    """
+    value = obj.__dict__.pop(name)
+    if otherwise is not None:
+        obj.__dict__[name] = otherwise
+    try:
+        yield
+    finally:
+        obj.__dict__[name] = value

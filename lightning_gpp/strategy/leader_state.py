@@ -94,6 +94,8 @@ class LeaderState:
         self._module = module
         self._optimizers = optimizers
         self._changes: State = {}
+        self._before: _Snapshot | None = None
+        self._what = ""
         self._metrics = MetricStates(module)
         self._settled: _Watched | None = None
 
@@ -107,41 +109,61 @@ class LeaderState:
 
     @contextlib.contextmanager
     def watching(self, what: str) -> Iterator[None]:
-        """Rank 0: collects what its body changes.
+        """Rank 0: collects what its body changes, for :meth:`take_changes`.
+
+        Args:
+            what: the user code that runs in it, for errors.
+        """
+        self._what, self._before = what, self._snapshot(self._watched())
+        try:
+            yield
+            self._note_changes()
+        finally:
+            self._before = None
+        for (path, name), change in self._metrics.take_changes().items():
+            self._changes["metric", path, name] = change
+
+    def take_changes(self) -> State:
+        """Rank 0: what changed in :meth:`watching` and was not taken yet; to be sent.
+
+        Metrics come when it has ended: nothing looks at them on other ranks before.
 
         Raises:
-            RuntimeError: the body changed a parameter; ``what`` names it.
+            RuntimeError: a parameter changed.
         """
-        watched = self._watched()
-        before = self._snapshot(watched)
-        yield
-        after = self._snapshot(watched)
+        if self._before is not None:
+            self._note_changes()
+        changes, self._changes = self._changes, {}
+        return changes
+
+    def _note_changes(self) -> None:
+        assert self._before is not None
+        watched, before = self._watched(), self._before
+        after = self._before = self._snapshot(watched)
         names = itertools.chain(watched.parameters, watched.buffers)
         for name, old, new in zip(names, before.versions, after.versions, strict=True):
             if old != new:
                 raise RuntimeError(
-                    f"{what} changed the parameter or buffer {name!r}, but runs on rank 0 only, "
-                    "which does not hold all of the model. Change weights in a hook that runs "
-                    "on every rank (on_before_zero_grad, optimizer_step) or in a callback."
+                    f"{self._what} changed the parameter or buffer {name!r}, but runs on rank 0 "
+                    "only, which does not hold all of the model. Change weights in a hook that "
+                    "runs on every rank (on_before_zero_grad, optimizer_step) or in a callback."
                 )
-        self._changes = _differences(watched, before, after)
-        for (path, name), change in self._metrics.take_changes().items():
-            self._changes["metric", path, name] = change
+        self._changes |= _differences(watched, before, after)
+
+    def look_again(self) -> None:
+        """Rank 0: what has just changed, has changed on all ranks."""
+        if self._before is not None:
+            self._before = self._snapshot(self._watched())
 
     @contextlib.contextmanager
     def preserved(self) -> Iterator[None]:
-        """Rank 0: takes back what its body changes; for rehearsals of the user's step."""
+        """Rank 0: takes back what its body changes; for a step that begins anew."""
         watched = self._watched()
         before = self._snapshot(watched)
         try:
             yield
         finally:
             self.apply(_differences(watched, self._snapshot(watched), before))
-
-    def take_changes(self) -> State:
-        """Rank 0: what changed since the last call; to be sent."""
-        changes, self._changes = self._changes, {}
-        return changes
 
     def apply(self, changes: Mapping[Key, Any]) -> None:
         """Other ranks: makes rank 0's changes."""

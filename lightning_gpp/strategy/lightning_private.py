@@ -12,7 +12,7 @@ from lightning.fabric.utilities.distributed import (
 from lightning.fabric.utilities.distributed import _init_dist_connection as init_dist_connection
 from lightning.fabric.utilities.throughput import Throughput
 from lightning.pytorch.callbacks import ThroughputMonitor
-from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.core.optimizer import LightningOptimizer, do_nothing_closure
 from lightning.pytorch.overrides.distributed import (
     _IndexBatchSamplerWrapper as IndexBatchSampler,
 )
@@ -36,6 +36,7 @@ __all__ = [
     "check_mixed_imports",
     "compile_utilities",
     "distributed_is_initialized",
+    "do_nothing_closure",
     "init_dist_connection",
     "is_overridden",
     "tell_device",

@@ -21,11 +21,8 @@ from lightning_gpp.strategy.graph_batches import (
     cut_graphs,
     is_full_graph,
     is_graph,
-    nodes_of_graphs,
     num_graphs,
-    take_graphs,
 )
-from lightning_gpp.strategy.uneven_samples import num_entries, tensor_amounts, unlike_halves
 
 _PLAIN = (str, bytes, int, float, bool, complex, type(None), np.generic, enum.Enum)
 _PER_SAMPLE = (Tensor, np.ndarray)
@@ -164,66 +161,6 @@ def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
         return [batch]
     starts = [0, *itertools.accumulate(sizes)]
     return [_part(batch, slice(a, b), starts[-1]) for a, b in itertools.pairwise(starts)]
-
-
-def telling_samples(batch: Any, count: int, num_samples: int) -> list[int]:
-    """Samples to try a step on, in two halves that differ in what their samples hold.
-
-    Args:
-        batch: with ``num_samples`` samples.
-        count: how many to take, of ``num_samples`` at most.
-        num_samples: of the batch.
-
-    Shapes:
-        - every tensor: ``(num_samples, ...)`` or ``()``
-    """
-    if num_samples == count:
-        return list(range(count))
-    return unlike_halves(_amounts(batch, num_samples), count) or list(range(count))
-
-
-def picked_samples(batch: Any, samples: Sequence[int], num_samples: int) -> Any:
-    """Some samples of a batch, in the order given.
-
-    Args:
-        batch: with ``num_samples`` samples.
-        samples: their indices.
-        num_samples: of the batch.
-
-    Shapes:
-        - every tensor: ``(num_samples, ...)`` or ``()``; of the result ``(len(samples), ...)``
-    """
-
-    def pick(item: Any, place: str) -> Any:
-        if is_graph(item):
-            return take_graphs(item, samples, place)
-        return item[samples] if item.ndim else item
-
-    return _walk(batch, "batch", num_samples, pick, lambda items: _picked(items, samples))
-
-
-def _amounts(batch: Any, num_samples: int) -> list[list[float]]:
-    """What each sample holds of every part of a batch, the parts that matter most first."""
-    found: list[tuple[int, list[float]]] = []
-
-    def count(item: Any, place: str) -> Any:
-        if is_graph(item):
-            found.append((1, nodes_of_graphs(item)))
-        elif item.ndim:
-            found.append(tensor_amounts(item))
-        return item
-
-    def count_list(items: Sequence[Any]) -> Sequence[Any]:
-        found.append((1, [num_entries(item) for item in items]))
-        return items
-
-    _walk(batch, "batch", num_samples, count, count_list)
-    return [amounts for _, amounts in sorted(found, key=lambda pair: pair[0])]
-
-
-def _picked(items: Sequence[Any], samples: Sequence[int]) -> Sequence[Any]:
-    picked = [items[index] for index in samples]
-    return tuple(picked) if isinstance(items, tuple) else picked
 
 
 def refuse_full_graph(batch: Any, num_microbatches: int | None) -> None:

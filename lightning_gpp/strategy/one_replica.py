@@ -22,6 +22,8 @@ class OneReplicaStrategy(ParallelStrategy):
     """What Lightning asks of the ranks of a strategy, for ranks that make one replica together."""
 
     num_nodes: int
+    skips_step = False
+    """Whether the training step that has just run returned None, on all ranks."""
 
     # Places ----------------------------------------------------------------------------------
 
@@ -29,6 +31,18 @@ class OneReplicaStrategy(ParallelStrategy):
     def is_distributed(self) -> bool:
         """False: there is one data-parallel replica, so Lightning must not split the data."""
         return False
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the pipeline.
+
+        Once after a step that returned None it is 1: Lightning refuses such steps on several
+        ranks, as replicas would not agree; those of one replica do.
+        """
+        if self.skips_step:
+            self.skips_step = False
+            return 1
+        return super().world_size
 
     @property
     def root_device(self) -> torch.device:

@@ -146,6 +146,15 @@ class Partition:
         tensors = (self._tensor(name) for name in self.owners.held_by(self._rank))
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
 
+    def held_with_others(self) -> dict[str, nn.Parameter]:
+        """Parameters that this rank and others hold, by name."""
+        found = {}
+        for name, ranks in self.owners.holders.items():
+            tensor = self._tensor(name)
+            if len(ranks) > 1 and self._rank in ranks and isinstance(tensor, nn.Parameter):
+                found[name] = tensor
+        return found
+
     def counted_parameters(self) -> list[nn.Parameter]:
         """Parameters that count on this rank: over all ranks, each once."""
         tensors = (self._tensor(name) for name in self.owners.counted_by(self._rank))

@@ -11,9 +11,9 @@ from torch import nn
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.planner import Plan, PlanGraph
-from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor
+from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor, Run
 from lightning_gpp.runtime.process_sums import ProcessSums
-from lightning_gpp.schedule import Program
+from lightning_gpp.schedule import FORWARD_ONLY, Program
 from lightning_gpp.strategy.emulation import Emulation
 from lightning_gpp.strategy.emulation_report import EmulationReport
 from lightning_gpp.strategy.partition import Partition
@@ -51,60 +51,96 @@ class Pipeline:
     emulation: Emulation | None = None
     last_trained: Program | None = None
     last_sizes: tuple[int, ...] = ()
-    _programs: dict[tuple[int, bool], Program] = field(default_factory=dict)
+    _programs: dict[tuple[int, str, frozenset[str] | None], Program] = field(default_factory=dict)
 
-    def run(
-        self, sizes: Sequence[int], *, has_backward: bool, training: bool, boundary: Boundary | None
-    ) -> None:
-        """Runs one mini-batch.
+    def train(self, units: Sequence[int], *, training: bool, boundary: Boundary | None) -> None:
+        """Runs the forwards and backwards of a mini-batch in one go.
 
         Args:
-            sizes: samples of each of the smallest micro-batches.
-            has_backward: whether to train.
+            units: samples of each of the smallest micro-batches.
             training: whether modules are in training mode.
             boundary: the user's step, on rank 0.
         """
-        program = self.program(len(sizes), has_backward=has_backward)
-        if has_backward:
-            self.last_trained, self.last_sizes = program, tuple(sizes)
-        self.executor.run(program, sizes, training=training, boundary=boundary)
+        program = self._training_program(len(units), None)
+        self.last_trained, self.last_sizes = program, tuple(units)
+        self.executor.run(program, units, training=training, boundary=boundary)
 
-    def try_forward(self, sizes: Sequence[int], boundary: Boundary | None) -> None:
-        """Runs the forwards of a mini-batch, cut as in training, in evaluation mode.
+    def begin(
+        self,
+        units: Sequence[int],
+        *,
+        needs: frozenset[str],
+        training: bool,
+        boundary: Boundary | None,
+    ) -> Run:
+        """A run of a mini-batch that waits between its forwards and its backwards.
 
         Args:
-            sizes: samples of each of the smallest micro-batches.
+            units: samples of each of the smallest micro-batches.
+            needs: arguments of the forward that need a gradient.
+            training: whether modules are in training mode.
+            boundary: the user's call, on rank 0.
+        """
+        program = self._training_program(len(units), needs)
+        self.last_trained, self.last_sizes = program, tuple(units)
+        return self.executor.begin(program, units, training=training, boundary=boundary)
+
+    def run_forward(
+        self, units: Sequence[int], *, training: bool, boundary: Boundary | None
+    ) -> None:
+        """Runs the forwards of a batch of which no backward follows.
+
+        Args:
+            units: samples of each of the micro-batches.
+            training: whether modules are in training mode.
             boundary: what gives the inputs and takes the outputs, on rank 0.
         """
-        program = self.placed.trial_program(len(sizes))
-        self.executor.run(program, sizes, training=False, boundary=boundary)
+        key = (len(units), FORWARD_ONLY, frozenset[str]())
+        if key not in self._programs:
+            self._programs[key] = self.placed.forward_program(len(units))
+        self.executor.run(self._programs[key], units, training=training, boundary=boundary)
 
-    def emulated(self, sizes: Sequence[int]) -> AbstractContextManager[None]:
-        """What a mini-batch that trains runs in: at the pace of emulated devices, if they are."""
+    def try_forward(
+        self, units: Sequence[int], *, training: bool, boundary: Boundary | None
+    ) -> None:
+        """The same, cut as a mini-batch that trains."""
+        program = self.placed.trial_program(len(units))
+        self.executor.run(program, units, training=training, boundary=boundary)
+
+    def emulated(
+        self, program: Program, *, is_second: bool = False
+    ) -> AbstractContextManager[None]:
+        """What a program that trains runs in: at the pace of emulated devices, if they are.
+
+        Args:
+            program: with backwards.
+            is_second: whether its backward part runs, and its forward part is over.
+        """
         if self.emulation is None:
             return nullcontext()
-        if len(sizes) % self.placed.units_at_a_time:
-            self.emulation.num_unpaced += 1
+        if program.num_microbatches % self.placed.units_at_a_time:
+            self.emulation.num_unpaced += not is_second
             return nullcontext()
-        return self.emulation.step(self.executor, self.program(len(sizes), has_backward=True))
+        return self.emulation.step(self.executor, program, is_second=is_second)
 
     def emulation_report(self) -> EmulationReport | None:
         """All ranks: on rank 0 what emulated steps took; None elsewhere, or if there were none."""
         return None if self.emulation is None else self.emulation.report()
 
-    def program(self, num_microbatches: int, *, has_backward: bool) -> Program:
-        """The program for a number of micro-batches; made once."""
-        key = (num_microbatches, has_backward)
-        if key not in self._programs:
-            self._programs[key] = self._new_program(num_microbatches, has_backward=has_backward)
-        return self._programs[key]
+    def _training_program(self, count: int, needs: frozenset[str] | None) -> Program:
+        """The program of a number of micro-batches; made once.
 
-    def _new_program(self, num_microbatches: int, *, has_backward: bool) -> Program:
-        if not has_backward:
-            return self.placed.forward_program(num_microbatches)
-        if num_microbatches % self.placed.units_at_a_time:
-            return self.placed.small_program(num_microbatches, schedule=self.settings.schedule)
-        return self.placed.program(num_microbatches, schedule=self.settings.schedule)
+        Args:
+            count: of the smallest micro-batches.
+            needs: arguments that need a gradient; as captured if not known.
+        """
+        key = (count, self.schedule, needs)
+        if key not in self._programs:
+            placed = self.placed if needs is None else self.placed.with_needs(needs)
+            is_small = count % placed.units_at_a_time
+            make = placed.small_program if is_small else placed.program
+            self._programs[key] = make(count, schedule=self.schedule)
+        return self._programs[key]
 
     def step_sizes(self, unit_sizes: Sequence[int]) -> list[int]:
         """Samples of each call of the user's step, which goes at the pace of the loss stage."""
@@ -112,6 +148,11 @@ class Pipeline:
             return list(unit_sizes)
         pace = self.placed.multiples[-1]
         return [sum(unit_sizes[start : start + pace]) for start in range(0, len(unit_sizes), pace)]
+
+    @property
+    def schedule(self) -> str:
+        """Name of the schedule that runs."""
+        return self.settings.schedule or "gpipe"
 
     def abort(self, error: BaseException) -> None:
         """Ends the waiting for sums of gradients, and emulated time, with an error."""

@@ -33,7 +33,6 @@ from lightning_gpp.strategy.devices_at_hand import in_plan_order, resolve_cluste
 from lightning_gpp.strategy.measuring import Measured
 from lightning_gpp.strategy.plan_cache import PlanCache, refit_key
 from lightning_gpp.strategy.settings import Settings
-from lightning_gpp.strategy.steps import ForwardCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +50,6 @@ class Example:
     kwargs: Mapping[str, Any]
     minibatch_size: int | None
     num_microbatches: int
-
-    @classmethod
-    def of(cls, call: ForwardCall, minibatch_size: int | None, num_microbatches: int) -> Example:
-        """The example that a call of the forward is."""
-        return cls(call.args, call.kwargs, minibatch_size, num_microbatches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +207,7 @@ def _request(
         costs=costs,
         minibatch_size=example.minibatch_size or size,
         num_microbatches=num_microbatches,
-        schedule=settings.schedule,
+        schedule=settings.schedule or "gpipe",
         max_replicas=most_replicas(settings.num_microbatches),
     )
 

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from lightning_gpp.runtime.executor import ActionRecord, Executor
+from lightning_gpp.runtime.executor import ActionRecord, Executor, Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
 from lightning_gpp.simulate import SpanKind
 
@@ -17,6 +17,7 @@ class StepRecorder:
     def __init__(self) -> None:
         self.is_on = False
         self._runs: list[RunRecord] = []
+        self._begun: dict[int, tuple[Run, int]] = {}
         self._marks: list[Mark] = []
         self._open: tuple[SpanKind, int] | None = None
         self._last_read: Mark | None = None
@@ -24,7 +25,7 @@ class StepRecorder:
     def start(self) -> None:
         """Begins a step; its mini-batch has been read already."""
         self.is_on = True
-        self._runs, self._marks, self._open = [], [], None
+        self._runs, self._marks, self._open, self._begun = [], [], None, {}
         if self._last_read is not None:
             self._note_read(self._last_read)
         self._last_read = None
@@ -70,6 +71,38 @@ class StepRecorder:
         if not self.is_on:
             yield
             return
+        with self._recording(executor) as records:
+            yield
+        self._runs.append(RunRecord(tuple(records), time.monotonic_ns()))
+        self._open = (SpanKind.FINISH, self._runs[-1].end_ns)
+
+    @contextlib.contextmanager
+    def part(self, run: Run, *, is_second: bool) -> Iterator[None]:
+        """Records one of the two parts of a run; between them is the user's step.
+
+        Args:
+            run: whose part runs in the body.
+            is_second: whether it is the backward part.
+        """
+        if not self.is_on:
+            yield
+            return
+        with self._recording(run.executor) as records:
+            yield
+        end_ns, leads = time.monotonic_ns(), run.boundary is not None
+        if id(run) not in self._begun:
+            self._begun[id(run)] = run, len(self._runs)
+            self._runs.append(RunRecord(tuple(records), end_ns))
+        else:
+            place = self._begun[id(run)][1]
+            self._runs[place] = RunRecord((*self._runs[place].actions, *records), end_ns)
+        if is_second:
+            self._open = (SpanKind.FINISH, end_ns)
+        else:
+            self._open = (SpanKind.LOSS if leads else SpanKind.WAIT, end_ns)
+
+    @contextlib.contextmanager
+    def _recording(self, executor: Executor) -> Iterator[list[ActionRecord]]:
         self.end()
         records: list[ActionRecord] = []
         also = executor.on_record
@@ -81,8 +114,6 @@ class StepRecorder:
 
         executor.on_record = on_record
         try:
-            yield
+            yield records
         finally:
             executor.on_record = also
-        self._runs.append(RunRecord(tuple(records), time.monotonic_ns()))
-        self._open = (SpanKind.FINISH, self._runs[-1].end_ns)

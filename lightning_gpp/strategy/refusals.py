@@ -20,15 +20,6 @@ def check_name(what: str, name: str, known: Mapping[str, Any]) -> None:
         raise ValueError(f"unknown {what} {name!r}; known {what}s: {', '.join(known)}")
 
 
-def refuse_manual_optimization(module: pl.LightningModule) -> None:
-    """Raises NotImplementedError for a module that optimizes by hand."""
-    if not module.automatic_optimization:
-        raise NotImplementedError(
-            "manual optimization does not work with the graphpipe strategy yet; let "
-            "training_step return the loss (automatic_optimization = True)"
-        )
-
-
 _REFUSED_CALLBACKS: dict[type[pl.Callback], str] = {
     WeightAveraging: "averages all weights on every rank, but a rank holds only those of its "
     "stages; average the weights of several checkpoints after training instead",

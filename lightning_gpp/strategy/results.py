@@ -70,49 +70,6 @@ def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "
     )
 
 
-def join_arguments(given: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """What a metric would be given for the whole mini-batch.
-
-    Unlike results, rows need not be samples: a metric may be given one row per token, or the rows
-    that a mask left over. So tensors are concatenated, but for those without dimensions and those
-    that are as long in every micro-batch while their length has nothing to do with its size (a
-    value per class): these are averaged by samples.
-
-    Args:
-        given: to each micro-batch's call.
-        sizes: samples of each.
-
-    Raises:
-        ValueError: the arguments cannot be joined.
-
-    >>> join_arguments([torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0])], [2, 1])
-    tensor([1., 2., 3., 4.])
-    """
-    first = given[0]
-    if isinstance(first, Mapping | tuple) and all(type(g) is type(first) for g in given):
-        if any(len(g) != len(first) for g in given):
-            raise ValueError("the micro-batches give it different arguments")
-        keys = first.keys() if isinstance(first, Mapping) else range(len(first))
-        try:
-            joined = {key: join_arguments([g[key] for g in given], sizes) for key in keys}
-        except KeyError as error:
-            raise ValueError(f"not every micro-batch gives it {error}") from None
-        return joined if isinstance(first, Mapping) else tuple(joined.values())
-    if isinstance(first, list):
-        return [item for items in given for item in items]
-    if isinstance(first, Tensor) and first.dim() > 0 and _has_rows(given, sizes):
-        if any(g.shape[1:] != first.shape[1:] for g in given):
-            raise ValueError(f"rows of different shapes: {[tuple(g.shape) for g in given]}")
-        return torch.cat(list(given))
-    return combine_results(given, sizes, "argument")
-
-
-def _has_rows(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
-    lengths = [tensor.shape[0] for tensor in tensors]
-    per_sample = all(length % size == 0 for length, size in zip(lengths, sizes, strict=True))
-    return per_sample or len(set(lengths)) > 1
-
-
 def _combine_tensors(tensors: Sequence[Tensor], sizes: Sequence[int], place: str) -> Tensor:
     first = tensors[0]
     if first.dim() > 0 and all(t.shape[:1] == (n,) for t, n in zip(tensors, sizes, strict=True)):

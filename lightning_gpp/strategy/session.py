@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_gpp.runtime.executor import ActionRecord, Boundary
+from lightning_gpp.runtime.executor import ActionRecord, Boundary, Run
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.open_transport import open_transport
-from lightning_gpp.runtime.suspend import StepThreads
+from lightning_gpp.schedule import runs_step_once
+from lightning_gpp.strategy.batch_steps import BatchSteps
 from lightning_gpp.strategy.build import Builder
 from lightning_gpp.strategy.control import Control
 from lightning_gpp.strategy.emulation_report import EmulationReport
-from lightning_gpp.strategy.evaluation_steps import EvaluationSteps
 from lightning_gpp.strategy.failure import FailureWatch
+from lightning_gpp.strategy.followers import Follower
+from lightning_gpp.strategy.forward_calls import BeginAnewError
 from lightning_gpp.strategy.leader_state import LeaderState
 from lightning_gpp.strategy.lightning_private import tell_device
-from lightning_gpp.strategy.logs import LogRecorder, recording, replay
+from lightning_gpp.strategy.logs import LedLog, recording
+from lightning_gpp.strategy.manual_optimization import ManualOptimization
+from lightning_gpp.strategy.messages import Forward, News, StepPerMicrobatch
+from lightning_gpp.strategy.microbatch_steps import MicrobatchSteps
 from lightning_gpp.strategy.microbatches import default_microbatches, unit_sizes
+from lightning_gpp.strategy.open_call import OpenCall
 from lightning_gpp.strategy.optimizers import PartialOptimizer
+from lightning_gpp.strategy.own_gradients import OwnGradients
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_parameters
 from lightning_gpp.strategy.planning import Example
 from lightning_gpp.strategy.recorder import StepRecorder
 from lightning_gpp.strategy.settings import Settings
-from lightning_gpp.strategy.shape_only import META, noting, with_numbers
-from lightning_gpp.strategy.steps import StepBoundary
-from lightning_gpp.strategy.training_steps import TrainingSteps
+from lightning_gpp.strategy.shape_only import META, noting
 
 
 class Session:
@@ -62,16 +69,17 @@ class Session:
         self.on_emulated: Callable[[EmulationReport], None] | None = None
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.recorder = StepRecorder()
-        self._threads = StepThreads()
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self._partial_optimizers: list[PartialOptimizer] = []
-        self._stash: GradientStash | None = None
+        self._stash_parameters: list[Parameter] | None = None
+        self.own_gradients = OwnGradients({})
         self._train_modes: dict[str, bool] = {}
         self._leader_state: LeaderState | None = None
         self.full_batch = 0
-        self._training = TrainingSteps(self)
-        self._evaluation = EvaluationSteps(self)
+        self.manual: ManualOptimization | None = None
+        self._batch_steps = BatchSteps(self)
+        self._microbatch_steps = MicrobatchSteps(self, self.follower)
 
     def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         """Takes the whole module and the optimizers of all its parameters."""
@@ -93,10 +101,10 @@ class Session:
         assert self._module is not None, "no module is attached"
         return self._module
 
-    # Steps -----------------------------------------------------------------------------------
+    # User code ------------------------------------------------------------------------------
 
     def step(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs the user's step of a mini-batch through the pipeline and logs what it logs.
+        """Runs the user's step on rank 0; the others follow its calls, and log what it logs.
 
         Args:
             name: of the step (``"training_step"``).
@@ -107,54 +115,134 @@ class Session:
         Returns:
             What the step returns; on other ranks than 0 the loss, or None.
         """
-        with self.failures.guard():
-            steps = self._training if name == "training_step" else self._evaluation
-            with noting() if self.is_shape_only else nullcontext():
-                if self.control.is_leader:
-                    result, calls = steps.lead(name, batch, args, kwargs)
-                else:
-                    result, calls = steps.follow(name)
-            replay(self.module, with_numbers(calls) if self.is_shape_only else calls)
-        return result
+        is_training = name == "training_step"
+        with self.failures.guard(), noting() if self.is_shape_only else nullcontext():
+            if is_training and self.steps_per_microbatch:
+                return self._microbatch_step(name, batch, args, kwargs)
+            if not self.control.is_leader:
+                result = self._batch_steps.follow(name)
+                if isinstance(result, StepPerMicrobatch):
+                    return self._microbatch_steps.follow(name)
+                return result
+            try:
+                return self._batch_steps.lead(name, batch, args, kwargs)
+            except BeginAnewError:
+                return self._microbatch_steps.lead(name, batch, args, kwargs)
 
-    def train(self, units: Sequence[int], boundary: StepBoundary | None) -> GradientStash:
-        """Runs a mini-batch forward and backward; its gradients are in what is returned."""
-        assert self.pipeline is not None and self._stash is not None
-        for partial in self._partial_optimizers:
-            partial.adopt_new_groups(self.module, self.pipeline.partition.held_parameters())
-        with self._stash, torch.enable_grad(), self.pipeline.emulated(units):
-            self.run(units, boundary, has_backward=True)
-        return self._stash
+    def _microbatch_step(
+        self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if self.control.is_leader:
+            return self._microbatch_steps.lead(name, batch, args, kwargs)
+        return self._microbatch_steps.follow(name)
 
-    def run(
-        self, units: Sequence[int], boundary: Boundary | None, *, has_backward: bool = False
-    ) -> None:
-        """Runs a mini-batch through the pipeline; all ranks, with rank 0's micro-batch sizes."""
-        assert self.pipeline is not None
-        self.pipeline.record(self.on_record)
-        recorder = self.recorder.run(self.pipeline.executor) if has_backward else nullcontext()
-        with recorder:
-            self.pipeline.run(
-                units, has_backward=has_backward, training=self.module.training, boundary=boundary
-            )
+    def hook(
+        self,
+        name: str,
+        hook: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Runs a hook of the user's on rank 0; all ranks return what it returns."""
+        if self.control.is_leader:
+            return self._batch_steps.lead_hook(name, hook, args, kwargs)
+        return self._batch_steps.follow_hook(name)
 
-    def boundary(
-        self, name: str, step: Callable[[Any], Any], parts: Sequence[Any], sizes: Sequence[int]
-    ) -> StepBoundary:
-        """Rank 0: the user's step of some micro-batches, as the pipeline meets it."""
-        boundary = StepBoundary(
-            self.module,
-            pipelined_module(self.module, self.settings.module),
-            step,
-            name=name,
-            microbatches=parts,
-            sizes=sizes,
-            is_training=name == "training_step",
-            threads=self._threads,
-            is_shape_only=self.is_shape_only,
+    @property
+    def steps_per_microbatch(self) -> bool:
+        """Whether the training step runs for every micro-batch, as the schedule asks for it."""
+        schedule = self.settings.schedule if self.pipeline is None else self.pipeline.schedule
+        return schedule is not None and not runs_step_once(schedule)
+
+    @property
+    def follower(self) -> Follower:
+        """What this rank does while rank 0 runs user code."""
+        return self._batch_steps.follower
+
+    def lead(self, message: Any, value: Any = None) -> None:
+        """Rank 0: tells the others what to do, and what happened since the last message.
+
+        Args:
+            message: of :mod:`lightning_gpp.strategy.messages`.
+            value: tensors that go with it.
+        """
+        news = News(
+            self.leader_state.take_changes(),
+            self._batch_steps.forward.take_dropped(),
+            self.own_gradients.take(),
         )
-        boundary.captured = None if self.pipeline is None else self.pipeline.captured
-        return boundary
+        self.control.tell((message, news, value))
+
+    def take_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Other ranks: takes the gradients over that rank 0's own code changed."""
+        for name, gradient in gradients.items():
+            parameter = self.module.get_parameter(name)
+            if not parameter.is_meta:
+                parameter.grad = gradient.to(parameter.device)
+
+    def backward_from(self, loss: Tensor) -> AbstractContextManager[Tensor]:
+        """The body goes backward from what this yields."""
+        return nullcontext(loss) if self.manual is None else self.manual.backward(loss)
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], arguments: dict[str, Any]
+    ) -> AbstractContextManager[Callable[[], Any]]:
+        """The body steps an optimizer with the closure that this yields."""
+        if self.manual is None:
+            return nullcontext(closure)
+        return self.manual.step(optimizer, closure, arguments)
+
+    def follow_manual(self, message: Any) -> None:
+        """Other ranks: does what manual optimization does on rank 0."""
+        assert self.manual is not None, f"rank 0 told {message!r} in automatic optimization"
+        self.manual.follow(message)
+
+    # Programs -------------------------------------------------------------------------------
+
+    @property
+    def built(self) -> Pipeline:
+        """The pipeline, once it is built."""
+        assert self.pipeline is not None, "no forward was called yet"
+        return self.pipeline
+
+    def open_call(self, message: Forward, boundary: Boundary | None) -> OpenCall:
+        """A call of the forward that backwards may follow; nothing of it runs yet."""
+        self._before_program()
+        run = self.built.begin(
+            message.units, needs=message.needs, training=message.training, boundary=boundary
+        )
+        assert self._stash_parameters is not None
+        return OpenCall(run, GradientStash(self._stash_parameters), self._part)
+
+    @contextmanager
+    def _part(self, run: Run, is_second: bool) -> Iterator[None]:
+        """What a part of a run runs in."""
+        self.built.record(self.on_record)
+        with (
+            self.built.emulated(run.program, is_second=is_second),
+            self.recorder.part(run, is_second=is_second),
+        ):
+            yield
+
+    def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
+        """Runs a call of the forward that no backward follows."""
+        self.built.record(self.on_record)
+        with torch.no_grad(), message.autocast.on(self.device):
+            self.built.run_forward(message.units, training=message.training, boundary=boundary)
+
+    def train(self, units: Sequence[int], boundary: Boundary | None) -> GradientStash:
+        """Runs a mini-batch forward and backward; its gradients are in what is returned."""
+        self._before_program()
+        assert self._stash_parameters is not None
+        stash = GradientStash(self._stash_parameters)
+        self.built.record(self.on_record)
+        with stash, torch.enable_grad(), self.recorder.run(self.built.executor):
+            self.built.train(units, training=self.module.training, boundary=boundary)
+        return stash
+
+    def _before_program(self) -> None:
+        for partial in self._partial_optimizers:
+            partial.adopt_new_groups(self.module, self.built.partition.held_parameters())
 
     def unit_sizes(self, num_samples: int, *, is_training: bool = True) -> list[int]:
         """Samples of each of the smallest micro-batches of a mini-batch."""
@@ -191,11 +279,15 @@ class Session:
         """Captures, plans, partitions. Rank 0 gives the example."""
         if self.module.training:
             self._train_modes = _modes(self.module)
-        logged = LogRecorder(self.module)
-        with recording(self.module, logged):
+        logged = LedLog(self.module, makes_calls=False)
+        with (
+            recording(self.module, logged),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
             builder = Builder(self.settings, self.module, self.transport, self.control, self.device)
             pipeline = builder.build(example, self._train_modes)
-        if calls := logged.combined(None):
+        if calls := logged.calls():
             raise RuntimeError(
                 f"forward logs {calls[0].name!r}, which a pipelined forward cannot: it is captured "
                 "once and runs on several ranks. Return the value and log it in the step."
@@ -210,8 +302,9 @@ class Session:
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
         share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
-        self._stash = GradientStash(held)
+        self._stash_parameters = held
         holders = pipeline.partition.owners.holders
+        self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
         self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
         self.pipeline = pipeline
         if self.on_built is not None:
@@ -271,7 +364,7 @@ class Session:
                     self.pipeline.close()
             self.failures.close()
             self.transport.close()
-        self._threads.close()
+        self._microbatch_steps.close()
 
     def _report_emulation(self, pipeline: Pipeline) -> None:
         """All ranks: rank 0 says what the emulated steps took."""

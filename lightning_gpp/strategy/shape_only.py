@@ -7,18 +7,14 @@ them or keep them is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from torch import Tensor, nn
-
-from lightning_gpp.strategy.logs import LogCall
-from lightning_gpp.strategy.metrics import MetricRef
 
 META = torch.device("meta")
 
@@ -70,17 +66,6 @@ def refuse_checkpoint() -> NotImplementedError:
     return NotImplementedError(
         'with tensors="shape_only" there are no weights to save; train with tensors="real"'
     )
-
-
-def with_numbers(calls: Sequence[LogCall]) -> list[LogCall]:
-    """Calls of ``self.log`` with ``nan`` for every value that does not exist."""
-    return [replace(call, value=_number(call.value)) for call in calls]
-
-
-def _number(value: Tensor | MetricRef) -> Tensor:
-    if isinstance(value, Tensor) and not value.is_meta:
-        return value
-    return torch.tensor(float("nan"))
 
 
 @contextmanager

@@ -258,7 +258,7 @@ def _gather(session: Session, record: RankRecord, step: int) -> Timeline | None:
         [offset for _, offset in gathered],
         step=step,
         rank_of_device=session.pipeline.rank_of_device,
-        schedule=session.settings.schedule,
+        schedule=session.built.schedule,
         stages=timeline_stages(session.pipeline),
         time_scale=None if emulation is None else emulation.setup.time_scale,
     )

@@ -184,6 +184,9 @@ class _ShapeBoundary:
         (loss,) = computed([torch.empty((), device=META)], inputs)
         return loss
 
+    def output_gradients(self, microbatch: int) -> Mapping[str, Sequence[Tensor | None]]:
+        raise AssertionError("the backward of a micro-batch starts at its loss")
+
 
 @dataclass(frozen=True, slots=True)
 class Made:

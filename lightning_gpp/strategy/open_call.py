@@ -1,0 +1,55 @@
+"""One call of the pipelined forward on one rank, from its forward to its backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from lightning_gpp.runtime.executor import Run
+from lightning_gpp.runtime.gradients import GradientStash
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """What a rank keeps of a call until its last backward.
+
+    Attributes:
+        run: of the program.
+        stash: keeps gradients apart that parameters have already.
+        recorded: what each of its parts runs in; whether it is the backward one.
+    """
+
+    run: Run
+    stash: GradientStash
+    recorded: Callable[[Run, bool], AbstractContextManager[None]]
+
+    def forward(self) -> None:
+        """Runs all forwards."""
+        with torch.enable_grad(), self.recorded(self.run, False):
+            self.run.forward_part()
+
+    def backward(self, *, retain: bool, hands_out: bool) -> None:
+        """Runs all backwards.
+
+        Args:
+            retain: whether they can be run again.
+            hands_out: whether the parameters get their gradients.
+        """
+        with self.stash, torch.enable_grad(), self.recorded(self.run, True):
+            self.run.backward_part(retain=retain)
+        if hands_out:
+            self.stash.hand_out()
+        else:
+            self.stash.discard()
+
+
+def pieces_at_a_time(units: Sequence[int], pace: int) -> list[int]:
+    """Samples of each piece of so many units.
+
+    >>> pieces_at_a_time([2, 2, 1, 1], 2)
+    [4, 2]
+    """
+    return [sum(units[start : start + pace]) for start in range(0, len(units), pace)]

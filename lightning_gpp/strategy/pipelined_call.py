@@ -1,0 +1,206 @@
+"""The pipelined forward as one node of the user's autograd graph.
+
+Its forward runs the forward part of a program on all ranks and its backward the backward part, so
+whatever the user makes of the outputs is differentiated by autograd as on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.capture.structure import Structure, flatten
+from lightning_gpp.runtime.payload import tensors_in
+from lightning_gpp.runtime.pieces import cut
+from lightning_gpp.runtime.pieces import join as join_pieces
+from lightning_gpp.strategy.cutting import Dims, Values, cut_inputs, join_values
+from lightning_gpp.strategy.torch_private import keeps_graph, will_reach
+
+Column = Sequence[Tensor | None]
+
+
+@dataclass(slots=True)
+class CallBoundary:
+    """Where one call of the forward meets the pipeline, on rank 0.
+
+    Attributes:
+        pieces: the arguments of each piece of the batch by name, leaves of the stages' autograd.
+        sizes: samples of each piece.
+        dims: of the samples, for every value.
+        outputs: of each piece.
+        gradients: of the outputs of each piece, once a backward has come.
+    """
+
+    pieces: list[dict[str, Tensor]]
+    sizes: Sequence[int]
+    dims: Dims
+    outputs: list[Values] = field(default_factory=list)
+    gradients: list[dict[str, Column]] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, inputs: Mapping[str, Tensor], needs: frozenset[str], sizes: Sequence[int], dims: Dims
+    ) -> CallBoundary:
+        """The boundary of a call.
+
+        Args:
+            inputs: the arguments by name.
+            needs: those that need a gradient.
+            sizes: samples of each piece.
+            dims: of the samples, for every value.
+        """
+        pieces = cut_inputs(inputs, dims, sizes)
+        leaves = [
+            {name: part.detach().requires_grad_(name in needs) for name, part in piece.items()}
+            for piece in pieces
+        ]
+        return cls(leaves, sizes, dims)
+
+    def start(self, microbatch: int) -> Mapping[str, Tensor]:
+        """The arguments of a piece."""
+        return self.pieces[microbatch]
+
+    def finish(self, microbatch: int, outputs: Values) -> None:
+        """Keeps its outputs; they come in order."""
+        self.outputs.append(outputs)
+
+    def output_gradients(self, microbatch: int) -> Mapping[str, Column]:
+        """The gradients of its outputs."""
+        return self.gradients[microbatch]
+
+    def take_outputs(self) -> Values:
+        """The outputs of the whole batch, which nothing here keeps."""
+        outputs, self.outputs = self.outputs, []
+        return join_values(outputs, self.dims, self.sizes)
+
+    def put_gradients(self, gradients: Mapping[str, Column]) -> None:
+        """Takes the gradients of the whole batch's outputs, by name and tensor."""
+        self.gradients = [{} for _ in self.sizes]
+        for name, column in gradients.items():
+            dims = [*self.dims.get(name, ()), *[None] * len(column)]
+            cuts = [
+                self._cut(gradient, dim, name)
+                for gradient, dim in zip(column, dims[: len(column)], strict=True)
+            ]
+            for index, piece in enumerate(self.gradients):
+                piece[name] = [parts[index] for parts in cuts]
+
+    def _cut(self, gradient: Tensor | None, dim: int | None, name: str) -> Column:
+        """Of an output that is the same for all pieces the first takes it all."""
+        others = [None] * (len(self.sizes) - 1)
+        if gradient is None or dim is None or not others:
+            return [gradient, *others]
+        return cut(gradient, self.sizes, dim, name)
+
+    def take_input_gradients(self, name: str) -> Tensor | None:
+        """The gradient of an argument, from those of its pieces."""
+        leaves = [piece[name] for piece in self.pieces]
+        parts = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        dim = self.dims[name][0]
+        if dim is not None:
+            return join_pieces(parts, self.sizes, dim, name)
+        found = [part for part in parts if part is not None]
+        return torch.stack(found).sum(0) if len(found) > 1 else next(iter(found), None)
+
+
+@dataclass(slots=True)
+class PipelinedCall:
+    """One differentiable call of the pipelined forward.
+
+    Attributes:
+        boundary: its arguments and outputs.
+        names: of the arguments, in the order in which autograd has them.
+        run_forward: runs the forward part on all ranks.
+        run_backward: runs the backward part on all ranks: (retain, hands out).
+        anchor: stands for the parameters in the user's autograd graph.
+    """
+
+    boundary: CallBoundary
+    names: tuple[str, ...]
+    run_forward: Callable[[], None]
+    run_backward: Callable[[bool, bool], None]
+    anchor: Tensor
+    structures: dict[str, Structure] = field(default_factory=dict)
+    columns: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Values:
+        """The outputs by name, for the arguments by name."""
+        leaves = _Node.apply(self, self.anchor, *(inputs[name] for name in self.names))  # type: ignore[no-untyped-call]
+        given = iter(leaves)
+        return {
+            name: structure.unflatten(
+                [next(given) if isinstance(leaf, _Place) else leaf for leaf in self._plain[name]]
+            )
+            for name, structure in self.structures.items()
+        }
+
+    _plain: dict[str, list[Any]] = field(default_factory=dict)
+
+    def outputs(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Runs the forward; the tensors of the outputs, and those that take no gradient."""
+        self.run_forward()
+        flags = [
+            tensor.requires_grad
+            for name in self.boundary.outputs[0]
+            for tensor in tensors_in([self.boundary.outputs[0][name]])
+        ]
+        tensors: list[Tensor] = []
+        with torch.no_grad():
+            values = self.boundary.take_outputs()
+        for name, value in values.items():
+            leaves, self.structures[name] = flatten(value)
+            found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            tensors += [leaf.detach() for leaf in found]
+            self.columns[name] = len(found)
+            self._plain[name] = [_Place() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return tensors, [t for t, flag in zip(tensors, flags, strict=True) if not flag]
+
+    def differentiate(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Runs the backward; the gradients of the arguments.
+
+        Raises:
+            RuntimeError: second derivatives were asked for, or the forward is gone.
+        """
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph=True asks for second derivatives, which a pipelined forward does not "
+                "have: its backward runs on other ranks. Compute a gradient penalty on a module "
+                "that is not pipelined, or train it on one device."
+            )
+        given = iter(gradients)
+        self.boundary.put_gradients(
+            {name: [next(given) for _ in range(count)] for name, count in self.columns.items()}
+        )
+        self.run_backward(keeps_graph(), will_reach(self.anchor))
+        return [
+            self.boundary.take_input_gradients(name)
+            if self.boundary.pieces[0][name].requires_grad
+            else None
+            for name in self.names
+        ]
+
+
+class _Place:
+    """Stands for a tensor among the leaves of an output."""
+
+
+class _Node(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, call: PipelinedCall, anchor: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        tensors, constant = call.outputs()
+        ctx.mark_non_differentiable(*constant)
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, None, *ctx.call.differentiate(gradients))

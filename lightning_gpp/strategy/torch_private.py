@@ -1,0 +1,27 @@
+"""Private names of torch, in one place; a test calls each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+
+def keeps_graph() -> bool:
+    """Inside of a backward: whether it was asked to keep the graph (``retain_graph=True``)."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def will_reach(leaf: Tensor) -> bool:
+    """Inside of a backward: whether it goes on to accumulate the gradient of a leaf.
+
+    ``backward()`` does, ``torch.autograd.grad`` for other tensors does not.
+    """
+    return bool(torch._C._will_engine_execute_node(get_gradient_edge(leaf).node))
+
+
+def when_backward_ends(call: Callable[[], None]) -> None:
+    """Inside of a backward: calls this when all of it is done."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
