@@ -71,7 +71,10 @@ class GraphPipeStrategy(OneReplicaStrategy):
     Args:
         num_microbatches: micro-batches that a mini-batch is cut into; by default the planner
             chooses.
-        schedule: ``"1f1b"`` or ``"gpipe"``.
+        schedule: ``"gpipe"``, which holds the activations of all micro-batches and is exact for
+            every loss, or ``"1f1b"``, which holds few of them and runs the step once per
+            micro-batch, so that the loss has to be a mean over samples. By default ``"gpipe"``
+            where a plan fits into memory with it, else ``"1f1b"``, and the report says so.
         planner: name of the planner that makes the plan.
         plan: a plan made by hand instead: a :class:`~lightning_gpp.Plan`, its JSON file, or a list
             with the module names of each stage.
@@ -102,7 +105,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
     def __init__(
         self,
         num_microbatches: int | None = None,
-        schedule: str = "1f1b",
+        schedule: str | None = None,
         planner: str = "graphpipe",
         plan: PlanLike | None = None,
         module: str | None = None,
@@ -128,7 +131,8 @@ class GraphPipeStrategy(OneReplicaStrategy):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
-        check_name("schedule", schedule, SCHEDULES)
+        if schedule is not None:
+            check_name("schedule", schedule, SCHEDULES)
         check_name("planner", planner, PLANNERS)
         if num_microbatches is not None and num_microbatches < 1:
             raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")

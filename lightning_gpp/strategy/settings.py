@@ -34,7 +34,7 @@ class Settings:
     """What the user asked for; see :class:`~lightning_gpp.strategy.GraphPipeStrategy`."""
 
     num_microbatches: int | None
-    schedule: str
+    schedule: str | None
     planner: str
     plan: PlanLike | None
     module: str | None
