@@ -36,13 +36,14 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     problem = problem_of(config, folder)
     print(f"{problem.describe(max_width=console_width())}\n", flush=True)
     settings = sweep_settings()
-    searches = [search_within(name, problem.request, limit_s) for name in names]
+    searches = [search_within(name, problem.request, problem.schedule, limit_s) for name in names]
     rows = [compared(found, settings) for found in searches]
     write_comparison(rows, folder)
     width = console_width()
     print(describe_comparison(rows, max_width=width))
     source = describe_source(problem.request)
-    print(f"\n{describe_comparison_columns(source, max_width=width)}")
+    schedules = {row.schedule for row in rows if row.schedule}
+    print(f"\n{describe_comparison_columns(source, schedules, max_width=width)}")
     print(f"\n{written_to(folder)}")
     return {row.planner: row.samples_per_s for row in rows if row.samples_per_s is not None}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class ComparedPlan:
 
     Attributes:
         planner: its name.
+        schedule: name of the schedule that runs its plan; empty where there is none.
         step_s: seconds of a step.
         samples_per_s: throughput.
         num_stages: stages.
@@ -49,6 +50,7 @@ class ComparedPlan:
     """
 
     planner: str
+    schedule: str = ""
     step_s: float | None = None
     samples_per_s: float | None = None
     num_stages: int | None = None
@@ -83,6 +85,7 @@ def _row(searched: Searched, found: PlanEvaluation, settings: Mapping[str, str])
     slowest = found.bottleneck
     return ComparedPlan(
         searched.planner,
+        searched.schedule,
         step_s=found.step_s,
         samples_per_s=found.throughput,
         num_stages=found.plan.num_stages,
@@ -95,7 +98,7 @@ def _row(searched: Searched, found: PlanEvaluation, settings: Mapping[str, str])
         peak_memory_bytes=found.peak_memory_bytes,
         search_s=searched.search_s,
         error="" if found.is_feasible else does_not_fit(found),
-        note="; ".join(refusal_notes(found.plan)),
+        note="; ".join((*refusal_notes(found.plan), *searched.schedule_notes)).rstrip("."),
         settings=settings,
     )
 
@@ -111,7 +114,7 @@ def describe_comparison(rows: Sequence[ComparedPlan], *, max_width: int = 100) -
         columns.pop(dropped, None)
         shown = columns if flexible else {n: c for n, c in columns.items() if n != "error"}
         cells = [list(row) for row in zip(*shown.values(), strict=True)]
-        left = {"planner", "error", "bound\nby"}
+        left = {"planner", "schedule", "error", "bound\nby"}
         table = text_table([*shown], cells, left=left, flexible=flexible, max_width=max_width)
         if max(map(len, table.split("\n"))) <= max_width:
             break
@@ -119,16 +122,20 @@ def describe_comparison(rows: Sequence[ComparedPlan], *, max_width: int = 100) -
     return f"{table}\n\n{wrapped([*notes], max_width)}" if notes else table
 
 
-def describe_comparison_columns(source: str, *, max_width: int = 100) -> str:
+def describe_comparison_columns(
+    source: str, schedules: Collection[str], *, max_width: int = 100
+) -> str:
     """What the columns of :func:`describe_comparison` mean.
 
     Args:
         source: where the costs are from.
+        schedules: that run the plans.
         max_width: columns of the terminal.
     """
     sentences = (
-        f"Step: predicted for one mini-batch (costs: {source}). Depth: stages on the longest path, "
-        "the loss too where it is apart.",
+        f"Step: predicted for one mini-batch (costs: {source}; schedule: "
+        f"{' or '.join(sorted(schedules)) or 'none'}). Depth: stages on the longest path, the loss "
+        "too where it is apart.",
         "In flight: most micro-batches that a stage holds at a time, and their samples.",
         "Bottleneck: the stage that sets the pace, the longer of its compute and messages, and its "
         "sums of gradients.",
@@ -149,8 +156,10 @@ def _columns(rows: Sequence[ComparedPlan]) -> dict[str, list[str]]:
         name.replace(".", ".\n"): [row.settings.get(name, "") for row in rows]
         for name in varied_settings(rows)
     }
+    columns["planner"] = [row.planner for row in rows]
+    if len({row.schedule for row in rows if row.schedule}) > 1:
+        columns["schedule"] = [row.schedule for row in rows]
     return columns | {
-        "planner": [row.planner for row in rows],
         "step": [_text(row.step_s, seconds_text) for row in rows],
         LONGER: _longer(rows),
         "samples/s": [_text(row.samples_per_s, number_text) for row in rows],

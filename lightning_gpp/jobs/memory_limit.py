@@ -25,7 +25,7 @@ def memory_limit_note(searched: Searched, request: PlanRequest) -> list[str]:
         return []
     devices = tuple(replace(device, memory_bytes=None) for device in request.cluster.devices)
     unlimited = replace(request, cluster=replace(request.cluster, devices=devices))
-    found = search(searched.planner, unlimited).evaluation
+    found = search(searched.planner, unlimited, request.schedule).evaluation
     if found is None or found.step_s > SHORTER * evaluation.step_s:
         return ["Memory does not bound the step: with unlimited memory it is no shorter."]
     saved = percent_text(evaluation.step_s - found.step_s, evaluation.step_s)

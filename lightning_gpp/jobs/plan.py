@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -16,8 +16,10 @@ from lightning_gpp.jobs.problem import Problem, problem_of, strategy_option
 from lightning_gpp.jobs.searched import Searched, check_planner, search
 from lightning_gpp.planner import (
     PLANNERS,
+    Plan,
     PlanEvaluation,
     PlanRequest,
+    choose_schedule,
     describe_plan,
     evaluate_plan,
     on_all_devices,
@@ -31,6 +33,7 @@ from lightning_gpp.planner.explain import (
     describe_devices,
 )
 from lightning_gpp.planner.forks_and_joins import forks_and_joins
+from lightning_gpp.planner.graphpipe import SearchResult
 from lightning_gpp.planner.text_table import wrapped
 
 QUICK_PLANNERS = ("graphpipe", "sequential")
@@ -49,14 +52,14 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     print(f"{problem.describe(max_width=width)}\n", flush=True)
     chosen = chosen_plan(config, problem)
     save_plan(chosen.evaluation.plan, folder / "plan.json")
-    for part in explanation(chosen, problem.request, names, width):
+    for part in explanation(chosen, names, width):
         print(f"{part}\n", flush=True)
     metrics = plan_metrics(chosen)
     save_metrics(metrics, folder)
     if config.job.picture:
         from lightning_gpp.planner.plan_picture import write_plan_picture
 
-        write_plan_picture(folder / "plan.png", chosen.evaluation, problem.request)
+        write_plan_picture(folder / "plan.png", chosen.evaluation, chosen.request)
     print(written_to(folder))
     return metrics
 
@@ -67,11 +70,13 @@ class Chosen:
 
     Attributes:
         evaluation: what it would do.
+        request: the question that it answers, with the schedule that runs it.
         searched: the answer of the planner that made it.
         notes: how it came about.
     """
 
     evaluation: PlanEvaluation
+    request: PlanRequest
     searched: Searched
     notes: tuple[str, ...] = ()
 
@@ -85,28 +90,39 @@ def chosen_plan(config: DictConfig, problem: Problem) -> Chosen:
     request = problem.request
     by_hand = strategy_option(config, "plan")
     if by_hand is not None:
-        plan = resolve_plan(by_hand, request.graph)
-        validate_plan(plan, request.graph, request.num_devices)
-        evaluation = evaluate_plan(plan, request)
-        return Chosen(evaluation, Searched(plan.planner, evaluation, search_s=0.0))
-    searched = search(chosen_planner(config), request)
+        return _by_hand(resolve_plan(by_hand, request.graph), problem)
+    searched = search(chosen_planner(config), request, problem.schedule)
     found = searched.evaluation
     if found is None:
         raise ValueError(searched.failure)
-    notes = tuple(f"Search: {note}." for note in searched.notes)
+    request = replace(request, schedule=searched.schedule)
+    notes = (*(f"Search: {note}." for note in searched.notes), *searched.schedule_notes)
     if problem.uses_all_devices and (fuller := on_all_devices(found.plan, request)) != found.plan:
         from lightning_gpp.strategy.planning import why_fuller
 
         note = why_fuller(found.plan, fuller, request)
-        return Chosen(evaluate_plan(fuller, request), searched, (*notes, note))
-    return Chosen(found, searched, notes)
+        return Chosen(evaluate_plan(fuller, request), request, searched, (*notes, note))
+    return Chosen(found, request, searched, notes)
 
 
-def explanation(
-    chosen: Chosen, request: PlanRequest, names: Sequence[str], width: int
-) -> Iterator[str]:
+def _by_hand(plan: Plan, problem: Problem) -> Chosen:
+    """A plan that somebody made, with the schedule that runs it."""
+    validate_plan(plan, problem.request.graph, problem.request.num_devices)
+    answered = choose_schedule(problem.request, problem.schedule, lambda _: SearchResult(plan))
+    evaluation = evaluate_plan(plan, answered.request)
+    searched = Searched(
+        plan.planner,
+        evaluation,
+        search_s=0.0,
+        schedule=answered.request.schedule,
+        schedule_notes=answered.notes,
+    )
+    return Chosen(evaluation, answered.request, searched, answered.notes)
+
+
+def explanation(chosen: Chosen, names: Sequence[str], width: int) -> Iterator[str]:
     """Texts that say what the plan is and why; each is made when it is asked for."""
-    found, searched = chosen.evaluation, chosen.searched
+    found, request, searched = chosen.evaluation, chosen.request, chosen.searched
     yield describe_plan(found, request, max_width=width)
     notes = [*chosen.notes, *forks_and_joins(found.plan, request.graph)]
     notes += memory_limit_note(searched, request)
@@ -114,7 +130,7 @@ def explanation(
         yield wrapped(notes, width)
     yield describe_devices(found, request, max_width=width)
     yield describe_device_columns(found, max_width=width)
-    others = [search(name, request) for name in names if name != searched.planner]
+    others = [search(name, request, request.schedule) for name in names if name != searched.planner]
     rows = [*searched.next_alternatives(), *(other.as_alternative() for other in others)]
     if rows:
         yield describe_alternatives(found, rows, max_width=width)

@@ -21,6 +21,7 @@ from lightning_gpp.jobs.options import as_flag, as_mapping, as_text
 from lightning_gpp.planner import PlanRequest, plan_request
 from lightning_gpp.planner.text_table import wrapped
 from lightning_gpp.planner.units_of_measure import count_text
+from lightning_gpp.schedule.orders import check_schedule
 from lightning_gpp.strict_json import parse_json
 from lightning_gpp.workloads import (
     WORKLOADS,
@@ -44,6 +45,8 @@ class Problem:
         name: of the model.
         source: where the graph and the costs come from.
         request: the question.
+        schedule: the schedule that was asked for; None leaves it to what fits into memory, and the
+            schedule of the question plays no part.
         notes: what else to know, such as that a cache was used.
         uses_all_devices: whether no device may stay idle, as training has it by default.
     """
@@ -51,6 +54,7 @@ class Problem:
     name: str
     source: str
     request: PlanRequest
+    schedule: str | None = None
     notes: tuple[str, ...] = ()
     uses_all_devices: bool = False
 
@@ -106,11 +110,22 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
         minibatch_size=minibatch_size,
         costs=costs,
         num_microbatches=config.num_microbatches,
-        schedule=config.schedule,
         may_recompute=as_flag("recompute", config.recompute),
     )
-    problem = Problem(workload.name, workload.source, request)
+    problem = Problem(workload.name, workload.source, request, schedule_of(config))
     return problem if refit is None else refitted(problem, refit)
+
+
+def schedule_of(config: DictConfig) -> str | None:
+    """The schedule that is asked for; None leaves it to what fits into memory.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    schedule = as_text("schedule", config.schedule)
+    if schedule is not None:
+        check_schedule(schedule)
+    return schedule
 
 
 def refit_of(path: str) -> Refit | None:

@@ -21,7 +21,7 @@ from lightning_gpp.console import QuietConsole
 from lightning_gpp.cost import Costs
 from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.options import as_flag, as_text
-from lightning_gpp.jobs.problem import Problem, refitted, strategy_option
+from lightning_gpp.jobs.problem import Problem, refitted, schedule_of, strategy_option
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.planner import plan_request
 from lightning_gpp.simulate.refit.refit import Refit
@@ -62,6 +62,7 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Proble
         ValueError: the strategy is none that pipelines, or the numbers make no sense.
         CaptureError: the module cannot be captured.
     """
+    schedule = schedule_of(config)
     asked = config.num_microbatches
     if asked is None:
         asked = strategy_option(config, "num_microbatches")
@@ -77,7 +78,6 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Proble
         ),
         costs=look.costs,
         num_microbatches=asked,
-        schedule=config.schedule,
         may_recompute=as_flag("recompute", config.recompute),
         max_replicas=most_replicas(asked),
     )
@@ -87,7 +87,7 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Proble
         f"{', '.join(look.costs.by_kind)} (micro-batches of {', '.join(f'{s:g}' for s in sizes)})"
     )
     fills = strategy_option(config, "use_all_devices") is not False
-    problem = Problem(_name(config), source, request, look.notes, uses_all_devices=fills)
+    problem = Problem(_name(config), source, request, schedule, look.notes, uses_all_devices=fills)
     given = resolve_costs(as_text("costs", config.costs) or strategy_option(config, "costs"))
     if given is None:
         return problem

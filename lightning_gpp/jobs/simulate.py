@@ -52,7 +52,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     what_if = what_if_of(config.what_if)
     problem = changed_links(problem_of(config, folder), config)
     counts = device_counts(problem.request.num_devices, as_list("job.speedup", config.job.speedup))
-    before = Simulated(case_of(config, problem))
+    before = simulated(config, problem)
     after = changed(before, what_if, replan=config.job.replan)
     metrics = simulation_metrics(after)
     cases = compared(config, after)
@@ -88,8 +88,8 @@ def changed_links(problem: Problem, config: DictConfig) -> Problem:
     return replace(problem, request=replace(request, cluster=cluster))
 
 
-def case_of(config: DictConfig, problem: Problem) -> PlanCase:
-    """The plan that training would use, and how it is run.
+def simulated(config: DictConfig, problem: Problem) -> Simulated:
+    """The plan that training would use, as it would run.
 
     Raises:
         ValueError: an option makes no sense, or there is no plan.
@@ -97,7 +97,14 @@ def case_of(config: DictConfig, problem: Problem) -> PlanCase:
     check_planner(chosen_planner(config))
     run = run_of(config, problem.request.cluster)
     chosen = chosen_plan(config, problem)
-    return PlanCase(chosen.evaluation.plan, problem.request, run, planner=chosen.searched.planner)
+    case = PlanCase(
+        chosen.evaluation.plan,
+        chosen.request,
+        run,
+        planner=chosen.searched.planner,
+        keeps_schedule=problem.schedule is not None,
+    )
+    return Simulated(case, notes=chosen.searched.schedule_notes)
 
 
 def changed(before: Simulated, what_if: WhatIf, *, replan: bool) -> Simulated:
@@ -109,13 +116,17 @@ def changed(before: Simulated, what_if: WhatIf, *, replan: bool) -> Simulated:
     case = before.case.changed(what_if)  # checks names, also where nothing changes
     if what_if.is_nothing:
         return before
-    return Simulated(case.replanned(case.request) if replan else case, what_if.describe())
+    if replan:
+        return Simulated(case.replanned(case.request), what_if.describe())
+    return Simulated(case, what_if.describe(), before.notes)
 
 
 def step_texts(before: Simulated, after: Simulated, width: int) -> Iterator[str]:
     """What a step is and does."""
     request = after.case.request
     yield describe_head(after.evaluation, request, max_width=width)
+    if after.notes:
+        yield wrapped(after.notes, width)
     yield describe_stages(after.evaluation, request, max_width=width)
     if after is not before:
         yield describe_what_if(before, after, max_width=width)

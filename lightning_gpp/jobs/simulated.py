@@ -21,10 +21,12 @@ class Simulated:
     Attributes:
         case: the plan, the cluster, how it is run.
         name: of the world.
+        notes: what to know of how it is run.
     """
 
     case: PlanCase
     name: str = "as it is"
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def simulation(self) -> Simulation:

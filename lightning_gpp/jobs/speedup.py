@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
-from lightning_gpp.planner import answer
+from lightning_gpp.planner import ask_scheduled
 from lightning_gpp.planner.data_parallel import NAME as DATA_PARALLEL
 from lightning_gpp.planner.units_of_measure import count_text
 from lightning_gpp.simulate.ssgd.layers import model_layers
@@ -95,7 +95,7 @@ def find_speedups(case: PlanCase, counts: Sequence[int]) -> Speedups:
 def data_parallel_failure(case: PlanCase) -> str:
     """Why the model cannot be trained by data parallelism alone; empty where it can."""
     try:
-        answer(case.request, DATA_PARALLEL)
+        ask_scheduled(case.request, DATA_PARALLEL, case.asked_schedule)
     except ValueError as error:
         return str(error)
     return ""

@@ -12,11 +12,13 @@ from lightning_gpp.planner.plan import Plan, Stage
 from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.plan_json import load_plan, plan_from_json, plan_to_json, save_plan
 from lightning_gpp.planner.predict import predict
+from lightning_gpp.planner.schedule_choice import Answered, ask_scheduled, choose_schedule
 from lightning_gpp.planner.units import num_separable
 from lightning_gpp.planner.validate import validate_plan
 
 __all__ = [
     "PLANNERS",
+    "Answered",
     "Plan",
     "PlanEvaluation",
     "PlanGraph",
@@ -26,6 +28,8 @@ __all__ = [
     "Stage",
     "answer",
     "ask",
+    "ask_scheduled",
+    "choose_schedule",
     "describe_plan",
     "draw_stage_graph",
     "evaluate_below",

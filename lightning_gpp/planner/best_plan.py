@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_below
+from lightning_gpp.planner.does_not_fit import (
+    HOLD_FEWER,
+    HOLDS_ALL,
+    HOLDS_FEW,
+    DoesNotFitError,
+)
+from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_below, plan_devices
 from lightning_gpp.planner.pipeline_run import num_microbatches
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.planner.plan_graph import plan_graph
@@ -36,6 +42,7 @@ class BestPlan:
         self.evaluation: PlanEvaluation | None = None
         self.refusal = ""
         self._closest: tuple[float, PlanEvaluation] | None = None
+        self._fits_with_fewer = False
 
     def show(self, plans: Iterable[Plan]) -> bool:
         """Judges plans; says whether any of them fits into memory.
@@ -67,7 +74,8 @@ class BestPlan:
         Its ``planner`` says where plans with replicas were refused and it has none.
 
         Raises:
-            ValueError: none fits into memory; the text says how much would be enough.
+            DoesNotFitError: none fits into memory; the text says how much would be enough.
+            ValueError: none can run.
         """
         if self.evaluation is not None:
             plan = self.evaluation.plan
@@ -83,11 +91,12 @@ class BestPlan:
             )
         _, closest = self._closest
         worst = max(closest.devices, key=lambda device: device.memory_bytes)
-        raise ValueError(
+        raise DoesNotFitError(
             f"no plan of {planner} fits into memory: the closest needs "
             f"{bytes_text(worst.memory_bytes)} ({worst.memory_bytes} bytes) on device "
             f"{worst.device}, which has {bytes_text(worst.limit_bytes or 0)}; use more devices, "
             "devices with more memory, or smaller mini-batches"
+            + (f"; {HOLD_FEWER}" if self._fits_with_fewer else "")
         )
 
     def _can_run(self, plan: Plan) -> bool:
@@ -99,6 +108,11 @@ class BestPlan:
         return True
 
     def _note(self, found: PlanEvaluation) -> None:
+        """Keeps what there is to say of a plan that does not fit."""
+        if self.request.schedule == HOLDS_ALL and not self._fits_with_fewer:
+            with_few = replace(self.request, schedule=HOLDS_FEW)
+            devices = plan_devices(found.plan, with_few)
+            self._fits_with_fewer = all(device.fits for device in devices)
         excess = max(
             device.memory_bytes / device.limit_bytes
             for device in found.devices

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.best_plan import BestPlan
+from lightning_gpp.planner.does_not_fit import DoesNotFitError
 from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
 from lightning_gpp.planner.plan import Plan, Stage
 from lightning_gpp.planner.validate import validate_plan
@@ -70,13 +71,13 @@ def _best(request: PlanRequest, name: str) -> PlanEvaluation | None:
 
 
 def _what_is_closest(request: PlanRequest, name: str) -> Plan:
-    """Raises ValueError, which says how much memory would do."""
+    """Raises DoesNotFitError, which says how much memory would do."""
     closest = BestPlan(request)
     closest.show(_plans(request, name))
     try:
         return closest.plan(NAME)
-    except ValueError as error:
-        raise ValueError(
+    except DoesNotFitError as error:
+        raise DoesNotFitError(
             f"{error}; or divide the model, which is whole on every device here: planner=graphpipe"
         ) from error
 

@@ -6,13 +6,17 @@ compared too.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lightning_gpp.cost import ANY_DEVICE
 from lightning_gpp.planner.base import ADAM_VALUES, PlanRequest
 from lightning_gpp.planner.bounds import describe_bounds
-from lightning_gpp.planner.evaluate import PlanEvaluation, StageEvaluation
+from lightning_gpp.planner.does_not_fit import HOLDS_ALL, HOLDS_FEW
+from lightning_gpp.planner.evaluate import PlanEvaluation, StageEvaluation, plan_devices
 from lightning_gpp.planner.message_sizes import sized_stages
 from lightning_gpp.planner.operator_names import summarize_operators
 from lightning_gpp.planner.picture import draw_stage_graph
+from lightning_gpp.planner.plan import Plan
 from lightning_gpp.planner.text_table import text_table, wrapped
 from lightning_gpp.planner.units_of_measure import (
     bytes_text,
@@ -49,7 +53,7 @@ def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
 
 
 def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100) -> str:
-    """What the plan is, and how fast."""
+    """What the plan is, how fast, and what it holds with either schedule."""
     plan = evaluation.plan
     has_loss = sized_stages(plan, request).num_stages > plan.num_stages
     what = (
@@ -63,7 +67,20 @@ def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
         f"{count_text(request.minibatch_size, 'sample')}, "
         f"{number_text(evaluation.throughput)} samples/s"
     )
-    return wrapped([what, step], max_width)
+    return wrapped([what, step, describe_held(plan, request)], max_width)
+
+
+def describe_held(plan: Plan, request: PlanRequest) -> str:
+    """What the fullest device holds with either schedule, whichever of them runs the plan."""
+    held = [
+        f"{schedule} {bytes_text(_fullest_bytes(plan, replace(request, schedule=schedule)))}"
+        for schedule in (HOLDS_ALL, HOLDS_FEW)
+    ]
+    return f"Memory by schedule: {', '.join(held)} on the fullest device"
+
+
+def _fullest_bytes(plan: Plan, request: PlanRequest) -> int:
+    return max(device.memory_bytes for device in plan_devices(plan, request))
 
 
 def describe_microbatches(evaluation: PlanEvaluation) -> str:

@@ -149,6 +149,19 @@ def evaluate_plan(plan: Plan, request: PlanRequest) -> PlanEvaluation:
     return found
 
 
+def plan_devices(plan: Plan, request: PlanRequest) -> tuple[DeviceEvaluation, ...]:
+    """What every device of a plan computes and holds; the step is not played.
+
+    Args:
+        plan: as of :func:`evaluate_plan`.
+        request: likewise.
+
+    Raises:
+        ValueError: the plan does not fit the model, or has no number of micro-batches.
+    """
+    return _devices(request, _stages(pipeline_run(plan, request), request))
+
+
 def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEvaluation | None:
     """What a plan would do; None where its step is longer than so many seconds.
 

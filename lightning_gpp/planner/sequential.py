@@ -23,7 +23,7 @@ def sequential(request: PlanRequest) -> Plan:
     """The chain of stages with the shortest predicted step.
 
     Raises:
-        ValueError: no plan fits into the devices' memory.
+        DoesNotFitError: no plan fits into the devices' memory.
     """
     return search_chains(request).best
 
@@ -32,7 +32,7 @@ def search_chains(request: PlanRequest) -> SearchResult:
     """The search of :func:`sequential`, with what it looked at.
 
     Raises:
-        ValueError: no plan fits into the devices' memory.
+        DoesNotFitError: no plan fits into the devices' memory.
     """
     units = search_units(request)
     branches = branching(request, units)

@@ -71,8 +71,9 @@ class Builder:
             planned = plan_pipeline(
                 self.settings, captured, example, at_hand, measured, self.device
             )
-        plan: Plan = self.control.share(planned and planned.plan, "waiting for rank 0's plan")
-        return self._joined(captured, plan, planned)
+        decided = planned and (planned.plan, planned.request.schedule)
+        plan, schedule = self.control.share(decided, "waiting for rank 0's plan")
+        return self._joined(captured, plan, schedule, planned)
 
     def _shared(self, example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Rank 0's first micro-batch, where the model is captured."""
@@ -121,7 +122,9 @@ class Builder:
             device=self.device,
         )
 
-    def _joined(self, captured: CapturedModel, plan: Plan, planned: Planned | None) -> Pipeline:
+    def _joined(
+        self, captured: CapturedModel, plan: Plan, schedule: str, planned: Planned | None
+    ) -> Pipeline:
         """This rank's part of the pipeline of a plan."""
         settings, control, transport = self.settings, self.control, self.transport
         stages = plan_graph(plan, captured.graph)
@@ -147,7 +150,7 @@ class Builder:
             sums=ProcessSums(groups, settings.timeout_s, self.device) if groups else None,
             timeout_s=settings.timeout_s,
         )
-        pipeline = Pipeline(settings, captured, plan, stages, planned, ranks, partition, executor)
+        pipeline = Pipeline(captured, plan, schedule, stages, planned, ranks, partition, executor)
         if settings.emulated is not None:
             begun = None if planned is None else begin_emulation(settings.emulated, planned)
             pipeline.emulation = Emulation.join(begun, executor, control, groups)

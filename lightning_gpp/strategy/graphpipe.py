@@ -68,7 +68,10 @@ class GraphPipeStrategy(OneReplicaStrategy):
     Args:
         num_microbatches: micro-batches that a mini-batch is cut into; by default the planner
             chooses.
-        schedule: ``"1f1b"`` or ``"gpipe"``.
+        schedule: ``"gpipe"``, which holds the activations of all micro-batches and is exact for
+            every loss, or ``"1f1b"``, which holds few of them and runs the step once per
+            micro-batch, so that the loss has to be a mean over samples. By default ``"gpipe"``
+            where a plan fits into memory with it, else ``"1f1b"``, and the report says so.
         planner: name of the planner that makes the plan.
         plan: a plan made by hand instead: a :class:`~lightning_gpp.Plan`, its JSON file, or a list
             with the module names of each stage.

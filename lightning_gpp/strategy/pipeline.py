@@ -18,7 +18,6 @@ from lightning_gpp.strategy.emulation import Emulation
 from lightning_gpp.strategy.emulation_report import EmulationReport
 from lightning_gpp.strategy.partition import Partition
 from lightning_gpp.strategy.planning import Planned
-from lightning_gpp.strategy.settings import Settings
 
 CPU = torch.device("cpu")
 
@@ -30,6 +29,7 @@ class Pipeline:
     Attributes:
         captured: graph and runnable operators.
         plan: operators of every stage.
+        schedule: name of the schedule that runs it.
         placed: the stages as they run.
         planned: how the plan came about; on rank 0 only.
         rank_of_device: rank of every device of the plan; the loss is on rank 0.
@@ -40,9 +40,9 @@ class Pipeline:
         last_sizes: samples of each of its smallest micro-batches.
     """
 
-    settings: Settings
     captured: CapturedModel
     plan: Plan
+    schedule: str
     placed: PlanGraph
     planned: Planned | None
     rank_of_device: tuple[int, ...]
@@ -148,11 +148,6 @@ class Pipeline:
             return list(unit_sizes)
         pace = self.placed.multiples[-1]
         return [sum(unit_sizes[start : start + pace]) for start in range(0, len(unit_sizes), pace)]
-
-    @property
-    def schedule(self) -> str:
-        """Name of the schedule that runs."""
-        return self.settings.schedule or "gpipe"
 
     def abort(self, error: BaseException) -> None:
         """Ends the waiting for sums of gradients, and emulated time, with an error."""

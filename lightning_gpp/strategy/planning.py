@@ -13,10 +13,12 @@ from lightning_gpp.capture import CapturedModel
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import (
+    Answered,
     Plan,
     PlanGraph,
     PlanRequest,
     answer,
+    choose_schedule,
     evaluate_plan,
     num_devices_used,
     num_separable,
@@ -26,6 +28,7 @@ from lightning_gpp.planner import (
     resolve_plan,
     validate_plan,
 )
+from lightning_gpp.planner.graphpipe import SearchResult
 from lightning_gpp.planner.units_of_measure import seconds_text
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.costs_given import LAST_REFIT
@@ -58,7 +61,8 @@ class Planned:
 
     Attributes:
         plan: the plan.
-        request: the question; with estimated costs for a plan made by hand on real devices.
+        request: the question, whose schedule runs the plan; with estimated costs for a plan made
+            by hand on real devices.
         notes: what the user should know of how it came about.
         refit: what recorded steps said about the costs, where that was used.
         refit_key: where a refit of this run is kept.
@@ -82,8 +86,9 @@ def plan_pipeline(
     """Rank 0: the plan of a run.
 
     With ``num_microbatches`` in the settings all stages have micro-batches of one size; otherwise
-    the planner chooses the sizes. Every device gets a stage or a replica of one; a warning says
-    where that is not so.
+    the planner chooses the sizes. Without a schedule in the settings, it is the one that holds the
+    activations of all micro-batches where that fits into memory. Every device gets a stage or a
+    replica of one; a warning says where that is not so.
 
     Args:
         settings: what the user asked for.
@@ -107,22 +112,33 @@ def plan_pipeline(
         costs = _given(settings) if measured is None else measured.costs
         question = _request(settings, captured, example, cluster, costs, plan)
         question, notes, found = _refitted(settings, question, key)
-        return Planned(plan, question, notes, found, key)
+        answered = choose_schedule(question, settings.schedule, lambda _: SearchResult(plan))
+        return Planned(plan, answered.request, (*notes, *answered.notes), found, key)
     costs, notes = (_given(settings), ()) if measured is None else (measured.costs, measured.notes)
     assert costs is not None, "the planner needs costs"
-    cache = PlanCache(settings.cache)
-    request = _request(settings, captured, example, cluster, costs, None)
-    request, refit_notes, found = _refitted(settings, request, key)
-    notes += refit_notes
-    plan, more_notes = cache.plan(
-        request, settings.planner, lambda: answer(request, settings.planner)
-    )
-    notes += more_notes + tuple(f"Search: {note}." for note in refusal_notes(plan))
+    question = _request(settings, captured, example, cluster, costs, None)
+    question, refit_notes, found = _refitted(settings, question, key)
+    answered = _answered(settings, question)
+    plan, request = answered.plan, answered.request
+    notes += refit_notes + answered.result.notes
+    notes += tuple(f"Search: {note}." for note in refusal_notes(plan)) + answered.notes
     if settings.use_all_devices and (fuller := on_all_devices(plan, request)) != plan:
         notes += (why_fuller(plan, fuller, request),)
         plan = fuller
     _warn_of_idle_devices(plan, request)
     return Planned(plan, request, notes, found, key)
+
+
+def _answered(settings: Settings, question: PlanRequest) -> Answered:
+    """The planner's answer, or that of an earlier run; its notes say which."""
+    cache = PlanCache(settings.cache)
+
+    def search(asked: PlanRequest) -> SearchResult:
+        return SearchResult(
+            *cache.plan(asked, settings.planner, lambda: answer(asked, settings.planner))
+        )
+
+    return choose_schedule(question, settings.schedule, search)
 
 
 def _given(settings: Settings) -> Costs | None:
@@ -207,7 +223,6 @@ def _request(
         costs=costs,
         minibatch_size=example.minibatch_size or size,
         num_microbatches=num_microbatches,
-        schedule=settings.schedule or "gpipe",
         max_replicas=most_replicas(settings.num_microbatches),
     )
 

@@ -20,7 +20,7 @@ from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.graphpipe.limits import Divisions
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
-from lightning_gpp.schedule.in_flight import in_flight_microbatches
+from lightning_gpp.schedule import peak_in_flight
 
 REPLICAS = (1, 2, 4)
 
@@ -92,7 +92,7 @@ class BruteForce:
         return best
 
     def _bottleneck_s(self, order: Stages, crews: Sequence[_Crew]) -> float:
-        in_flight = _in_flight(order, crews, self._edges, self._num_units)
+        in_flight = _in_flight(self._request.schedule, order, crews, self._edges, self._num_units)
         slowest_s = 0.0
         for number, (stage, crew) in enumerate(zip(order, crews)):
             fitting = [
@@ -240,6 +240,7 @@ def orders(stages: Stages, last: int, edges: Sequence[tuple[int, int]]) -> Itera
 
 
 def _in_flight(
+    schedule: str,
     order: Stages,
     crews: Sequence[_Crew],
     edges: Sequence[tuple[int, int]],
@@ -255,7 +256,7 @@ def _in_flight(
         pairs.add((last, last + 1))
         multiples.append(crews[-1].multiple)
     graph = StageGraph(len(multiples), tuple(StageEdge(*pair, ()) for pair in sorted(pairs)))
-    return in_flight_microbatches(graph, num_units, multiples)
+    return peak_in_flight(schedule, graph, num_units, multiples)
 
 
 def found_bottlenecks_s(

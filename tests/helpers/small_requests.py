@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from helpers.series_parallel import edges_of
 from lightning_gpp.cluster import Cluster, Device, Link
@@ -35,6 +35,7 @@ class Setting:
         has_memory: whether devices have limits, in which not every division fits.
         may_recompute: as in a request.
         num_hosts: hosts that devices are dealt to; links between them are slower.
+        schedule: as in a request; with ``gpipe`` limits are as much larger as stages hold more.
     """
 
     kinds: str
@@ -42,6 +43,7 @@ class Setting:
     has_memory: bool = False
     may_recompute: bool = False
     num_hosts: int = 1
+    schedule: str = "1f1b"
 
 
 SETTINGS = {
@@ -58,6 +60,12 @@ SETTINGS = {
 }
 """What is tried, by name; a letter is a kind of device."""
 
+HOLDING_ALL = {
+    f"{name}, gpipe": replace(SETTINGS[name], schedule="gpipe")
+    for name in ("memory", "recompute", "four of two kinds", "everything")
+}
+"""Those with memory limits, where stages hold all micro-batches."""
+
 
 def random_request(tree: Tree, setting: Setting, rng: random.Random) -> PlanRequest:
     """A model with this tree on devices of a setting.
@@ -72,6 +80,7 @@ def random_request(tree: Tree, setting: Setting, rng: random.Random) -> PlanRequ
         _cluster(graph, costs, setting, rng),
         minibatch_size=MINIBATCH,
         costs=costs,
+        schedule=setting.schedule,
         may_recompute=setting.may_recompute,
     )
 
@@ -128,7 +137,8 @@ def _cluster(graph: ModelGraph, costs: Costs, setting: Setting, rng: random.Rand
     if setting.has_memory:
         whole = 4 * sum(parameter.size_bytes for parameter in graph.parameters)
         activations = costs.profiles[0].operators.values()
-        whole += 2 * 4 * sum(operator.activation_bytes for operator in activations)
+        held = MINIBATCH if setting.schedule == "gpipe" else 2 * 4
+        whole += held * sum(operator.activation_bytes for operator in activations)
         memory = {kind: max(1, round(whole * rng.uniform(0.1, 1.0))) for kind in memory}
     hosts = [f"host{index % setting.num_hosts}" for index in range(len(setting.kinds))]
     devices = tuple(

@@ -7,7 +7,9 @@ import random
 import pytest
 from helpers.brute_force import INFEASIBLE, BruteForce, found_bottlenecks_s
 from helpers.series_parallel import divisions, final_stages, last_stages, shapes, tree_of
-from helpers.small_requests import SETTINGS, Setting, random_request
+from helpers.small_requests import HOLDING_ALL, SETTINGS, Setting, random_request
+
+ALL_SETTINGS = SETTINGS | HOLDING_ALL
 
 SAMPLE = 6
 """Models of each size and setting that are tried; all of them are in benchmarks/brute_force.py."""
@@ -24,7 +26,7 @@ def test_all_series_parallel_orders_are_enumerated():
     assert [len(shapes(count)) for count in range(1, 8)] == [1, 2, 5, 15, 48, 167, 602]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", ALL_SETTINGS)
 def test_the_search_finds_the_optimum_of_its_space(setting):
     """Messages, memory limits (where nothing fits both say so) and devices of two kinds."""
     rng = random.Random(setting)
@@ -33,7 +35,7 @@ def test_the_search_finds_the_optimum_of_its_space(setting):
         all_shapes = shapes(count)
         for shape in rng.sample(all_shapes, min(SAMPLE, len(all_shapes))):
             tree = tree_of(shape)
-            request = random_request(tree, SETTINGS[setting], rng)
+            request = random_request(tree, ALL_SETTINGS[setting], rng)
             considered = [(stages, last_stages(tree, stages)) for stages in divisions(tree)]
             for size, take_turns in SPACES:
                 best = BruteForce(request, size, take_turns=take_turns)
@@ -41,7 +43,7 @@ def test_the_search_finds_the_optimum_of_its_space(setting):
                 found_s, _ = found_bottlenecks_s(request, size, take_turns=take_turns)
                 assert found_s == pytest.approx(best_s, rel=1e-9), (shape, size, take_turns)
                 outcomes.add(found_s < INFEASIBLE)
-    assert outcomes == ({True, False} if SETTINGS[setting].has_memory else {True})
+    assert outcomes == ({True, False} if ALL_SETTINGS[setting].has_memory else {True})
 
 
 def test_branches_whose_messages_fill_a_stage_can_be_joined_with_what_reads_them():

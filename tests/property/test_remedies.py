@@ -14,6 +14,7 @@ from helpers.small_requests import Setting, random_request
 from lightning_gpp.cluster import Cluster, Device
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import PlanRequest, answer, evaluate_plan
+from lightning_gpp.planner.does_not_fit import HOLD_FEWER
 from lightning_gpp.planner.make_plan import plan_request
 
 MEMORY = re.compile(r"(\d+) devices need .* \((\d+) bytes\) of memory each")
@@ -46,6 +47,8 @@ def refusal(request: PlanRequest, planner: str) -> str | None:
 def remedied(request: PlanRequest, text: str) -> dict[str, PlanRequest]:
     """The problem with each remedy that a text names."""
     found = {}
+    if HOLD_FEWER in text:
+        found["schedule"] = replace(request, schedule="1f1b")
     if RECOMPUTE.search(text):
         found["recomputation"] = replace(request, may_recompute=True)
     if match := MEMORY.search(text):
@@ -59,12 +62,13 @@ def remedied(request: PlanRequest, text: str) -> dict[str, PlanRequest]:
 
 @pytest.mark.parametrize("planner", ["graphpipe", "sequential"])
 @pytest.mark.parametrize("kinds", ["aa", "aaa", "aab"])
-def test_every_remedy_that_is_named_works(planner, kinds):
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_every_remedy_that_is_named_works(planner, kinds, schedule):
     """Random branchy models in a quarter of the memory that they might need."""
     tried = set()
     for seed in range(6):
         rng = random.Random(f"{kinds} {seed}")
-        setting = Setting(kinds, has_messages=True, has_memory=True)
+        setting = Setting(kinds, has_messages=True, has_memory=True, schedule=schedule)
         drawn = random_request(tree_of(rng.choice(shapes(5))), setting, rng)
         memory = min(device.memory_bytes or 0 for device in drawn.cluster.devices)
         request = with_memory(drawn, memory // 3)
@@ -73,6 +77,7 @@ def test_every_remedy_that_is_named_works(planner, kinds):
             assert refusal(changed, planner) is None, (name, text)
             tried.add(name)
     assert "memory" in tried
+    assert ("schedule" in tried) == (schedule == "gpipe")
 
 
 def layers(activation_bytes: int, memory_bytes: int, num_devices: int = 2) -> PlanRequest:

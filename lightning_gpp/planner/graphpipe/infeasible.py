@@ -7,6 +7,12 @@ from dataclasses import replace
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.does_not_fit import (
+    HOLD_FEWER,
+    HOLDS_ALL,
+    HOLDS_FEW,
+    DoesNotFitError,
+)
 from lightning_gpp.planner.graphpipe.limits import Divisions
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.units_of_measure import bytes_text
@@ -22,10 +28,16 @@ Problems = Callable[[PlanRequest], Iterable[Problem]]
 """The problems that a planner searches for a question; it has a plan where any of them has."""
 
 
-def infeasible_error(request: PlanRequest, problems: Problems) -> ValueError:
-    """The error of a question without a plan, with what would make it feasible."""
+def infeasible_error(request: PlanRequest, problems: Problems) -> DoesNotFitError:
+    """The error of a question without a plan; its text says what would make it feasible."""
+    return DoesNotFitError(lambda: _text(request, problems))
+
+
+def _text(request: PlanRequest, problems: Problems) -> str:
     limits = {d.memory_bytes for d in request.cluster.devices if d.memory_bytes is not None}
     remedies = []
+    if request.schedule == HOLDS_ALL and _fits(replace(request, schedule=HOLDS_FEW), problems):
+        remedies.append(HOLD_FEWER)
     if not request.may_recompute and _fits(replace(request, may_recompute=True), problems):
         remedies.append(
             "recomputation would do (may_recompute=True; recompute=true on the command line)"
@@ -37,7 +49,7 @@ def infeasible_error(request: PlanRequest, problems: Problems) -> ValueError:
         first = request.cluster.devices[0].name
         like = f" like {first}" if len(request.cluster.kinds) > 1 or len(limits) > 1 else ""
         remedies.append(f"with the memory they have, {count} devices{like} would do")
-    return ValueError(
+    return (
         f"no division of the model into stages fits into the memory of {request.num_devices} "
         f"devices ({bytes_text(min(limits, default=0))} on the smallest); "
         + ("; ".join(remedies) or "no memory and no number of devices that was tried would do")

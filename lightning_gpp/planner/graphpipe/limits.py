@@ -62,7 +62,7 @@ class Divisions:
 
     def at(self, limit_s: float) -> Found | None:
         """The divisions whose stages all keep to a limit per sample; None if there are none."""
-        if limit_s < self.low_s:
+        if limit_s < self.low_s or not self.space.may_fit:
             return None
         for known in self.found:
             if known.slowest_s <= limit_s <= known.limit_s:
@@ -117,6 +117,8 @@ class Divisions:
     def _first(self, at_most_s: float, guess: float) -> Found | None:
         """Any divisions, at a limit near the guess if there are some."""
         whole_s = min(self.space.rates.least_seconds(crew)[-1] for crew in self.space.crews)
+        if not self.space.may_fit:
+            return None
         limit_s, step = self.low_s * max(guess, STEPS[0]), 0
         if self.space.is_small and math.isfinite(at_most_s):
             limit_s = at_most_s  # what is found on the way is of use, too

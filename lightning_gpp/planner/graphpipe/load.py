@@ -1,8 +1,11 @@
-"""What the units of a model take on the devices of a space at least, whatever their stages are."""
+"""What the units of a model take on the devices of a space at least, whatever their stages are.
+
+Time, and memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -41,6 +44,18 @@ class Load:
         num_stages = self._num_devices // min(crew.num_replicas for crew in self._crews)
         slowest_s = crowded_s(each_s, num_stages) if len(self._crews) == 1 else max(each_s)
         return max(self.work[-1] / self._num_devices, slowest_s)
+
+    def activation_bytes(self, in_flight: Callable[[Crew], int]) -> float:
+        """Bytes of activations that all devices together hold at least.
+
+        Args:
+            in_flight: micro-batches that a stage on some devices holds at least.
+        """
+        each = [
+            [crew.num_replicas * in_flight(crew) * kept for kept in self._rates.of(crew).kept_each]
+            for crew in self._crews
+        ]
+        return sum(columns_min(each))
 
 
 def crowded_s(each_s: Sequence[float], num_stages: int) -> float:

@@ -26,7 +26,7 @@ def graphpipe(request: PlanRequest) -> Plan:
     device), and may leave devices unused.
 
     Raises:
-        ValueError: no plan fits into the devices' memory.
+        DoesNotFitError: no plan fits into the devices' memory.
     """
     return search_plans(request).best
 
@@ -39,7 +39,7 @@ def search_plans(request: PlanRequest) -> SearchResult:
     need.
 
     Raises:
-        ValueError: no plan fits into the devices' memory.
+        DoesNotFitError: no plan fits into the devices' memory.
     """
     own = _Search(request)
     if not own.found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import mul
 
 from lightning_gpp.graph.series_parallel import Leaf, Series, Tree, decompose, leaves
 from lightning_gpp.planner.base import PlanRequest
@@ -115,6 +116,8 @@ class Problem:
             self.usage,
             num_units=num_units,
             holds_all=request.schedule == "gpipe",
+            memory_bytes=sum(map(mul, self.available, self.prices.memory_bytes)),
+            may_recompute=request.may_recompute,
         )
 
     @cached_property

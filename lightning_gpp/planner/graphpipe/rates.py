@@ -144,6 +144,11 @@ class CrewRates:
             found = self._found[intervals] = self._rate(intervals, self._contents[intervals])
         return found
 
+    @cached_property
+    def kept_each(self) -> list[float]:
+        """Bytes that a replica's share of a micro-batch keeps at every place for its backward."""
+        return list(map(sub, self._kept[1:], self._kept))
+
     def compute_s(self, intervals: Intervals) -> tuple[float, float]:
         """Seconds of a forward, and of a backward, of a replica's share of a micro-batch."""
         forward_s = sum(self._forward[stop] - self._forward[start] for start, stop in intervals)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
+from lightning_gpp.planner.evaluate import ROUNDING
 from lightning_gpp.planner.graphpipe.branches import Branches
 from lightning_gpp.planner.graphpipe.frames import Frame, Frames
 from lightning_gpp.planner.graphpipe.layout import Run
@@ -13,7 +15,18 @@ from lightning_gpp.planner.graphpipe.usage import Usage
 
 
 class Space:
-    """The divisions to choose from with one smallest micro-batch: frames and crews."""
+    """The divisions to choose from with one smallest micro-batch: frames and crews.
+
+    Args:
+        frames: where stages begin and end.
+        rates: what stages take.
+        crews: the devices that a stage may have.
+        usage: counts devices.
+        num_units: smallest micro-batches of a mini-batch.
+        holds_all: whether stages hold the activations of all micro-batches, as with ``gpipe``.
+        memory_bytes: of all devices together; infinite where it is not known.
+        may_recompute: whether stages may compute activations again instead of keeping them.
+    """
 
     def __init__(
         self,
@@ -24,6 +37,8 @@ class Space:
         num_units: int,
         *,
         holds_all: bool = False,
+        memory_bytes: float = math.inf,
+        may_recompute: bool = False,
     ) -> None:
         self.frames = frames
         self.layout = frames.layout
@@ -32,6 +47,8 @@ class Space:
         self.usage = usage
         self.num_units = num_units
         self.holds_all = holds_all
+        self._memory_bytes = memory_bytes
+        self._may_recompute = may_recompute
         self.is_small = frames.is_small
         self.is_large = frames.is_large
         self.root = frames.root
@@ -45,6 +62,19 @@ class Space:
         """Micro-batches of a stage in flight: no more than there are."""
         most = self.num_units if self.holds_all else min(units, self.num_units)
         return most // crew.multiple
+
+    @cached_property
+    def may_fit(self) -> bool:
+        """Whether all devices together have the memory that any division takes at least.
+
+        Every parameter is on a device, and activations are kept, of one micro-batch or of all.
+        """
+        kept_bytes = self.rates.contents[(self.layout.root.interval,)].kept_bytes
+        least_bytes = kept_bytes + self._load.activation_bytes(self._least_in_flight)
+        return least_bytes * (1 - ROUNDING) <= self._memory_bytes
+
+    def _least_in_flight(self, crew: Crew) -> int:
+        return 1 if self._may_recompute else self.in_flight(crew.multiple, crew)
 
     def side_frame(self, run: Run) -> Frame:
         """The frame of a branch that is cut on its own, the same for all branches like it."""

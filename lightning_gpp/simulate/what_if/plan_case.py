@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from lightning_gpp.cluster import AllReduce
-from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, answer
+from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, ask_scheduled
 from lightning_gpp.simulate.engine.compile_program import Sends
 from lightning_gpp.simulate.plan_costs import Overlap, program_costs, simulate_plan
 from lightning_gpp.simulate.program_costs import ProgramCosts, StepCosts
@@ -57,6 +57,8 @@ class PlanCase:
         run: how it is run.
         size_factor: of the bytes of messages and sums.
         planner: who is asked for a plan on more devices.
+        keeps_schedule: whether such a plan runs with the schedule of this one, too; otherwise with
+            the one that fits into memory.
     """
 
     plan: Plan
@@ -64,6 +66,12 @@ class PlanCase:
     run: Run = field(default_factory=Run)
     size_factor: float = 1.0
     planner: str = "graphpipe"
+    keeps_schedule: bool = True
+
+    @property
+    def asked_schedule(self) -> str | None:
+        """The schedule of other plans; None leaves it to what fits into memory."""
+        return self.request.schedule if self.keeps_schedule else None
 
     @property
     def samples(self) -> float:
@@ -148,9 +156,11 @@ class PlanCase:
         """
         if self.planner not in PLANNERS:
             raise ValueError(f"no planner made the plan ({self.planner!r}), so none can be asked")
-        plan = answer(request, self.planner)
+        found = ask_scheduled(request, self.planner, self.asked_schedule)
         step = _step_of(self.run.step, self.request, request)
-        return replace(self, plan=plan, request=request, run=replace(self.run, step=step))
+        return replace(
+            self, plan=found.plan, request=found.request, run=replace(self.run, step=step)
+        )
 
 
 def _step_of(step: StepCosts, before: PlanRequest, after: PlanRequest) -> StepCosts:

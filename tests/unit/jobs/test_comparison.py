@@ -35,6 +35,13 @@ def test_every_question_of_a_sweep_has_its_own_best():
 
 
 def test_columns_are_explained_with_the_source_of_the_costs():
-    text = describe_comparison_columns("estimated, not measured", max_width=70)
-    assert "(costs: estimated, not measured)" in text
+    text = describe_comparison_columns("estimated, not measured", {"gpipe"}, max_width=70)
+    assert "(costs: estimated, not measured; schedule: gpipe)" in " ".join(text.split())
     assert max(map(len, text.split("\n"))) <= 70
+
+
+def test_schedules_are_a_column_where_they_differ():
+    rows = [ComparedPlan("a", "gpipe", 2e-3), ComparedPlan("b", "1f1b", 3e-3)]
+    assert re.search(r"(?m)^ *planner +schedule +step", describe_comparison(rows, max_width=140))
+    same = [ComparedPlan("a", "gpipe", 2e-3), ComparedPlan("b", error="none")]
+    assert "schedule" not in describe_comparison(same, max_width=140)

@@ -70,6 +70,7 @@ def test_the_whole_text():
     assert describe_plan(FOUND, REQUEST, max_width=90) == lines_of("""
         Plan 'manual': 4 stages on 4 devices, depth 3, 4 micro-batches of 4, schedule 1f1b
         Predicted step: 30.0 ms for 16 samples, 533.3 samples/s
+        Memory by schedule: gpipe 8.8 kB, 1f1b 8.2 kB on the fullest device
 
                                   micro-      in                         per
         stage  device  operators   batch  flight  compute  messages   sample   load  memory

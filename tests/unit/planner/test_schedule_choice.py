@@ -1,0 +1,186 @@
+"""Which schedule runs a plan where nobody named one, and what is said of it.
+
+Four layers in a row on two devices, in mini-batches of 4; a sample keeps 100 bytes in each layer:
+
+    x ─> a ─> b ─> c ─> d
+
+A layer has 1 kB of parameters, of which Adam makes 4 kB. So two layers hold 8,000 bytes, and 800
+for all samples of a mini-batch. A pipeline of micro-batches of one sample holds two of them in its
+first stage with ``1f1b``, so 8,400 bytes do.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from helpers.graphs import literal_graph
+
+from lightning_gpp.cluster import Cluster, Device
+from lightning_gpp.cost import Costs, OpProfile, Profile
+from lightning_gpp.planner import (
+    PLANNERS,
+    Plan,
+    PlanRequest,
+    Stage,
+    answer,
+    ask_scheduled,
+    choose_schedule,
+    describe_plan,
+    evaluate_plan,
+    plan_request,
+)
+from lightning_gpp.planner.does_not_fit import HOLD_FEWER, DoesNotFitError
+from lightning_gpp.planner.graphpipe import SearchResult
+
+GRAPH = literal_graph(dict(zip("abcd", "xabc")))
+COSTS = Costs((Profile({name: OpProfile(1.0, 2.0, 100) for name in "abcd"}, 1),))
+PLAN = Plan((Stage(0, ("a", "b"), (0,)), Stage(1, ("c", "d"), (1,))), num_microbatches=4)
+ALL_BYTES, FEW_BYTES = 8_800, 8_400
+
+
+def question(memory_bytes: int, **options: object) -> PlanRequest:
+    devices = tuple(Device(str(index), memory_bytes=memory_bytes) for index in range(2))
+    return plan_request(GRAPH, Cluster(devices), minibatch_size=4, costs=COSTS, **options)
+
+
+def note(needed: str, memory: str) -> str:
+    return (
+        "Schedule: 1f1b, as the activations of all micro-batches do not fit into memory (gpipe "
+        f"needs {needed} of {memory} on device 0 with this plan, and no other was found); it runs "
+        "the step once per micro-batch: the loss must be a mean over samples."
+    )
+
+
+@pytest.mark.parametrize("planner", ["graphpipe", "sequential"])
+class TestOfAPlanner:
+    def test_all_microbatches_where_they_fit(self, planner: str):
+        found = ask_scheduled(question(ALL_BYTES), planner, None)
+        assert (found.request.schedule, found.notes) == ("gpipe", ())
+        assert evaluate_plan(found.plan, found.request).is_feasible
+
+    @pytest.mark.parametrize("memory_bytes", [FEW_BYTES, ALL_BYTES - 1])
+    def test_few_where_all_do_not_fit(self, planner: str, memory_bytes: int):
+        found = ask_scheduled(question(memory_bytes), planner, None)
+        assert found.request.schedule == "1f1b"
+        assert found.notes == (note("8.8 kB", f"{memory_bytes / 1000:.1f} kB"),)
+        assert evaluate_plan(found.plan, found.request).is_feasible
+
+    def test_an_error_where_nothing_fits_names_what_few_need(self, planner: str):
+        with pytest.raises(DoesNotFitError) as error:
+            ask_scheduled(question(FEW_BYTES - 1), planner, None)
+        with pytest.raises(DoesNotFitError) as of_few:
+            answer(question(FEW_BYTES - 1, schedule="1f1b"), planner)
+        assert str(error.value) == str(of_few.value)
+        assert HOLD_FEWER not in str(error.value)
+
+    def test_who_names_a_schedule_gets_it(self, planner: str):
+        assert ask_scheduled(question(ALL_BYTES), planner, "1f1b").request.schedule == "1f1b"
+        with pytest.raises(DoesNotFitError) as error:
+            ask_scheduled(question(FEW_BYTES), planner, "gpipe")
+        assert HOLD_FEWER in str(error.value)
+        assert 'schedule="1f1b" would do (strategy.schedule=1f1b on' in str(error.value)
+
+
+@pytest.mark.parametrize("planner", sorted(PLANNERS))
+def test_one_f_one_b_is_named_as_a_remedy_only_where_it_is_one(planner: str):
+    """One device that holds a micro-batch of the whole model, but not all four."""
+    layers = replace(question(10**6).cluster, devices=(Device("0", memory_bytes=16_400),))
+    tight = replace(question(10**6, num_microbatches=4), cluster=layers)
+    if planner == "balanced":  # asks nobody for memory
+        assert ask_scheduled(tight, planner, None).request.schedule == "1f1b"
+        return
+    with pytest.raises(DoesNotFitError) as error:
+        answer(replace(tight, schedule="gpipe"), planner)
+    assert HOLD_FEWER in str(error.value)
+    assert ask_scheduled(tight, planner, None).request.schedule == "1f1b"
+    less = replace(layers, devices=(Device("0", memory_bytes=16_399),))
+    with pytest.raises(ValueError, match="memory") as none:
+        answer(replace(tight, cluster=less, schedule="gpipe"), planner)
+    assert HOLD_FEWER not in str(none.value)
+
+
+def test_a_slower_plan_that_holds_all_is_chosen_before_a_faster_one_that_holds_few():
+    """Two kinds of devices: only the slow ones hold all micro-batches of a half.
+
+    ``1f1b`` would take the fast ones, each with half of the layers.
+    """
+    fast = Profile({name: OpProfile(1.0, 2.0, 100) for name in "abcd"}, 1, "fast")
+    slow = Profile({name: OpProfile(9.0, 9.0, 100) for name in "abcd"}, 1, "slow")
+    devices = (
+        *(Device(f"fast{index}", "fast", FEW_BYTES) for index in range(2)),
+        *(Device(f"slow{index}", "slow", ALL_BYTES) for index in range(2)),
+    )
+    request = plan_request(
+        GRAPH, Cluster(devices), minibatch_size=4, costs=Costs((fast, slow)), max_replicas=1
+    )
+    found = ask_scheduled(request, "graphpipe", None)
+    few = ask_scheduled(request, "graphpipe", "1f1b")
+    assert found.request.schedule == "gpipe" and not found.notes
+    step_s, few_s = (evaluate_plan(one.plan, one.request).step_s for one in (found, few))
+    assert few_s < step_s
+
+
+class TestByHand:
+    def chosen(self, memory_bytes: int, schedule: str | None = None) -> tuple[str, tuple[str, ...]]:
+        request = question(memory_bytes)
+        found = choose_schedule(request, schedule, lambda _: SearchResult(PLAN))
+        assert found.plan is PLAN
+        return found.request.schedule, found.notes
+
+    def test_all_where_they_fit(self):
+        assert self.chosen(ALL_BYTES) == ("gpipe", ())
+
+    def test_few_where_all_do_not_fit(self):
+        assert self.chosen(FEW_BYTES) == ("1f1b", (note("8.8 kB", "8.4 kB"),))
+
+    def test_all_where_nothing_fits_and_the_report_says_so(self):
+        assert self.chosen(FEW_BYTES - 1) == ("gpipe", ())
+        request = replace(question(FEW_BYTES - 1), schedule="gpipe")
+        text = describe_plan(evaluate_plan(PLAN, request), request)
+        assert "the plan does not fit" in text
+        assert "Memory by schedule: gpipe 8.8 kB, 1f1b 8.4 kB on the fullest device" in text
+
+    @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+    @pytest.mark.parametrize("memory_bytes", [ALL_BYTES, FEW_BYTES, 1])
+    def test_who_names_a_schedule_gets_it(self, schedule: str, memory_bytes: int):
+        assert self.chosen(memory_bytes, schedule) == (schedule, ())
+
+
+def test_a_plan_that_the_first_search_missed_holds_all():
+    def search(request: PlanRequest) -> SearchResult:
+        if request.schedule == "gpipe":
+            raise DoesNotFitError("nothing found")
+        return SearchResult(PLAN)
+
+    found = choose_schedule(question(ALL_BYTES), None, search)
+    assert (found.request.schedule, found.notes) == ("gpipe", ())
+
+
+def test_only_a_lack_of_memory_is_a_reason_to_hold_few():
+    def search(request: PlanRequest) -> SearchResult:
+        raise ValueError(f"no plan with {request.schedule}")
+
+    with pytest.raises(ValueError, match="no plan with gpipe"):
+        choose_schedule(question(ALL_BYTES), None, search)
+
+
+class TestError:
+    def text(self) -> Callable[[], str]:
+        asked = []
+
+        def describe() -> str:
+            asked.append(len(asked))
+            return f"asked {len(asked)} times"
+
+        return describe
+
+    def test_what_would_help_is_sought_once_and_when_it_is_read(self):
+        error = DoesNotFitError(self.text())
+        assert [str(error), str(error)] == ["asked 1 times"] * 2
+
+    def test_it_goes_to_another_process_as_text(self):
+        error = pickle.loads(pickle.dumps(DoesNotFitError(self.text())))
+        assert isinstance(error, DoesNotFitError) and str(error) == "asked 1 times"
