@@ -47,6 +47,16 @@ class Case:
     tolerance: float = 1e-9
 
 
+def calls(*names: str) -> Callable[[Bench], None]:
+    """A script that makes these calls on one Trainer: ``calls("fit", "test")``."""
+
+    def script(bench: Bench) -> None:
+        for name in names:
+            getattr(bench, name)()
+
+    return script
+
+
 @dataclass
 class Noted:
     """What a run of a case noted on one rank; see the package's docstring."""

@@ -21,10 +21,14 @@ pytestmark = [
 TABLES = (
     "cases_batches",
     "cases_callbacks",
+    "cases_calls",
     "cases_evaluation",
     "cases_hooks",
     "cases_logging",
     "cases_loops",
+    "cases_losses",
+    "cases_manual",
+    "cases_once",
 )
 ROWS = [
     pytest.param(name, case, id=f"{name.removeprefix('cases_')}: {case.name}")
