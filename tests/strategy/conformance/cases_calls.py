@@ -10,15 +10,13 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import lightning.pytorch as lp
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.case import Case, calls
-from conformance.modules import NUM_TARGETS, WIDTH, CaseModule, StepsModule, data
+from conformance.case import calls, odd
+from conformance.modules import NUM_TARGETS, WIDTH, CaseModule, StepsModule
 
-ODD = data(num_samples=27)
 ACCUMULATED = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
 
 # Several calls -----------------------------------------------------------------------------------
@@ -281,50 +279,46 @@ class LongMemoryModule(CarryingModule):
         return tuple(part.detach() for part in hidden)
 
 
-def case(name: str, module: Callable[[], lp.LightningModule], **options: Any) -> Case:
-    """A case on batches of which the last is smaller."""
-    return Case(name, module=module, data=ODD, **options)
-
-
 CASES = [
-    case("siamese", SiameseModule),
-    case("siamese, accumulated and clipped", SiameseModule, trainer=ACCUMULATED),
-    case("a clean view without gradient", lambda: ConsistencyModule(noisy_first=False)),
-    case("a clean view in between", lambda: ConsistencyModule(noisy_first=True)),
-    case(
+    odd("siamese", SiameseModule),
+    odd("siamese, accumulated and clipped", SiameseModule, trainer=ACCUMULATED),
+    odd("a clean view without gradient", lambda: ConsistencyModule(noisy_first=False)),
+    odd("a clean view in between", lambda: ConsistencyModule(noisy_first=True)),
+    odd(
         "a clean view in inference mode",
         lambda: ConsistencyModule(torch.inference_mode, noisy_first=True),
     ),
-    case(
+    odd(
         "both views with gradient, accumulated and clipped",
         lambda: ConsistencyModule(nothing, noisy_first=True),
         trainer=ACCUMULATED,
     ),
-    case("calls on several numbers of samples", SizesModule, script=calls("fit", "test")),
-    case("a call that the loss does not use", UnusedModule),
-    case("chained calls", lambda: ChainedModule(detached=False)),
-    case("chained calls, accumulated", lambda: ChainedModule(detached=False), trainer=ACCUMULATED),
-    case("calls on detached outputs", lambda: ChainedModule(detached=True)),
-    case("several terms of one call", ViewsModule),
-    case("teacher, and a student by name", TeacherModule, strategy={"module": "student"}),
-    case("teacher beside two calls of the student", TeacherBesideModule),
-    case("embedding in front", FrontModule, script=calls("fit", "predict")),
-    case("embedding in front, no sanity check", FrontModule, trainer={"num_sanity_val_steps": 0}),
-    case("embedding in front, validated before", FrontModule, script=calls("validate", "fit")),
-    case("embedding in front of frozen layers", lambda: FrontModule(freezes=True)),
-    case(
+    odd("calls on several numbers of samples", SizesModule, script=calls("fit", "test")),
+    odd("a call that the loss does not use", UnusedModule),
+    odd("chained calls", lambda: ChainedModule(detached=False)),
+    odd("chained calls, accumulated", lambda: ChainedModule(detached=False), trainer=ACCUMULATED),
+    odd("calls on detached outputs", lambda: ChainedModule(detached=True)),
+    odd("several terms of one call", ViewsModule),
+    odd("teacher, and a student by name", TeacherModule, strategy={"module": "student"}),
+    odd("teacher beside two calls of the student", TeacherBesideModule),
+    odd("embedding in front", FrontModule, script=calls("fit", "predict")),
+    odd("embedding in front, no sanity check", FrontModule, trainer={"num_sanity_val_steps": 0}),
+    odd("embedding in front, validated before", FrontModule, script=calls("validate", "fit")),
+    odd("embedding in front of frozen layers", lambda: FrontModule(freezes=True)),
+    odd(
         "saliency by a call of its own",
         lambda: SaliencyModule(same_call=False),
         trainer={"inference_mode": False},
     ),
-    case(
+    odd(
         "saliency of the call of the loss",
         lambda: SaliencyModule(same_call=True),
         trainer={"inference_mode": False, **ACCUMULATED},
     ),
-    case("state from batch to batch", RecurrentModule),
-    case("state through several calls", lambda: RecurrentModule(3)),
-    case("state through several calls, accumulated", lambda: RecurrentModule(3),
-         trainer=ACCUMULATED),
-    case("state of an LSTM", LongMemoryModule),
+    odd("state from batch to batch", RecurrentModule),
+    odd("state through several calls", lambda: RecurrentModule(3)),
+    odd(
+        "state through several calls, accumulated", lambda: RecurrentModule(3), trainer=ACCUMULATED
+    ),
+    odd("state of an LSTM", LongMemoryModule),
 ]

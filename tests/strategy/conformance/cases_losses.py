@@ -15,11 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics.functional.classification import binary_auroc, binary_f1_score
 
-from conformance.case import Case, calls
+from conformance.case import Case, calls, odd
 from conformance.modules import CaseModule, PairModule, StepsModule, data
-
-ODD = data(num_samples=27)
-"""Training ends with a batch of three of eight samples, validation with six."""
 
 ACCUMULATED = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
 
@@ -198,35 +195,41 @@ class ScoresModule(CaseModule):
         self.log("returned", outputs["similar"].mean())
 
 
-def losses(name: str, module: Callable[[], lp.LightningModule], samples: Any = ODD) -> list[Case]:
+def losses(name: str, module: Callable[[], lp.LightningModule], **options: Any) -> list[Case]:
     """A case as it is, and one that accumulates and clips."""
+    accumulated = f"{name}, accumulated and clipped"
     return [
-        Case(name, module=module, data=samples),
-        Case(f"{name}, accumulated and clipped", ACCUMULATED, module=module, data=samples),
+        odd(name, module, **options),
+        odd(accumulated, module, trainer=ACCUMULATED, **options),
     ]
 
 
 CASES = [
     *losses("contrastive", ContrastiveModule),
-    *losses("token means with padding", TokenModule, data(num_samples=27, collate=padded)),
+    *losses("token means with padding", TokenModule, data=data(num_samples=27, collate=padded)),
     *losses("class weights", WeightedModule),
     *losses("sum", SumModule),
     *losses("covariance of the outputs", CovarianceModule),
-    Case(
+    odd(
         "contrastive, clipped by value",
-        {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
-        module=ContrastiveModule,
-        data=ODD,
+        ContrastiveModule,
+        trainer={"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
     ),
-    Case("contrastive, validated and tested", module=ContrastiveModule, data=ODD,
-         script=calls("validate", "fit", "test")),
-    Case("pairs in their order", module=RankingModule, data=ODD),
-    Case("hardest samples", module=HardestModule, data=ODD),
-    Case("cross-correlation", module=CorrelationModule, data=ODD),
-    Case("quantile of the batch", ACCUMULATED, module=QuantileModule, data=ODD),
-    Case("moments of the batch", module=MomentsModule, data=ODD),
-    Case("root of the mean", module=RootModule, data=ODD),
-    Case("contrastive in batches of three", module=ContrastiveModule,
-         data=data(num_samples=14, batch_size=3)),
-    Case("scores of the batch", module=ScoresModule, data=ODD),
+    odd(
+        "contrastive, validated and tested",
+        ContrastiveModule,
+        script=calls("validate", "fit", "test"),
+    ),
+    odd(
+        "contrastive in batches of three",
+        ContrastiveModule,
+        data=data(num_samples=14, batch_size=3),
+    ),
+    odd("pairs in their order", RankingModule),
+    odd("hardest samples", HardestModule),
+    odd("cross-correlation", CorrelationModule),
+    odd("quantile of the batch", QuantileModule, trainer=ACCUMULATED),
+    odd("moments of the batch", MomentsModule),
+    odd("root of the mean", RootModule),
+    odd("scores of the batch", ScoresModule),
 ]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import lightning.pytorch as lp
 import torch
 import torch.nn.functional as F
 import torchmetrics
@@ -19,10 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 from torchmetrics.classification import MulticlassF1Score
 
-from conformance.case import Bench, Case, calls
+from conformance.case import Bench, calls, odd
 from conformance.modules import CaseModule, data
 
-ODD = data(num_samples=27)
 EVERY_CALL = ("validate", "fit", "test", "predict")
 
 # Steps that are skipped, or do without the forward -----------------------------------------------
@@ -214,7 +212,7 @@ class LoggingModule(CaseModule):
 
     def __init__(self) -> None:
         super().__init__()
-        kinds = ("train", "val")
+        kinds = ("fit", "val")  # a ModuleDict has a ``train`` of its own
         self.error = nn.ModuleDict({kind: torchmetrics.MeanAbsoluteError() for kind in kinds})
         self.classes = nn.ModuleDict({kind: MulticlassF1Score(3) for kind in kinds})
         self.spread = nn.ModuleDict({kind: torchmetrics.MeanMetric() for kind in kinds})
@@ -224,7 +222,7 @@ class LoggingModule(CaseModule):
         x, y = batch
         output = self(x)
         loss = F.mse_loss(output, y)
-        self.log_all("train" if self.training else "val", output.detach(), y)
+        self.log_all("fit" if self.training else "val", output.detach(), y)
         self.largest.update(loss.detach())
         self.log("updates", float(self.largest.update_count), reduce_fx="max")
         logger: Any = self.logger
@@ -246,7 +244,7 @@ class LoggingModule(CaseModule):
         self.log(f"{kind}/by value", self.spread[kind](output.std()), **both)
 
     def on_train_epoch_end(self) -> None:
-        self.log("train/largest", self.largest.compute())
+        self.log("fit/largest", self.largest.compute())
         self.largest.reset()
 
 
@@ -259,48 +257,43 @@ def note_metric(bench: Bench) -> None:
         bench.on_rank_0["held"] = [float(held.compute()), held.update_count]
 
 
-def case(name: str, module: Callable[[], lp.LightningModule], **options: Any) -> Case:
-    """A case on batches of which the last is smaller."""
-    return Case(name, module=module, **{"data": ODD, **options})
-
-
 CASES = [
-    case("skipped steps", lambda: SkippingModule(1, 3)),
-    case("first steps skipped", lambda: SkippingModule(0, 1)),
-    case("every step skipped", lambda: SkippingModule(0, 1, 2, 3)),
-    case("steps skipped after the forward", lambda: SkippingModule(0, 2, after_forward=True)),
+    odd("skipped steps", lambda: SkippingModule(1, 3)),
+    odd("first steps skipped", lambda: SkippingModule(0, 1)),
+    odd("every step skipped", lambda: SkippingModule(0, 1, 2, 3)),
+    odd("steps skipped after the forward", lambda: SkippingModule(0, 2, after_forward=True)),
     *(
-        case(
+        odd(
             f"steps {skipped} skipped while gradients accumulate",
             lambda skipped=skipped: SkippingModule(*skipped, after_forward=True),
             trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.05},
         )
         for skipped in ((0, 3), (1, 2), (2, 3))
     ),
-    case("some steps without the forward", lambda: OwnLossModule(calls_forward=False)),
-    case("a loss that is not of the forward", lambda: OwnLossModule(calls_forward=True)),
-    case(
+    odd("some steps without the forward", lambda: OwnLossModule(calls_forward=False)),
+    odd("a loss that is not of the forward", lambda: OwnLossModule(calls_forward=True)),
+    odd(
         "a loss that is not of the forward, without gradient",
         lambda: OwnLossModule(calls_forward=True, with_gradient=False),
     ),
-    case(
+    odd(
         "some steps without the forward, accumulated and clipped",
         lambda: OwnLossModule(calls_forward=False),
         trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.05},
     ),
-    case("training without the forward", lambda: NeverModule(calls_forward=False)),
-    case(
+    odd("training without the forward", lambda: NeverModule(calls_forward=False)),
+    odd(
         "text, ragged lists and sets in the batch",
         MixedModule,
         data=data(num_samples=27, collate=mixed),
     ),
-    case("steps run once", CountingModule, script=counted),
-    case("steps with two calls or none run once", CountingForwardsModule, script=counted),
-    case(
+    odd("steps run once", CountingModule, script=counted),
+    odd("steps with two calls or none run once", CountingForwardsModule, script=counted),
+    odd(
         "steps run once while gradients accumulate",
         CountingModule,
         script=counted,
         trainer={"accumulate_grad_batches": 3, "num_sanity_val_steps": 0},
     ),
-    case("logged numbers of whole batches", LoggingModule, script=note_metric, tolerance=1e-6),
+    odd("logged numbers of whole batches", LoggingModule, script=note_metric, tolerance=1e-6),
 ]

@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 TABLES = (
+    "cases_adversarial",
     "cases_batches",
     "cases_callbacks",
     "cases_calls",
