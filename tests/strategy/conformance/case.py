@@ -15,7 +15,7 @@ import pytest
 from helpers.plans import any_plan
 from helpers.training import MemoryLogger, make_trainer, quiet, real_tensors
 
-from conformance.modules import CaseData, CaseModule
+from conformance.modules import CaseData, CaseModule, data
 
 TIMEOUT_S = 20.0
 
@@ -45,6 +45,21 @@ class Case:
     script: Callable[[Bench], None] = lambda bench: bench.fit()
     strategy: Mapping[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-9
+
+
+def calls(*names: str) -> Callable[[Bench], None]:
+    """A script that makes these calls on one Trainer: ``calls("fit", "test")``."""
+
+    def script(bench: Bench) -> None:
+        for name in names:
+            getattr(bench, name)()
+
+    return script
+
+
+def odd(name: str, module: Callable[[], lp.LightningModule], **options: Any) -> Case:
+    """A case on batches of eight samples, three in training's last and six in validation's."""
+    return Case(name, module=module, **{"data": data(num_samples=27), **options})
 
 
 @dataclass

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from conformance.case import Bench, Case
+from conformance.case import Bench, Case, calls
 from conformance.modules import CaseData, CaseModule
 
 
@@ -44,16 +44,6 @@ class Counts(lp.Callback):
 def counted(name: str, trainer: dict[str, Any] | None = None, **options: Any) -> Case:
     """A case that counts batches too."""
     return Case(name, trainer or {}, callbacks=lambda: [Counts()], **options)
-
-
-def calls(*names: str) -> Callable[[Bench], None]:
-    """Makes these calls on one Trainer."""
-
-    def script(bench: Bench) -> None:
-        for name in names:
-            getattr(bench, name)()
-
-    return script
 
 
 # Several dataloaders -----------------------------------------------------------------------------

@@ -15,26 +15,12 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 WIDTH, NUM_TARGETS = 5, 3
 
 
-class CaseModule(lp.LightningModule):
-    """Two towers and a head; a step of every kind, with logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(21)
-        self.left = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh())
-        self.right = nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU())
-        self.fuse = nn.Linear(16, 8)
-        self.norm = nn.LayerNorm(8)
-        self.head = nn.Linear(8, NUM_TARGETS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        joined = torch.cat([self.left(x), self.right(x.flip(1))], dim=1)
-        return self.head(self.norm(self.fuse(joined)))
+class StepsModule(lp.LightningModule):
+    """A step of every kind, with logs; a subclass has layers, a forward and a loss."""
 
     def loss(self, batch: Any) -> Tensor:
-        """The loss of a batch ``(x, y)``."""
-        x, y = batch
-        return nn.functional.mse_loss(self(x), y)
+        """The loss of a batch."""
+        raise NotImplementedError
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = self.loss(batch)
@@ -52,6 +38,40 @@ class CaseModule(lp.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+class CaseModule(StepsModule):
+    """Two towers and a head, on the mean squared error of a batch ``(x, y)``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(21)
+        self.left = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh())
+        self.right = nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU())
+        self.fuse = nn.Linear(16, 8)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, NUM_TARGETS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.cat([self.left(x), self.right(x.flip(1))], dim=1)
+        return self.head(self.norm(self.fuse(joined)))
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self(x), y)
+
+
+class PairModule(StepsModule):
+    """Two towers that meet in the loss only: an embedding of ``x`` and one of ``y``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(22)
+        self.first = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 6))
+        self.second = nn.Sequential(nn.Linear(NUM_TARGETS, 8), nn.GELU(), nn.Linear(8, 6))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first(x), self.second(y)
 
 
 @dataclass(frozen=True)

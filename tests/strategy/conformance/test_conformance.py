@@ -19,12 +19,17 @@ pytestmark = [
 ]
 
 TABLES = (
+    "cases_adversarial",
     "cases_batches",
     "cases_callbacks",
+    "cases_calls",
     "cases_evaluation",
     "cases_hooks",
     "cases_logging",
     "cases_loops",
+    "cases_losses",
+    "cases_manual",
+    "cases_once",
 )
 ROWS = [
     pytest.param(name, case, id=f"{name.removeprefix('cases_')}: {case.name}")
