@@ -149,10 +149,9 @@ def joined(
         weights = stacked.new_tensor(sizes) if stacked.is_floating_point() else torch.tensor(sizes)
         return (stacked * weights).sum() / weights.sum()
     if isinstance(reduce_fx, str):
-        named = {"sum": torch.sum, "min": torch.amin, "max": torch.amax}
-        return named[reduce_fx.lower()](stacked)
-    reduced: Tensor = reduce_fx(stacked)
-    return reduced
+        reduce_fx = getattr(torch, reduce_fx.lower())
+    assert callable(reduce_fx)
+    return reduce_fx(stacked)
 
 
 def size_for_logs(batch: Any) -> int | None:

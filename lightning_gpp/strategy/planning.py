@@ -216,6 +216,8 @@ def _request(
     num_microbatches = settings.num_microbatches and example.num_microbatches
     if plan is not None:
         num_microbatches = num_microbatches or plan.num_microbatches or example.num_microbatches
+    if example.minibatch_size is None:  # it cannot be cut
+        num_microbatches = 1
     size = captured.graph.microbatch_size * example.num_microbatches
     return plan_request(
         captured.graph,
@@ -223,12 +225,12 @@ def _request(
         costs=costs,
         minibatch_size=example.minibatch_size or size,
         num_microbatches=num_microbatches,
-        max_replicas=most_replicas(settings.num_microbatches),
+        max_replicas=most_replicas(num_microbatches),
     )
 
 
 def most_replicas(num_microbatches: int | None) -> int | None:
-    """Most replicas of a stage that a planner may use, given what the user asked for.
+    """Most replicas of a stage that a planner may use, given the micro-batches that there are.
 
     One micro-batch is asked for where the samples of a batch must stay together, be it in the
     forward, of which replicas would see a part each.
