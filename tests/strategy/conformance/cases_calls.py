@@ -182,13 +182,16 @@ class SaliencyModule(CaseModule):
 
     Args:
         same_call: whether the loss is taken of the call that was looked at.
+        in_validation: whether validation looks at it, too.
     """
 
-    def __init__(self, *, same_call: bool) -> None:
+    def __init__(self, *, same_call: bool, in_validation: bool = False) -> None:
         super().__init__()
-        self.same_call = same_call
+        self.same_call, self.in_validation = same_call, in_validation
 
     def loss(self, batch: Any) -> Tensor:
+        if not self.training and not self.in_validation:
+            return super().loss(batch)
         x, y = batch
         with torch.enable_grad():
             x = x.clone().requires_grad_()
@@ -305,15 +308,16 @@ CASES = [
     odd("embedding in front, no sanity check", FrontModule, trainer={"num_sanity_val_steps": 0}),
     odd("embedding in front, validated before", FrontModule, script=calls("validate", "fit")),
     odd("embedding in front of frozen layers", lambda: FrontModule(freezes=True)),
-    odd(
-        "saliency by a call of its own",
-        lambda: SaliencyModule(same_call=False),
-        trainer={"inference_mode": False},
-    ),
+    odd("saliency by a call of its own", lambda: SaliencyModule(same_call=False)),
     odd(
         "saliency of the call of the loss",
         lambda: SaliencyModule(same_call=True),
-        trainer={"inference_mode": False, **ACCUMULATED},
+        trainer=ACCUMULATED,
+    ),
+    odd(
+        "saliency in validation",
+        lambda: SaliencyModule(same_call=True, in_validation=True),
+        trainer={"inference_mode": False},
     ),
     odd("state from batch to batch", RecurrentModule),
     odd("state through several calls", lambda: RecurrentModule(3)),
