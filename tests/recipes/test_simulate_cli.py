@@ -129,7 +129,11 @@ class TestSimulate:
             (["what_if.device={9: 0.5}"], "there is no device 9; the cluster has 4 (0 … 3)"),
             (["planner=best"], "unknown planner 'best'; known planners: balanced"),
             (["job.ssgd=best"], "unknown variant 'best' of S-SGD"),
-            (["sends=rendezvous", "planner=balanced"], "the program deadlocks: device "),
+            (
+                ["sends=rendezvous", "planner=balanced", "strategy.schedule=1f1b"],
+                "the program deadlocks: device ",
+            ),
+            (["strategy.schedule=2f2b"], "unknown schedule '2f2b'; known schedules: gpipe, 1f1b"),
         ],
     )
     def test_a_mistake_is_one_message(
