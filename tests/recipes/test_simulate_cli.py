@@ -115,6 +115,19 @@ class TestSimulate:
         assert found["merged"] <= found["buckets"] <= found["at_end"]
         assert found["tree"] > found["buckets"]
 
+    def test_every_plan_has_the_schedule_that_fits(self, graphpipe: Run, run_folder: Path) -> None:
+        """All activations are 40 kB and the weights 16 kB; on two devices all of it is twice as much.
+
+        With ``1f1b`` one device needs 21 kB.
+        """
+        one = [*SIMULATE, "job.picture=false", "cluster.num_devices=1", "num_microbatches=8"]
+        assert "schedule gpipe" in graphpipe(*one)
+        tight = graphpipe(*one, "cluster.memory_bytes=30000")
+        assert "schedule 1f1b" in tight
+        assert "Schedule: 1f1b, as the activations of all micro-batches do not fit" in tight
+        levers = simulation(run_folder)["levers"]["What would speed up this plan"]
+        assert {lever["name"]: lever["note"] for lever in levers}["twice the devices"] == ""
+
     def test_the_planner_may_be_asked_again(self, graphpipe: Run, run_folder: Path) -> None:
         """Links of next to no bandwidth: the same plan crawls, a new one stays on one device."""
         slow = ["what_if.bandwidth=1e-7", "cluster.num_devices=2", "planner=graphpipe"]
