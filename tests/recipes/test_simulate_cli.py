@@ -116,10 +116,7 @@ class TestSimulate:
         assert found["tree"] > found["buckets"]
 
     def test_every_plan_has_the_schedule_that_fits(self, graphpipe: Run, run_folder: Path) -> None:
-        """All activations are 40 kB and the weights 16 kB; on two devices all of it is twice as much.
-
-        With ``1f1b`` one device needs 21 kB.
-        """
+        """All activations are 40 kB and the weights 16 kB; with ``1f1b`` 21 kB do."""
         one = [*SIMULATE, "job.picture=false", "cluster.num_devices=1", "num_microbatches=8"]
         assert "schedule gpipe" in graphpipe(*one)
         tight = graphpipe(*one, "cluster.memory_bytes=30000")
