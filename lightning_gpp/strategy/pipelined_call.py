@@ -13,11 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.structure import Structure, flatten
 from lightning_gpp.runtime.payload import tensors_in
 from lightning_gpp.runtime.pieces import cut
-from lightning_gpp.runtime.pieces import join as join_pieces
-from lightning_gpp.strategy.cutting import Dims, Values, cut_inputs, join_values
+from lightning_gpp.strategy.cutting import (
+    Dims,
+    Values,
+    batch_dims,
+    input_slices,
+    join_values,
+    pieces_of,
+)
+from lightning_gpp.strategy.slices import Slices
 from lightning_gpp.strategy.torch_private import keeps_graph, will_reach
 
 Column = Sequence[Tensor | None]
@@ -30,35 +38,43 @@ class CallBoundary:
     Attributes:
         pieces: the arguments of each piece of the batch by name, leaves of the stages' autograd.
         sizes: samples of each piece.
-        dims: of the samples, for every value.
+        slices: how the arguments were cut.
+        dims: of the samples, for every output.
         outputs: of each piece.
         gradients: of the outputs of each piece, once a backward has come.
     """
 
     pieces: list[dict[str, Tensor]]
     sizes: Sequence[int]
+    slices: Mapping[str, Slices]
     dims: Dims
     outputs: list[Values] = field(default_factory=list)
     gradients: list[dict[str, Column]] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, inputs: Mapping[str, Tensor], needs: frozenset[str], sizes: Sequence[int], dims: Dims
+        cls,
+        captured: CapturedModel,
+        inputs: Mapping[str, Tensor],
+        sizes: Sequence[int],
+        needs: frozenset[str] = frozenset(),
     ) -> CallBoundary:
-        """The boundary of a call.
+        """The boundary of a call that can be cut.
 
         Args:
-            inputs: the arguments by name.
-            needs: those that need a gradient.
+            captured: the forward.
+            inputs: its arguments by name.
             sizes: samples of each piece.
-            dims: of the samples, for every value.
+            needs: arguments that need a gradient.
         """
-        pieces = cut_inputs(inputs, dims, sizes)
+        slices = input_slices(captured, inputs, sizes)
+        assert slices is not None, "asked for when the number of pieces was chosen"
+        pieces = pieces_of(inputs, slices, len(sizes))
         leaves = [
             {name: part.detach().requires_grad_(name in needs) for name, part in piece.items()}
             for piece in pieces
         ]
-        return cls(leaves, sizes, dims)
+        return cls(leaves, sizes, slices, batch_dims(captured))
 
     def start(self, microbatch: int) -> Mapping[str, Tensor]:
         """The arguments of a piece."""
@@ -102,11 +118,7 @@ class CallBoundary:
         parts = [leaf.grad for leaf in leaves]
         for leaf in leaves:
             leaf.grad = None
-        dim = self.dims[name][0]
-        if dim is not None:
-            return join_pieces(parts, self.sizes, dim, name)
-        found = [part for part in parts if part is not None]
-        return torch.stack(found).sum(0) if len(found) > 1 else next(iter(found), None)
+        return self.slices[name].joined(parts, leaves[0])
 
 
 @dataclass(slots=True)
