@@ -12,6 +12,7 @@ from lightning_gpp.schedule.in_flight import in_flight_microbatches
 from lightning_gpp.schedule.lower import build_program, reduce_groups
 from lightning_gpp.schedule.orders import (
     SCHEDULES,
+    Schedule,
     Steps,
     gpipe,
     k_f_k_b,
@@ -33,6 +34,7 @@ __all__ = [
     "Program",
     "ReduceGroup",
     "Replica",
+    "Schedule",
     "ScheduleError",
     "Steps",
     "build_program",

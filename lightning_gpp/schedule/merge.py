@@ -3,7 +3,8 @@
 A device with one stage keeps that stage's order. Where several stages share a device, their
 orders are merged by list scheduling with unit times (a unit's forward takes one, its backward two):
 the device runs whichever of its next actions can start first. Every stage keeps its own order, so
-whatever the orders guarantee still holds.
+whatever the orders guarantee still holds. Where all stages do all of their forwards first, so does
+the device: all forwards are merged before any backward, also those that could start early.
 """
 
 from __future__ import annotations
@@ -35,8 +36,18 @@ def merge_stages(program: Program, orders: Mapping[int, Sequence[Action]]) -> li
         for stage, queue in queues.items():
             merged[program.device(stage)] += queue
         return merged
-    _list_schedule(program, queues, merged, dict.fromkeys(feed_forwards, 0.0))
+    end_s, free_s = dict.fromkeys(feed_forwards, 0.0), [0.0] * len(merged)
+    for half in _halves(queues) if program.has_halves else [queues]:
+        _list_schedule(program, half, merged, end_s, free_s)
     return merged
+
+
+def _halves(queues: Mapping[int, list[Action]]) -> list[dict[int, list[Action]]]:
+    """The forwards of all queues, and their backwards."""
+    return [
+        {stage: [a for a in queue if a.kind is kind] for stage, queue in queues.items()}
+        for kind in (Kind.FORWARD, Kind.BACKWARD)
+    ]
 
 
 def _list_schedule(
@@ -44,8 +55,17 @@ def _list_schedule(
     queues: Mapping[int, list[Action]],
     merged: list[list[Action]],
     end_s: dict[Action, float],
+    free_s: list[float],
 ) -> None:
-    free_s = [0.0] * len(merged)
+    """Appends the actions of the queues to the orders of their devices.
+
+    Args:
+        program: says where stages are and how they depend on each other.
+        queues: actions of every stage, in order.
+        merged: order of every device so far.
+        end_s: when every action in it ends.
+        free_s: when every device is done with it.
+    """
     candidates = _Candidates(program, queues, end_s)
     while candidates:
         start, action = candidates.pop(free_s)

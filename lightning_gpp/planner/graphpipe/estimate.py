@@ -218,7 +218,7 @@ class Estimates:
         self, sizes: Sequence[int], hops: Sequence[Sequence[Hop]], num_units: int
     ) -> list[tuple[int, int]]:
         """Micro-batches of every stage in flight, and backwards that it does in a row."""
-        if self._request.schedule == "gpipe":
+        if self._request.holds_all:
             return [(num_units // size, num_units // size) for size in sizes]
         targets = [[hop.target for hop in own] for own in hops]
         units = units_by_successors(targets, sizes)

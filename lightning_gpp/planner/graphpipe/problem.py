@@ -114,7 +114,7 @@ class Problem:
             [crew for crew in crews if num_replicas in (None, crew.num_replicas)],
             self.usage,
             num_units=num_units,
-            holds_all=request.schedule == "gpipe",
+            holds_all=request.holds_all,
         )
 
     @cached_property
