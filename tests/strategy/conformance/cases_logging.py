@@ -194,23 +194,6 @@ class EveryKindOfNumber(Sgd):
         return loss
 
 
-class RareNumbers(Sgd):
-    """Numbers that are zero for most samples, and a name that few micro-batches log."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss, _ = self.step_loss(batch)
-        x = batch[0][0]
-        hits = x.where(x > 2.5, 0.0)
-        both: dict[str, Any] = {"on_step": True, "on_epoch": True}
-        self.log_dict({"hits": (hits > 0).sum(), "is hit": (hits > 0).any()}, **both)
-        self.log_dict({"largest": hits.max(), "mean": hits.mean()}, **both)
-        if hits.any():
-            self.log("where hit", hits.sum(), on_epoch=False, on_step=True)
-        assert self.logger is not None
-        self.logger.log_metrics({"row/hits": int((hits > 0).sum())}, self.global_step)
-        return loss
-
-
 class LogsFromCallback(Metrics):
     """``pl_module.log`` in hooks of a callback, on every rank."""
 
@@ -263,29 +246,12 @@ CASES = [
     Case(
         "every kind of number", module=EveryKindOfNumber, data=data, callbacks=lambda: [Metrics()]
     ),
-    *(
-        Case(
-            f"every kind of number in {number} micro-batches",
-            module=EveryKindOfNumber,
-            data=data,
-            callbacks=lambda: [Metrics()],
-            strategy={"num_microbatches": number},
-        )
-        for number in (2, 3, 6)
-    ),
     Case(
         "every kind of number in batches of three",
         module=EveryKindOfNumber,
         data=lambda: data(DataSpec(num_samples=14, batch_size=3, num_inputs=2)),
         callbacks=lambda: [Metrics()],
         strategy={"num_microbatches": 2},
-    ),
-    Case(
-        "rare numbers in large micro-batches",
-        {"max_epochs": 1},
-        module=RareNumbers,
-        data=lambda: data(DataSpec(num_samples=200, batch_size=64, num_inputs=2)),
-        callbacks=lambda: [Metrics()],
     ),
     Case("from callbacks", module=Sgd, data=data, callbacks=lambda: [LogsFromCallback()]),
     Case(
