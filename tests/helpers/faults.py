@@ -99,6 +99,17 @@ class TwoBackwardsModel(FailingStepModel):
         total.backward()
 
 
+class ManualModel(ExportableModel):
+    """Steps its optimizer by hand."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer: Any = self.optimizers()
+        optimizer.step()
+
+
 class TwoBackwardsHookModel(ExportableModel):
     """Goes back from the loss twice, in the hook for it."""
 
@@ -273,6 +284,9 @@ FAULTS = {
     "two backwards of a loss": Fault(
         "(?i)backward was called twice on the loss|backward through the graph a second time",
         TwoBackwardsHookModel,
+    ),
+    "manual optimization": Fault(
+        "(?s)manual optimization.*gpipe", ManualModel, schedules=("1f1b",)
     ),
     "validation_step": Fault(
         "validation_step is out of order", FailingValidationModel, validate=True
