@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture.arguments import Arguments
+from lightning_gpp.capture.placed import placed
+from lightning_gpp.capture.rollback import rollback
 from lightning_gpp.capture.samples import first_sample
 from lightning_gpp.capture.structure import flatten
 from lightning_gpp.strategy.planning import Example
@@ -22,7 +24,8 @@ def example_of(
 ) -> Example:
     """The first samples of a call, as many as a micro-batch is likely to have.
 
-    All of them where the arguments do not agree on what a sample is, as those of a graph.
+    All of them where the arguments do not agree on what a sample is, as those of a graph, or where
+    the forward does not take some of their rows, as where samples are columns.
 
     Args:
         module: whose forward is called.
@@ -41,6 +44,10 @@ def example_of(
             _first(leaf, units[0], total) if isinstance(leaf, Tensor) else leaf for leaf in leaves
         ]
         cut_args, cut_kwargs = structure.unflatten(few)
+        if len(units) > 1 and not _runs(module, cut_args, cut_kwargs):
+            is_cut, units = False, [total]
+            whole = [_first(t, total, total) if isinstance(t, Tensor) else t for t in leaves]
+            cut_args, cut_kwargs = structure.unflatten(whole)
     return Example(cut_args, cut_kwargs, total if is_cut else None, len(units))
 
 
@@ -51,6 +58,18 @@ def _agree(tensors: Mapping[str, Tensor], total: int) -> bool:
         for tensor in tensors.values()
         if tensor.dim()
     )
+
+
+def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the forward takes these arguments; it leaves no trace."""
+    home = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    args, kwargs = placed((tuple(args), dict(kwargs)), home)
+    with rollback(module), torch.no_grad():
+        try:
+            module.forward(*args, **kwargs)
+        except Exception:  # capture shows it if the whole call fails likewise
+            return False
+    return True
 
 
 def _first(tensor: Tensor, num_samples: int, total: int) -> Tensor:
