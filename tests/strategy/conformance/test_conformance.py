@@ -36,10 +36,10 @@ DRAWN = ROWS[::4]
 """Run with random plans, too."""
 NEVER_CUT = {"cases_adversarial", "cases_calls", "cases_losses", "cases_manual", "cases_once"}
 """About steps that need the whole batch, several calls of the forward, or manual optimization."""
-PER_MICROBATCH = [
-    row for row in ROWS if row.values[0] not in NEVER_CUT and not row.values[1].only_whole
-][::3]
-"""Run with steps for every micro-batch, too."""
+CUT = [row for row in ROWS if row.values[0] not in NEVER_CUT and not row.values[1].only_whole]
+LOGGED = [row for row in CUT if row.values[0] == "cases_logging"]
+PER_MICROBATCH = LOGGED + [row for row in CUT if row not in LOGGED][::3]
+"""Run with steps for every micro-batch, too; what is logged depends most on how batches are cut."""
 _expected: dict[tuple[str, str], Noted] = {}
 
 
