@@ -20,15 +20,22 @@ PARTS = (SpanKind.WAIT, SpanKind.LOSS)
 """Kinds that are the second span of an action."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("timeline")
+@pytest.fixture(scope="module", params=["gpipe", "1f1b"])
+def schedule(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def runs(pool: WorkerPool, folder: Path) -> list[TimelineRun]:
+def folder(tmp_path_factory: pytest.TempPathFactory, schedule: str) -> Path:
+    return tmp_path_factory.mktemp(schedule)
+
+
+@pytest.fixture(scope="module")
+def runs(pool: WorkerPool, folder: Path, schedule: str) -> list[TimelineRun]:
     callback = {"steps": [2], "dirpath": folder}
-    result: list[TimelineRun] = pool.run(fit_with_timeline, 3, callback, num_ranks=3)
+    result: list[TimelineRun] = pool.run(
+        fit_with_timeline, 3, callback, schedule=schedule, num_ranks=3
+    )
     return result
 
 
@@ -41,10 +48,10 @@ def test_every_action_of_the_program_appears_once(runs: list[TimelineRun]) -> No
         assert found == Counter(run.program)
 
 
-def test_data_loss_and_optimizer_are_in_it(runs: list[TimelineRun]) -> None:
+def test_data_loss_and_optimizer_are_in_it(runs: list[TimelineRun], schedule: str) -> None:
     kinds = [Counter(s.kind for s in runs[0].timelines[2].of_rank(rank)) for rank in range(3)]
     assert [k[SpanKind.DATA] for k in kinds] == [1, 0, 0]
-    assert [k[SpanKind.LOSS] for k in kinds] == [4, 0, 0]
+    assert [k[SpanKind.LOSS] for k in kinds] == [4 if schedule == "1f1b" else 1, 0, 0]
     assert [k[SpanKind.OPTIMIZER] for k in kinds] == [1, 1, 1]
 
 
@@ -96,10 +103,7 @@ def test_the_step_is_laid_beside_its_prediction(runs: list[TimelineRun]) -> None
     assert not runs[1].reports  # rank 0 knows
 
 
-def test_a_refit_of_recorded_steps_predicts_the_next(
-    pool: WorkerPool, runs: list[TimelineRun], tmp_path: Path
-) -> None:
-    assert runs[0].reports
+def test_a_refit_of_recorded_steps_predicts_the_next(pool: WorkerPool, tmp_path: Path) -> None:
     callback = {"steps": (2, 3), "dirpath": tmp_path / "first", "picture": False}
     first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2)
     assert list(first.reports[3].comparison.predicted) == ["profile", "refit"]
