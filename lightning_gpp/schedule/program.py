@@ -30,6 +30,8 @@ from lightning_gpp.schedule.action import Action, Kind
 FORMAT = "lightning_gpp.program"
 VERSION = 2
 
+_FORWARD_KINDS = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
+
 
 @dataclass(frozen=True, slots=True)
 class ReduceGroup:
@@ -277,6 +279,15 @@ class Program:
         """The actions of a device; none of one that stays idle."""
         return self.actions[device] if device < len(self.actions) else ()
 
+    @cached_property
+    def has_two_parts(self) -> bool:
+        """Whether the user's step can come once: no device runs a forward after its turn."""
+        return self.has_backward and not any(
+            action.kind in _FORWARD_KINDS
+            for device in range(len(self.actions))
+            for action in self.backward_part(device)
+        )
+
     def forward_part(self, device: int) -> tuple[Action, ...]:
         """The actions of a device before the user's step, where that comes once."""
         return self.device_actions(device)[: self._turn(device)]
@@ -286,9 +297,9 @@ class Program:
         return self.device_actions(device)[self._turn(device) :]
 
     def _turn(self, device: int) -> int:
-        kinds = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
         actions = self.device_actions(device)
-        return next((i for i, a in enumerate(actions) if a.kind not in kinds), len(actions))
+        found = (i for i, a in enumerate(actions) if a.kind not in _FORWARD_KINDS)
+        return next(found, len(actions))
 
     def compute_actions(self) -> Iterator[Action]:
         """All forwards and backwards."""
