@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
 from lightning_gpp.runtime.executor import ActionRecord, Executor, Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
 from lightning_gpp.simulate import SpanKind
@@ -62,8 +64,10 @@ class StepRecorder:
             self._open = Mark(kind, start_ns, start_ns)
 
     def end(self) -> None:
-        """It ends, if it was begun."""
+        """It ends, if it was begun, with what it left for a GPU to do."""
         if self._open is not None:
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.synchronize()
             self._marks.append(replace(self._open, end_ns=time.monotonic_ns()))
             self._open = None
 
@@ -78,12 +82,14 @@ class StepRecorder:
         self._note_run(None, records, SpanKind.FINISH)
 
     @contextlib.contextmanager
-    def part(self, run: Run, *, is_second: bool) -> Iterator[None]:
+    def part(self, run: Run, *, is_second: bool, still_ns: int = 0) -> Iterator[None]:
         """Records one of the two parts of a run; between them is the user's step.
 
         Args:
             run: whose part runs in the body.
             is_second: whether it is the backward part.
+            still_ns: how long emulated time stood still before it; there is no such time in what
+                is recorded.
         """
         if not self.is_on:
             yield
@@ -91,18 +97,24 @@ class StepRecorder:
         with self._recording(run.executor) as records:
             yield
         turn = SpanKind.WAIT if run.boundary is None else SpanKind.LOSS
-        self._note_run(run, records, SpanKind.FINISH if is_second else turn)
+        self._note_run(run, records, SpanKind.FINISH if is_second else turn, still_ns)
 
-    def _note_run(self, run: Run | None, records: Sequence[ActionRecord], then: SpanKind) -> None:
+    def _note_run(
+        self,
+        run: Run | None,
+        records: Sequence[ActionRecord],
+        then: SpanKind,
+        still_ns: int = 0,
+    ) -> None:
         """Actions were run, of a run that was begun before or not; what comes then begins."""
         end_ns = time.monotonic_ns()
-        known = (place for place, other in enumerate(self._begun) if other is run and run)
-        place = next(known, len(self._runs))
+        same = (i for i, other in enumerate(self._begun) if run is not None and other is run)
+        place = next(same, len(self._runs))
         if place == len(self._runs):
             self._begun.append(run)
             self._runs.append(RunRecord(tuple(records), end_ns))
         else:
-            self._runs[place] = RunRecord((*self._runs[place].actions, *records), end_ns)
+            self._runs[place] = self._runs[place].followed_by(records, end_ns, still_ns)
         self._open = Mark(then, end_ns, end_ns, place)
 
     @contextlib.contextmanager
