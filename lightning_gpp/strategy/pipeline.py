@@ -107,9 +107,7 @@ class Pipeline:
         program = self.placed.trial_program(len(units))
         self.executor.run(program, units, training=training, boundary=boundary)
 
-    def emulated(
-        self, program: Program, *, is_second: bool = False
-    ) -> AbstractContextManager[int]:
+    def emulated(self, program: Program, *, is_second: bool = False) -> AbstractContextManager[int]:
         """What a program that trains runs in: at the pace of emulated devices, if they are.
 
         The body gets for how many nanoseconds emulated time stood still before.

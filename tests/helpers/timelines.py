@@ -83,7 +83,7 @@ class _Keep(lp.Callback):
 
     def on_train_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
         session: Any = trainer.strategy.session  # type: ignore[attr-defined]
-        program = session.pipeline.program(4, has_backward=True)
+        program = session.pipeline.last_trained
         device = session.pipeline.rank_of_device.index(trainer.global_rank)
         self.run.program = [str(action) for action in program.actions[device]]
         self.run.recorder_is_on = session.recorder.is_on

@@ -2,8 +2,8 @@
 
 The critical path is walked from the end of the step to its beginning: from a span to the one before
 it on its rank; where a rank waited, to what it waited for, that is to the send of the message, to
-what the last rank to come to a sum of gradients did before, or to the user's step. A message that had been sent before
-it was asked for held nobody up, as far as spans can tell.
+what the last rank to come to a sum of gradients did before, or to the user's step. A message that
+had been sent before it was asked for held nobody up, as far as spans can tell.
 
 The idea is the critical path of "A DAG Model of Synchronous Stochastic Gradient Descent" (ICPADS
 2018, section IV), whose edges are here the order of a rank's actions and the messages.
