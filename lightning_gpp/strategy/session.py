@@ -224,8 +224,8 @@ class Session:
         """What a part of a run runs in."""
         self.built.record(self.on_record)
         with (
-            self.built.emulated(run.program, is_second=is_second),
-            self.recorder.part(run, is_second=is_second),
+            self.built.emulated(run.program, is_second=is_second) as still_ns,
+            self.recorder.part(run, is_second=is_second, still_ns=still_ns),
         ):
             yield
 
