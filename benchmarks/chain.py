@@ -156,7 +156,7 @@ class Alternate(Callback):
         cpu_s.append((time.process_time() - self._start_cpu_s) / steps)
 
 
-def train(rank: int, size: Size, num_blocks: int, folder: str) -> None:
+def train(rank: int, size: Size, num_blocks: int, schedule: str | None, folder: str) -> None:
     """One of the two processes."""
     os.environ |= {
         "RANK": str(rank),
@@ -180,6 +180,7 @@ def train(rank: int, size: Size, num_blocks: int, folder: str) -> None:
         strategy=GraphPipeStrategy(
             num_microbatches=size.num_microbatches,
             plan=rows,
+            schedule=schedule,
             cluster_environment=TorchElasticEnvironment(),
             timeout=120,
         ),
@@ -229,11 +230,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=[*SIZES, "all"], default="all")
     parser.add_argument("--blocks", type=int, default=15)
+    parser.add_argument("--schedule", help="of ours; the default if not given")
     arguments = parser.parse_args()
     names = list(SIZES) if arguments.size == "all" else [arguments.size]
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(train, (SIZES[name], arguments.blocks, folder), nprocs=2)
+            given = SIZES[name], arguments.blocks, arguments.schedule, folder
+            mp.spawn(train, given, nprocs=2)
             times = [
                 torch.load(Path(folder) / f"times-{rank}.pt", weights_only=False)
                 for rank in range(2)
