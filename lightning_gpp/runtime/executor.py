@@ -162,18 +162,18 @@ class Run:
     keeps_flights: bool = False
     _reduction: GradientReduction | None = None
 
-    def forward_part(self) -> None:
+    def forward_half(self) -> None:
         """Runs all forwards, up to the outputs of the model."""
-        self.perform_all(self.program.forward_part(self.device), has_sums=False)
+        self.perform_all(self.program.forward_half(self.device), has_sums=False)
 
-    def backward_part(self, *, retain: bool) -> None:
+    def backward_half(self, *, retain: bool) -> None:
         """Runs all backwards, from the gradients of the outputs.
 
         Args:
             retain: whether they can be run again.
         """
         self.keeps_flights = retain
-        self.perform_all(self.program.backward_part(self.device), has_sums=True)
+        self.perform_all(self.program.backward_half(self.device), has_sums=True)
 
     def perform_all(self, actions: Sequence[Action], *, has_sums: bool) -> None:
         """Runs actions one after the other, at the pace of the rank if it has one.

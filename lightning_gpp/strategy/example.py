@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture.arguments import Arguments
+from lightning_gpp.capture.placed import placed
+from lightning_gpp.capture.rollback import rollback
 from lightning_gpp.capture.samples import Sample, first_sample
 from lightning_gpp.strategy.graph_cutting import graph_slices
 from lightning_gpp.strategy.planning import Example
@@ -23,7 +25,8 @@ def example_of(
 ) -> Example:
     """The first samples of a call, as many as a micro-batch is likely to have.
 
-    All of them where the arguments do not agree on what a sample is, as those of a graph.
+    All of them where the arguments do not agree on what a sample is, as those of a graph, or where
+    the forward does not take some of their rows, as where samples are columns.
 
     Args:
         module: whose forward is called.
@@ -38,15 +41,29 @@ def example_of(
         total = max(1, sample.num_samples)
         units = unit_sizes(total)
         slices = _slices(sample, [units[0], total - units[0]] if len(units) > 1 else [total])
-        is_cut = slices is not None
-        few = {
-            name: _first(tensor, slices[name] if slices else Slices(None))
-            for name, tensor in tensors.items()
-        }
-        cut_args, cut_kwargs = arguments.rebuild(few)
-    if not is_cut:
-        return Example(cut_args, cut_kwargs, None, 1)
-    return Example(cut_args, cut_kwargs, total, len(units))
+        cut = arguments.rebuild(_firsts(tensors, slices or {}))
+        if slices is not None and (len(units) == 1 or _runs(module, *cut)):
+            return Example(*cut, total, len(units))
+        return Example(*arguments.rebuild(_firsts(tensors, {})), None, 1)
+
+
+def _firsts(tensors: Mapping[str, Tensor], slices: Mapping[str, Slices]) -> dict[str, Tensor]:
+    """The first part of every tensor, all of it where it is not cut."""
+    return {
+        name: _first(tensor, slices.get(name, Slices(None))) for name, tensor in tensors.items()
+    }
+
+
+def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the forward takes these arguments; it leaves no trace."""
+    home = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    args, kwargs = placed((tuple(args), dict(kwargs)), home)
+    with rollback(module), torch.no_grad():
+        try:
+            module.forward(*args, **kwargs)
+        except Exception:  # capture shows it if the whole call fails likewise
+            return False
+    return True
 
 
 def _slices(sample: Sample, sizes: Sequence[int]) -> Mapping[str, Slices] | None:

@@ -106,7 +106,7 @@ class MicrobatchLog:
         kwargs |= dict(zip(_POSITIONAL, args, strict=False))
         entry = self._entries.setdefault(name, _Entry(kwargs))
         if isinstance(value, Metric):
-            if kwargs.get("on_step", True):
+            if kwargs.get("on_step") in (None, True):
                 raise NotImplementedError(
                     f"self.log({name!r}, metric) on every step: with the schedule '1f1b' a metric "
                     "sees one micro-batch at a time, so its value is not that of the batch. Log it "

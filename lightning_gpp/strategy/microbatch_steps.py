@@ -42,8 +42,17 @@ class MicrobatchSteps:
         self._threads = StepThreads()
 
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Rank 0: runs the user's step; returns what it returns."""
+        """Rank 0: runs the user's step; returns what it returns.
+
+        Raises:
+            NotImplementedError: the module optimizes by hand.
+        """
         session = self._session
+        if not session.module.automatic_optimization:
+            raise NotImplementedError(
+                "manual optimization needs a training_step that runs once per batch; with the "
+                "schedule '1f1b' it runs for every micro-batch. Use schedule='gpipe'."
+            )
         num_samples = batch_size(batch)
         refuse_full_graph(batch, session.settings.num_microbatches)
         method = getattr(session.module, name)

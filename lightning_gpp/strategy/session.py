@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from lightning_gpp.runtime.executor import ActionRecord, Boundary, Run
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.open_transport import open_transport
-from lightning_gpp.schedule import runs_step_once
+from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.batch_steps import BatchSteps
 from lightning_gpp.strategy.build import Builder
 from lightning_gpp.strategy.control import Control
@@ -157,7 +157,7 @@ class Session:
     def steps_per_microbatch(self) -> bool:
         """Whether the training step runs for every micro-batch, as the schedule asks for it."""
         schedule = self.settings.schedule if self.pipeline is None else self.pipeline.schedule
-        return schedule is not None and not runs_step_once(schedule)
+        return schedule is not None and not SCHEDULES[schedule].forwards_first
 
     @property
     def follower(self) -> Follower:

@@ -46,9 +46,11 @@ class TwoTowers(lp.LightningModule):
 PLAN = [["left"], ["right"], ["head"]]
 
 
-def record_towers(num_microbatches: int) -> list[ActionRecord]:
+def record_towers(num_microbatches: int, schedule: str) -> list[ActionRecord]:
     """Trains one step on three ranks; returns this rank's records."""
-    strategy = GraphPipeStrategy(num_microbatches, plan=PLAN, leaf_modules=[Pause], timeout=30.0)
+    strategy = GraphPipeStrategy(
+        num_microbatches, plan=PLAN, schedule=schedule, leaf_modules=[Pause], timeout=30.0
+    )
     records: list[ActionRecord] = []
     strategy.on_record = records.append
     trainer = lp.Trainer(

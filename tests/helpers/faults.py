@@ -52,8 +52,71 @@ class FailingStepModel(ExportableModel):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if batch_idx == FAULTY_BATCH:
-            raise ArithmeticError("training_step is out of order")
+            self.fail(batch)
         return super().training_step(batch, batch_idx)
+
+    def fail(self, batch: Any) -> None:
+        raise ArithmeticError("training_step is out of order")
+
+
+class FailingAfterForwardModel(FailingStepModel):
+    """Fails between forward and backward."""
+
+    def fail(self, batch: Any) -> None:
+        super().fail(self(*batch[0]))
+
+
+class FailingHookModel(ExportableModel):
+    """Fails in the backward, on the way from the loss to the pipelined forward."""
+
+    num_calls = 0
+
+    def call_forward(self, inputs: tuple[Tensor, ...]) -> Any:
+        output = super().call_forward(inputs)
+        self.num_calls += 1
+        if self.training and self.num_calls == 3:
+            output.register_hook(self.fail)
+        return output
+
+    def fail(self, gradient: Tensor) -> None:
+        raise ArithmeticError("the hook on the output is out of order")
+
+
+class SecondDerivativeModel(FailingStepModel):
+    """Takes a gradient that can be differentiated once more, of the inputs."""
+
+    def fail(self, batch: Any) -> None:
+        inputs = [x.clone().requires_grad_() for x in batch[0]]
+        torch.autograd.grad(self(*inputs).square().sum(), inputs, create_graph=True)
+
+
+class TwoBackwardsModel(FailingStepModel):
+    """Goes back through one call of the forward twice, in the step."""
+
+    def fail(self, batch: Any) -> None:
+        total = self(*batch[0]).sum()  # keeps no tensor of its own for the backward
+        total.backward()
+        total.backward()
+
+
+class ManualModel(ExportableModel):
+    """Steps its optimizer by hand."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer: Any = self.optimizers()
+        optimizer.step()
+
+
+class TwoBackwardsHookModel(ExportableModel):
+    """Goes back from the loss twice, in the hook for it."""
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        super().backward(loss, *args, **kwargs)
+        if self.global_step == FAULTY_BATCH:
+            super().backward(loss, *args, **kwargs)
 
 
 class FailingValidationModel(ExportableModel):
@@ -119,7 +182,7 @@ class FailOnRank(lp.Callback):
 
 
 class FailInBackward(FailOnRank):
-    """A gradient of the first layer that fails on one rank, while others wait for their sum."""
+    """A gradient of the first layer that fails on one rank, while others wait for it."""
 
     def on_train_batch_start(self, trainer: lp.Trainer, pl_module: Any, *args: Any) -> None:
         if trainer.global_rank == self._rank and trainer.global_step == FAULTY_BATCH:
@@ -138,20 +201,24 @@ class Fault:
         build: makes the module.
         strategy: arguments of the strategy beside ``num_microbatches=4``.
         data: what is wrong with the data.
-        batch_size: of the loader.
         callbacks: makes callbacks that fail.
         validate: whether validation runs first.
         killed_rank: the rank that does not live to tell.
+        schedules: with which it is tried.
     """
 
     pattern: str
     build: Callable[[], Any] = ExportableModel
     strategy: dict[str, Any] = field(default_factory=dict)
     data: str = ""
-    batch_size: int = 8
     callbacks: Callable[[], list[lp.Callback]] = list
     validate: bool = False
     killed_rank: int | None = None
+    schedules: tuple[str, ...] = ("gpipe", "1f1b")
+
+
+ONCE = ("gpipe",)
+"""Schedules of a fault before any step, or of what only a step on the whole batch can do."""
 
 
 def _foreign_model() -> Any:
@@ -165,29 +232,34 @@ def _foreign_model() -> Any:
 
 FAULTS = {
     "plan does not cover the model": Fault(
-        r"(?s)cover.*head", strategy={"plan": [["left"], ["right"], ["fuse", "norm"]]}
+        r"(?s)cover.*head",
+        strategy={"plan": [["left"], ["right"], ["fuse", "norm"]]},
+        schedules=ONCE,
     ),
     "plan names an unknown module": Fault(
-        "tower", strategy={"plan": [["tower"], ["right"], ["left", "fuse", "norm", "head"]]}
+        "tower",
+        strategy={"plan": [["tower"], ["right"], ["left", "fuse", "norm", "head"]]},
+        schedules=ONCE,
     ),
     "plan with a cycle": Fault(
         r"(?i)circle|cycle|each other",
         strategy={"plan": [["left", "norm"], ["right"], ["fuse", "head"]]},
+        schedules=ONCE,
     ),
     "plan for more devices": Fault(
         "device 3.*3 devices",
         strategy={"plan": [["left"], ["right"], ["fuse"], ["norm", "head"]]},
+        schedules=ONCE,
     ),
-    "fewer samples than micro-batches": Fault(r"(?s)3 samples.*num_microbatches", batch_size=3),
     "module that cannot be captured": Fault(
         r"(?s)faults\.py.*(control flow|leaf|blocks|module)", DataDependentModel
     ),
-    "unknown planner": Fault(r"(?s)'magic'.*balanced", strategy={"planner": "magic"}),
-    "unknown schedule": Fault(
-        r"(?s)'magic'.*gpipe.*1f1b|'magic'.*1f1b.*gpipe", strategy={"schedule": "magic"}
+    "unknown planner": Fault(
+        r"(?s)'magic'.*balanced", strategy={"planner": "magic"}, schedules=ONCE
     ),
-    "unknown sub-module": Fault(r"(?s)'tower'.*left", strategy={"module": "tower"}),
-    "module of the other root": Fault("pytorch_lightning", _foreign_model),
+    "unknown schedule": Fault(r"(?s)'magic'.*gpipe.*1f1b", schedules=("magic",)),
+    "unknown sub-module": Fault(r"(?s)'tower'.*left", strategy={"module": "tower"}, schedules=ONCE),
+    "module of the other root": Fault("pytorch_lightning", _foreign_model, schedules=ONCE),
     "forward of an early stage": Fault(
         "the fragile layer got a nan",
         FragileModel,
@@ -195,6 +267,25 @@ FAULTS = {
         data="nan",
     ),
     "training_step": Fault("training_step is out of order", FailingStepModel),
+    "between forward and backward": Fault(
+        "training_step is out of order", FailingAfterForwardModel
+    ),
+    "backward of the loss": Fault("the hook on the output is out of order", FailingHookModel),
+    "second derivatives": Fault(
+        "create_graph=True asks for second derivatives", SecondDerivativeModel, schedules=ONCE
+    ),
+    "two backwards of a call": Fault(
+        "backward went through one call .* a second time.*retain_graph=True",
+        TwoBackwardsModel,
+        schedules=ONCE,
+    ),
+    "two backwards of a loss": Fault(
+        "(?i)backward was called twice on the loss|backward through the graph a second time",
+        TwoBackwardsHookModel,
+    ),
+    "manual optimization": Fault(
+        "(?s)manual optimization.*gpipe", ManualModel, schedules=("1f1b",)
+    ),
     "validation_step": Fault(
         "validation_step is out of order", FailingValidationModel, validate=True
     ),
@@ -216,6 +307,17 @@ FAULTS = {
         },
         callbacks=lambda: [FailInBackward(2, "the gradient")],
     ),
+    "backward of another rank": Fault(
+        r"the gradient of \(6, 3\) is out of order",
+        strategy={
+            "plan": [
+                {"modules": ["left"], "device": 2},
+                {"modules": ["right"], "device": 1},
+                {"modules": ["fuse", "norm", "head"], "device": 0},
+            ]
+        },
+        callbacks=lambda: [FailInBackward(2, "the gradient")],
+    ),
     "killed rank": Fault("(?i)rank 1", callbacks=lambda: [FailOnRank(1, "kill")], killed_rank=1),
     "killed rank 0": Fault("(?i)rank 0", callbacks=lambda: [FailOnRank(0, "kill")], killed_rank=0),
     "rank that exits": Fault(
@@ -225,16 +327,16 @@ FAULTS = {
 """Faults by name. Names travel to the ranks, since not all of this can be pickled."""
 
 
-def run_fault(name: str, num_ranks: int = 3) -> None:
+def run_fault(name: str, schedule: str, num_ranks: int = 3) -> None:
     """Runs a job that must raise."""
     fault = FAULTS[name]
     data = DataSpec(num_samples=40, num_inputs=2)
     samples: Any = FailingData(fault.data) if fault.data else data.loader().dataset
-    loaders = [DataLoader(samples, fault.batch_size)]
+    loaders = [DataLoader(samples, 8)]
     if fault.validate:
         loaders.append(data.loader())
     module = fault.build()
     with quiet():
-        strategy = {"num_microbatches": 4, "timeout": 20.0} | fault.strategy
+        strategy = {"num_microbatches": 4, "timeout": 20.0, "schedule": schedule} | fault.strategy
         trainer = make_trainer(strategy, num_ranks, max_steps=20, callbacks=fault.callbacks())
         trainer.fit(module if fault.pattern == "pytorch_lightning" else module.double(), *loaders)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import tempfile
 import warnings
 from typing import Any
@@ -99,15 +101,21 @@ def plan_of_fit(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, tuple[S
     return chosen.plan, chosen.stage_graph.edges
 
 
-def warnings_of_fit(training: Training, strategy: dict[str, Any], num_ranks: int) -> list[str]:
-    """Texts of this package's warnings during a fit."""
-    with warnings.catch_warnings(record=True) as seen:
+def lines_of_fit(training: Training, strategy: dict[str, Any], num_ranks: int) -> list[str]:
+    """What a fit says beside its plan: this package's warnings, and the lines that it prints."""
+    printed = io.StringIO()
+    with (
+        warnings.catch_warnings(record=True) as seen,
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+    ):
         warnings.simplefilter("always")
         trainer = make_trainer(
             {"timeout": 30.0} | strategy, num_ranks, max_steps=training.num_steps
         )
         trainer.fit(training.module(), training.data.loader())
-    return [str(w.message) for w in seen if "lightning_gpp" in w.filename]
+    found = [str(w.message) for w in seen if "lightning_gpp" in w.filename]
+    return found + printed.getvalue().splitlines()
 
 
 def predictions(strategy: Strategy, num_ranks: int = 1) -> list[Tensor]:

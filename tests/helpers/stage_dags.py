@@ -93,13 +93,17 @@ class ToyStages:
         edge = StageEdge(last - 1, last, (f"v{last - 1}",))
         return replace(self.stages, num_stages=last + 1, edges=(*self.stages.edges, edge))
 
-    def loss(self, x: Tensor) -> Tensor:
-        """The whole model's loss on one device."""
+    def output(self, x: Tensor) -> Tensor:
+        """The whole model's output on one device."""
         values = {"x": x}
         for stage in range(self.stages.num_stages):
             code = self.code(stage)
             (values[f"v{stage}"],) = code.function([values[n] for n in code.inputs], training=True)
-        return values[f"v{self.stages.num_stages - 1}"].square().mean()
+        return values[f"v{self.stages.num_stages - 1}"]
+
+    def loss(self, x: Tensor) -> Tensor:
+        """The whole model's loss on one device."""
+        return self.output(x).square().mean()
 
 
 class ToyBoundary:
@@ -120,16 +124,61 @@ class ToyBoundary:
         return loss
 
 
+class WholeBoundary(ToyBoundary):
+    """Feeds slices of ``x``; the loss is taken of the whole output, between the two parts."""
+
+    def __init__(self, x: Tensor, sizes: Sequence[int], value: str) -> None:
+        super().__init__(x, sizes, value)
+        self.outputs: list[Tensor] = []
+        self.gradients: Sequence[Tensor] = ()
+
+    def finish(self, microbatch: int, outputs: dict[str, Any]) -> None:  # type: ignore[override]
+        assert microbatch == len(self.outputs)
+        self.outputs.append(outputs[self.value].detach())
+
+    def take_loss(self) -> None:
+        """Between the parts: the loss, and its gradients."""
+        output = torch.cat(self.outputs).requires_grad_()
+        loss = comparing_loss(output)
+        self.losses = [loss.item()]
+        sizes = [len(part) for part in self.parts]
+        self.gradients = torch.autograd.grad(loss, output)[0].split(sizes)
+
+    def output_gradients(self, microbatch: int) -> dict[str, Sequence[Tensor | None]]:
+        return {self.value: [self.gradients[microbatch]]}
+
+
+def comparing_loss(output: Tensor) -> Tensor:
+    """Is no mean over samples."""
+    return (output @ output.T).logsumexp(1).mean()
+
+
+def in_two_parts(executor: Executor, *arguments: Any, boundary: Any, num_backwards: int) -> None:
+    """Runs a program's forwards, takes the loss, and runs its backwards, the last ones counting."""
+    run = executor.begin(*arguments, training=True, boundary=boundary)
+    run.forward_part()
+    if boundary is not None:
+        boundary.take_loss()
+    for left in reversed(range(num_backwards)):
+        for weight in executor.shared.values():
+            weight.grad = None
+        run.backward_part(retain=left > 0)
+    assert not run.flights
+
+
 def run_on_threads(
     program: Program,
     toy: ToyStages,
     x: Tensor,
     unit_sizes: Sequence[int],
     on_record: Callable[[int, ActionRecord], None] | None = None,
+    *,
+    num_backwards: int = 0,
 ) -> ToyBoundary:
     """Runs a program with one thread per device; raises the first error of any.
 
     The gradients are in the weights of ``toy`` afterwards; devices with the same weight must agree.
+    With a number of backwards the program runs in two parts, the second one as often.
     """
     num_devices = 1 + max(program.devices)
     hub, sums_hub = ThreadHub(num_devices), ThreadSumHub()
@@ -137,7 +186,7 @@ def run_on_threads(
     pace = program.multiples[-1]
     sizes = [sum(unit_sizes[i : i + pace]) for i in range(0, len(unit_sizes), pace)]
     output = f"v{toy.stages.num_stages - 1}"
-    boundary = ToyBoundary(x, sizes, output)
+    boundary = (WholeBoundary if num_backwards else ToyBoundary)(x, sizes, output)
     copies = [toy.copy() for _ in range(num_devices)]
     errors: list[BaseException] = []
 
@@ -158,9 +207,13 @@ def run_on_threads(
             timeout_s=20,
             on_record=None if on_record is None else lambda record: on_record(device, record),
         )
-        leads = device == program.devices[-1]
+        mine = boundary if device == program.devices[-1] else None
         try:
-            executor.run(program, unit_sizes, training=True, boundary=boundary if leads else None)
+            if num_backwards:
+                arguments = (program, unit_sizes)
+                in_two_parts(executor, *arguments, boundary=mine, num_backwards=num_backwards)
+            else:
+                executor.run(program, unit_sizes, training=True, boundary=mine)
         except BaseException as error:
             errors.append(error)
             for mailbox in hub.mailboxes:

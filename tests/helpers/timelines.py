@@ -49,6 +49,7 @@ def fit_with_timeline(
     fail_on: int | None = None,
     plan: Any = None,
     costs: Any = None,
+    schedule: str | None = None,
     **trainer_arguments: Any,
 ) -> TimelineRun:
     """Trains a model of two towers, with a plan of its own or a given one."""
@@ -59,7 +60,13 @@ def fit_with_timeline(
     run = TimelineRun(timeline.timelines, reports=timeline.reports)
     with quiet():
         trainer = make_trainer(
-            {"num_microbatches": 4, "timeout": 20.0, "plan": plan, "costs": costs},
+            {
+                "num_microbatches": 4,
+                "timeout": 20.0,
+                "plan": plan,
+                "costs": costs,
+                "schedule": schedule,
+            },
             num_ranks,
             max_steps=num_steps,
             logger=logger,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from helpers.stage_dags import ToyStages, run_on_threads, stage_graphs
+from helpers.stage_dags import ToyStages, comparing_loss, run_on_threads, stage_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,9 @@ from lightning_gpp.schedule import (
     dry_run,
     in_flight_microbatches,
 )
+
+IN_PARTS = [("gpipe", 1), ("gpipe", 2)]
+"""All forwards, a loss of the whole batch, and all backwards, once or twice."""
 
 
 @st.composite
@@ -41,12 +44,13 @@ def placed(toy: ToyStages, homes: list, multiples: list[int]) -> tuple[StageGrap
 @given(
     stages=stage_graphs(),
     data=st.data(),
-    schedule=st.sampled_from(sorted(SCHEDULES)),
+    mode=st.sampled_from([*((schedule, 0) for schedule in sorted(SCHEDULES)), *IN_PARTS]),
     num_microbatches=st.sampled_from([1, 2, 4, 8]),
     is_chain=st.booleans(),
 )
 @settings(deadline=None)
-def test_program_trains_like_one_device(stages, data, schedule, num_microbatches, is_chain):
+def test_program_trains_like_one_device(stages, data, mode, num_microbatches, is_chain):
+    schedule, num_backwards = mode
     count = stages.num_stages
     weight_of = data.draw(
         st.lists(st.integers(0, count - 1), min_size=count, max_size=count) | st.none()
@@ -66,17 +70,18 @@ def test_program_trains_like_one_device(stages, data, schedule, num_microbatches
     assert Program.from_json(program.to_json()) == program
     x = torch.randn(sum(sizes), 3, dtype=torch.float64, requires_grad=True)
 
-    boundary = run_on_threads(program, toy, x, sizes)
+    boundary = run_on_threads(program, toy, x, sizes, num_backwards=num_backwards)
     gradients = {name: weight.grad for name, weight in toy.weights.items()}
     x_gradient = x.grad
     for weight in toy.weights.values():
         weight.grad = None
     x.grad = None
-    loss = toy.loss(x)
+    loss = comparing_loss(toy.output(x)) if num_backwards else toy.loss(x)
     loss.backward()
 
     torch.testing.assert_close(sum(boundary.losses), loss.item(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(x_gradient, x.grad, rtol=1e-10, atol=1e-12)
+    expected = x.grad * max(1, num_backwards)  # nothing clears it in between
+    torch.testing.assert_close(x_gradient, expected, rtol=1e-10, atol=1e-12)
     for name, weight in toy.weights.items():
         torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-10, atol=1e-12)
 

@@ -17,10 +17,15 @@ SOON_S = 15.0
 """Below every time limit in play (the strategy's is 20 s): a rank that only waits is not soon."""
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_all_ranks_end_with_the_error(pool: WorkerPool, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [(name, schedule) for name, fault in FAULTS.items() for schedule in fault.schedules],
+)
+def test_all_ranks_end_with_the_error(pool: WorkerPool, name: str, schedule: str) -> None:
     fault = FAULTS[name]
-    outcomes = pool.outcomes(run_fault, name, NUM_RANKS, num_ranks=NUM_RANKS, limit_s=LIMIT_S)
+    outcomes = pool.outcomes(
+        run_fault, name, schedule, NUM_RANKS, num_ranks=NUM_RANKS, limit_s=LIMIT_S
+    )
     report = "\n".join(outcome.describe() for outcome in outcomes)
     for outcome in outcomes:
         assert not outcome.hung, report
@@ -38,6 +43,7 @@ def test_all_ranks_end_with_the_error(pool: WorkerPool, name: str) -> None:
 
 
 def test_processes_that_saw_an_error_can_train_again(pool: WorkerPool) -> None:
-    pool.outcomes(run_fault, "training_step", NUM_RANKS, num_ranks=NUM_RANKS, limit_s=LIMIT_S)
+    outcomes = pool.outcomes(run_fault, "training_step", "gpipe", NUM_RANKS, num_ranks=NUM_RANKS)
+    assert all(outcome.failed for outcome in outcomes)
     strategy = {"num_microbatches": 4, "timeout": 20.0}
     pool.run(fit_repeatedly, strategy, NUM_RANKS, num_ranks=NUM_RANKS)

@@ -1,8 +1,7 @@
-"""Batches of graphs: cut by graph; training equals one device; one full graph is refused."""
+"""Batches of graphs are cut by graph, one full graph not at all; training equals one device."""
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from helpers.reference import weight_differences
 from helpers.training import Recording, Result, make_trainer, quiet, real_tensors
-from helpers.workers import WorkerPool
+from helpers.workers import WorkerError, WorkerPool
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -22,9 +21,7 @@ from lightning_gpp.recipes.gnn import GraphNetwork, Motifs
 from lightning_gpp.strategy.microbatches import (
     batch_size,
     cut_batch,
-    picked_samples,
     refuse_full_graph,
-    telling_samples,
 )
 
 
@@ -52,20 +49,10 @@ def test_cut_then_joined_is_the_batch(parts: list[list[int]]) -> None:
     assert again.note == whole.note
 
 
-def test_the_loss_is_tried_on_graphs_of_unlike_sizes() -> None:
-    batch = Batch.from_data_list([graph(size) for size in (5, 9, 2, 5, 7, 3)])
-    samples = telling_samples(batch, 4, 6)
-    counts = picked_samples(batch, samples, 6).count.tolist()
-    assert {tuple(sorted(counts[:2])), tuple(sorted(counts[2:]))} == {(2, 3), (7, 9)}
-    nested = picked_samples({"graphs": batch, "labels": torch.arange(6)}, samples, 6)
-    sizes = torch.tensor([5, 9, 2, 5, 7, 3])
-    assert nested["graphs"].count.tolist() == sizes[nested["labels"]].tolist()
-
-
-def test_one_full_graph_is_refused_unless_asked_for() -> None:
+def test_one_full_graph_counts_as_one_sample() -> None:
     batch = {"graph": graph(4)}
-    refuse_full_graph(batch, 1)
     assert batch_size(batch) == 1
+    refuse_full_graph(batch, 1)
     for asked in (None, 4):
         with pytest.raises(ValueError, match=r"not there yet\. Use num_microbatches=1"):
             refuse_full_graph(batch, asked)
@@ -90,21 +77,20 @@ def fit_graphs(
     strategy: dict[str, Any] | None,
     num_ranks: int = 1,
     kind: type[GraphNetwork] = GraphNetwork,
-) -> tuple[Result, list[str]]:
+) -> Result:
     """Ten steps on 36 graphs in batches of 16: every third has four."""
     result = Result()
     torch.manual_seed(5)
     data = Motifs(num_graphs=48, batch_size=16, validation_fraction=0.25)
     module = kind.for_data(data, width=8, depth=3, **options)
-    with warnings.catch_warnings(record=True) as seen, quiet():
-        warnings.filterwarnings("always", module="lightning_gpp")
+    with quiet():
         trainer = make_trainer(
             strategy, num_ranks, max_steps=10, precision="64-true", callbacks=[Recording(result)]
         )
         trainer.fit(module, datamodule=data)
     result.weights = real_tensors(module)
     result.final_metrics = {n: float(v) for n, v in trainer.callback_metrics.items()}
-    return result, [str(item.message) for item in seen]
+    return result
 
 
 @pytest.mark.parametrize(
@@ -112,15 +98,24 @@ def fit_graphs(
     [("gcn", 2, "1f1b"), ("gcn2", 3, "gpipe"), ("gat", 4, "1f1b"), ("sage", 2, "gpipe")],
 )
 def test_equals_one_device(pool: WorkerPool, layer: str, num_ranks: int, schedule: str) -> None:
-    expected, _ = fit_graphs({"layer": layer}, None)
+    expected = fit_graphs({"layer": layer}, None)
     strategy = {"num_microbatches": 4, "schedule": schedule, "timeout": 30.0}
     results = pool.run(fit_graphs, {"layer": layer}, strategy, num_ranks, num_ranks=num_ranks)
-    assert not weight_differences(results[0][0].weights, expected.weights, 1e-9)
     assert set(expected.final_metrics) >= {"val_loss", "val_acc"}
-    for result, texts in results:
-        assert result.losses == pytest.approx(expected.losses, rel=1e-8)
-        assert result.final_metrics == pytest.approx(expected.final_metrics, rel=1e-8)
-        assert not [text for text in texts if "loss of training_step" in text]
+    assert_same_results(results, expected, 1e-8)
+
+
+def test_a_mean_over_nodes(pool: WorkerPool) -> None:
+    fit = partial(fit_graphs, kind=NodeLoss)
+    results = pool.run(fit, {}, {"num_microbatches": 4, "timeout": 30.0}, 2, num_ranks=2)
+    assert_same_results(results, fit({}, None), 1e-8)
+
+
+def assert_same_results(results: list[Result], expected: Result, tolerance: float) -> None:
+    assert not weight_differences(results[0].weights, expected.weights, 1e-9)
+    for result in results:
+        assert result.losses == pytest.approx(expected.losses, rel=tolerance)
+        assert result.final_metrics == pytest.approx(expected.final_metrics, rel=tolerance)
 
 
 class NodeClasses(GraphNetwork):
@@ -165,24 +160,24 @@ def fit_full_graph(strategy: dict[str, Any] | None, num_ranks: int = 1) -> Resul
     return result
 
 
-def test_one_full_graph_in_one_piece_equals_one_device(pool: WorkerPool) -> None:
+@pytest.mark.parametrize(
+    "strategy", [{}, {"num_microbatches": 4}, {"num_microbatches": 1, "schedule": "1f1b"}], ids=str
+)
+def test_one_full_graph_in_one_piece_equals_one_device(
+    pool: WorkerPool, strategy: dict[str, Any]
+) -> None:
     expected = fit_full_graph(None)
     plan = [["stem", "norms.0", "convs.0"], ["norms.1", "convs.1", "norms.2", "convs.2", "head"]]
-    strategy = {"num_microbatches": 1, "plan": plan, "timeout": 30.0}
+    strategy = strategy | {"plan": plan, "timeout": 30.0}
     results = pool.run(fit_full_graph, strategy, 2, num_ranks=2)
-    assert not weight_differences(results[0].weights, expected.weights, 1e-9)
     assert set(expected.final_metrics) == {"train_loss", "val_loss"}
     assert expected.losses[-1] < expected.losses[0]
-    for result in results:
-        assert result.losses == pytest.approx(expected.losses, rel=1e-9)
-        assert result.final_metrics == pytest.approx(expected.final_metrics, rel=1e-9)
+    assert_same_results(results, expected, 1e-9)
     held = [result.own_parameters for result in results]
     assert all(held)
     assert not held[0] & held[1]
 
 
-def test_a_mean_over_nodes_is_noticed(pool: WorkerPool) -> None:
-    strategy = {"num_microbatches": 4, "timeout": 30.0}
-    fit = partial(fit_graphs, kind=NodeLoss)
-    results = pool.run(fit, {}, strategy, 2, num_ranks=2)
-    assert any("not a mean over samples" in text for text in results[0][1])
+def test_one_full_graph_is_not_cut_for_1f1b(pool: WorkerPool) -> None:
+    with pytest.raises(WorkerError, match="Use num_microbatches=1"):
+        pool.run(fit_full_graph, {"schedule": "1f1b", "timeout": 30.0}, 2, num_ranks=2)

@@ -1,4 +1,4 @@
-"""Micro-batches of different sizes, and losses that cutting would change."""
+"""Micro-batches of different sizes, and losses that are no means of theirs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from helpers.jobs import warnings_of_fit
+from helpers.jobs import lines_of_fit
 from helpers.masked import MaskedData, MaskedModel
 from helpers.models import DataSpec
 from helpers.modules import (
@@ -26,7 +26,6 @@ from lightning_gpp.strategy.microbatches import (
     batch_size,
     cut_batch,
     microbatch_sizes,
-    picked_samples,
     unit_sizes,
 )
 
@@ -48,84 +47,41 @@ def test_stages_with_microbatches_of_their_own_size(
     assert_equal_training(pool, training, num_ranks=3, num_microbatches=4, plan=plan)
 
 
-@pytest.mark.parametrize(
-    ("build", "text"),
-    [
-        (SumLossModel, "a sum over samples"),
-        (InBatchLossModel, "not a mean over samples"),
-        (ChainModel, None),
-    ],
-)
-def test_a_loss_that_cutting_changes_is_reported(
-    pool: WorkerPool, build: type, text: str | None
-) -> None:
-    training = Training(build, DataSpec(dtype="float64"), num_steps=2)
-    results = pool.run(warnings_of_fit, training, {"num_microbatches": 4}, 2, num_ranks=2)
-    found = [line for line in results[0] if "the loss of training_step" in line]
-    assert found == [] if text is None else len(found) == 1 and text in found[0]
-    assert not results[1]
-    whole = pool.run(warnings_of_fit, training, {"num_microbatches": 1}, 2, num_ranks=2)
-    assert whole == [[], []]
-
-
-def test_replicas_that_share_the_whole_batch_change_no_loss(pool: WorkerPool) -> None:
-    training = Training(SumLossModel, DataSpec(dtype="float64"), num_steps=2)
-    plan = [{"modules": LAYERS, "devices": [0, 1]}]
-    strategy = {"num_microbatches": 2, "plan": plan}
-    assert pool.run(warnings_of_fit, training, strategy, 2, num_ranks=2) == [[], []]
-
-
-@pytest.mark.parametrize(
-    ("stages", "is_reported"),
-    [
-        ([{"modules": LAYERS, "devices": [0, 1]}], True),
-        (
-            [
-                {"modules": LAYERS[:3]},
-                {"modules": LAYERS[3:], "microbatch_multiple": 2},  # compares whole batches
-            ],
-            False,
-        ),
-    ],
-)
-def test_a_forward_that_compares_samples_is_reported_where_it_sees_parts(
-    pool: WorkerPool, stages: list[dict[str, object]], is_reported: bool
-) -> None:
-    """The loss is taken of whole batches, so that trying the loss would not tell."""
-    training = Training(ComparingModel, DataSpec(dtype="float64"), num_steps=2)
-    strategy = {"num_microbatches": 2, "plan": stages}
-    first, second = pool.run(warnings_of_fit, training, strategy, 2, num_ranks=2)
-    assert ["the forward compares the samples" in text for text in first] == [True] * is_reported
-    assert not second
+@pytest.mark.parametrize("build", [SumLossModel, InBatchLossModel, FunctionalF1Model])
+def test_losses_and_numbers_of_the_whole_batch(pool: WorkerPool, build: type) -> None:
+    training = Training(build, DataSpec(dtype="float64"), num_steps=6)
+    assert_equal_training(pool, training, num_ranks=2, num_microbatches=4)
 
 
 @pytest.mark.parametrize("as_labels", [True, False], ids=["labels", "mask"])
-@pytest.mark.parametrize("counts", [(3,) * 8, (3, 3, 3, 3, 3, 6, 3, 1), (4, 3, 4, 3, 3, 4, 3, 4)])
-def test_a_mean_over_uneven_counts_is_reported(
+@pytest.mark.parametrize("counts", [(3,) * 8, (3, 3, 3, 3, 3, 6, 3, 1)])
+def test_a_mean_over_uneven_counts(
     pool: WorkerPool, counts: tuple[int, ...], as_labels: bool
 ) -> None:
-    training = Training(MaskedModel, MaskedData(counts=counts, as_labels=as_labels), num_steps=1)
-    results = pool.run(warnings_of_fit, training, {"num_microbatches": 4}, 2, num_ranks=2)
-    found = [line for line in results[0] if "not a mean over samples" in line]
-    assert len(found) == (len(set(counts)) > 1)
+    data = MaskedData(counts=counts, as_labels=as_labels)
+    training = Training(MaskedModel, data, num_steps=3, validate=False)
+    assert_equal_training(pool, training, num_ranks=2, num_microbatches=4)
 
 
-def test_a_logged_number_that_needs_the_whole_batch_is_reported(pool: WorkerPool) -> None:
-    training = Training(FunctionalF1Model, DataSpec(dtype="float64"), num_steps=4)
-    first, second = pool.run(warnings_of_fit, training, {"num_microbatches": 4}, 2, num_ranks=2)
-    found = [line for line in first if "logged in training_step" in line]
-    assert len(found) == 1, first
-    assert "'f1'" in found[0]
-    assert "self.log(name, metric)" in found[0]
+@pytest.mark.parametrize(
+    ("stages", "is_cut"),
+    [
+        ([{"modules": LAYERS, "devices": [0, 1]}], False),
+        ([{"modules": LAYERS[:3]}, {"modules": LAYERS[3:]}], False),
+        # The stage that compares takes both micro-batches at a time.
+        ([{"modules": LAYERS[:3]}, {"modules": LAYERS[3:], "microbatch_multiple": 2}], True),
+    ],
+)
+def test_a_forward_that_compares_samples_sees_whole_batches(
+    pool: WorkerPool, stages: list[dict[str, object]], is_cut: bool
+) -> None:
+    training = Training(ComparingModel, DataSpec(dtype="float64"), num_steps=6, validate=False)
+    strategy = {"num_microbatches": 2, "plan": stages}
+    assert_equal_training(pool, training, num_ranks=2, **strategy)
+    first, second = pool.run(lines_of_fit, training, strategy, 2, num_ranks=2)
+    found = [line for line in first if "in one piece, as output" in line]
+    assert len(found) == (not is_cut), first
     assert not second
-
-
-def test_picked_samples_keep_the_structure() -> None:
-    """A list as long as there are samples picked is none of samples."""
-    batch = {"x": torch.arange(7), "ids": list("abcdefg"), "classes": ["a", "b"], "n": 3}
-    picked = picked_samples(batch, [5, 1], 7)
-    assert picked["x"].tolist() == [5, 1] and picked["ids"] == ["f", "b"]
-    assert picked["classes"] == ["a", "b"] and picked["n"] == 3
 
 
 def test_cut_batch_keeps_the_structure() -> None:

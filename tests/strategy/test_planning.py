@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.jobs import plan_of_fit, warnings_of_fit
+from helpers.jobs import plan_of_fit, lines_of_fit
 from helpers.models import DataSpec
 from helpers.modules import ChainModel
 from helpers.planning_jobs import plan_and_messages
@@ -41,7 +41,7 @@ def test_devices_may_stay_idle_where_that_is_asked_for(pool: WorkerPool) -> None
     slow = Cluster((Device("a"), Device("b")), Link(bandwidth_bytes_per_s=1e3))
     strategy = {"use_all_devices": False, "cluster": slow}
     training = Training(ChainModel, DataSpec(dtype="float64"), num_steps=2)
-    first, second = pool.run(warnings_of_fit, training, strategy, 2, num_ranks=2)
+    first, second = pool.run(lines_of_fit, training, strategy, 2, num_ranks=2)
     assert any("the plan uses 1 of 2 devices" in text for text in first), first
     assert not second
 

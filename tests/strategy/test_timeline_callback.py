@@ -11,26 +11,31 @@ from helpers.timelines import TimelineRun, fit_on_one_device, fit_with_timeline
 from helpers.workers import WorkerPool
 
 from lightning_gpp import TimelineCallback
-from lightning_gpp.schedule import Kind
 from lightning_gpp.simulate import SpanKind
 from lightning_gpp.simulate.refit.refit import load_refit
 
 pytestmark = pytest.mark.timeout(120)
 
-FORWARDS = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
 PARTS = (SpanKind.WAIT, SpanKind.LOSS)
 """Kinds that are the second span of an action."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("timeline")
+@pytest.fixture(scope="module", params=["gpipe", "1f1b"])
+def schedule(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def runs(pool: WorkerPool, folder: Path) -> list[TimelineRun]:
+def folder(tmp_path_factory: pytest.TempPathFactory, schedule: str) -> Path:
+    return tmp_path_factory.mktemp(schedule)
+
+
+@pytest.fixture(scope="module")
+def runs(pool: WorkerPool, folder: Path, schedule: str) -> list[TimelineRun]:
     callback = {"steps": [2], "dirpath": folder}
-    result: list[TimelineRun] = pool.run(fit_with_timeline, 3, callback, num_ranks=3)
+    result: list[TimelineRun] = pool.run(
+        fit_with_timeline, 3, callback, schedule=schedule, num_ranks=3
+    )
     return result
 
 
@@ -43,15 +48,19 @@ def test_every_action_of_the_program_appears_once(runs: list[TimelineRun]) -> No
         assert found == Counter(run.program)
 
 
-def test_data_loss_and_optimizer_are_in_it(runs: list[TimelineRun]) -> None:
+def test_data_loss_and_optimizer_are_in_it(runs: list[TimelineRun], schedule: str) -> None:
     kinds = [Counter(s.kind for s in runs[0].timelines[2].of_rank(rank)) for rank in range(3)]
     assert [k[SpanKind.DATA] for k in kinds] == [1, 0, 0]
-    assert [k[SpanKind.LOSS] for k in kinds] == [1, 0, 0]
+    assert [k[SpanKind.LOSS] for k in kinds] == [4 if schedule == "1f1b" else 1, 0, 0]
     assert [k[SpanKind.OPTIMIZER] for k in kinds] == [1, 1, 1]
 
 
-def test_the_users_step_is_between_the_parts(runs: list[TimelineRun]) -> None:
-    """Once on rank 0, while the others wait."""
+def test_the_users_step_is_between_the_halves(runs: list[TimelineRun], schedule: str) -> None:
+    """Once on rank 0, while the others wait; with 1f1b it runs for every micro-batch."""
+    if schedule == "1f1b":
+        found = runs[0].reports[2].refit
+        assert found is not None and found.turn_s == 0.0 < found.loss_s
+        return
     timeline = runs[0].timelines[2]
     for rank in range(3):
         spans = timeline.of_rank(rank)
@@ -61,9 +70,9 @@ def test_the_users_step_is_between_the_parts(runs: list[TimelineRun]) -> None:
             for i, s in enumerate(spans)
             if s.kind is kind and s.action is None and spans[i + 1].kind is not SpanKind.FINISH
         )
-        forwards = [s.parsed.kind in FORWARDS for s in spans[:number] if s.action]
+        forwards = [s.parsed.kind.is_forward for s in spans[:number] if s.action]
         assert forwards and all(forwards)
-        assert not any(s.parsed.kind in FORWARDS for s in spans[number:] if s.action)
+        assert not any(s.parsed.kind.is_forward for s in spans[number:] if s.action)
     (step,) = (i for i, s in enumerate(timeline.spans) if s.kind is SpanKind.LOSS)
     assert step in timeline.critical_spans
     found = runs[0].reports[2].refit
@@ -122,10 +131,7 @@ def test_the_step_is_laid_beside_its_prediction(runs: list[TimelineRun]) -> None
     assert not runs[1].reports  # rank 0 knows
 
 
-def test_a_refit_of_recorded_steps_predicts_the_next(
-    pool: WorkerPool, runs: list[TimelineRun], tmp_path: Path
-) -> None:
-    assert runs[0].reports
+def test_a_refit_of_recorded_steps_predicts_the_next(pool: WorkerPool, tmp_path: Path) -> None:
     callback = {"steps": (2, 3), "dirpath": tmp_path / "first", "picture": False}
     first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2)
     assert list(first.reports[3].comparison.predicted) == ["profile", "refit"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers import transformer_models as models
-from helpers.jobs import warnings_of_fit
+from helpers.jobs import lines_of_fit
 from helpers.plans import random_plan
 from helpers.reference import assert_equal_training
 from helpers.training import Training
@@ -92,9 +92,13 @@ def test_replicas_share_what_depends_on_no_samples(pool: WorkerPool, name: str) 
     assert_equal_training(pool, training, num_ranks=3, plan=plan)
 
 
-def test_a_contrast_within_the_batch_is_reported(pool: WorkerPool) -> None:
-    data = models.TransformerData(num_samples=8, fields=FAMILIES["clip"][2])
-    training = Training(partial(models.Contrast, models.clip, "adamw"), data, num_steps=1)
-    arguments = {"num_microbatches": 2, "module": "model"}
-    lines, _ = pool.run(warnings_of_fit, training, arguments, 2, num_ranks=2)
-    assert len([line for line in lines if "not a mean over samples" in line]) == 1
+def test_a_contrast_within_the_batch_runs_in_one_piece(pool: WorkerPool) -> None:
+    """It is made in forward, with the loss of the library; in the step it would be cut."""
+    data = models.TransformerData(num_samples=18, fields=FAMILIES["clip"][2])
+    training = Training(
+        partial(models.Contrast, models.clip, "adamw"), data, num_steps=4, validate=False
+    )
+    strategy = {"num_microbatches": 2, "module": "model"}
+    assert_equal_training(pool, training, num_ranks=2, **strategy)
+    lines, _ = pool.run(lines_of_fit, training, strategy, 2, num_ranks=2)
+    assert len([line for line in lines if "in one piece, as output" in line]) == 1

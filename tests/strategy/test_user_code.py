@@ -36,10 +36,11 @@ def equal(pool: WorkerPool, build: Any, num_steps: int = 8, **training: Any) -> 
     )
 
 
-def errors(pool: WorkerPool, build: Any) -> list[str]:
+def errors(pool: WorkerPool, build: Any, **strategy: Any) -> list[str]:
     """The error of each rank, which must come soon."""
     training = Training(build, DATA, num_steps=4, validate=False)
-    outcomes = pool.outcomes(train, training, STRATEGY, 3, num_ranks=3, limit_s=40.0)
+    arguments = STRATEGY | strategy
+    outcomes = pool.outcomes(train, training, arguments, 3, num_ranks=3, limit_s=40.0)
     report = "\n".join(outcome.describe() for outcome in outcomes)
     for outcome in outcomes:
         assert not outcome.hung, report
@@ -136,9 +137,13 @@ def test_saving_a_checkpoint_on_rank_0_is_refused(pool: WorkerPool, where: str) 
         assert f"{where} runs on rank 0 only, so it cannot save checkpoints" in text
 
 
-def test_a_loss_without_gradient_is_refused(pool: WorkerPool) -> None:
-    for text in errors(pool, users.DetachedLossModel):
-        assert "requires no gradient" in text
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("gpipe", "does not require grad"), ("1f1b", "requires no gradient")],
+)
+def test_a_loss_without_gradient_is_refused(pool: WorkerPool, schedule: str, expected: str) -> None:
+    for text in errors(pool, users.DetachedLossModel, schedule=schedule):
+        assert expected in text
 
 
 # What steps are given, log and return ------------------------------------------------------------

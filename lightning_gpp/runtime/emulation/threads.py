@@ -171,18 +171,18 @@ class RankThreads:
         found.slips.append(pace.take_slips())
 
     def _run(self, rank: int, marks: list[Mark]) -> None:
-        """The program; in two parts where the user's step takes time between them."""
+        """The program; in two halves where the user's step takes time between them."""
         executor, boundary = self._executors[rank], self._work[rank].boundary
         run = executor.begin(self._program, self._unit_sizes, training=True, boundary=boundary)
         turn_s = self._costs.step.turn_s
-        if turn_s <= 0 or not self._program.has_two_parts:
+        if turn_s <= 0 or not self._program.has_halves:
             run.perform_all(self._program.device_actions(rank), has_sums=True)
             return
-        run.forward_part()
+        run.forward_half()
         if rank == self._program.device(FEED):
             with _marked(marks, SpanKind.LOSS):
                 self._paces[rank].spend("your step", turn_s)
-        run.backward_part(retain=False)
+        run.backward_half(retain=False)
 
     def _read(self, pace: EmulatedRank) -> None:
         """The device of the feed gets the mini-batch, now or as the host has read it ahead."""

@@ -63,7 +63,7 @@ class _Compiler:
         self.tokens = (self.found.token(), self.found.token()) if prefetch and has_input else None
         others = [d for d in range(len(program.actions)) if d != program.device(FEED)]
         self.results = {d: self.found.token() for d in others} if costs.step.finish_s else {}
-        self.has_turn = costs.step.turn_s > 0 and program.has_two_parts
+        self.has_turn = costs.step.turn_s > 0 and program.has_halves
 
     def run(self) -> Compiled:
         """All streams."""
@@ -136,7 +136,7 @@ class _Compiler:
         """The actions of a device."""
         finals = self.finals(device)
         gap_s = self.costs.step.action_s
-        turn = len(self.program.forward_part(device)) if self.has_turn else -1
+        turn = len(self.program.forward_half(device)) if self.has_turn else -1
         for index, action in enumerate(self.program.actions[device]):
             kind = action.kind
             if index == turn:
@@ -158,7 +158,7 @@ class _Compiler:
                 self.receive_message(action, index)
 
     def turn(self, device: int) -> None:
-        """Between the two parts of the program; the others wait for the first gradients anyway."""
+        """Between the two halves of the program; the others wait for the first gradients anyway."""
         if device == self.program.device(FEED):
             self.work(TaskKind.TURN, self.costs.step.turn_s)
 

@@ -35,6 +35,8 @@ class Case:
         script: what is done on the bench; by default one ``fit``.
         strategy: arguments of the strategy beside ``num_microbatches=4``.
         tolerance: of numbers, relative.
+        only_whole: whether its training step needs the whole batch, or more than one call of the
+            forward, so that it cannot run for every micro-batch.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Case:
     script: Callable[[Bench], None] = lambda bench: bench.fit()
     strategy: Mapping[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-9
+    only_whole: bool = False
 
 
 def calls(*names: str) -> Callable[[Bench], None]:
@@ -77,6 +80,7 @@ class Bench:
         case: which.
         num_ranks: ranks of the pipeline; None for one plain device.
         folder: of the Trainer; the same on all ranks.
+        schedule: of the pipeline.
 
     Attributes:
         module: the LightningModule.
@@ -87,8 +91,11 @@ class Bench:
         folder: of the Trainer.
     """
 
-    def __init__(self, case: Case, num_ranks: int | None, folder: str) -> None:
+    def __init__(
+        self, case: Case, num_ranks: int | None, folder: str, schedule: str | None = None
+    ) -> None:
         self.case, self.num_ranks, self.folder = case, num_ranks, folder
+        self.schedule = schedule
         self.everywhere: dict[str, Any] = {}
         self.on_rank_0: dict[str, Any] = {}
         self.module = case.module().double()
@@ -105,7 +112,8 @@ class Bench:
         }
         strategy = None
         if self.num_ranks is not None:
-            strategy = {"num_microbatches": 4, "timeout": TIMEOUT_S} | dict(self.case.strategy)
+            strategy = {"num_microbatches": 4, "timeout": TIMEOUT_S, "schedule": self.schedule}
+            strategy |= dict(self.case.strategy)
         options |= dict(self.case.trainer) | arguments
         self.trainer = make_trainer(strategy, self.num_ranks or 1, **options)
         return self.trainer
@@ -158,10 +166,10 @@ class Bench:
         self.on_rank_0[name] = on_rank_0 | {"logged": rows}
 
 
-def perform(case: Case, num_ranks: int | None, folder: str) -> Noted:
+def perform(case: Case, num_ranks: int | None, folder: str, schedule: str | None = None) -> Noted:
     """Runs a case as this process's rank, or on one plain device."""
     with quiet():
-        bench = Bench(case, num_ranks, folder)
+        bench = Bench(case, num_ranks, folder, schedule)
         case.script(bench)
     return Noted(bench.everywhere, bench.on_rank_0)
 
@@ -187,7 +195,13 @@ def random_plans(seed: str) -> Iterator[None]:
 
 
 def run_cases(
-    table: str, names: Sequence[str], num_ranks: int | None, folder: str, *, draws_plans: bool
+    table: str,
+    names: Sequence[str],
+    num_ranks: int | None,
+    folder: str,
+    *,
+    draws_plans: bool = False,
+    schedule: str | None = None,
 ) -> tuple[list[Noted], str | None]:
     """Runs cases one after the other, up to the first that fails; returns its traceback, too.
 
@@ -198,6 +212,7 @@ def run_cases(
         folder: of the Trainers.
         draws_plans: whether plans are random instead of the default planner's; each case has its
             own, always the same.
+        schedule: of the pipeline.
     """
     cases = {case.name: case for case in cases_of(table)}
     found: list[Noted] = []
@@ -205,7 +220,7 @@ def run_cases(
         plans = random_plans(name) if draws_plans else contextlib.nullcontext()
         try:
             with plans:
-                found.append(perform(cases[name], num_ranks, f"{folder}/{index}"))
+                found.append(perform(cases[name], num_ranks, f"{folder}/{index}", schedule))
         except Exception:  # whatever it is, the test shows it
             return found, traceback.format_exc()
     return found, None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from conformance.case import Bench, Case
+from conformance.case import Case, calls
 from conformance.modules import CaseModule, data
 
 
@@ -139,10 +139,18 @@ class FormModule(CaseModule):
 
 
 class OpaqueModule(CaseModule):
-    """Evaluates on objects."""
+    """Trains and evaluates on objects."""
 
     def loss(self, batch: Any) -> Tensor:
         return super().loss((batch.x, batch.y))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(batch.x))
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("val_loss", self.loss(batch), batch_size=len(batch.x))
 
     def test_step(self, batch: Any, batch_idx: int) -> Any:
         self.log("test_loss", self.loss(batch), batch_size=len(batch.x))
@@ -156,11 +164,6 @@ def collate(form: str) -> Callable[[Sequence[Any]], Any]:
     return lambda samples: make(*default_collate(list(samples)))
 
 
-def test_and_predict(bench: Bench) -> None:
-    bench.test()
-    bench.predict()
-
-
 CASES = [
     *(
         Case(
@@ -172,9 +175,10 @@ CASES = [
         for form in FORMS
     ),
     Case(
-        "objects in evaluation",
+        "objects",
         module=OpaqueModule,
         data=data(collate=lambda samples: Opaque(*default_collate(samples))),
-        script=test_and_predict,
+        script=calls("fit", "test", "predict"),
+        only_whole=True,
     ),
 ]

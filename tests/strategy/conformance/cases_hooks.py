@@ -28,7 +28,8 @@ def recorded(*calls: str) -> Callable[[Bench], None]:
         bench.trainer.callbacks.append(callback)
         for call in calls:
             getattr(bench, call)()
-        bench.on_rank_0["hooks"] = hooks.as_whole_batches(sequence)
+        is_cut = bench.schedule == "1f1b"
+        bench.on_rank_0["hooks"] = hooks.as_whole_batches(sequence) if is_cut else list(sequence)
         # What rank 0 alone runs is taken away where it runs; on other ranks it must not appear.
         elsewhere = hooks.on_other_ranks(sequence)
         bench.everywhere["hooks"] = elsewhere if bench.trainer.is_global_zero else list(sequence)

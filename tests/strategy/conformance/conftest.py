@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,15 +26,15 @@ class Table:
 
     Attributes:
         name: of the table.
-        draws_plans: whether plans are random.
         cases: those that pytest selected.
+        options: of :func:`~conformance.case.run_cases`.
         notes: number of ranks -> case -> what every rank noted.
         errors: number of ranks -> case -> why it failed.
     """
 
     name: str
-    draws_plans: bool = False
-    cases: list[Case] = field(default_factory=list)
+    cases: list[Case]
+    options: dict[str, Any]
     notes: dict[int, dict[str, list[Noted]]] = field(default_factory=dict)
     errors: dict[int, dict[str, str]] = field(default_factory=dict)
 
@@ -55,11 +56,7 @@ class Table:
                 names = [case.name for case in left]
                 arguments = (self.name, names, num_ranks, folder)
                 ranks = pool.run(
-                    run_cases,
-                    *arguments,
-                    draws_plans=self.draws_plans,
-                    num_ranks=num_ranks,
-                    limit_s=limit_s,
+                    run_cases, *arguments, **self.options, num_ranks=num_ranks, limit_s=limit_s
                 )
             done = min(len(found) for found, _ in ranks)
             for index, case in enumerate(left[:done]):
@@ -72,26 +69,27 @@ class Table:
 
 
 @pytest.fixture(scope="session")
-def tables() -> dict[tuple[str, bool], Table]:
-    """The tables of this run by module name and whether plans are random."""
+def tables() -> dict[tuple[str, str], Table]:
+    """The tables of this run by module name and test."""
     return {}
 
 
 @pytest.fixture
 def table(
-    request: pytest.FixtureRequest, tables: dict[tuple[str, bool], Table]
+    request: pytest.FixtureRequest, tables: dict[tuple[str, str], Table]
 ) -> Callable[..., Table]:
     """A table by name, with the cases that pytest selected for this test."""
 
-    def find(name: str, *, draws_plans: bool = False) -> Table:
-        if (name, draws_plans) not in tables:
+    def find(name: str, **options: Any) -> Table:
+        test = request.node.originalname
+        if (name, test) not in tables:
             chosen = {
                 item.callspec.params["case"].name: item.callspec.params["case"]
                 for item in request.session.items
-                if getattr(item, "originalname", None) == request.node.originalname
+                if getattr(item, "originalname", None) == test
                 and item.callspec.params.get("name") == name  # type: ignore[attr-defined]
             }
-            tables[name, draws_plans] = Table(name, draws_plans, list(chosen.values()))
-        return tables[name, draws_plans]
+            tables[name, test] = Table(name, list(chosen.values()), options)
+        return tables[name, test]
 
     return find

@@ -1,4 +1,4 @@
-"""Every case of the tables: one plain device, 2 and 4 ranks, other plans, the same results."""
+"""Every case of the tables: one device, 2 and 4 ranks, other plans and schedules, one result."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from helpers.workers import WorkerPool
 from conformance.case import Case, Noted, cases_of, perform
 from conformance.conftest import Table
 
-pytestmark = [
-    pytest.mark.timeout(400),
-    # A micro-batch without a positive sample, for example.
-    pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics.utilities.prints"),
-]
+pytestmark = pytest.mark.timeout(400)
 
 TABLES = (
     "cases_adversarial",
@@ -36,9 +32,14 @@ ROWS = [
     for name in TABLES
     for case in cases_of(name)
 ]
-LOGGING = [row for row in ROWS if row.values[0] == "cases_logging"]
-DRAWN = LOGGING + [row for row in ROWS if row not in LOGGING][::4]
-"""Run with random plans, too: what is logged depends most on how batches are cut."""
+DRAWN = ROWS[::4]
+"""Run with random plans, too."""
+NEVER_CUT = {"cases_adversarial", "cases_calls", "cases_losses", "cases_manual", "cases_once"}
+"""About steps that need the whole batch, several calls of the forward, or manual optimization."""
+CUT = [row for row in ROWS if row.values[0] not in NEVER_CUT and not row.values[1].only_whole]
+LOGGED = [row for row in CUT if row.values[0] == "cases_logging"]
+PER_MICROBATCH = LOGGED + [row for row in CUT if row not in LOGGED][::3]
+"""Run with steps for every micro-batch, too; what is logged depends most on how batches are cut."""
 _expected: dict[tuple[str, str], Noted] = {}
 
 
@@ -61,6 +62,13 @@ def test_any_plan_does(
 ) -> None:
     """Which plan a run gets depends on measured times; its results do not."""
     check(name, case, table(name, draws_plans=True).on_ranks(pool, case, 3), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "case"), PER_MICROBATCH)
+def test_with_a_step_for_every_micro_batch(
+    pool: WorkerPool, table: Callable[..., Table], name: str, case: Case, tmp_path: Path
+) -> None:
+    check(name, case, table(name, schedule="1f1b").on_ranks(pool, case, 3), tmp_path)
 
 
 def check(name: str, case: Case, found: list[Noted], folder: Path) -> None:

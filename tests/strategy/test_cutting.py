@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gpp.strategy.evaluation import (
+from lightning_gpp.strategy.cutting import (
     CannotJoinError,
     call_size,
     cut_inputs,
