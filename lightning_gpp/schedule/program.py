@@ -283,6 +283,11 @@ class Program:
         """The actions of a device; none of one that stays idle."""
         return self.actions[device] if device < len(self.actions) else ()
 
+    @property
+    def has_turn(self) -> bool:
+        """Whether the user's step comes once, between all forwards and all backwards."""
+        return self.has_backward and self.has_halves
+
     def forward_half(self, device: int) -> tuple[Action, ...]:
         """What a device does before the user's step: its forwards and their messages.
 

@@ -100,7 +100,7 @@ class StepCosts:
         turn_s: seconds between the last forward and the first backward on the device of the loss,
             where the user's step runs once per mini-batch: the step after the pipelined forward,
             the Trainer's hooks, telling the other ranks to go on. Not taken where a program has no
-            such place (:attr:`~lightning_gpp.schedule.Program.has_halves`).
+            such place (:attr:`~lightning_gpp.schedule.Program.has_turn`).
         finish_s: device -> seconds from the end of its part of the program, and of that of the
             device of the loss, which tells the others the result, to the optimizer's step.
         optimizer_s: device -> seconds of the optimizer's step.

@@ -171,11 +171,11 @@ class RankThreads:
         found.slips.append(pace.take_slips())
 
     def _run(self, rank: int, marks: list[Mark]) -> None:
-        """The program; in two halves where the user's step takes time between them."""
+        """The program; in two parts where the user's step takes time between them."""
         executor, boundary = self._executors[rank], self._work[rank].boundary
         run = executor.begin(self._program, self._unit_sizes, training=True, boundary=boundary)
         turn_s = self._costs.step.turn_s
-        if turn_s <= 0 or not self._program.has_halves:
+        if turn_s <= 0 or not self._program.has_turn:
             run.perform_all(self._program.device_actions(rank), has_sums=True)
             return
         run.forward_half()

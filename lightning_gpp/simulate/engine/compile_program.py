@@ -63,7 +63,7 @@ class _Compiler:
         self.tokens = (self.found.token(), self.found.token()) if prefetch and has_input else None
         others = [d for d in range(len(program.actions)) if d != program.device(FEED)]
         self.results = {d: self.found.token() for d in others} if costs.step.finish_s else {}
-        self.has_turn = costs.step.turn_s > 0 and program.has_halves
+        self.has_turn = costs.step.turn_s > 0 and program.has_turn
 
     def run(self) -> Compiled:
         """All streams."""
@@ -158,7 +158,7 @@ class _Compiler:
                 self.receive_message(action, index)
 
     def turn(self, device: int) -> None:
-        """Between the two halves of the program; the others wait for the first gradients anyway."""
+        """Between the two parts of the program; the others wait for the first gradients anyway."""
         if device == self.program.device(FEED):
             self.work(TaskKind.TURN, self.costs.step.turn_s)
 

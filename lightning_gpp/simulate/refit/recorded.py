@@ -149,12 +149,10 @@ class Recorded:
 
     def _pairs(self, timeline: Timeline, *, is_turn: bool) -> Iterator[tuple[Span, Span]]:
         """Spans of actions that follow each other; those with the user's step between, or not."""
-        has_turn = self.program.has_halves and any(
-            span.kind is SpanKind.LOSS and span.action is None for span in timeline.spans
-        )
+        has_turn = any(s.kind is SpanKind.LOSS and s.action is None for s in timeline.spans)
         for rank, spans in enumerate(timeline_actions(timeline)):
-            second = self.program.backward_half(timeline.devices[rank]) if has_turn else ()
-            first = str(second[0]) if second else None
+            second_part = self.program.backward_half(timeline.devices[rank])
+            first = str(second_part[0]) if has_turn and second_part else None
             for before, after in zip(spans, spans[1:]):
                 follows = before.action != after.action and before.minibatch == after.minibatch
                 if follows and (after.action == first) is is_turn:

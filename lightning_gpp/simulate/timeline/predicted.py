@@ -28,7 +28,7 @@ _BEFORE = {
 """What a device does before its actions."""
 
 _BETWEEN = {TaskKind.TURN: SpanKind.LOSS}
-"""What it does between the forward and the backward half of them."""
+"""What it does between the forward and the backward part of them."""
 
 _AFTER = {TaskKind.FINISH: SpanKind.FINISH, TaskKind.OPTIMIZER: SpanKind.OPTIMIZER}
 """What it does after them."""
@@ -150,21 +150,12 @@ class _Device:
         """All spans in the order of time."""
         for step in range(self.tasks.num_steps):
             yield from self._around(step, _BEFORE)
-            for number, actions in enumerate(self._parts()):
-                if number:
-                    yield from self._around(step, _BETWEEN)
-                for action in actions:
-                    yield from self._action(step, action)
+            for action in self.simulation.program.forward_half(self.device):
+                yield from self._action(step, action)
+            yield from self._around(step, _BETWEEN)
+            for action in self.simulation.program.backward_half(self.device):
+                yield from self._action(step, action)
             yield from self._around(step, _AFTER)
-
-    def _parts(self) -> Iterator[Sequence[Action]]:
-        """The halves of the device's actions, or all where there are none."""
-        program = self.simulation.program
-        if program.has_halves:
-            yield program.forward_half(self.device)
-            yield program.backward_half(self.device)
-        else:
-            yield program.device_actions(self.device)
 
     def _around(self, step: int, kinds: Mapping[TaskKind, SpanKind]) -> Iterator[_NumberedSpan]:
         for index, task in self.tasks.around.get((self.device, step), ()):

@@ -76,6 +76,7 @@ def test_the_users_step_runs_once_between_the_parts() -> None:
     # device 0      |1F0        |1F1        |turn|1B0      |1B1
     #           0   1           5           9    9.5      17.5     25.5    27.5
     program = program_of("gpipe")
+    assert program.has_turn
     assert simulate(program, with_step()).step_s == 27.0
     found = simulate(program, with_step(turn_s=0.5))
     assert found.step_s == 27.5
@@ -86,6 +87,7 @@ def test_the_users_step_runs_once_between_the_parts() -> None:
 
 def test_where_parts_alternate_it_has_no_place() -> None:
     program = program_of("1f1b")
+    assert not program.has_turn
     assert simulate(program, with_step(turn_s=0.5)).step_s == simulate(program, COSTS).step_s
 
 
