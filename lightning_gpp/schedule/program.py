@@ -288,6 +288,12 @@ class Program:
         """Whether the user's step comes once, between all forwards and all backwards."""
         return self.has_backward and self.has_halves
 
+    def around_turn(self, device: int) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
+        """What a device does before the turn, and after it; all comes before where there is none."""
+        if not self.has_turn:
+            return self.device_actions(device), ()
+        return self.forward_half(device), self.backward_half(device)
+
     def forward_half(self, device: int) -> tuple[Action, ...]:
         """What a device does before the user's step: its forwards and their messages.
 

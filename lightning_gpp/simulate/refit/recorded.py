@@ -151,7 +151,7 @@ class Recorded:
         """Spans of actions that follow each other; those with the user's step between, or not."""
         has_turn = any(s.kind is SpanKind.LOSS and s.action is None for s in timeline.spans)
         for rank, spans in enumerate(timeline_actions(timeline)):
-            second_part = self.program.backward_half(timeline.devices[rank])
+            _, second_part = self.program.around_turn(timeline.devices[rank])
             first = str(second_part[0]) if has_turn and second_part else None
             for before, after in zip(spans, spans[1:]):
                 follows = before.action != after.action and before.minibatch == after.minibatch

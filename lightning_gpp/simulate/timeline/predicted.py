@@ -148,12 +148,13 @@ class _Device:
 
     def spans(self) -> Iterator[_NumberedSpan]:
         """All spans in the order of time."""
+        before, after = self.simulation.program.around_turn(self.device)
         for step in range(self.tasks.num_steps):
             yield from self._around(step, _BEFORE)
-            for action in self.simulation.program.forward_half(self.device):
+            for action in before:
                 yield from self._action(step, action)
             yield from self._around(step, _BETWEEN)
-            for action in self.simulation.program.backward_half(self.device):
+            for action in after:
                 yield from self._action(step, action)
             yield from self._around(step, _AFTER)
 
