@@ -80,7 +80,7 @@ class Ranks:
 def test_compute_lasts_its_emulated_time_whatever_its_real_work_takes():
     time, program = FakeTime(), chain_program()
     rank = Ranks(program, chain_costs(), time, scale=0.5).ranks[0]
-    with rank.run(program, device=0, has_sums=True):
+    with rank.run(program, device=0):
         for text, work_s in (("0F0", 1.5), ("0F1", 0.0), ("0B0", 3.75)):
             with rank.action(Action.parse(text)):
                 time.work(work_s)
@@ -93,7 +93,7 @@ def test_compute_lasts_its_emulated_time_whatever_its_real_work_takes():
 def test_work_that_takes_longer_is_slip_and_what_follows_is_later():
     time, program = FakeTime(), chain_program()
     rank = Ranks(program, chain_costs(), time, scale=0.5).ranks[0]
-    with rank.run(program, device=0, has_sums=True):
+    with rank.run(program, device=0):
         for text, work_s in (("0F0", 2.5), ("0F1", 2.0)):
             with rank.action(Action.parse(text)):
                 time.work(work_s)
@@ -108,10 +108,7 @@ def test_messages_leave_one_after_the_other_and_arrive_after_their_time():
     """Two sends at 4 s take 2 s each on one port; the receiver waits for both."""
     time, program = FakeTime(), chain_program()
     ranks = Ranks(program, chain_costs(), time)
-    with (
-        ranks.ranks[0].run(program, device=0, has_sums=True),
-        ranks.ranks[1].run(program, device=1, has_sums=True),
-    ):
+    with ranks.ranks[0].run(program, device=0), ranks.ranks[1].run(program, device=1):
         with ranks.ranks[0].action(Action.parse("0F0")):
             pass
         ranks.send(0, "0SF0>1")
@@ -128,10 +125,7 @@ def test_messages_leave_one_after_the_other_and_arrive_after_their_time():
 def test_a_message_that_is_there_costs_no_time():
     time, program = FakeTime(), chain_program()
     ranks = Ranks(program, chain_costs(), time)
-    with (
-        ranks.ranks[0].run(program, device=0, has_sums=True),
-        ranks.ranks[1].run(program, device=1, has_sums=True),
-    ):
+    with ranks.ranks[0].run(program, device=0), ranks.ranks[1].run(program, device=1):
         ranks.send(0, "0SF0>1")
         ranks.ranks[1].cursor_s = 7.0
         time.work(9.0)  # real time is ahead; a receive is not late
@@ -150,10 +144,7 @@ def test_what_devices_spend_on_messages_and_between_actions():
     )
     ranks = Ranks(program, costs, time)
     sender, receiver = ranks.ranks
-    with (
-        sender.run(program, device=0, has_sums=True),
-        receiver.run(program, device=1, has_sums=True),
-    ):
+    with sender.run(program, device=0), receiver.run(program, device=1):
         ranks.send(0, "0SF0>1")
         assert sender.cursor_s == 1 + 16 * 0.25
         ranks.receive(1, "1RF0<0")
@@ -187,7 +178,7 @@ def test_a_sum_begins_inside_of_the_backward_and_runs_beside_it():
     for rank, (stage, start_s) in enumerate(((0, 8.0), (1, 12.0))):
         own = ranks.ranks[rank]
         own.cursor_s, time.now_ns = start_s, round(start_s * 1e9)
-        with own.run(program, device=rank, has_sums=True), own.action(Action.parse(f"{stage}B0")):
+        with own.run(program, device=rank), own.action(Action.parse(f"{stage}B0")):
             pending.append(ranks.sums[rank].start(tensors[rank], (0, 1)))
         assert own.cursor_s == start_s + 8
     for rank, each in enumerate(pending):
@@ -201,7 +192,7 @@ def test_costs_of_another_program_are_refused():
     costs = ProgramCosts(uniform_cluster(2, LINK), (StageCosts(1.0, 1.0),))
     rank = Ranks(program, costs, time).ranks[0]
     message = "there are no costs of stage 1"
-    with pytest.raises(ValueError, match=message), rank.run(program, device=0, has_sums=True):
+    with pytest.raises(ValueError, match=message), rank.run(program, device=0):
         pass
 
 
@@ -210,7 +201,7 @@ def test_an_abort_ends_sleeping_ranks():
     ranks = Ranks(program, chain_costs(), time)
     ranks.transports[1].abort(RuntimeError("rank 1 failed first"))
     with (
-        ranks.ranks[0].run(program, device=0, has_sums=True),
+        ranks.ranks[0].run(program, device=0),
         pytest.raises(RuntimeError, match="rank 1 failed first"),
         ranks.ranks[0].action(Action.parse("0F0")),
     ):
