@@ -289,7 +289,7 @@ class Program:
         return self.has_backward and self.has_halves
 
     def around_turn(self, device: int) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
-        """What a device does before the turn, and after it; all comes before where there is none."""
+        """What a device does before the turn and after it; all comes before where there is none."""
         if not self.has_turn:
             return self.device_actions(device), ()
         return self.forward_half(device), self.backward_half(device)

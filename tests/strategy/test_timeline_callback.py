@@ -11,13 +11,11 @@ from helpers.timelines import TimelineRun, fit_on_one_device, fit_with_timeline
 from helpers.workers import WorkerPool
 
 from lightning_gpp import TimelineCallback
-from lightning_gpp.schedule import Kind
 from lightning_gpp.simulate import SpanKind
 from lightning_gpp.simulate.refit.refit import load_refit
 
 pytestmark = pytest.mark.timeout(120)
 
-FORWARDS = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
 PARTS = (SpanKind.WAIT, SpanKind.LOSS)
 """Kinds that are the second span of an action."""
 
@@ -57,8 +55,12 @@ def test_data_loss_and_optimizer_are_in_it(runs: list[TimelineRun], schedule: st
     assert [k[SpanKind.OPTIMIZER] for k in kinds] == [1, 1, 1]
 
 
-def test_the_users_step_is_between_the_parts(runs: list[TimelineRun]) -> None:
-    """Once on rank 0, while the others wait."""
+def test_the_users_step_is_between_the_halves(runs: list[TimelineRun], schedule: str) -> None:
+    """Once on rank 0, while the others wait; with 1f1b it runs for every micro-batch."""
+    if schedule == "1f1b":
+        found = runs[0].reports[2].refit
+        assert found is not None and found.turn_s == 0.0 < found.loss_s
+        return
     timeline = runs[0].timelines[2]
     for rank in range(3):
         spans = timeline.of_rank(rank)
@@ -68,9 +70,9 @@ def test_the_users_step_is_between_the_parts(runs: list[TimelineRun]) -> None:
             for i, s in enumerate(spans)
             if s.kind is kind and s.action is None and spans[i + 1].kind is not SpanKind.FINISH
         )
-        forwards = [s.parsed.kind in FORWARDS for s in spans[:number] if s.action]
+        forwards = [s.parsed.kind.is_forward for s in spans[:number] if s.action]
         assert forwards and all(forwards)
-        assert not any(s.parsed.kind in FORWARDS for s in spans[number:] if s.action)
+        assert not any(s.parsed.kind.is_forward for s in spans[number:] if s.action)
     (step,) = (i for i, s in enumerate(timeline.spans) if s.kind is SpanKind.LOSS)
     assert step in timeline.critical_spans
     found = runs[0].reports[2].refit

@@ -48,7 +48,7 @@ class _EndKey:
 
 @dataclass(frozen=True, slots=True)
 class _TurnKey:
-    """Identity of the user's step between the two parts of a mini-batch; others wait for it."""
+    """Identity of the user's step between the two halves of a mini-batch; others wait for it."""
 
     minibatch: int
 
