@@ -60,7 +60,8 @@ class ActionRecord:
         end_ns: when it was done.
         size_bytes: tensors in the message that was sent or received; None for other actions.
         loss_start_ns: when the user's step went on with the model's outputs, in forwards of the
-            loss stage; from there to ``end_ns`` it is the user's own code.
+            loss stage where the step runs for every micro-batch; from there to ``end_ns`` it is the
+            user's own code.
     """
 
     action: Action
@@ -288,8 +289,9 @@ class Run:
             for name in self.executor.output_names:
                 if name in flight.inputs:  # the user may change it in place; a leaf may not change
                     outputs[name] = copies(outputs[name])
-            self.loss_start_ns = time.monotonic_ns()
+            start_ns = time.monotonic_ns()
             flight.loss = self.boundary.finish(microbatch, outputs)
+            self.loss_start_ns = start_ns if flight.loss is not None else None
             if self.program.has_backward and flight.loss is None:
                 flight.keep_results(outputs)
         if self.program.has_backward:

@@ -30,7 +30,8 @@ class SpanKind(Enum):
     Attributes:
         FORWARD: the forward of a stage for one micro-batch.
         FEED: the user's step up to the pipelined forward (on the rank of the loss).
-        LOSS: the user's step after the pipelined forward; part of the loss stage's forward action.
+        LOSS: the user's step after the pipelined forward; part of the loss stage's forward action
+            where it runs for every micro-batch.
         BACKWARD: the backward of a stage for one micro-batch.
         SEND: handing a message to the transport; the transfer itself goes on meanwhile.
         WAIT: the receiver of a message stands still because it has not been sent yet; likewise
