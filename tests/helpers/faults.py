@@ -258,9 +258,7 @@ FAULTS = {
         r"(?s)'magic'.*balanced", strategy={"planner": "magic"}, schedules=ONCE
     ),
     "unknown schedule": Fault(r"(?s)'magic'.*gpipe.*1f1b", schedules=("magic",)),
-    "unknown sub-module": Fault(
-        r"(?s)'tower'.*left", strategy={"module": "tower"}, schedules=ONCE
-    ),
+    "unknown sub-module": Fault(r"(?s)'tower'.*left", strategy={"module": "tower"}, schedules=ONCE),
     "module of the other root": Fault("pytorch_lightning", _foreign_model, schedules=ONCE),
     "forward of an early stage": Fault(
         "the fragile layer got a nan",

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.jobs import plan_of_fit, lines_of_fit
+from helpers.jobs import lines_of_fit, plan_of_fit
 from helpers.models import DataSpec
 from helpers.modules import ChainModel
 from helpers.planning_jobs import plan_and_messages

@@ -166,9 +166,7 @@ class Bench:
         self.on_rank_0[name] = on_rank_0 | {"logged": rows}
 
 
-def perform(
-    case: Case, num_ranks: int | None, folder: str, schedule: str | None = None
-) -> Noted:
+def perform(case: Case, num_ranks: int | None, folder: str, schedule: str | None = None) -> Noted:
     """Runs a case as this process's rank, or on one plain device."""
     with quiet():
         bench = Bench(case, num_ranks, folder, schedule)
