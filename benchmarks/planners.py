@@ -146,7 +146,7 @@ def answer(planner: str, case: Case, given: argparse.Namespace) -> ComparedPlan:
     request = question(case, given)
     if planner == FLAT:
         return ComparedPlan(FLAT, search_s=flat_search_s(request), error="search time only")
-    return compared(search(planner, request), {})
+    return compared(search(planner, request, request.schedule), {})
 
 
 def flat_search_s(request: PlanRequest) -> float:

@@ -154,7 +154,7 @@ def answer(planner: str, case: Case, cluster_name: str) -> ComparedPlan:
         minibatch_size=minibatch_size,
         costs=workload.costs_for(cluster, minibatch_size),
     )
-    return compared(search(planner, request), {})
+    return compared(search(planner, request, request.schedule), {})
 
 
 def cells(answered: Answered, limit_s: float) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -72,17 +73,24 @@ class GraphInputs:
         if "index" in name and not tensor.is_floating_point() and tensor.dim():
             column = torch.full((*tensor.shape[:-1], 1), 2 * self.num_nodes).to(tensor)
             return torch.cat([tensor, tensor + self.num_nodes, column], dim=-1)
-        if self._has_entry_per_node_or_edge(name, tensor):
-            return torch.cat([tensor, tensor, tensor[-1:]])
-        if tensor.dim() and len(tensor) == self.num_graphs:
-            return torch.cat([tensor, tensor])
+        match self.entries(name, tensor):
+            case "nodes" | "edges":
+                return torch.cat([tensor, tensor, tensor[-1:]])
+            case "graphs":
+                return torch.cat([tensor, tensor])
         return tensor
 
-    def _has_entry_per_node_or_edge(self, name: str, tensor: Tensor) -> bool:
+    def entries(self, name: str, tensor: Tensor) -> Literal["nodes", "edges", "graphs"] | None:
+        """What the first dimension of a tensor counts; None where it is nothing of the graphs."""
         if not tensor.dim():
-            return False
-        of_edges = len(tensor) == self.num_edges and len(tensor) != self.num_graphs
-        return "edge" in name or len(tensor) == self.num_nodes or of_edges
+            return None
+        if "edge" in name:
+            return "edges"
+        if len(tensor) == self.num_nodes:
+            return "nodes"
+        if len(tensor) == self.num_graphs:
+            return "graphs"
+        return "edges" if len(tensor) == self.num_edges else None
 
 
 def _is_edge_index(name: str, tensor: Tensor) -> bool:

@@ -60,6 +60,7 @@ def step_of(config: DictConfig, cluster: Cluster) -> StepCosts:
         host_link=None if bandwidth is None else _host_link(bandwidth, config.host_latency_s),
         prepare_s=config.prepare_s,
         feed_s=config.feed_s,
+        turn_s=config.turn_s,
         finish_s=dict.fromkeys(devices, config.finish_s) if config.finish_s else {},
         optimizer_s=dict.fromkeys(devices, config.optimizer_s) if config.optimizer_s else {},
         send=Overhead(config.send_s),

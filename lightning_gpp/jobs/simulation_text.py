@@ -27,6 +27,7 @@ KIND_TEXTS: Mapping[TaskKind, str] = MappingProxyType(
         TaskKind.TRANSFER: "messages",
         TaskKind.REDUCE: "sums of gradients",
         TaskKind.FEED: "your step before the forward",
+        TaskKind.TURN: "your step after the forward",
         TaskKind.DATA: "reading input",
         TaskKind.COPY: "copying input",
         TaskKind.PREPARE: "cutting input",

@@ -17,7 +17,7 @@ from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.planner.request_tables import RequestTables
-from lightning_gpp.schedule.orders import check_schedule
+from lightning_gpp.schedule.orders import SCHEDULES, check_schedule
 
 ADAM_VALUES = 2
 """Values per parameter that Adam keeps; the default assumption on the optimizer."""
@@ -90,6 +90,11 @@ class PlanRequest:
     def num_devices(self) -> int:
         """Number of devices to use."""
         return self.cluster.num_devices
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether stages hold the activations of all micro-batches at their peak."""
+        return SCHEDULES[self.schedule].forwards_first
 
     @property
     def is_estimated(self) -> bool:

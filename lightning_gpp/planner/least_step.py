@@ -32,9 +32,9 @@ def least_step_s(
 
     Args:
         stages: the stages.
-        forward: (source, target) -> messages with activations, in the order of their sources; the
-            feed is one.
-        backward: (source, target) of the edge -> messages with gradients, in the same order.
+        forward: (source, target) -> messages with activations, none before those to its source;
+            the feed is a source.
+        backward: (source, target) of the edge -> messages with gradients, in such an order too.
     """
     heads, tails = _heads(stages, forward), _tails(stages, backward)
     return max(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from lightning_gpp.graph import FEED, ModelGraph, StageEdge, StageGraph, stage_graph
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.schedule import Program, build_program
+from lightning_gpp.schedule.ways import Ways, longest_ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,12 @@ class PlanGraph:
     def replicas_at_a_time(self) -> int:
         """With a multiple of this many all replicas get equally many, one at a time."""
         return math.lcm(*map(len, self.devices))
+
+    @property
+    def ways(self) -> Ways:
+        """The longest ways through the stages."""
+        units = [self.replica_multiple(stage) for stage in range(self.stages.num_stages)]
+        return longest_ways(units, self.stages.edges)
 
     def replica_multiple(self, stage: int) -> int:
         """Smallest micro-batches of a replica's share; the feed goes at the pace of the loss."""

@@ -15,6 +15,7 @@ from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan_graph import PlanGraph
 from lightning_gpp.planner.timing import Messages
+from lightning_gpp.schedule import SCHEDULES
 
 Pair = tuple[int, int]
 
@@ -22,6 +23,8 @@ Pair = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """All messages of a plan.
+
+    Both are in the order in which stages send, and no edge is before those that lead to its source.
 
     Attributes:
         forward: edge -> its messages with activations; the feed is a source.
@@ -52,13 +55,20 @@ def plan_traffic(request: PlanRequest, plan: PlanGraph, unit_size: float) -> Tra
         plan: its stages.
         unit_size: samples in a smallest micro-batch.
     """
-    forward, backward = {}, {}
-    for edge in plan.stages.edges:
-        pair = edge.source, edge.target
-        forward[pair], back = _edge_messages(request, plan, edge, unit_size)
-        if back is not None:
-            backward[pair] = back
-    return Traffic(forward, backward)
+    edges = plan.stages.edges
+    forwards, backwards = edges, edges
+    if SCHEDULES[request.schedule].forwards_first:
+        forwards, backwards = plan.ways.forward_sends(edges), plan.ways.backward_sends(edges)
+    messages = {_pair(edge): _edge_messages(request, plan, edge, unit_size) for edge in forwards}
+    backward = {pair: messages[pair][1] for pair in map(_pair, backwards)}
+    return Traffic(
+        {pair: forward for pair, (forward, _) in messages.items()},
+        {pair: found for pair, found in backward.items() if found is not None},
+    )
+
+
+def _pair(edge: StageEdge) -> Pair:
+    return edge.source, edge.target
 
 
 def _edge_messages(

@@ -60,8 +60,8 @@ class ActionRecord:
         end_ns: when it was done.
         size_bytes: tensors in the message that was sent or received; None for other actions.
         loss_start_ns: when the user's step went on with the model's outputs, in forwards of the
-            loss stage where the step runs for every micro-batch; from there to ``end_ns`` it is the
-            user's own code.
+            loss stage that have a loss of their own; from there to ``end_ns`` it is the user's own
+            code.
     """
 
     action: Action
@@ -162,18 +162,18 @@ class Run:
     keeps_flights: bool = False
     _reduction: GradientReduction | None = None
 
-    def forward_part(self) -> None:
+    def forward_half(self) -> None:
         """Runs all forwards, up to the outputs of the model."""
-        self.perform_all(self.program.forward_part(self.device), has_sums=False)
+        self.perform_all(self.program.forward_half(self.device), has_sums=False)
 
-    def backward_part(self, *, retain: bool) -> None:
+    def backward_half(self, *, retain: bool) -> None:
         """Runs all backwards, from the gradients of the outputs.
 
         Args:
             retain: whether they can be run again.
         """
         self.keeps_flights = retain
-        self.perform_all(self.program.backward_part(self.device), has_sums=True)
+        self.perform_all(self.program.backward_half(self.device), has_sums=True)
 
     def perform_all(self, actions: Sequence[Action], *, has_sums: bool) -> None:
         """Runs actions one after the other, at the pace of the rank if it has one.
@@ -291,8 +291,9 @@ class Run:
                     outputs[name] = copies(outputs[name])
             start_ns = time.monotonic_ns()
             flight.loss = self.boundary.finish(microbatch, outputs)
-            self.loss_start_ns = start_ns if flight.loss is not None else None
-            if self.program.has_backward and flight.loss is None:
+            if flight.loss is not None:
+                self.loss_start_ns = start_ns
+            elif self.program.has_backward:
                 flight.keep_results(outputs)
         if self.program.has_backward:
             flight.let_go()

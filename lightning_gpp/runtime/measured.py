@@ -17,11 +17,19 @@ _COMPUTE = {Kind.FORWARD: SpanKind.FORWARD, Kind.BACKWARD: SpanKind.BACKWARD}
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something outside of the program, on this rank's monotonic clock."""
+    """Something outside of the actions, on this rank's monotonic clock.
+
+    Attributes:
+        kind: what.
+        start_ns: when it began.
+        end_ns: when it was over.
+        minibatch: the run that it belongs to.
+    """
 
     kind: SpanKind
     start_ns: int
     end_ns: int
+    minibatch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,25 @@ class RunRecord:
 
     actions: tuple[ActionRecord, ...]
     end_ns: int
+
+    def followed_by(
+        self, actions: Sequence[ActionRecord], end_ns: int, still_ns: int = 0
+    ) -> RunRecord:
+        """The same run with its next part.
+
+        Args:
+            actions: of the part.
+            end_ns: when it was over.
+            still_ns: how long emulated time had stood still between the parts; what was recorded
+                moves together by as much, as far as there is room (a send may end late: it takes no
+                emulated time).
+        """
+        if self.actions and actions:
+            still_ns = max(0, min(still_ns, actions[0].start_ns - self.actions[-1].end_ns))
+        moved = (
+            replace(r, start_ns=r.start_ns - still_ns, end_ns=r.end_ns - still_ns) for r in actions
+        )
+        return RunRecord((*self.actions, *moved), end_ns - still_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +160,9 @@ class _Piece:
 
 
 def _pieces(rank: int, record: RankRecord, offset_ns: int) -> Iterator[_Piece]:
-    num_finished = 0
     for mark in record.marks:
         start_ns, end_ns = mark.start_ns + offset_ns, mark.end_ns + offset_ns
-        minibatch = num_finished if mark.kind is SpanKind.FINISH else 0
-        yield _Piece(rank, mark.kind, start_ns, end_ns, minibatch=minibatch)
-        num_finished += mark.kind is SpanKind.FINISH
+        yield _Piece(rank, mark.kind, start_ns, end_ns, minibatch=mark.minibatch)
     for minibatch, run in enumerate(record.runs):
         for action in run.actions:
             yield from _pieces_of(rank, action, offset_ns, minibatch)

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 
 @dataclass(frozen=True, slots=True)
 class Paused:
@@ -80,8 +78,7 @@ class SuspendedCall:
     def start(self) -> Paused | Returned:
         """Runs up to the first question or to the end; errors of the function are raised here."""
         context = contextvars.copy_context()
-        state = _ThreadState.current()
-        self._tasks = self._threads.run(lambda: context.run(self._main, state))
+        self._tasks = self._threads.run(lambda: context.run(self._main))
         return self._wait()
 
     def resume(self, answer: Any) -> Paused | Returned:
@@ -115,53 +112,14 @@ class SuspendedCall:
             raise answer
         return answer
 
-    def _main(self, state: _ThreadState) -> None:
+    def _main(self) -> None:
         _current.set(self)
         try:
-            with state:
-                value = self._function()
+            value = self._function()
         except BaseException as error:  # handed to the thread that waits, which raises it
             self._events.put(_Raised(error))
         else:
             self._events.put(Returned(value))
-
-
-@dataclass(slots=True)
-class _ThreadState:
-    """What torch keeps per thread and a step must find as its caller left it."""
-
-    grad: bool
-    inference: bool
-    autocast: dict[str, tuple[bool, torch.dtype]]
-    cuda_device: int | None
-    _inference_mode: Any = None
-
-    @classmethod
-    def current(cls) -> _ThreadState:
-        kinds = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-        return cls(
-            grad=torch.is_grad_enabled(),
-            inference=torch.is_inference_mode_enabled(),
-            autocast={
-                kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-                for kind in kinds
-            },
-            cuda_device=torch.cuda.current_device() if torch.cuda.is_available() else None,
-        )
-
-    def __enter__(self) -> None:
-        if self.cuda_device is not None:
-            torch.cuda.set_device(self.cuda_device)
-        for kind, (enabled, dtype) in self.autocast.items():
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
-        self._inference_mode = torch.inference_mode(self.inference)
-        self._inference_mode.__enter__()
-        torch.set_grad_enabled(self.grad)
-
-    def __exit__(self, *exception: object) -> None:
-        self._inference_mode.__exit__(None, None, None)
-        torch.clear_autocast_cache()
 
 
 _Tasks = queue.SimpleQueue[Callable[[], None] | None]

@@ -13,13 +13,13 @@ from lightning_gpp.schedule.lower import build_program, reduce_groups
 from lightning_gpp.schedule.orders import (
     FORWARD_ONLY,
     SCHEDULES,
+    Schedule,
     Steps,
     gpipe,
     k_f_k_b,
     most_in_flight,
     one_f_one_b,
     peak_in_flight,
-    runs_step_once,
     schedule_steps,
 )
 from lightning_gpp.schedule.program import Part, Program, ReduceGroup, Replica
@@ -36,6 +36,7 @@ __all__ = [
     "Program",
     "ReduceGroup",
     "Replica",
+    "Schedule",
     "ScheduleError",
     "Steps",
     "build_program",
@@ -48,7 +49,6 @@ __all__ = [
     "one_f_one_b",
     "peak_in_flight",
     "reduce_groups",
-    "runs_step_once",
     "schedule_steps",
     "validate",
 ]

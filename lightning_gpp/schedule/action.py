@@ -26,6 +26,11 @@ class Kind(Enum):
         return self in (Kind.FORWARD, Kind.BACKWARD)
 
     @property
+    def is_forward(self) -> bool:
+        """Whether it is a forward or a message with activations."""
+        return self in (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
+
+    @property
     def is_send(self) -> bool:
         """Whether it hands a message to the transport (and does not wait)."""
         return self in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)

@@ -3,11 +3,14 @@
 Four passes: order the compute of every stage; give every replica of a stage that order; merge the
 stages of each device; add the sends right after the compute that makes a message and the receives
 right before the one that needs it.
+
+Where all forwards come first, a stage sends the message with the longest way to go first
+(:mod:`.ways`); otherwise in the order of the stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
@@ -17,6 +20,10 @@ from lightning_gpp.schedule.orders import FORWARD_ONLY, schedule_steps
 from lightning_gpp.schedule.program import Program, ReduceGroup
 from lightning_gpp.schedule.replicas import Devices, devices_of, expand
 from lightning_gpp.schedule.validate import validate
+from lightning_gpp.schedule.ways import longest_ways
+
+Edges = Mapping[int, Sequence[StageEdge]]
+"""Stage (or feed) -> edges."""
 
 
 def build_program(
@@ -147,17 +154,29 @@ def _feed_order(program: Program) -> list[Action]:
 
 def _with_messages(program: Program, compute: Sequence[Action]) -> list[Action]:
     actions: list[Action] = []
+    out_edges, in_edges = _sends(program)
     for action in compute:
         if action.kind is Kind.FORWARD:
             before = (Kind.RECEIVE_FORWARD, program.in_edges[action.stage])
-            after = (Kind.SEND_FORWARD, program.out_edges[action.stage])
+            after = (Kind.SEND_FORWARD, out_edges[action.stage])
         else:
             before = (Kind.RECEIVE_BACKWARD, program.out_edges[action.stage])
-            after = (Kind.SEND_BACKWARD, program.in_edges[action.stage])
+            after = (Kind.SEND_BACKWARD, in_edges[action.stage])
         actions += _messages(program, action, *before)
         actions.append(action)
         actions += _messages(program, action, *after)
     return actions
+
+
+def _sends(program: Program) -> tuple[Edges, Edges]:
+    """Stage (or feed) -> the edges that leave it and those that enter it, in the order of sends."""
+    if not program.has_halves:
+        return program.out_edges, program.in_edges
+    ways = longest_ways(program.multiples, program.edges)
+    return (
+        {stage: ways.forward_sends(edges) for stage, edges in program.out_edges.items()},
+        {stage: ways.backward_sends(edges) for stage, edges in program.in_edges.items()},
+    )
 
 
 def _messages(

@@ -3,7 +3,13 @@
 A device with one stage keeps that stage's order. Where several stages share a device, their
 orders are merged by list scheduling with unit times (a unit's forward takes one, its backward two):
 the device runs whichever of its next actions can start first. Every stage keeps its own order, so
-whatever the orders guarantee still holds.
+whatever the orders guarantee still holds. Where all stages do all of their forwards first, so does
+the device: all forwards are merged before any backward, also those that could start early.
+
+Of several actions that can start at once, a device runs the backward first, then the lower
+micro-batch, then the later stage. Where all forwards come first it runs the most urgent one: if one
+unit after the other is to be done after one unit of time each, the last unit of a micro-batch says
+when it is due, and the way that it has still to go (:mod:`.ways`) how much earlier it has to start.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule.action import Action, Kind, unit_time_s
 from lightning_gpp.schedule.program import Program
+from lightning_gpp.schedule.ways import longest_ways
 
 
 def merge_stages(program: Program, orders: Mapping[int, Sequence[Action]]) -> list[list[Action]]:
@@ -35,8 +42,18 @@ def merge_stages(program: Program, orders: Mapping[int, Sequence[Action]]) -> li
         for stage, queue in queues.items():
             merged[program.device(stage)] += queue
         return merged
-    _list_schedule(program, queues, merged, dict.fromkeys(feed_forwards, 0.0))
+    end_s, free_s = dict.fromkeys(feed_forwards, 0.0), [0.0] * len(merged)
+    for half in _halves(queues) if program.has_halves else [queues]:
+        _list_schedule(program, half, merged, end_s, free_s)
     return merged
+
+
+def _halves(queues: Mapping[int, list[Action]]) -> list[dict[int, list[Action]]]:
+    """The forwards of all queues, and their backwards."""
+    return [
+        {stage: [a for a in queue if a.kind is kind] for stage, queue in queues.items()}
+        for kind in (Kind.FORWARD, Kind.BACKWARD)
+    ]
 
 
 def _list_schedule(
@@ -44,8 +61,17 @@ def _list_schedule(
     queues: Mapping[int, list[Action]],
     merged: list[list[Action]],
     end_s: dict[Action, float],
+    free_s: list[float],
 ) -> None:
-    free_s = [0.0] * len(merged)
+    """Appends the actions of the queues to the orders of their devices.
+
+    Args:
+        program: says where stages are and how they depend on each other.
+        queues: actions of every stage, in order.
+        merged: order of every device so far.
+        end_s: when every action in it ends.
+        free_s: when every device is done with it.
+    """
     candidates = _Candidates(program, queues, end_s)
     while candidates:
         start, action = candidates.pop(free_s)
@@ -68,9 +94,10 @@ class _Candidates:
         self, program: Program, queues: Mapping[int, list[Action]], end_s: dict[Action, float]
     ) -> None:
         self._program, self._end_s = program, end_s
+        self._ways = longest_ways(program.multiples, program.edges)
         self._queues = {stage: iter(queue) for stage, queue in queues.items()}
         self.num_left = sum(map(len, queues.values()))
-        self._heap: list[tuple[float, bool, int, int, Action]] = []
+        self._heap: list[tuple[float, float, int, int, Action]] = []
         self._waiting: dict[Action, list[Action]] = {}
         for stage in queues:
             self._next(stage)
@@ -107,9 +134,15 @@ class _Candidates:
                 self._waiting.setdefault(need, []).append(action)
                 return
             start = max(start, self._end_s[need])
-        backward_first = action.kind is not Kind.BACKWARD
-        entry = (start, backward_first, action.microbatch, -action.stage, action)
-        heapq.heappush(self._heap, entry)
+        heapq.heappush(self._heap, (start, *self._urgency(action), -action.stage, action))
+
+    def _urgency(self, action: Action) -> tuple[float, int]:
+        """Less is more urgent."""
+        if not self._program.has_halves:
+            return action.kind is not Kind.BACKWARD, action.microbatch
+        left = self._ways.forward if action.kind is Kind.FORWARD else self._ways.backward
+        way = 0 if action.stage == FEED else left[action.stage]
+        return self._program.units(action.stage, action.microbatch).stop - way, action.microbatch
 
 
 def dependencies(program: Program, action: Action) -> Iterator[Action]:

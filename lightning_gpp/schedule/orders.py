@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -18,8 +19,25 @@ from lightning_gpp.schedule.in_flight import in_flight_microbatches
 Steps = tuple[int, ...]
 """Compute of a stage in order: the forward of micro-batch ``m`` is ``m``, its backward ``~m``."""
 
-Schedule = Callable[[StageGraph, int, Sequence[int]], dict[int, Steps]]
-"""(stage graph, smallest micro-batches, multiple of every stage) -> steps of every stage."""
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """In which order every stage does its forwards and backwards, and what follows from it.
+
+    The functions take the stage graph, the number of smallest micro-batches of the mini-batch, and
+    the micro-batch size of every stage in units of the smallest.
+
+    Attributes:
+        steps: gives the steps of every stage.
+        peak_in_flight: gives :func:`most_in_flight` of the steps of every stage, without them.
+        forwards_first: whether every stage does all of its forwards before its first backward.
+            Then it holds all micro-batches at the peak, and a program has two halves, between which
+            the user's step can run once, on all outputs.
+    """
+
+    steps: Callable[[StageGraph, int, Sequence[int]], dict[int, Steps]]
+    peak_in_flight: Callable[[StageGraph, int, Sequence[int]], dict[int, int]]
+    forwards_first: bool
 
 
 def gpipe(num_microbatches: int) -> Steps:
@@ -118,12 +136,13 @@ def _forward_only(
     }
 
 
-SCHEDULES: Mapping[str, Schedule] = MappingProxyType({"gpipe": _gpipe, "1f1b": _one_f_one_b})
-"""Training schedules by name. ``1f1b`` becomes kFkB where micro-batch sizes differ."""
-
-_PEAKS: Mapping[str, Callable[[StageGraph, int, Sequence[int]], dict[int, int]]] = MappingProxyType(
-    {"gpipe": _all_in_flight, "1f1b": in_flight_microbatches}
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {
+        "gpipe": Schedule(_gpipe, _all_in_flight, forwards_first=True),
+        "1f1b": Schedule(_one_f_one_b, in_flight_microbatches, forwards_first=False),
+    }
 )
+"""Training schedules by name. ``1f1b`` becomes kFkB where micro-batch sizes differ."""
 
 FORWARD_ONLY = "forward"
 """Name of the order without backwards, for validation and prediction."""
@@ -146,7 +165,7 @@ def schedule_steps(
     if schedule == FORWARD_ONLY:
         return _forward_only(stages, num_microbatches, multiples)
     check_schedule(schedule)
-    return SCHEDULES[schedule](stages, num_microbatches, multiples)
+    return SCHEDULES[schedule].steps(stages, num_microbatches, multiples)
 
 
 def stage_actions(stage: int, steps: Steps) -> list[Action]:
@@ -181,12 +200,7 @@ def peak_in_flight(
         ValueError: the schedule is unknown.
     """
     check_schedule(schedule)
-    return _PEAKS[schedule](stages, num_microbatches, multiples)
-
-
-def runs_step_once(schedule: str) -> bool:
-    """Whether the user's step runs once per mini-batch, between all forwards and all backwards."""
-    return schedule == "gpipe"
+    return SCHEDULES[schedule].peak_in_flight(stages, num_microbatches, multiples)
 
 
 def check_schedule(schedule: str) -> None:

@@ -25,7 +25,8 @@ from functools import cached_property
 from typing import Any
 
 from lightning_gpp.graph import FEED, StageEdge
-from lightning_gpp.schedule.action import Action, Kind
+from lightning_gpp.schedule.action import Action
+from lightning_gpp.schedule.orders import FORWARD_ONLY, SCHEDULES
 
 FORMAT = "lightning_gpp.program"
 VERSION = 2
@@ -138,7 +139,12 @@ class Program:
     @property
     def has_backward(self) -> bool:
         """Whether it trains."""
-        return self.schedule != "forward"
+        return self.schedule != FORWARD_ONLY
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether all forwards come before all backwards, and the user's step runs between."""
+        return not self.has_backward or SCHEDULES[self.schedule].forwards_first
 
     @cached_property
     def edge(self) -> dict[tuple[int, int], StageEdge]:
@@ -277,18 +283,59 @@ class Program:
         """The actions of a device; none of one that stays idle."""
         return self.actions[device] if device < len(self.actions) else ()
 
-    def forward_part(self, device: int) -> tuple[Action, ...]:
-        """The actions of a device before the user's step, where that comes once."""
-        return self.device_actions(device)[: self._turn(device)]
+    @property
+    def has_turn(self) -> bool:
+        """Whether the user's step comes once, between all forwards and all backwards."""
+        return self.has_backward and self.has_halves
 
-    def backward_part(self, device: int) -> tuple[Action, ...]:
-        """Those after it."""
-        return self.device_actions(device)[self._turn(device) :]
+    def around_turn(self, device: int) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
+        """What a device does before the turn, and after it; all comes before where there is none."""
+        if not self.has_turn:
+            return self.device_actions(device), ()
+        return self.forward_half(device), self.backward_half(device)
 
-    def _turn(self, device: int) -> int:
-        kinds = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
-        actions = self.device_actions(device)
-        return next((i for i, a in enumerate(actions) if a.kind not in kinds), len(actions))
+    def forward_half(self, device: int) -> tuple[Action, ...]:
+        """What a device does before the user's step: its forwards and their messages.
+
+        Together the forward halves of all devices are the program of the same mini-batch without
+        backwards: they run to their end without any backward half.
+
+        Args:
+            device: the device.
+
+        Raises:
+            ValueError: the schedule mixes forwards and backwards.
+
+        >>> devices, actions = (0,), ((Action.parse("0F0"), Action.parse("0B0")),)
+        >>> program = Program("gpipe", 1, devices, multiples=(1,), edges=(), actions=actions)
+        >>> [str(action) for action in program.forward_half(0)]
+        ['0F0']
+        """
+        return self.device_actions(device)[: self._middle(device)]
+
+    def backward_half(self, device: int) -> tuple[Action, ...]:
+        """What a device does after the user's step: its backwards, their messages, and the sums.
+
+        Args:
+            device: the device.
+
+        Raises:
+            ValueError: the schedule mixes forwards and backwards.
+        """
+        return self.device_actions(device)[self._middle(device) :]
+
+    def _middle(self, device: int) -> int:
+        """How many of a device's actions are in its forward half."""
+        if not self.has_halves:
+            halved = [name for name, schedule in SCHEDULES.items() if schedule.forwards_first]
+            raise ValueError(
+                f"the schedule {self.schedule!r} mixes forwards and backwards, so its programs "
+                f"have no halves; schedules that have: {', '.join(halved)}"
+            )
+        is_forward = [action.kind.is_forward for action in self.device_actions(device)]
+        middle = sum(is_forward)
+        assert all(is_forward[:middle])  # build_program and validate see to it
+        return middle
 
     def compute_actions(self) -> Iterator[Action]:
         """All forwards and backwards."""

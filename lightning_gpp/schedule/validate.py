@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 from lightning_gpp.graph import FEED
@@ -22,6 +23,8 @@ def validate(program: Program) -> None:
       devices is not needed: messages carry their identity;
     - what an action needs is there before it: results of its own device earlier in the list,
       results of others received earlier;
+    - where the schedule has all forwards first, no device has a backward, or a message of one,
+      before a forward or a message of one;
     - the program runs to its end.
 
     Raises:
@@ -31,6 +34,8 @@ def validate(program: Program) -> None:
     _check_messages(program)
     for device, actions in enumerate(program.actions):
         _check_order(program, device, actions)
+        if program.has_halves:
+            _check_halves(device, actions)
     dry_run(program)
 
 
@@ -90,6 +95,12 @@ def _check_order(program: Program, device: int, actions: tuple[Action, ...]) -> 
             done.add(action)
         elif action.kind.is_send and Action(*_maker(program, action)) not in done:
             raise ScheduleError(f"device {device} sends {action} before computing it")
+
+
+def _check_halves(device: int, actions: tuple[Action, ...]) -> None:
+    for action, following in itertools.pairwise(actions):
+        if following.kind.is_forward and not action.kind.is_forward:
+            raise ScheduleError(f"device {device} runs {following} after {action}")
 
 
 def _needed_messages(program: Program, action: Action) -> list[Message]:

@@ -18,7 +18,8 @@ class StageCosts:
     """What one stage of a program costs for one of its micro-batches.
 
     Attributes:
-        forward_s: seconds of the forward; on the stage of the loss with the user's own step.
+        forward_s: seconds of the forward; on the stage of the loss with the user's own step, where
+            that runs for every micro-batch.
         backward_s: seconds of the backward; with recomputation the second forward included.
         fixed_bytes: parameters, their gradients and the optimizer's state.
         activation_bytes: bytes kept from the start of a forward to the end of its backward.
@@ -96,6 +97,10 @@ class StepCosts:
         loss_s: seconds of the user's step after the pipelined forward, per micro-batch of the
             stage of the loss, whose ``forward_s`` they are part of.
         loss_backward_s: seconds of its backward, part of that stage's ``backward_s``.
+        turn_s: seconds between the last forward and the first backward on the device of the loss,
+            where the user's step runs once per mini-batch: the step after the pipelined forward,
+            the Trainer's hooks, telling the other ranks to go on. Not taken where a program has no
+            such place (:attr:`~lightning_gpp.schedule.Program.has_turn`).
         finish_s: device -> seconds from the end of its part of the program, and of that of the
             device of the loss, which tells the others the result, to the optimizer's step.
         optimizer_s: device -> seconds of the optimizer's step.
@@ -113,6 +118,7 @@ class StepCosts:
     feed_backward_s: float = 0.0
     loss_s: float = 0.0
     loss_backward_s: float = 0.0
+    turn_s: float = 0.0
     finish_s: Mapping[int, float] = field(default_factory=dict)
     optimizer_s: Mapping[int, float] = field(default_factory=dict)
     send: Overhead = Overhead()

@@ -18,6 +18,7 @@ class TaskKind(Enum):
         COPY: the mini-batch goes from the host to the device.
         PREPARE: the mini-batch is cut into micro-batches.
         FEED: the user's step before the pipelined forward.
+        TURN: the user's step between the forward and the backward part of a program.
         FORWARD: the forward of a stage.
         BACKWARD: the backward of a stage.
         SEND: what a message costs its sender.
@@ -34,6 +35,7 @@ class TaskKind(Enum):
     COPY = "copy"
     PREPARE = "prepare"
     FEED = "feed"
+    TURN = "turn"
     FORWARD = "forward"
     BACKWARD = "backward"
     SEND = "send"

@@ -10,7 +10,7 @@ from itertools import accumulate
 from lightning_gpp.schedule import Action, Kind, Program
 from lightning_gpp.simulate.simulation import Simulation, Task, TaskKind
 
-COMPUTE = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.FEED)
+COMPUTE = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.FEED, TaskKind.TURN)
 """What counts as compute; the rest of a step is bubble (as in ``simulate.shares``)."""
 
 

@@ -29,11 +29,11 @@ class Control:
     @contextlib.contextmanager
     def alone(self, what: str) -> Iterator[None]:
         """Rank 0: while user code runs here and nowhere else, nothing may wait for the others."""
-        self._alone = what
+        before, self._alone = self._alone, what
         try:
             yield
         finally:
-            self._alone = None
+            self._alone = before
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gpp.capture.graph_inputs import GraphInputs
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.structure import flatten
-from lightning_gpp.runtime.pieces import cut
+from lightning_gpp.strategy.graph_cutting import graph_slices
+from lightning_gpp.strategy.slices import Slices
 
 _RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4}
 _COARSE_TOLERANCE = 2e-2  # half precision
@@ -36,11 +38,19 @@ def batch_dims(captured: CapturedModel) -> Dims:
     }
 
 
-def call_size(inputs: Mapping[str, Tensor], dims: Dims) -> int | None:
-    """Samples in one call of the forward; None where the inputs do not agree on it.
+def call_size(captured: CapturedModel, inputs: Mapping[str, Tensor]) -> int | None:
+    """Samples in one call of the forward; None where the inputs do not agree on it."""
+    if captured.takes_graphs:
+        graphs = GraphInputs.find(inputs)
+        return None if graphs is None else graphs.num_graphs
+    return size_by_dims(inputs, batch_dims(captured))
+
+
+def size_by_dims(inputs: Mapping[str, Tensor], dims: Dims) -> int | None:
+    """Samples of tensors that have them in these dimensions; None where they do not agree.
 
     >>> dims = {"x": (0,), "mask": (0,), "scale": (None,)}
-    >>> call_size({"x": torch.ones(6, 2), "mask": torch.ones(6), "scale": torch.ones(2)}, dims)
+    >>> size_by_dims({"x": torch.ones(6, 2), "mask": torch.ones(6), "scale": torch.ones(2)}, dims)
     6
     """
     sizes = []
@@ -56,17 +66,50 @@ def call_size(inputs: Mapping[str, Tensor], dims: Dims) -> int | None:
     return most_frequent if all(size % most_frequent == 0 for size in sizes) else None
 
 
-def cut_inputs(
-    inputs: Mapping[str, Tensor], dims: Dims, sizes: Sequence[int]
+def input_slices(
+    captured: CapturedModel, inputs: Mapping[str, Tensor], sizes: Sequence[int]
+) -> dict[str, Slices] | None:
+    """How the arguments of a call are cut; None where they cannot be.
+
+    What is not per sample goes whole into each piece.
+
+    Args:
+        captured: the forward.
+        inputs: its arguments by name.
+        sizes: samples of each piece.
+    """
+    if len(sizes) == 1:
+        return dict.fromkeys(inputs, Slices(None))
+    if captured.takes_graphs:
+        return graph_slices(inputs, sizes)
+    dims = batch_dims(captured)
+    return {name: _per_sample(tensor, dims[name][0], sizes) for name, tensor in inputs.items()}
+
+
+def _per_sample(tensor: Tensor, dim: int | None, sizes: Sequence[int]) -> Slices:
+    if dim is None:
+        return Slices(None)
+    entries = tensor.shape[dim] // sum(sizes)
+    return Slices(dim, tuple(size * entries for size in sizes))
+
+
+def pieces_of(
+    inputs: Mapping[str, Tensor], slices: Mapping[str, Slices], num_pieces: int
 ) -> list[dict[str, Tensor]]:
-    """The arguments of each micro-batch; what is not per sample goes whole into each."""
-    pieces: list[dict[str, Tensor]] = [{} for _ in sizes]
-    for name, tensor in inputs.items():
-        dim = dims[name][0]
-        parts = [tensor] * len(sizes) if dim is None else cut(tensor, sizes, dim, name)
-        for piece, part in zip(pieces, parts, strict=True):
-            piece[name] = part
-    return pieces
+    """The arguments of each piece."""
+    columns = {name: slices[name].cut(tensor, num_pieces) for name, tensor in inputs.items()}
+    return [{name: parts[i] for name, parts in columns.items()} for i in range(num_pieces)]
+
+
+def first_samples(
+    captured: CapturedModel, inputs: Mapping[str, Tensor], count: int, total: int
+) -> dict[str, Tensor]:
+    """The arguments of the first of the samples of a call that can be cut."""
+    if count == total:
+        return dict(inputs)
+    slices = input_slices(captured, inputs, [count, total - count])
+    assert slices is not None, "asked for when the number of pieces was chosen"
+    return pieces_of(inputs, slices, 2)[0]
 
 
 def join_values(outputs: Sequence[Values], dims: Dims, sizes: Sequence[int]) -> Values:

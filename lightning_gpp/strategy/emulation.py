@@ -151,10 +151,11 @@ class Emulation:
     @contextlib.contextmanager
     def step(
         self, executor: Executor, program: Program, *, is_second: bool = False
-    ) -> Iterator[None]:
+    ) -> Iterator[int]:
         """The body runs a training program or one of its parts, at the emulated devices' pace.
 
-        Emulated time stands still between the parts, where the user's step runs.
+        Emulated time stands still between the parts, where the user's step runs. It gets for how
+        many real nanoseconds that was.
 
         Args:
             executor: of this rank.
@@ -168,8 +169,9 @@ class Emulation:
         inner = executor.transport, executor.sums
         executor.pace, executor.transport = self.rank, self.transport
         executor.sums = self.sums or executor.sums
+        still_s = (start_s - first_end_s) * self.setup.time_scale if is_second else 0.0
         try:
-            yield
+            yield round(still_s * 1e9)
         finally:
             executor.pace = None
             executor.transport, executor.sums = inner

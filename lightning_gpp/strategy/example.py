@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from lightning_gpp.capture.arguments import Arguments
 from lightning_gpp.capture.placed import placed
 from lightning_gpp.capture.rollback import rollback
-from lightning_gpp.capture.samples import first_sample
-from lightning_gpp.capture.structure import flatten
+from lightning_gpp.capture.samples import Sample, first_sample
+from lightning_gpp.strategy.graph_cutting import graph_slices
 from lightning_gpp.strategy.planning import Example
+from lightning_gpp.strategy.slices import Slices
 
 
 def example_of(
@@ -34,30 +35,23 @@ def example_of(
         unit_sizes: samples of each micro-batch for a number of samples.
     """
     with torch.inference_mode(False):
-        tensors = Arguments.of(module, args, kwargs).tensors(args, kwargs)
+        arguments = Arguments.of(module, args, kwargs)
+        tensors = arguments.tensors(args, kwargs)
         sample = first_sample(tensors)
-        total = sample.num_samples
-        is_cut = sample.graphs is None and total > 0 and _agree(tensors, total)
-        units = unit_sizes(total) if is_cut else [total]
-        leaves, structure = flatten((tuple(args), dict(kwargs)))
-        few = [
-            _first(leaf, units[0], total) if isinstance(leaf, Tensor) else leaf for leaf in leaves
-        ]
-        cut_args, cut_kwargs = structure.unflatten(few)
-        if len(units) > 1 and not _runs(module, cut_args, cut_kwargs):
-            is_cut, units = False, [total]
-            whole = [_first(t, total, total) if isinstance(t, Tensor) else t for t in leaves]
-            cut_args, cut_kwargs = structure.unflatten(whole)
-    return Example(cut_args, cut_kwargs, total if is_cut else None, len(units))
+        total = max(1, sample.num_samples)
+        units = unit_sizes(total)
+        slices = _slices(sample, [units[0], total - units[0]] if len(units) > 1 else [total])
+        cut = arguments.rebuild(_firsts(tensors, slices or {}))
+        if slices is not None and (len(units) == 1 or _runs(module, *cut)):
+            return Example(*cut, total, len(units))
+        return Example(*arguments.rebuild(_firsts(tensors, {})), None, 1)
 
 
-def _agree(tensors: Mapping[str, Tensor], total: int) -> bool:
-    """Whether the first dimension of every tensor goes with the samples."""
-    return all(
-        tensor.layout is torch.strided and len(tensor) % total == 0
-        for tensor in tensors.values()
-        if tensor.dim()
-    )
+def _firsts(tensors: Mapping[str, Tensor], slices: Mapping[str, Slices]) -> dict[str, Tensor]:
+    """The first part of every tensor, all of it where it is not cut."""
+    return {
+        name: _first(tensor, slices.get(name, Slices(None))) for name, tensor in tensors.items()
+    }
 
 
 def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -72,10 +66,34 @@ def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return True
 
 
-def _first(tensor: Tensor, num_samples: int, total: int) -> Tensor:
-    """The part of a tensor that belongs to the first samples, cut off from autograd."""
-    if num_samples != total and tensor.dim():
-        part = tensor.detach()[: len(tensor) * num_samples // total].clone()
-    else:
-        part = tensor.detach().clone()
+def _slices(sample: Sample, sizes: Sequence[int]) -> Mapping[str, Slices] | None:
+    """How the first samples are cut off; None where they cannot be."""
+    tensors, total = sample.tensors, sample.num_samples
+    if len(sizes) == 1:
+        return dict.fromkeys(tensors, Slices(None))
+    if sample.graphs is not None:
+        return graph_slices(tensors, sizes)
+    if not _agree(tensors, total):
+        return None
+    entries = {
+        name: len(tensor) // total if tensor.dim() else 0 for name, tensor in tensors.items()
+    }
+    return {
+        name: Slices(0, tuple(size * count for size in sizes)) if count else Slices(None)
+        for name, count in entries.items()
+    }
+
+
+def _agree(tensors: Mapping[str, Tensor], total: int) -> bool:
+    """Whether the first dimension of every tensor goes with the samples."""
+    return all(
+        tensor.layout is torch.strided and len(tensor) % total == 0
+        for tensor in tensors.values()
+        if tensor.dim()
+    )
+
+
+def _first(tensor: Tensor, slices: Slices) -> Tensor:
+    """The first part of a tensor, cut off from autograd."""
+    part = slices.cut(tensor.detach(), 1)[0].clone()
     return part.requires_grad_(tensor.requires_grad)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.strategy.cutting import Values, batch_dims, call_size
+from lightning_gpp.strategy.cutting import Values, call_size, input_slices
 from lightning_gpp.strategy.example import example_of
 from lightning_gpp.strategy.instance_attribute import taken_away
 from lightning_gpp.strategy.messages import Autocast, Backward, Build, Forward
@@ -85,7 +85,7 @@ class ForwardCalls:
         units = self._units(captured, inputs, is_trained)
         if is_trained:
             return self._differentiable(captured, inputs, units)
-        boundary = CallBoundary.of(inputs, frozenset(), units, batch_dims(captured))
+        boundary = CallBoundary.of(captured, inputs, units)
         message = self._forward(captured, None, units, frozenset())
         self._session.lead(message)
         self._session.run_forward(message, boundary)
@@ -96,12 +96,14 @@ class ForwardCalls:
     ) -> list[int]:
         """Samples of each of the smallest micro-batches; one where the call cannot be cut."""
         session = self._session
-        num_samples = None if captured.takes_graphs else call_size(inputs, batch_dims(captured))
+        num_samples = call_size(captured, inputs)
         if num_samples is None:
             return [1]
         if is_trained:
             session.full_batch = max(session.full_batch, num_samples)
         units = session.unit_sizes(num_samples, is_training=is_trained)
+        if input_slices(captured, inputs, units) is None:
+            return [num_samples]
         mode = captured.module.training
         if len(units) > 1 and mode not in self._is_separable and not session.is_shape_only:
             self._is_separable[mode] = find_out(session, inputs, units, is_trained=is_trained)
@@ -120,7 +122,7 @@ class ForwardCalls:
         self._num_calls += 1
         needs = frozenset(name for name, tensor in inputs.items() if tensor.requires_grad)
         sizes = session.built.step_sizes(units)
-        boundary = CallBoundary.of(inputs, needs, sizes, batch_dims(captured))
+        boundary = CallBoundary.of(captured, inputs, sizes, needs)
         message = self._forward(captured, number, units, needs)
         session.lead(message)
         call = _LedCall(session, number, session.open_call(message, boundary), self._dropped)

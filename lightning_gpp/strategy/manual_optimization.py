@@ -129,8 +129,10 @@ class ManualOptimization:
             return
         has_closure = closure is not do_nothing_closure
         self._session.lead(OptimizerStep(self._index(optimizer), True, has_closure, arguments))
+        if has_closure:
+            closure = self._told(closure)
         with self._all_ranks():
-            yield self._told(closure) if has_closure else closure
+            yield closure
         self._session.leader_state.look_again()
 
     @contextlib.contextmanager
@@ -144,12 +146,15 @@ class ManualOptimization:
             yield led_backward(loss, self._session)
 
     def _told(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure, whose end is told; what it calls is relayed again."""
+        """The closure, which user code of rank 0 is again, and whose end is told."""
+        name = self._session.control.alone_in
+        assert name is not None
 
         def told() -> Any:
             before, self._is_told = self._is_told, False
             try:
-                result = closure()
+                with self._session.control.alone(name):
+                    result = closure()
             finally:
                 self._is_told = before
             self._session.lead(ClosureEnd())

@@ -29,7 +29,7 @@ class OpenCall:
     def forward(self) -> None:
         """Runs all forwards."""
         with torch.enable_grad(), self.recorded(self.run, False):
-            self.run.forward_part()
+            self.run.forward_half()
 
     def backward(self, *, retain: bool, hands_out: bool) -> None:
         """Runs all backwards.
@@ -39,7 +39,7 @@ class OpenCall:
             hands_out: whether the parameters get their gradients.
         """
         with self.stash, torch.enable_grad(), self.recorded(self.run, True):
-            self.run.backward_part(retain=retain)
+            self.run.backward_half(retain=retain)
         if hands_out:
             self.stash.hand_out()
         else:

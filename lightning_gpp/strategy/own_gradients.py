@@ -8,6 +8,8 @@ stages that share it), theirs has to be the same before the optimizer steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from weakref import ref
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -22,20 +24,24 @@ class OwnGradients:
 
     def __init__(self, shared: Mapping[str, Parameter]) -> None:
         self._shared = shared
-        self._known: dict[str, tuple[int, int] | None] = {}
+        self._known: dict[str, _Seen | None] = {}
         self._touched: set[str] = set()
         self.note()
 
     def note(self) -> None:
         """What the gradients are now, they are on all ranks; but for those seen to differ."""
-        self._known = {name: _state(p.grad) for name, p in self._shared.items()}
+        self._known = {
+            name: None if p.grad is None else _Seen(ref(p.grad), p.grad._version)
+            for name, p in self._shared.items()
+        }
 
     def look(self) -> None:
         """Sees which gradients have changed since they were noted; a cleared one is so on all."""
         for name, parameter in self._shared.items():
-            if parameter.grad is None:
+            gradient, known = parameter.grad, self._known[name]
+            if gradient is None:
                 self._touched.discard(name)
-            elif _state(parameter.grad) != self._known[name]:
+            elif known is None or not known.is_now(gradient):
                 self._touched.add(name)
 
     def take(self) -> dict[str, Tensor]:
@@ -44,8 +50,15 @@ class OwnGradients:
         touched, self._touched = self._touched, set()
         self.note()
         found = {name: self._shared[name].grad for name in sorted(touched)}
-        return {name: gradient for name, gradient in found.items() if gradient is not None}
+        return {name: gradient.cpu() for name, gradient in found.items() if gradient is not None}
 
 
-def _state(gradient: Tensor | None) -> tuple[int, int] | None:
-    return None if gradient is None else (id(gradient), gradient._version)
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A gradient, to notice when it changes."""
+
+    gradient: ref[Tensor]
+    version: int
+
+    def is_now(self, gradient: Tensor) -> bool:
+        return self.gradient() is gradient and self.version == gradient._version

@@ -115,20 +115,20 @@ class Pipeline:
         program = self.placed.trial_program(len(units))
         self.executor.run(program, units, training=training, boundary=boundary)
 
-    def emulated(
-        self, program: Program, *, is_second: bool = False
-    ) -> AbstractContextManager[None]:
+    def emulated(self, program: Program, *, is_second: bool = False) -> AbstractContextManager[int]:
         """What a program that trains runs in: at the pace of emulated devices, if they are.
+
+        The body gets for how many nanoseconds emulated time stood still before.
 
         Args:
             program: with backwards.
             is_second: whether its backward part runs, and its forward part is over.
         """
         if self.emulation is None:
-            return nullcontext()
+            return nullcontext(0)
         if program.num_microbatches % self.placed.units_at_a_time:
             self.emulation.num_unpaced += not is_second
-            return nullcontext()
+            return nullcontext(0)
         return self.emulation.step(self.executor, program, is_second=is_second)
 
     def emulation_report(self) -> EmulationReport | None:

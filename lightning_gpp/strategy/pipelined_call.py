@@ -6,18 +6,26 @@ whatever the user makes of the outputs is differentiated by autograd as on one d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.structure import Structure, flatten
 from lightning_gpp.runtime.payload import tensors_in
 from lightning_gpp.runtime.pieces import cut
-from lightning_gpp.runtime.pieces import join as join_pieces
-from lightning_gpp.strategy.cutting import Dims, Values, cut_inputs, join_values
+from lightning_gpp.strategy.cutting import (
+    Dims,
+    Values,
+    batch_dims,
+    input_slices,
+    join_values,
+    pieces_of,
+)
+from lightning_gpp.strategy.slices import Slices
 from lightning_gpp.strategy.torch_private import keeps_graph, will_reach
 
 Column = Sequence[Tensor | None]
@@ -30,35 +38,43 @@ class CallBoundary:
     Attributes:
         pieces: the arguments of each piece of the batch by name, leaves of the stages' autograd.
         sizes: samples of each piece.
-        dims: of the samples, for every value.
+        slices: how the arguments were cut.
+        dims: of the samples, for every output.
         outputs: of each piece.
         gradients: of the outputs of each piece, once a backward has come.
     """
 
     pieces: list[dict[str, Tensor]]
     sizes: Sequence[int]
+    slices: Mapping[str, Slices]
     dims: Dims
     outputs: list[Values] = field(default_factory=list)
     gradients: list[dict[str, Column]] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, inputs: Mapping[str, Tensor], needs: frozenset[str], sizes: Sequence[int], dims: Dims
+        cls,
+        captured: CapturedModel,
+        inputs: Mapping[str, Tensor],
+        sizes: Sequence[int],
+        needs: frozenset[str] = frozenset(),
     ) -> CallBoundary:
-        """The boundary of a call.
+        """The boundary of a call that can be cut.
 
         Args:
-            inputs: the arguments by name.
-            needs: those that need a gradient.
+            captured: the forward.
+            inputs: its arguments by name.
             sizes: samples of each piece.
-            dims: of the samples, for every value.
+            needs: arguments that need a gradient.
         """
-        pieces = cut_inputs(inputs, dims, sizes)
+        slices = input_slices(captured, inputs, sizes)
+        assert slices is not None, "asked for when the number of pieces was chosen"
+        pieces = pieces_of(inputs, slices, len(sizes))
         leaves = [
             {name: part.detach().requires_grad_(name in needs) for name, part in piece.items()}
             for piece in pieces
         ]
-        return cls(leaves, sizes, dims)
+        return cls(leaves, sizes, slices, batch_dims(captured))
 
     def start(self, microbatch: int) -> Mapping[str, Tensor]:
         """The arguments of a piece."""
@@ -102,11 +118,34 @@ class CallBoundary:
         parts = [leaf.grad for leaf in leaves]
         for leaf in leaves:
             leaf.grad = None
-        dim = self.dims[name][0]
-        if dim is not None:
-            return join_pieces(parts, self.sizes, dim, name)
-        found = [part for part in parts if part is not None]
-        return torch.stack(found).sum(0) if len(found) > 1 else next(iter(found), None)
+        return self.slices[name].joined(parts, leaves[0])
+
+
+_TENSOR = object()
+"""Stands for a tensor among the leaves of an output."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """An output without its tensors."""
+
+    structure: Structure
+    leaves: list[Any]
+    num_tensors: int
+
+    @classmethod
+    def of(cls, value: Any) -> tuple[_Form, list[Tensor]]:
+        """The form of an output, and its tensors."""
+        leaves, structure = flatten(value)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        others = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return cls(structure, others, len(tensors)), tensors
+
+    def filled(self, tensors: Iterator[Tensor]) -> Any:
+        """The output with the next of the tensors."""
+        return self.structure.unflatten(
+            [next(tensors) if leaf is _TENSOR else leaf for leaf in self.leaves]
+        )
 
 
 @dataclass(slots=True)
@@ -126,39 +165,25 @@ class PipelinedCall:
     run_forward: Callable[[], None]
     run_backward: Callable[[bool, bool], None]
     anchor: Tensor
-    structures: dict[str, Structure] = field(default_factory=dict)
-    columns: dict[str, int] = field(default_factory=dict)
+    forms: dict[str, _Form] = field(default_factory=dict)
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Values:
         """The outputs by name, for the arguments by name."""
-        leaves = _Node.apply(self, self.anchor, *(inputs[name] for name in self.names))  # type: ignore[no-untyped-call]
-        given = iter(leaves)
-        return {
-            name: structure.unflatten(
-                [next(given) if isinstance(leaf, _Place) else leaf for leaf in self._plain[name]]
-            )
-            for name, structure in self.structures.items()
-        }
-
-    _plain: dict[str, list[Any]] = field(default_factory=dict)
+        arguments = [inputs[name] for name in self.names]
+        tensors = iter(_Node.apply(self, self.anchor, *arguments))  # type: ignore[no-untyped-call]
+        return {name: form.filled(tensors) for name, form in self.forms.items()}
 
     def outputs(self) -> tuple[list[Tensor], list[Tensor]]:
         """Runs the forward; the tensors of the outputs, and those that take no gradient."""
         self.run_forward()
-        flags = [
-            tensor.requires_grad
-            for name in self.boundary.outputs[0]
-            for tensor in tensors_in([self.boundary.outputs[0][name]])
-        ]
+        first = self.boundary.outputs[0]
+        flags = [tensor.requires_grad for tensor in tensors_in(list(first.values()))]
         tensors: list[Tensor] = []
         with torch.no_grad():
             values = self.boundary.take_outputs()
         for name, value in values.items():
-            leaves, self.structures[name] = flatten(value)
-            found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-            tensors += [leaf.detach() for leaf in found]
-            self.columns[name] = len(found)
-            self._plain[name] = [_Place() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            self.forms[name], found = _Form.of(value)
+            tensors += [tensor.detach() for tensor in found]
         return tensors, [t for t, flag in zip(tensors, flags, strict=True) if not flag]
 
     def differentiate(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -175,7 +200,7 @@ class PipelinedCall:
             )
         given = iter(gradients)
         self.boundary.put_gradients(
-            {name: [next(given) for _ in range(count)] for name, count in self.columns.items()}
+            {n: [next(given) for _ in range(form.num_tensors)] for n, form in self.forms.items()}
         )
         self.run_backward(keeps_graph(), will_reach(self.anchor))
         return [
@@ -184,10 +209,6 @@ class PipelinedCall:
             else None
             for name in self.names
         ]
-
-
-class _Place:
-    """Stands for a tensor among the leaves of an output."""
 
 
 class _Node(torch.autograd.Function):

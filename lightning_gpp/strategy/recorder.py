@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
 
 from lightning_gpp.runtime.executor import ActionRecord, Executor, Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
@@ -17,15 +20,15 @@ class StepRecorder:
     def __init__(self) -> None:
         self.is_on = False
         self._runs: list[RunRecord] = []
-        self._begun: dict[int, tuple[Run, int]] = {}
+        self._begun: list[Run | None] = []
         self._marks: list[Mark] = []
-        self._open: tuple[SpanKind, int] | None = None
+        self._open: Mark | None = None
         self._last_read: Mark | None = None
 
     def start(self) -> None:
         """Begins a step; its mini-batch has been read already."""
         self.is_on = True
-        self._runs, self._marks, self._open, self._begun = [], [], None, {}
+        self._runs, self._marks, self._open, self._begun = [], [], None, []
         if self._last_read is not None:
             self._note_read(self._last_read)
         self._last_read = None
@@ -47,7 +50,7 @@ class StepRecorder:
     def _note_read(self, mark: Mark) -> None:
         """What follows until a program runs prepares it."""
         self._marks.append(mark)
-        self._open = (SpanKind.PREPARE, mark.end_ns)
+        self._open = Mark(SpanKind.PREPARE, mark.end_ns, mark.end_ns)
 
     def forget_read(self) -> None:
         """What was read so far does not belong to the next step."""
@@ -57,12 +60,15 @@ class StepRecorder:
         """Something outside of the program begins."""
         if self.is_on:
             self.end()
-            self._open = (kind, time.monotonic_ns())
+            start_ns = time.monotonic_ns()
+            self._open = Mark(kind, start_ns, start_ns)
 
     def end(self) -> None:
-        """It ends, if it was begun."""
+        """It ends, if it was begun, with what it left for a GPU to do."""
         if self._open is not None:
-            self._marks.append(Mark(*self._open, time.monotonic_ns()))
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.synchronize()
+            self._marks.append(replace(self._open, end_ns=time.monotonic_ns()))
             self._open = None
 
     @contextlib.contextmanager
@@ -73,33 +79,43 @@ class StepRecorder:
             return
         with self._recording(executor) as records:
             yield
-        self._runs.append(RunRecord(tuple(records), time.monotonic_ns()))
-        self._open = (SpanKind.FINISH, self._runs[-1].end_ns)
+        self._note_run(None, records, SpanKind.FINISH)
 
     @contextlib.contextmanager
-    def part(self, run: Run, *, is_second: bool) -> Iterator[None]:
+    def part(self, run: Run, *, is_second: bool, still_ns: int = 0) -> Iterator[None]:
         """Records one of the two parts of a run; between them is the user's step.
 
         Args:
             run: whose part runs in the body.
             is_second: whether it is the backward part.
+            still_ns: how long emulated time stood still before it; there is no such time in what
+                is recorded.
         """
         if not self.is_on:
             yield
             return
         with self._recording(run.executor) as records:
             yield
-        end_ns, leads = time.monotonic_ns(), run.boundary is not None
-        if id(run) not in self._begun:
-            self._begun[id(run)] = run, len(self._runs)
+        turn = SpanKind.WAIT if run.boundary is None else SpanKind.LOSS
+        self._note_run(run, records, SpanKind.FINISH if is_second else turn, still_ns)
+
+    def _note_run(
+        self,
+        run: Run | None,
+        records: Sequence[ActionRecord],
+        then: SpanKind,
+        still_ns: int = 0,
+    ) -> None:
+        """Actions were run, of a run that was begun before or not; what comes then begins."""
+        end_ns = time.monotonic_ns()
+        same = (i for i, other in enumerate(self._begun) if run is not None and other is run)
+        place = next(same, len(self._runs))
+        if place == len(self._runs):
+            self._begun.append(run)
             self._runs.append(RunRecord(tuple(records), end_ns))
         else:
-            place = self._begun[id(run)][1]
-            self._runs[place] = RunRecord((*self._runs[place].actions, *records), end_ns)
-        if is_second:
-            self._open = (SpanKind.FINISH, end_ns)
-        else:
-            self._open = (SpanKind.LOSS if leads else SpanKind.WAIT, end_ns)
+            self._runs[place] = self._runs[place].followed_by(records, end_ns, still_ns)
+        self._open = Mark(then, end_ns, end_ns, place)
 
     @contextlib.contextmanager
     def _recording(self, executor: Executor) -> Iterator[list[ActionRecord]]:

@@ -17,10 +17,11 @@ from torch.optim import Optimizer
 from lightning_gpp.runtime.executor import ActionRecord, Boundary, Run
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.open_transport import open_transport
-from lightning_gpp.schedule import runs_step_once
+from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.batch_steps import BatchSteps
 from lightning_gpp.strategy.build import Builder
 from lightning_gpp.strategy.control import Control
+from lightning_gpp.strategy.early_modules import EarlyModules
 from lightning_gpp.strategy.emulation_report import EmulationReport
 from lightning_gpp.strategy.failure import FailureWatch
 from lightning_gpp.strategy.followers import Follower
@@ -78,6 +79,7 @@ class Session:
         self._leader_state: LeaderState | None = None
         self.full_batch = 0
         self.manual: ManualOptimization | None = None
+        self._early_modules: EarlyModules | None = None
         self._batch_steps = BatchSteps(self)
         self._microbatch_steps = MicrobatchSteps(self, self.follower)
 
@@ -88,6 +90,9 @@ class Session:
         self._optimizers = optimizers
         self._train_modes = _modes(module)
         self._leader_state = LeaderState(module, optimizers)
+        if self.control.is_leader:
+            self._early_modules = EarlyModules(module, self.device)
+            self._early_modules.start()
 
     @property
     def leader_state(self) -> LeaderState:
@@ -152,7 +157,7 @@ class Session:
     def steps_per_microbatch(self) -> bool:
         """Whether the training step runs for every micro-batch, as the schedule asks for it."""
         schedule = self.settings.schedule if self.pipeline is None else self.pipeline.schedule
-        return schedule is not None and not runs_step_once(schedule)
+        return schedule is not None and not SCHEDULES[schedule].forwards_first
 
     @property
     def follower(self) -> Follower:
@@ -219,8 +224,8 @@ class Session:
         """What a part of a run runs in."""
         self.built.record(self.on_record)
         with (
-            self.built.emulated(run.program, is_second=is_second),
-            self.recorder.part(run, is_second=is_second),
+            self.built.emulated(run.program, is_second=is_second) as still_ns,
+            self.recorder.part(run, is_second=is_second, still_ns=still_ns),
         ):
             yield
 
@@ -282,6 +287,7 @@ class Session:
 
     def build(self, example: Example | None) -> None:
         """Captures, plans, partitions. Rank 0 gives the example."""
+        self._stop_early_modules()
         if self.module.training:
             self._train_modes = _modes(self.module)
         logged = LedLog(self.module, makes_calls=False)
@@ -370,6 +376,11 @@ class Session:
             self.failures.close()
             self.transport.close()
         self._microbatch_steps.close()
+        self._stop_early_modules()
+
+    def _stop_early_modules(self) -> None:
+        if self._early_modules is not None:
+            self._early_modules.stop()
 
     def _report_emulation(self, pipeline: Pipeline) -> None:
         """All ranks: rank 0 says what the emulated steps took."""

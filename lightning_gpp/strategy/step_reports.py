@@ -8,6 +8,7 @@ from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import Timeline
 from lightning_gpp.simulate.refit.compare import Comparison
 from lightning_gpp.simulate.refit.from_timelines import WARM_UP_STEPS
+from lightning_gpp.simulate.refit.recorded import check_program
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.prediction import StepQuestion
@@ -49,10 +50,14 @@ class StepReports:
         """
         assert timeline.step is not None
         if any(span.minibatch for span in timeline.spans):
-            return "Not compared with a prediction: it accumulated several mini-batches."
+            return "Not compared with a prediction: it ran several mini-batches or calls."
         question = StepQuestion.of(pipeline)
         if question is None:
             return "Not compared with a prediction: its mini-batch was too small for the plan."
+        try:
+            check_program(timeline, question.program)
+        except ValueError:
+            return "Not compared with a prediction: it did not go once forward and once backward."
         key = question.program, question.request.minibatch_size
         earlier = [t for *known, t in self._recorded if tuple(known) == key]
         before = _name(pipeline)

@@ -139,6 +139,10 @@ class TimelineCallback(pl.Callback):
         if recorder.is_on and trainer.global_step > self._step:
             record = self._stop(recorder)
             self._done.add(self._step)
+            if not record.runs:
+                if trainer.is_global_zero:
+                    show(f"No timeline of step {self._step}: no gradient went through the forward.")
+                return
             with self._session.failures.guard():
                 timeline = _gather(self._session, record, self._step)
                 if timeline is not None:

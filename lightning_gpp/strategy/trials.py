@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.rollback import rollback
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.planner.units_of_measure import seconds_text
@@ -23,9 +22,8 @@ from lightning_gpp.runtime.executor import Boundary
 from lightning_gpp.strategy.cutting import (
     CannotJoinError,
     Values,
-    batch_dims,
-    cut_inputs,
     difference,
+    first_samples,
 )
 from lightning_gpp.strategy.messages import Trial
 from lightning_gpp.strategy.one_piece import one_piece_step_s
@@ -62,8 +60,7 @@ def find_out(
     """
     captured = session.built.captured
     few = [2 if min(units) > 1 else 1] * len(units)
-    dims = batch_dims(captured)
-    first = cut_inputs(inputs, dims, [sum(few), sum(units) - sum(few)][: 1 + (few != units)])[0]
+    first = first_samples(captured, inputs, sum(few), sum(units))
     training = captured.module.training
     verdict = _tried(session, first, Trial(few, is_trained, training))
     normalizes = any(operator.state for operator in captured.graph)
@@ -76,9 +73,9 @@ def find_out(
 
 
 def _tried(session: Session, inputs: Mapping[str, Tensor], trial: Trial) -> Verdict:
-    dims = batch_dims(session.built.captured)
+    captured = session.built.captured
     boundaries = [
-        CallBoundary.of({n: t.clone() for n, t in inputs.items()}, frozenset(), sizes, dims)
+        CallBoundary.of(captured, {n: t.clone() for n, t in inputs.items()}, sizes)
         for sizes in trial_sizes(session, trial)
     ]
     session.lead(trial)
@@ -129,6 +126,3 @@ def _in_one_piece(session: Session, why: str, num_samples: int) -> str:
         f"Batches of {num_samples} samples run through the stages in one piece, as {why}. That is "
         f"exact, but stages of one branch do not overlap{costs}."
     )
-
-
-__all__ = ["CapturedModel", "find_out", "take_part"]

@@ -28,6 +28,7 @@ STEP = StepCosts(
     prepare_s=1e-3,
     feed_s=3e-4,
     loss_s=2e-4,
+    turn_s=4e-3,
     send=Overhead(5e-5, 1e-10),
     receive=Overhead(2e-5, 0.0),
     action_s=1e-5,

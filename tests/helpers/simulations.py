@@ -29,6 +29,8 @@ from lightning_gpp.simulate.engine.message_costs import costs_of_message
 SECONDS = st.integers(0, 40).map(lambda quarters: quarters / 4)
 """Multiples of a quarter: sums of them are exact."""
 
+EVERY_SCHEDULE = st.sampled_from(sorted(SCHEDULES))
+
 FAST = Link(1e30)
 """Messages take no time."""
 
@@ -48,6 +50,7 @@ def random_simulations(
     with_replicas: bool = True,
     private_channels: bool = True,
     step: st.SearchStrategy[StepCosts] | None = None,
+    **options: Any,
 ) -> Case:
     """A random stage graph on random devices with random durations.
 
@@ -56,8 +59,9 @@ def random_simulations(
         with_replicas: draw replicas and the sums of their gradients too.
         private_channels: whether all links are private and full duplex.
         step: what comes besides.
+        options: of :func:`programs`.
     """
-    program = draw(programs(with_replicas=with_replicas))
+    program = draw(programs(with_replicas=with_replicas, **options))
     num_devices = len(program.actions)
     cluster = draw(clusters(num_devices, private_channels=private_channels))
     stages = tuple(
@@ -85,9 +89,24 @@ def random_simulations(
 
 
 @st.composite
-def programs(draw: st.DrawFn, *, with_replicas: bool = True) -> Program:
-    """Programs of random stage graphs; several stages may share a device."""
+def programs(
+    draw: st.DrawFn,
+    *,
+    with_replicas: bool = True,
+    with_dead_ends: bool = False,
+    schedules: st.SearchStrategy[str] = EVERY_SCHEDULE,
+) -> Program:
+    """Programs of random stage graphs; several stages may share a device.
+
+    Args:
+        draw: of hypothesis.
+        with_replicas: whether stages may have replicas, and share parameters.
+        with_dead_ends: whether edges may miss, or bring no gradient back.
+        schedules: where their schedules come from.
+    """
     stages = draw(stage_graphs(max_stages=5))
+    if with_dead_ends:
+        stages = draw(_dead_ends(stages))
     last = stages.num_stages
     loss = StageEdge(last - 1, last, (f"v{last - 1}",))  # so that all others may have replicas
     readers = tuple((f"w{stage}", (stage,)) for stage in range(last))
@@ -110,8 +129,19 @@ def programs(draw: st.DrawFn, *, with_replicas: bool = True) -> Program:
         devices=homes,
         num_microbatches=draw(st.sampled_from([4, 8])),
         multiples=multiples,
-        schedule=draw(st.sampled_from(sorted(SCHEDULES))),
+        schedule=draw(schedules),
     )
+
+
+@st.composite
+def _dead_ends(draw: st.DrawFn, stages: StageGraph) -> StageGraph:
+    """The stage graph with edges that miss, and edges without gradients."""
+    edges = []
+    for edge in stages.edges:
+        fate = draw(st.sampled_from(["as it is", "no gradient", "missing"]))
+        if fate != "missing":
+            edges.append(replace(edge, has_backward=fate == "as it is"))
+    return replace(stages, edges=tuple(edges))
 
 
 @st.composite

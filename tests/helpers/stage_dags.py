@@ -156,13 +156,13 @@ def comparing_loss(output: Tensor) -> Tensor:
 def in_two_parts(executor: Executor, *arguments: Any, boundary: Any, num_backwards: int) -> None:
     """Runs a program's forwards, takes the loss, and runs its backwards, the last ones counting."""
     run = executor.begin(*arguments, training=True, boundary=boundary)
-    run.forward_part()
+    run.forward_half()
     if boundary is not None:
         boundary.take_loss()
     for left in reversed(range(num_backwards)):
         for weight in executor.shared.values():
             weight.grad = None
-        run.backward_part(retain=left > 0)
+        run.backward_half(retain=left > 0)
     assert not run.flights
 
 

@@ -29,6 +29,7 @@ def simulated(
     num_stages: int = 3,
     *,
     num_microbatches: int = 2,
+    schedule: str = "1f1b",
     devices: Sequence[Any] | None = None,
     message_bytes: float = 1.0,
     memory_bytes: int | None = 8,
@@ -40,7 +41,9 @@ def simulated(
     homes = devices or list(range(num_stages))
     readers = tuple((f"weight{stage}", (stage,)) for stage in range(num_stages))
     stages = replace(stage_edges(num_stages, edges), parameter_readers=readers)
-    program = build_program(stages, devices=homes, num_microbatches=num_microbatches)
+    program = build_program(
+        stages, devices=homes, num_microbatches=num_microbatches, schedule=schedule
+    )
     num_devices = len(program.actions)
     cluster = Cluster(
         tuple(Device(f"gpu{i}", memory_bytes=memory_bytes) for i in range(num_devices)), Link(1.0)

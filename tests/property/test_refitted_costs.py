@@ -39,5 +39,8 @@ def test_stages_take_what_was_recorded(question: Question, step: StepCosts) -> N
         assert mine.backward_s == pytest.approx(known.backward_s, rel=1e-6, abs=1e-12)
     for name in ("data_s", "prepare_s", "feed_s", "action_s"):
         assert getattr(again.step, name) == pytest.approx(getattr(step, name), abs=1e-12), name
+    once = question.program.has_turn
+    assert once or asked.schedule != "gpipe"
+    assert again.step.turn_s == pytest.approx(step.turn_s if once else 0.0, abs=1e-12)
     assert again.step.optimizer_s == pytest.approx(step.optimizer_s)
     assert found.step_s == pytest.approx(timeline.step_s)

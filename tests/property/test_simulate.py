@@ -30,6 +30,7 @@ STEPS = st.builds(
     host_link=st.sampled_from([None, Link(1.0)]),
     prepare_s=st.sampled_from([0.0, 0.5]),
     feed_s=st.sampled_from([0.0, 0.25]),
+    turn_s=st.sampled_from([0.0, 0.5]),
     finish_s=st.sampled_from([{}, {0: 0.5}]),
     optimizer_s=st.sampled_from([{}, {0: 2.0}]),
     send=st.sampled_from([Overhead(), Overhead(0.25, 0.5)]),

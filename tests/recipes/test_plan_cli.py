@@ -24,6 +24,18 @@ Run = Callable[..., str]
 PLAN = ["job=plan", "hydra.run.dir=run", "graph=graph.json", "cluster=dgx_a100"]
 
 
+COSTS = ["cluster=uniform", "costs=costs.json", "minibatch_size=64", "job.picture=false"]
+"""Options with the costs of :func:`write_costs`; memory has no limit."""
+
+
+def write_costs(folder: Path) -> None:
+    """Costs in which every operator keeps 1 kB of a sample."""
+    profile = Profile(
+        {op.name: OpProfile(1e-3, 2e-3, activation_bytes=1000) for op in GRAPH}, 1, ANY_DEVICE
+    )
+    (folder / "costs.json").write_text(costs_to_json(Costs((profile,))))
+
+
 @pytest.fixture
 def graph_file(run_folder: Path) -> Path:
     """A model graph in the working directory."""
@@ -69,17 +81,39 @@ class TestPlan:
 
     def test_says_whether_memory_bounds_the_step(self, graphpipe: Run, run_folder: Path) -> None:
         """A plan of three stages needs 400 kB at most; with half of it others are refused."""
-        free = ["cluster=uniform", "costs=costs.json", "minibatch_size=64", "job.picture=false"]
-        profile = Profile(
-            {op.name: OpProfile(1e-3, 2e-3, activation_bytes=1000) for op in GRAPH}, 1, ANY_DEVICE
-        )
-        (run_folder / "costs.json").write_text(costs_to_json(Costs((profile,))))
+        free = [*COSTS, "strategy.schedule=1f1b"]
+        write_costs(run_folder)
         roomy = graphpipe(*PLAN, *free, "planner=graphpipe", "cluster.num_devices=4")
         assert "bound the step" not in roomy and "its limit is not known" in roomy
         metrics = json.loads((run_folder / "run" / "metrics.json").read_text())
         tight = f"cluster.memory_bytes={int(metrics['peak_memory_bytes']) - 1}"
         printed = graphpipe(*PLAN, *free, "planner=graphpipe", "cluster.num_devices=4", tight)
         assert "Memory bounds the step: with unlimited memory it would take" in printed
+
+    def test_schedule_is_the_one_that_fits_unless_it_is_named(
+        self, graphpipe: Run, run_folder: Path
+    ) -> None:
+        """Five operators keep 1 kB each for each of 64 samples, on one device."""
+        write_costs(run_folder)
+        one = [*PLAN, *COSTS, "cluster.num_devices=1", "num_microbatches=64", "job.alternatives=[]"]
+        roomy = graphpipe(*one)
+        assert "schedule gpipe" in roomy and "Schedule: 1f1b" not in roomy
+        assert "Memory by schedule: gpipe 336 kB, 1f1b 21.0 kB on the fullest device" in roomy
+        named = graphpipe(*one, "strategy.schedule=1f1b")
+        assert "schedule 1f1b" in named and "Schedule: 1f1b" not in named
+        tight = " ".join(graphpipe(*one, "cluster.memory_bytes=300000").split())
+        assert "schedule 1f1b" in tight
+        assert (
+            "Schedule: 1f1b, as the activations of all micro-batches do not fit into memory (gpipe "
+            "needs 336 kB of 300 kB on device 0 with this plan, and no other was found); it runs "
+            "the step once per micro-batch: the loss must be a mean over samples."
+        ) in tight
+        by_hand = graphpipe(
+            *one, "cluster.memory_bytes=300000", "strategy.plan=[[stem,a,b,cat,head]]"
+        )
+        assert "schedule 1f1b" in by_hand and "Schedule: 1f1b" in by_hand
+        with pytest.raises(SystemExit):
+            graphpipe(*one, "cluster.memory_bytes=300000", "strategy.schedule=gpipe")
 
     @pytest.mark.parametrize(
         ("overrides", "message"),
@@ -105,6 +139,7 @@ class TestPlan:
             (["graph=mmt", "num_microbatches=many"], "num_microbatches must be a whole number"),
             (["costs=zero.json"], "zero.json: no operator takes any time"),
             (["planner=best"], "unknown planner 'best'; known planners: balanced"),
+            (["strategy.schedule=2f2b"], "unknown schedule '2f2b'; known schedules: gpipe, 1f1b"),
             (["job.alternatives=[best]"], "unknown planner 'best'; known planners: balanced"),
             (["minibatch_size=0"], "minibatch_size must be at least 1, got 0"),
         ],
@@ -138,9 +173,31 @@ class TestCompare:
         assert [row["planner"] for row in rows] == list(PLANNERS)
         for row in rows:
             assert row["samples_per_s"] == pytest.approx(16 / row["step_s"])
+            assert row["schedule"] == "gpipe"
             assert any(line.startswith(row["planner"]) for line in printed.split("\n"))
         with (run_folder / "run" / "compare.csv").open(newline="") as file:
             assert [row["planner"] for row in csv.DictReader(file)] == list(PLANNERS)
+
+    def test_every_planner_has_the_schedule_that_fits(
+        self, graphpipe: Run, run_folder: Path
+    ) -> None:
+        """Each of two devices holds the activations of all operators for half of the samples.
+
+        Three operators for all samples are too many, and a division into two stages has such a one.
+        """
+        write_costs(run_folder)
+        printed = graphpipe(
+            "job=compare", *PLAN[1:], *COSTS[:-1], "cluster.num_devices=2", "job.limit_s=null",
+            "cluster.memory_bytes=180000", "job.planners=[balanced,data_parallel]",
+            "num_microbatches=64",
+        )  # fmt: skip
+        rows = json.loads((run_folder / "run" / "compare.json").read_text())
+        assert all(row["step_s"] and not row["error"] for row in rows)
+        schedules = {row["planner"]: row["schedule"] for row in rows}
+        assert schedules == {"balanced": "1f1b", "data_parallel": "gpipe"}
+        assert "balanced       1f1b" in printed
+        assert "balanced: Schedule: 1f1b, as the activations" in printed
+        assert "schedule: 1f1b or gpipe)" in " ".join(printed.split())
 
     def test_a_planner_without_a_plan_says_why(self, graphpipe: Run, run_folder: Path) -> None:
         """``balanced`` wants a stage for each of 6 devices, and there are 5 operators."""

@@ -115,6 +115,16 @@ class TestSimulate:
         assert found["merged"] <= found["buckets"] <= found["at_end"]
         assert found["tree"] > found["buckets"]
 
+    def test_every_plan_has_the_schedule_that_fits(self, graphpipe: Run, run_folder: Path) -> None:
+        """All activations are 40 kB and the weights 16 kB; with ``1f1b`` 21 kB do."""
+        one = [*SIMULATE, "job.picture=false", "cluster.num_devices=1", "num_microbatches=8"]
+        assert "schedule gpipe" in graphpipe(*one)
+        tight = graphpipe(*one, "cluster.memory_bytes=30000")
+        assert "schedule 1f1b" in tight
+        assert "Schedule: 1f1b, as the activations of all micro-batches do not fit" in tight
+        levers = simulation(run_folder)["levers"]["What would speed up this plan"]
+        assert {lever["name"]: lever["note"] for lever in levers}["twice the devices"] == ""
+
     def test_the_planner_may_be_asked_again(self, graphpipe: Run, run_folder: Path) -> None:
         """Links of next to no bandwidth: the same plan crawls, a new one stays on one device."""
         slow = ["what_if.bandwidth=1e-7", "cluster.num_devices=2", "planner=graphpipe"]
@@ -129,7 +139,11 @@ class TestSimulate:
             (["what_if.device={9: 0.5}"], "there is no device 9; the cluster has 4 (0 … 3)"),
             (["planner=best"], "unknown planner 'best'; known planners: balanced"),
             (["job.ssgd=best"], "unknown variant 'best' of S-SGD"),
-            (["sends=rendezvous", "planner=balanced"], "the program deadlocks: device "),
+            (
+                ["sends=rendezvous", "planner=balanced", "strategy.schedule=1f1b"],
+                "the program deadlocks: device ",
+            ),
+            (["strategy.schedule=2f2b"], "unknown schedule '2f2b'; known schedules: gpipe, 1f1b"),
         ],
     )
     def test_a_mistake_is_one_message(

@@ -11,11 +11,13 @@ from helpers.timelines import TimelineRun, fit_on_one_device, fit_with_timeline
 from helpers.workers import WorkerPool
 
 from lightning_gpp import TimelineCallback
+from lightning_gpp.schedule import Kind
 from lightning_gpp.simulate import SpanKind
 from lightning_gpp.simulate.refit.refit import load_refit
 
 pytestmark = pytest.mark.timeout(120)
 
+FORWARDS = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
 PARTS = (SpanKind.WAIT, SpanKind.LOSS)
 """Kinds that are the second span of an action."""
 
@@ -53,6 +55,30 @@ def test_data_loss_and_optimizer_are_in_it(runs: list[TimelineRun], schedule: st
     assert [k[SpanKind.DATA] for k in kinds] == [1, 0, 0]
     assert [k[SpanKind.LOSS] for k in kinds] == [4 if schedule == "1f1b" else 1, 0, 0]
     assert [k[SpanKind.OPTIMIZER] for k in kinds] == [1, 1, 1]
+
+
+def test_the_users_step_is_between_the_parts(runs: list[TimelineRun]) -> None:
+    """Once on rank 0, while the others wait."""
+    timeline = runs[0].timelines[2]
+    for rank in range(3):
+        spans = timeline.of_rank(rank)
+        kind = SpanKind.WAIT if rank else SpanKind.LOSS
+        (number,) = (
+            i
+            for i, s in enumerate(spans)
+            if s.kind is kind and s.action is None and spans[i + 1].kind is not SpanKind.FINISH
+        )
+        forwards = [s.parsed.kind in FORWARDS for s in spans[:number] if s.action]
+        assert forwards and all(forwards)
+        assert not any(s.parsed.kind in FORWARDS for s in spans[number:] if s.action)
+    (step,) = (i for i, s in enumerate(timeline.spans) if s.kind is SpanKind.LOSS)
+    assert step in timeline.critical_spans
+    found = runs[0].reports[2].refit
+    assert found is not None and found.turn_s > 0.999 * timeline.spans[step].duration_s > 0
+    assert found.loss_s == 0.0
+    fit = runs[0].reports[2].comparison.predicted["fit"]
+    (predicted,) = (s for s in fit.spans if s.kind is SpanKind.LOSS)
+    assert predicted.duration_s == pytest.approx(found.turn_s)
 
 
 def test_what_is_around_the_program_is_in_it(runs: list[TimelineRun]) -> None:

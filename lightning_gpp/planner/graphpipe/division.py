@@ -226,7 +226,7 @@ class Divider:
         request, rates = self.problem.request, self.problem.prices.rates(microbatch_size)
         rate = rates(intervals, crew)
         count = round(request.minibatch_size / microbatch_size)
-        in_flight = (count if request.schedule == "gpipe" else min(units, count)) // crew.multiple
+        in_flight = (count if request.holds_all else min(units, count)) // crew.multiple
         recompute = in_flight > rate.most_in_flight
         seconds = rate.recomputed_seconds_per_sample if recompute else rate.seconds_per_sample
         most = rate.recomputed_most_in_flight if recompute else rate.most_in_flight

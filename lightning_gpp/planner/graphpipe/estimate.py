@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lightning_gpp.cluster import Link
-from lightning_gpp.graph import FEED
+from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.edge_bytes import edge_bytes
 from lightning_gpp.planner.graphpipe.chains import Chains, ChainStage, Hop
 from lightning_gpp.planner.stage_costs import reduce_line
 from lightning_gpp.planner.traffic import share_s
 from lightning_gpp.schedule.in_flight import units_by_successors
 from lightning_gpp.schedule.orders import steps_in_a_row
+from lightning_gpp.schedule.ways import longest_ways
 
 if TYPE_CHECKING:
     from lightning_gpp.planner.graphpipe.placement import FoundStage
@@ -174,7 +175,7 @@ class Estimates:
         sizes: Sequence[int],
         unit_size: float,
     ) -> _Traffic:
-        """What stages exchange; messages of a stage follow each other in the order of edges."""
+        """What stages exchange; messages of a stage follow each other as the schedule has it."""
         num_stages = len(sizes)
         found = _Traffic(
             [0.0] * num_stages,
@@ -183,9 +184,10 @@ class Estimates:
             [[] for _ in range(num_stages)],
         )
         fed_s, sent_s, received_s, hops = found
-        forwards_s, backwards_s = [0.0] * num_stages, [0.0] * num_stages
-        feeding_s = 0.0
-        for source, target in sorted(edges):
+        forwards_s, feeding_s = [0.0] * num_stages, 0.0
+        forwards, backwards = self._orders(edges, homes, sizes)
+        gradients = self._gradients(edges, backwards, homes, sizes, unit_size)
+        for source, target in forwards:
             carried = edges[source, target]
             source_size, target_size = sizes[source], sizes[target]
             size = min(source_size, target_size)
@@ -202,23 +204,56 @@ class Estimates:
             there_s = forwards_s[source] + part_s
             forwards_s[source] += source_parts * part_s
             sent_s[source] += source_parts * part_s
-            back_s, part_back_s = None, 0.0
-            if carried[4]:
-                part_back_s = link[2] + (carried[3] + carried[2] * samples) * link[3]
-                back_s = backwards_s[target] + part_back_s
-                backwards_s[target] += target_parts * part_back_s
-                sent_s[target] += target_parts * part_back_s
-                received_s[source] += source_parts * part_back_s
+            back_s, part_back_s = gradients.get((source, target), (None, 0.0))
+            sent_s[target] += target_parts * part_back_s
+            received_s[source] += source_parts * part_back_s
             hops[source].append(
                 Hop(target, there_s, back_s, source_parts, target_parts, part_s, part_back_s)
             )
+        return found
+
+    def _orders(
+        self, edges: dict[Pair, Carried], homes: Sequence[Devices], sizes: Sequence[int]
+    ) -> tuple[Sequence[Pair], Sequence[Pair]]:
+        """The edges in the order in which stages send activations, and in that of gradients."""
+        pairs = sorted(edges)
+        if not self._request.holds_all:
+            return pairs, pairs
+        units = [size / len(home) for size, home in zip(sizes, homes)]
+        between = [StageEdge(*pair, (), has_backward=edges[pair].has_backward) for pair in pairs]
+        ways = longest_ways(units, between)
+        forwards, backwards = ways.forward_sends(between), ways.backward_sends(between)
+        return [(e.source, e.target) for e in forwards], [(e.source, e.target) for e in backwards]
+
+    def _gradients(
+        self,
+        edges: dict[Pair, Carried],
+        order: Sequence[Pair],
+        homes: Sequence[Devices],
+        sizes: Sequence[int],
+        unit_size: float,
+    ) -> dict[Pair, tuple[float, float]]:
+        """Edge -> seconds from a backward until the first part is back, and those of a part."""
+        found: dict[Pair, tuple[float, float]] = {}
+        backwards_s = [0.0] * len(sizes)
+        for source, target in order:
+            carried = edges[source, target]
+            if source == FEED or not carried.has_backward:
+                continue
+            size = min(sizes[source], sizes[target])
+            link = self._link(homes[source], homes[target])
+            samples = size * unit_size
+            size_bytes = carried.gradient_fixed + carried.gradient_per_sample * samples
+            part_s = link.back_s + size_bytes * link.back_per_byte_s
+            found[source, target] = backwards_s[target] + part_s, part_s
+            backwards_s[target] += sizes[target] // size * part_s
         return found
 
     def _held(
         self, sizes: Sequence[int], hops: Sequence[Sequence[Hop]], num_units: int
     ) -> list[tuple[int, int]]:
         """Micro-batches of every stage in flight, and backwards that it does in a row."""
-        if self._request.schedule == "gpipe":
+        if self._request.holds_all:
             return [(num_units // size, num_units // size) for size in sizes]
         targets = [[hop.target for hop in own] for own in hops]
         units = units_by_successors(targets, sizes)

@@ -115,7 +115,7 @@ class Problem:
             [crew for crew in crews if num_replicas in (None, crew.num_replicas)],
             self.usage,
             num_units=num_units,
-            holds_all=request.schedule == "gpipe",
+            holds_all=request.holds_all,
             memory_bytes=sum(map(mul, self.available, self.prices.memory_bytes)),
             may_recompute=request.may_recompute,
         )

@@ -59,7 +59,7 @@ class EmulatedRank:
     # What it does --------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def run(self, program: Program, device: int, has_sums: bool) -> Iterator[None]:
+    def run(self, program: Program, device: int, has_sums: bool = True) -> Iterator[None]:
         """The body runs a device's part of a program; ``has_sums``: those of gradients, too.
 
         Raises:

@@ -156,7 +156,7 @@ class RankThreads:
             with _marked(marks, SpanKind.PREPARE):
                 pace.spend("prepare", costs.prepare_s)
         own = self._work[rank]
-        executor.run(self._program, self._unit_sizes, training=True, boundary=own.boundary)
+        self._run(rank, marks)
         run = RunRecord(tuple(actions), time.monotonic_ns())
         if costs.finish_s:
             with _marked(marks, SpanKind.FINISH):
@@ -169,6 +169,20 @@ class RankThreads:
         found.ends_s.append(self._clock.now_s())
         found.records.append(RankRecord((run,), tuple(marks)))
         found.slips.append(pace.take_slips())
+
+    def _run(self, rank: int, marks: list[Mark]) -> None:
+        """The program; in two parts where the user's step takes time between them."""
+        executor, boundary = self._executors[rank], self._work[rank].boundary
+        run = executor.begin(self._program, self._unit_sizes, training=True, boundary=boundary)
+        turn_s = self._costs.step.turn_s
+        if turn_s <= 0 or not self._program.has_turn:
+            run.perform_all(self._program.device_actions(rank), has_sums=True)
+            return
+        run.forward_half()
+        if rank == self._program.device(FEED):
+            with _marked(marks, SpanKind.LOSS):
+                self._paces[rank].spend("your step", turn_s)
+        run.backward_half(retain=False)
 
     def _read(self, pace: EmulatedRank) -> None:
         """The device of the feed gets the mini-batch, now or as the host has read it ahead."""

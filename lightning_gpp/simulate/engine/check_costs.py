@@ -10,7 +10,7 @@ from lightning_gpp.simulate.program_costs import MessageBytes, ProgramCosts
 
 _STEP_NUMBERS = (
     *("data_s", "input_bytes", "prepare_s", "feed_s", "feed_backward_s"),
-    *("loss_s", "loss_backward_s", "action_s"),
+    *("loss_s", "loss_backward_s", "turn_s", "action_s"),
 )
 
 

@@ -63,6 +63,7 @@ class _Compiler:
         self.tokens = (self.found.token(), self.found.token()) if prefetch and has_input else None
         others = [d for d in range(len(program.actions)) if d != program.device(FEED)]
         self.results = {d: self.found.token() for d in others} if costs.step.finish_s else {}
+        self.has_turn = costs.step.turn_s > 0 and program.has_turn
 
     def run(self) -> Compiled:
         """All streams."""
@@ -135,9 +136,12 @@ class _Compiler:
         """The actions of a device."""
         finals = self.finals(device)
         gap_s = self.costs.step.action_s
+        turn = len(self.program.forward_half(device)) if self.has_turn else -1
         for index, action in enumerate(self.program.actions[device]):
             kind = action.kind
-            if gap_s and index:
+            if index == turn:
+                self.turn(device)
+            elif gap_s and index:
                 self.work(TaskKind.OVERHEAD, gap_s, index)
             if kind is Kind.FORWARD or kind is Kind.BACKWARD:
                 seconds, number = self.seconds_and_kind(action)
@@ -152,6 +156,11 @@ class _Compiler:
                 self.send_message(action, index)
             else:
                 self.receive_message(action, index)
+
+    def turn(self, device: int) -> None:
+        """Between the two parts of the program; the others wait for the first gradients anyway."""
+        if device == self.program.device(FEED):
+            self.work(TaskKind.TURN, self.costs.step.turn_s)
 
     def seconds_and_kind(self, action: Action) -> tuple[float, int]:
         """Seconds of a compute action, and the number of its kind of task."""

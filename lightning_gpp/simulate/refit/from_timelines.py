@@ -85,6 +85,7 @@ def refit(
         feed_backward_s=recorded.action_s(FEED, SpanKind.BACKWARD),
         loss_s=loss_s,
         loss_backward_s=recorded.action_s(loss, SpanKind.BACKWARD) if is_empty else 0.0,
+        turn_s=recorded.turn_s(),
         action_s=recorded.gap_s(),
         send=fit_send(messages),
         receive=receive,

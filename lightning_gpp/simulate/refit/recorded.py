@@ -121,18 +121,42 @@ class Recorded:
             found += [max(0.0, start - max(ends)) for start in starts[:1]]
         return statistics.fmean(found) if found else None
 
-    def gap_s(self) -> float:
-        """Seconds between two actions of a device."""
+    def turn_s(self) -> float:
+        """Seconds from the last forward to the first backward on the device of the loss.
 
-        def gaps(timeline: Timeline) -> list[float]:
+        0 where the user's step was not recorded between them.
+        """
+        device = self.program.device(FEED)
+
+        def seconds(timeline: Timeline) -> list[float]:
+            rank = timeline.devices.index(device)
             return [
-                second.start_s - first.end_s
-                for spans in timeline_actions(timeline)
-                for first, second in zip(spans, spans[1:])
-                if first.action != second.action and first.minibatch == second.minibatch
+                after.start_s - before.end_s
+                for before, after in self._pairs(timeline, is_turn=True)
+                if before.rank == rank
             ]
 
+        return self.typical(seconds)
+
+    def gap_s(self) -> float:
+        """Seconds between two actions of a device that the user's step is not between."""
+
+        def gaps(timeline: Timeline) -> list[float]:
+            pairs = self._pairs(timeline, is_turn=False)
+            return [after.start_s - before.end_s for before, after in pairs]
+
         return self.typical(gaps)
+
+    def _pairs(self, timeline: Timeline, *, is_turn: bool) -> Iterator[tuple[Span, Span]]:
+        """Spans of actions that follow each other; those with the user's step between, or not."""
+        has_turn = any(s.kind is SpanKind.LOSS and s.action is None for s in timeline.spans)
+        for rank, spans in enumerate(timeline_actions(timeline)):
+            _, second_part = self.program.around_turn(timeline.devices[rank])
+            first = str(second_part[0]) if has_turn and second_part else None
+            for before, after in zip(spans, spans[1:]):
+                follows = before.action != after.action and before.minibatch == after.minibatch
+                if follows and (after.action == first) is is_turn:
+                    yield before, after
 
     def messages(self) -> list[list[Message]]:
         """The messages of every step."""

@@ -28,7 +28,7 @@ from lightning_gpp.simulate.refit.fit import Point, fit_overhead
 from lightning_gpp.simulate.refit.records import DeviceRecord, StageRecord, devices_of
 from lightning_gpp.strict_json import JsonFormat
 
-FORMAT = JsonFormat("lightning_gpp.refit", 1)
+FORMAT = JsonFormat("lightning_gpp.refit", 2, older=(1,))
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Refit:
         loss_s: seconds per micro-batch of the stage of the loss.
         loss_backward_s: seconds; 0 where that stage has operators, from whose backward the
             loss's own cannot be told.
+        turn_s: seconds of the user's step where it runs once; 0 where it ran for every micro-batch.
         action_s: seconds between two actions.
         send: seconds per message and byte.
         receive: likewise.
@@ -71,6 +72,7 @@ class Refit:
     feed_backward_s: float = 0.0
     loss_s: float = 0.0
     loss_backward_s: float = 0.0
+    turn_s: float = 0.0
     action_s: float = 0.0
     send: Overhead = field(default_factory=Overhead)
     receive: Overhead = field(default_factory=Overhead)
@@ -167,6 +169,7 @@ class Refit:
             feed_backward_s=self.feed_backward_s,
             loss_s=self.loss_s,
             loss_backward_s=self.loss_backward_s,
+            turn_s=self.turn_s,
             finish_s=finish_s,
             optimizer_s=optimizer_s,
             send=self.send,

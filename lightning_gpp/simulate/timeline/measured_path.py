@@ -1,9 +1,9 @@
 """What only the spans of a measured step tell: what was on its way, and the critical path.
 
 The critical path is walked from the end of the step to its beginning: from a span to the one before
-it on its rank; where a rank waited, to what it waited for, that is to the send of the message, or
-to what the last rank to come to a sum of gradients did before. A message that had been sent before
-it was asked for held nobody up, as far as spans can tell.
+it on its rank; where a rank waited, to what it waited for, that is to the send of the message, to
+what the last rank to come to a sum of gradients did before, or to the user's step. A message that
+had been sent before it was asked for held nobody up, as far as spans can tell.
 
 The idea is the critical path of "A DAG Model of Synchronous Stochastic Gradient Descent" (ICPADS
 2018, section IV), whose edges are here the order of a rank's actions and the messages.
@@ -46,41 +46,65 @@ class _EndKey:
     minibatch: int
 
 
-_Key = _EndKey | _SumKey | tuple[int, tuple[int, int, bool, int]]
+@dataclass(frozen=True, slots=True)
+class _TurnKey:
+    """Identity of the user's step between the two parts of a mini-batch; others wait for it."""
+
+    minibatch: int
+
+
+_Key = _EndKey | _SumKey | _TurnKey | tuple[int, tuple[int, int, bool, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Meetings:
-    """What ranks meet for: messages, sums, ends of mini-batches.
+    """What ranks meet for: messages, sums, the user's step, ends of mini-batches.
 
     Attributes:
+        key: index of a span -> its meeting.
         spans: meeting -> indices of its spans, waits included, in the order of their starts;
             only of those with at least two ranks.
         transfer: message or sum -> its index among the transfers.
     """
 
+    key: Mapping[int, _Key]
     spans: Mapping[_Key, Sequence[int]]
     transfer: Mapping[_Key, int]
 
     @classmethod
     def of(cls, timeline: Timeline) -> _Meetings:
         found: dict[_Key, list[int]] = {}
-        for index, span in sorted(enumerate(timeline.spans), key=lambda item: item[1].start_s):
-            if (key := _key(span)) is not None:
-                found.setdefault(key, []).append(index)
+        keys = _keys(timeline)
+        for index in sorted(keys, key=lambda index: timeline.spans[index].start_s):
+            found.setdefault(keys[index], []).append(index)
         shared = {
             key: indices
             for key, indices in found.items()
             if len({timeline.spans[index].rank for index in indices}) > 1
         }
-        transfers = (key for key in shared if not isinstance(key, _EndKey))
-        return cls(shared, {key: number for number, key in enumerate(transfers)})
+        transfers = (key for key in shared if not isinstance(key, (_EndKey, _TurnKey)))
+        return cls(keys, shared, {key: number for number, key in enumerate(transfers)})
 
 
-def _key(span: Span) -> _Key | None:
+def _keys(timeline: Timeline) -> dict[int, _Key]:
+    """Index of a span -> what it is a meeting for."""
+    keys: dict[int, _Key] = {}
+    after = {first: second for second, first in _before(timeline.spans).items()}
+    for index, span in enumerate(timeline.spans):
+        second = after.get(index)
+        is_for_end = second is not None and timeline.spans[second].kind is SpanKind.FINISH
+        if (key := _key(span, is_for_end)) is not None:
+            keys[index] = key
+    return keys
+
+
+def _key(span: Span, is_for_end: bool) -> _Key | None:
+    """What a span is a meeting for; of a wait whether the end of a mini-batch follows."""
     if span.action is None:
-        is_end = span.kind in (SpanKind.FINISH, SpanKind.WAIT)
-        return _EndKey(span.minibatch) if is_end else None
+        if span.kind is SpanKind.FINISH or (span.kind is SpanKind.WAIT and is_for_end):
+            return _EndKey(span.minibatch)
+        is_turn = span.kind in (SpanKind.LOSS, SpanKind.WAIT)
+        return _TurnKey(span.minibatch) if is_turn else None
     if span.parsed.kind.is_compute:
         return None
     if span.parsed.kind is Kind.REDUCE:
@@ -133,11 +157,12 @@ def _walk(timeline: Timeline, meetings: _Meetings) -> Iterator[PathPart]:
         if span.kind is not SpanKind.WAIT:
             yield PathPart(span=index)
             index = before[index]
-        elif (key := _key(span)) is not None and key in meetings.spans:
+        elif (key := meetings.key.get(index)) is not None and key in meetings.spans:
             if key in meetings.transfer:
                 yield PathPart(transfer=meetings.transfer[key])
             last = _came_last(timeline, key, meetings.spans[key])
-            index = last if timeline.spans[last].kind is SpanKind.SEND else before[last]
+            is_cause = timeline.spans[last].kind in (SpanKind.SEND, SpanKind.LOSS)
+            index = last if is_cause else before[last]
         else:
             index = before[index]
 
@@ -159,6 +184,9 @@ def _came_last(timeline: Timeline, key: _Key, indices: Sequence[int]) -> int:
         first.setdefault(timeline.spans[index].rank, index)
     if isinstance(key, _EndKey):
         return first[0]
+    if isinstance(key, _TurnKey):
+        leads = (i for i in first.values() if timeline.spans[i].kind is SpanKind.LOSS)
+        return next(leads, first[0])
     if isinstance(key, _SumKey):
         return max(first.values(), key=lambda index: timeline.spans[index].start_s)
     return next(i for i in first.values() if timeline.spans[i].kind is SpanKind.SEND)

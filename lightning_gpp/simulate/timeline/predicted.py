@@ -27,6 +27,9 @@ _BEFORE = {
 }
 """What a device does before its actions."""
 
+_BETWEEN = {TaskKind.TURN: SpanKind.LOSS}
+"""What it does between the forward and the backward part of them."""
+
 _AFTER = {TaskKind.FINISH: SpanKind.FINISH, TaskKind.OPTIMIZER: SpanKind.OPTIMIZER}
 """What it does after them."""
 
@@ -145,9 +148,13 @@ class _Device:
 
     def spans(self) -> Iterator[_NumberedSpan]:
         """All spans in the order of time."""
+        before, after = self.simulation.program.around_turn(self.device)
         for step in range(self.tasks.num_steps):
             yield from self._around(step, _BEFORE)
-            for action in self.simulation.program.actions[self.device]:
+            for action in before:
+                yield from self._action(step, action)
+            yield from self._around(step, _BETWEEN)
+            for action in after:
                 yield from self._action(step, action)
             yield from self._around(step, _AFTER)
 

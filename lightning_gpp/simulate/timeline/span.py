@@ -30,13 +30,15 @@ class SpanKind(Enum):
     Attributes:
         FORWARD: the forward of a stage for one micro-batch.
         FEED: the user's step up to the pipelined forward (on the rank of the loss).
-        LOSS: the user's step after the pipelined forward; part of the loss stage's forward action
-            where it runs for every micro-batch.
+        LOSS: the user's step after the pipelined forward. Where it runs for every micro-batch, it
+            is part of the loss stage's forward action; where it runs once, it has no action and
+            goes from the end of the forward part of the program to the start of its backward part.
         BACKWARD: the backward of a stage for one micro-batch.
         SEND: handing a message to the transport; the transfer itself goes on meanwhile.
         WAIT: the receiver of a message stands still because it has not been sent yet; likewise
             for a sum of gradients that not all its ranks have come to, and for the end of the
-            actions of rank 0, which then tells the result.
+            actions of rank 0, which then tells the result, and while rank 0 runs the user's step
+            between the two parts of a program.
         RECEIVE: the rest of a receive: from when the message was sent until it is here. Short
             when it was here before it was asked for.
         REDUCE: summing gradients of shared parameters with other ranks.

@@ -122,6 +122,7 @@ class WhatIf:
             feed_s=step.feed_s / self.compute,
             loss_s=step.loss_s / self.compute,
             loss_backward_s=step.loss_backward_s / self.compute,
+            turn_s=step.turn_s / self.compute,
             optimizer_s=faster,
         )
 

@@ -164,12 +164,16 @@ class PlanCase:
 
 
 def _step_of(step: StepCosts, before: PlanRequest, after: PlanRequest) -> StepCosts:
-    """What a step costs with other mini-batches and devices: input in proportion to samples."""
+    """What a step costs with other mini-batches and devices.
+
+    Input, and the user's step where it sees a whole mini-batch, go with the number of samples.
+    """
     part = after.minibatch_size / before.minibatch_size
     return replace(
         step,
         data_s=step.data_s * part,
         input_bytes=step.input_bytes * part,
+        turn_s=step.turn_s * part,
         optimizer_s=_on_all(step.optimizer_s, after.num_devices),
         finish_s=_on_all(step.finish_s, after.num_devices),
     )

@@ -55,6 +55,17 @@ class ConsistencyModule(CaseModule):
         return F.mse_loss(output, wanted.clone()) + F.mse_loss(output, y)
 
 
+class PenaltyModule(CaseModule):
+    """The loss uses weights of the pipelined forward itself, too."""
+
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss(batch) + 0.1 * self.head.weight.square().sum()
+
+
+ON_TWO = [{"modules": ["left", "right", "fuse", "norm", "head"], "devices": [0, 1]}]
+"""A plan with everything on both devices."""
+
+
 def nothing() -> torch.enable_grad:
     """Both views have gradients."""
     return torch.enable_grad()
@@ -283,6 +294,13 @@ class LongMemoryModule(CarryingModule):
 
 
 CASES = [
+    odd("penalty on weights with replicas", PenaltyModule, strategy={"plan": ON_TWO}),
+    odd(
+        "penalty on weights with replicas, accumulated and clipped",
+        PenaltyModule,
+        strategy={"plan": ON_TWO},
+        trainer=ACCUMULATED,
+    ),
     odd("siamese", SiameseModule),
     odd("siamese, accumulated and clipped", SiameseModule, trainer=ACCUMULATED),
     odd("a clean view without gradient", lambda: ConsistencyModule(noisy_first=False)),

@@ -35,7 +35,7 @@ def test_a_baseline_without_its_replicas_says_so():
     """In the plan's name, in the notes of a search, and below the table of planners."""
     free = answer(request(heavy(unbatched=False)), "pipedream")
     assert free.planner == "pipedream" and max(stage.num_replicas for stage in free.stages) > 1
-    found = search("pipedream", request(heavy(unbatched=True)))
+    found = search("pipedream", request(heavy(unbatched=True)), "1f1b")
     assert found.evaluation is not None
     assert {stage.num_replicas for stage in found.evaluation.plan.stages} == {1}
     assert found.evaluation.plan.planner == "pipedream, without replicas"

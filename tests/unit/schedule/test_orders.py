@@ -269,3 +269,35 @@ def test_devices_that_only_hold_parameters_take_part_in_their_sums():
     lost = (*program.actions[:1], (*program.actions[1], program.actions[2][0]))
     with pytest.raises(ScheduleError, match="0R0 is on device 1, which holds no part"):
         validate(replace(program, actions=lost))
+
+
+#   0 ──▶ 1 ────────▶ 4      from 0 the way through 2 is the longest; from 4 back that through 3
+#   └───▶ 2 ──▶ 3 ────┘
+UNEVEN = graph(5, (0, 1), (0, 2), (1, 4), (2, 3), (3, 4))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "forward", "backward"),
+    [
+        ("gpipe", "0F0 0SF0>2 0SF0>1", "4SB0>3 4SB0>1"),
+        ("1f1b", "0F0 0SF0>1 0SF0>2", "4SB0>1 4SB0>3"),
+    ],
+)
+def test_with_all_forwards_first_the_longest_way_is_served_first(schedule, forward, backward):
+    program = build_program(UNEVEN, devices=range(5), num_microbatches=1, schedule=schedule)
+    rows = str(program).splitlines()
+    assert forward in rows[0] and backward in rows[4]
+
+
+def test_with_all_forwards_first_a_shared_device_keeps_the_others_busy():
+    """It did the lower micro-batch first, 2F0 2F1 0F2, while device 1 waited for 0F2.
+
+    0 ──▶ 1 ──▶ 2 ──▶ 3     in turns on two devices
+    """
+    stages = graph(4, (0, 1), (1, 2), (2, 3))
+    program = build_program(stages, devices=[0, 1, 0, 1], num_microbatches=3, schedule="gpipe")
+    assert compute_rows(program) == [
+        "0F0 0F1 2F0 0F2 2F1 2F2 2B0 2B1 0B0 2B2 0B1 0B2",
+        "1F0 1F1 3F0 1F2 3F1 3F2 3B0 3B1 1B0 3B2 1B1 1B2",
+    ]
+    assert dry_run(program).step_s == 2 * 9 + 3  # work, and filling; it took 24

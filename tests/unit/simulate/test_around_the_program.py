@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
-from lightning_gpp.schedule import build_program
+from lightning_gpp.schedule import Program, build_program
 from lightning_gpp.simulate import (
     Bucket,
     MessageBytes,
@@ -15,6 +17,7 @@ from lightning_gpp.simulate import (
     StageCosts,
     StepCosts,
     TaskKind,
+    critical_path,
     simulate,
 )
 
@@ -62,3 +65,40 @@ def test_a_sum_costs_its_devices() -> None:
         task for task in found.tasks if task.kind is TaskKind.REDUCE and task.device is not None
     ]
     assert sorted(task.device for task in tasks if task.device is not None) == [0, 1]
+
+
+def program_of(schedule: str) -> Program:
+    return build_program(CHAIN, devices=[1, 0], num_microbatches=2, schedule=schedule)
+
+
+def test_the_users_step_runs_once_between_the_parts() -> None:
+    # device 1  |0F0|0F1|                             |0B0|            |0B1|
+    # device 0      |1F0        |1F1        |turn|1B0      |1B1
+    #           0   1           5           9    9.5      17.5     25.5    27.5
+    program = program_of("gpipe")
+    assert program.has_turn
+    assert simulate(program, with_step()).step_s == 27.0
+    found = simulate(program, with_step(turn_s=0.5))
+    assert found.step_s == 27.5
+    (task,) = (task for task in found.tasks if task.kind is TaskKind.TURN)
+    assert (task.device, task.start_s, task.end_s) == (0, 9.0, 9.5)
+    assert critical_path(found).kind_s[TaskKind.TURN] == 0.5
+
+
+def test_where_parts_alternate_it_has_no_place() -> None:
+    program = program_of("1f1b")
+    assert not program.has_turn
+    assert simulate(program, with_step(turn_s=0.5)).step_s == simulate(program, COSTS).step_s
+
+
+def test_the_step_comes_instead_of_what_the_interpreter_takes() -> None:
+    program = program_of("gpipe")
+    found = simulate(program, with_step(turn_s=0.5, action_s=0.25))
+    for device, actions in enumerate(program.actions):
+        gaps = [t for t in found.tasks if t.kind is TaskKind.OVERHEAD and t.device == device]
+        assert len(gaps) == len(actions) - 2
+
+
+def test_a_negative_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="turn_s must be a number of at least 0, got -1"):
+        simulate(PROGRAM, with_step(turn_s=-1.0))

@@ -164,3 +164,16 @@ def test_ranks_need_not_be_devices() -> None:
     assert timeline.devices == (1, 2, 0)
     assert rows(timeline) == [rows(predicted_timeline(simulation))[d] for d in (1, 2, 0)]
     assert [stage.rank for stage in timeline.stages] == [2, 0, 1]
+
+
+def test_the_users_step_is_between_the_parts() -> None:
+    simulation = simulated("0>1", 2, schedule="gpipe", step=StepCosts(turn_s=0.5))
+    timeline = predicted_timeline(simulation)
+    assert rows(timeline) == [
+        "0F0@0-1 0F1@1-2 wait@2-6.5 0RB0<1@6.5-7.5 0B0@7.5-9.5 0B1@9.5-11.5",
+        "wait@0-1 1RF0<0@1-2 1F0@2-3 1F1@3-4 loss@4-4.5 1B0@4.5-6.5 1B1@6.5-8.5",
+    ]
+    assert path(timeline) == (
+        "0F0@0-1 0SF0>1@1-2 1F0@2-3 1F1@3-4 loss@4-4.5 1B0@4.5-6.5 1SB0>0@6.5-7.5 "
+        "0B0@7.5-9.5 0B1@9.5-11.5"
+    )

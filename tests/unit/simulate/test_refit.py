@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from lightning_gpp.graph import graph_to_json
 from lightning_gpp.jobs.problem import problem_of
 from lightning_gpp.planner import Plan, PlanRequest, Stage, make_plan, plan_graph, plan_request
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate import ProgramCosts, StepCosts, Timeline, simulate
+from lightning_gpp.simulate import ProgramCosts, Span, SpanKind, StepCosts, Timeline, simulate
 from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.program_costs import Overhead
 from lightning_gpp.simulate.refit.fit import fit_link
@@ -237,3 +238,43 @@ def test_a_planning_job_takes_a_refit_for_its_costs(tmp_path: Path) -> None:
     assert share["a"].forward_s + share["b"].forward_s == pytest.approx(6e-3)
     (link,) = found.links.values()
     assert problem.request.cluster.host_link == link
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_the_users_step_is_read_off_where_it_runs_once(schedule: str) -> None:
+    asked = replace(request(), schedule=schedule)
+    timeline, _ = recorded(HALVES, asked, full_step(HALVES))
+    found = refit([timeline], program(HALVES, asked), HALVES, asked)
+    assert found.turn_s == pytest.approx(STEP.turn_s if schedule == "gpipe" else 0.0)
+    assert found.action_s == pytest.approx(STEP.action_s)
+    assert found.prepare_s == pytest.approx(STEP.prepare_s)
+    assert [device.finish_s for device in found.devices] == pytest.approx([5e-4, 5e-4])
+    costs = program_costs(HALVES, found.request(asked), step=found.step_costs(HALVES, CHAIN))
+    again = simulate(program(HALVES, asked), costs).step_s
+    assert again == pytest.approx(timeline.step_s, rel=2e-3)
+
+
+def test_waits_of_other_ranks_for_the_users_step_are_no_gaps() -> None:
+    """Recorded steps have them; simulated ones wait at the first receive of the second part."""
+    asked = replace(request(), schedule="gpipe")
+    timeline, _ = recorded(HALVES, asked, replace(full_step(HALVES), turn_s=4e-3))
+    spans = list(timeline.spans)
+    index, wait = next(
+        (i, s) for i, s in enumerate(spans) if s.kind is SpanKind.WAIT and s.action == "0RB0<1"
+    )
+    middle_s = (wait.start_s + wait.end_s) / 2
+    spans[index] = replace(wait, start_s=middle_s)
+    spans.append(Span(wait.rank, SpanKind.WAIT, wait.start_s, middle_s))
+    measured = replace(timeline, spans=tuple(spans), critical_path=())
+    found = refit([measured], program(HALVES, asked), HALVES, asked)
+    assert found.action_s == pytest.approx(STEP.action_s)
+    assert found.turn_s == pytest.approx(4e-3)
+
+
+def test_refits_of_before_are_read() -> None:
+    asked = request()
+    timeline, _ = recorded(HALVES, asked, full_step(HALVES))
+    found = refit([timeline], program(HALVES, asked), HALVES, asked)
+    data = json.loads(found.to_json())
+    assert data.pop("turn_s") == 0.0
+    assert Refit.from_json(json.dumps(data | {"version": 1})) == found

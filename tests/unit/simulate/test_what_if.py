@@ -93,9 +93,10 @@ def test_some_operator_takes_time():
 
 
 def test_the_step_besides():
-    step = StepCosts(2.0, 8.0, LINK, feed_s=1.0, optimizer_s={0: 3.0, 1: 3.0})
+    step = StepCosts(2.0, 8.0, LINK, feed_s=1.0, turn_s=2.0, optimizer_s={0: 3.0, 1: 3.0})
     found = WhatIf(compute=2, input=4, device={1: 0.5}).step(step)
-    assert (found.data_s, found.input_bytes, found.feed_s) == (0.5, 2.0, 0.5)
+    assert (found.data_s, found.input_bytes) == (0.5, 2.0)
+    assert (found.feed_s, found.turn_s) == (0.5, 1.0)
     assert found.optimizer_s == {0: 1.5, 1: 3.0}
 
 

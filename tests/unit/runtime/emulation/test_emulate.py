@@ -22,6 +22,7 @@ from lightning_gpp.planner import Plan, Stage, plan_graph
 from lightning_gpp.runtime.emulation import RankWork, emulate, emulate_shapes
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program, build_program
+from lightning_gpp.simulate import SpanKind, simulate
 from lightning_gpp.simulate.program_costs import (
     Bucket,
     MessageBytes,
@@ -29,6 +30,7 @@ from lightning_gpp.simulate.program_costs import (
     StageCosts,
     StepCosts,
 )
+from lightning_gpp.simulate.refit.recorded import check_program
 
 LINK = Link(bandwidth_bytes_per_s=1e9, latency_s=1e-4, is_shared=True)
 BRANCHES = edges_to_graph(4, {(FEED, 0), (FEED, 1), (0, 2), (1, 2), (1, 3), (2, 3)})
@@ -102,7 +104,12 @@ def test_training_with_real_tensors_is_bit_equal_to_training_without_emulation(s
     assert {group.stage for group in groups} == {None, 0, 2}
     buckets = tuple(Bucket(i, 72.0, 0.5) for i in range(len(groups)))
     costs = costs_of(
-        program, buckets, data_s=1e-3, finish_s={0: 1e-3}, optimizer_s={2: 1e-3}, action_s=1e-5
+        *(program, buckets),
+        data_s=1e-3,
+        turn_s=1e-3,
+        finish_s={0: 1e-3},
+        optimizer_s={2: 1e-3},
+        action_s=1e-5,
     )
     sizes = [3, 1, 2, 2]
     x = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -167,6 +174,18 @@ def test_shapes_of_a_model_that_no_machine_holds_run_with_replicas_and_several_s
     ran = {span.action for span in run.timeline.spans if span.action is not None}
     assert ran == {str(action) for actions in program.actions for action in actions}
     assert run.step_s > 4 * 3e-3  # the busiest device alone; an emulation cannot be faster
+
+
+def test_the_users_step_takes_its_time_between_the_parts():
+    graph = branchy_model(1, parameter_bytes=8)
+    plan = Plan((Stage(0, ("b0_0",), (0,)), Stage(1, ("b0_1", "join"), (1,))))
+    program = plan_graph(plan, graph).program(2, schedule="gpipe")
+    costs = costs_of(program, turn_s=4e-3, action_s=1e-4)
+    run = emulate_shapes(program, graph, costs, minibatch_size=4, time_scale=2.0)
+    (step,) = (span for span in run.timeline.spans if span.kind is SpanKind.LOSS)
+    assert (step.rank, step.action) == (1, None)
+    check_program(run.timeline, program)
+    assert run.step_s >= simulate(program, costs).step_s * (1 - 1e-6)
 
 
 @pytest.mark.parametrize(
