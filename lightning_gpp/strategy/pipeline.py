@@ -53,26 +53,6 @@ class Pipeline:
     last_sizes: tuple[int, ...] = ()
     _programs: dict[tuple[int, str, frozenset[str]], Program] = field(default_factory=dict)
 
-    def train(
-        self,
-        units: Sequence[int],
-        *,
-        needs: frozenset[str],
-        training: bool,
-        boundary: Boundary | None,
-    ) -> None:
-        """Runs the forwards and backwards of a mini-batch in one go.
-
-        Args:
-            units: samples of each of the smallest micro-batches.
-            needs: arguments of the forward that need a gradient.
-            training: whether modules are in training mode.
-            boundary: the user's step, on rank 0.
-        """
-        program = self._training_program(len(units), needs)
-        self.last_trained, self.last_sizes = program, tuple(units)
-        self.executor.run(program, units, training=training, boundary=boundary)
-
     def begin(
         self,
         units: Sequence[int],
@@ -81,13 +61,13 @@ class Pipeline:
         training: bool,
         boundary: Boundary | None,
     ) -> Run:
-        """A run of a mini-batch that waits between its forwards and its backwards.
+        """A run of a mini-batch that trains, of which nothing is done yet.
 
         Args:
             units: samples of each of the smallest micro-batches.
             needs: arguments of the forward that need a gradient.
             training: whether modules are in training mode.
-            boundary: the user's call, on rank 0.
+            boundary: the user's step or call, on rank 0.
         """
         program = self._training_program(len(units), needs)
         self.last_trained, self.last_sizes = program, tuple(units)

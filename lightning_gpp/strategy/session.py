@@ -241,13 +241,15 @@ class Session:
         assert self._stash_parameters is not None
         stash = GradientStash(self._stash_parameters)
         self.built.record(self.on_record)
-        with stash, torch.enable_grad(), self.recorder.run(self.built.executor):
-            self.built.train(
-                minibatch.units,
-                needs=minibatch.needs,
-                training=self.module.training,
-                boundary=boundary,
-            )
+        run = self.built.begin(
+            minibatch.units,
+            needs=minibatch.needs,
+            training=self.module.training,
+            boundary=boundary,
+        )
+        emulated = self.built.emulated(run.program)
+        with stash, torch.enable_grad(), emulated, self.recorder.run(self.built.executor):
+            run.whole()
         return stash
 
     def _before_program(self) -> None:
