@@ -115,8 +115,7 @@ class Executor:
             training: whether modules are in training mode (dropout, running statistics).
             boundary: the user's step, on the rank of the loss.
         """
-        run = self.begin(program, unit_sizes, training=training, boundary=boundary)
-        run.perform_all(program.device_actions(run.device), has_sums=True)
+        self.begin(program, unit_sizes, training=training, boundary=boundary).whole()
 
     def begin(
         self,
@@ -161,6 +160,10 @@ class Run:
     loss_start_ns: int | None = None
     keeps_flights: bool = False
     _reduction: GradientReduction | None = None
+
+    def whole(self) -> None:
+        """Runs everything in one go."""
+        self.perform_all(self.program.device_actions(self.device), has_sums=True)
 
     def forward_half(self) -> None:
         """Runs all forwards, up to the outputs of the model."""

@@ -204,6 +204,8 @@ class Minibatch:
 
     Attributes:
         units: samples of each of the smallest micro-batches.
+        needs: arguments of the forward that need a gradient.
     """
 
     units: list[int]
+    needs: frozenset[str]

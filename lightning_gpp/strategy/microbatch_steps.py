@@ -69,11 +69,12 @@ class MicrobatchSteps:
         session.built.captured.check_reads()
         units = session.unit_sizes(num_samples)
         sizes = session.built.step_sizes(units)
-        session.lead(Minibatch(units))
         boundary = self._boundary(step, cut_batch(batch, sizes), sizes)
         boundary.captured = session.built.captured
         with session.control.alone(name), session.leader_state.watching(name), boundary.active():
-            stash = session.train(units, boundary)
+            minibatch = Minibatch(units, boundary.needs())
+            session.lead(minibatch)
+            stash = session.train(minibatch, boundary)
         result, calls = boundary.result(), boundary.log_calls()
         replay(session.module, calls)
         value = result["loss"] if isinstance(result, Mapping) else result
@@ -84,8 +85,7 @@ class MicrobatchSteps:
     def follow(self, name: str) -> Tensor:
         """Other ranks: the loss."""
         session, follower = self._session, self._follower
-        units = follower.until(Minibatch, doing=name).units
-        stash = session.train(units, None)
+        stash = session.train(follower.until(Minibatch, doing=name), None)
         end = follower.until(StepEnd, doing=f"result of {name}")
         replay(session.module, end.logs)
         return stash.loss(follower.value.to(session.device))

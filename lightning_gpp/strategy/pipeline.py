@@ -51,19 +51,7 @@ class Pipeline:
     emulation: Emulation | None = None
     last_trained: Program | None = None
     last_sizes: tuple[int, ...] = ()
-    _programs: dict[tuple[int, str, frozenset[str] | None], Program] = field(default_factory=dict)
-
-    def train(self, units: Sequence[int], *, training: bool, boundary: Boundary | None) -> None:
-        """Runs the forwards and backwards of a mini-batch in one go.
-
-        Args:
-            units: samples of each of the smallest micro-batches.
-            training: whether modules are in training mode.
-            boundary: the user's step, on rank 0.
-        """
-        program = self._training_program(len(units), None)
-        self.last_trained, self.last_sizes = program, tuple(units)
-        self.executor.run(program, units, training=training, boundary=boundary)
+    _programs: dict[tuple[int, str, frozenset[str]], Program] = field(default_factory=dict)
 
     def begin(
         self,
@@ -73,13 +61,13 @@ class Pipeline:
         training: bool,
         boundary: Boundary | None,
     ) -> Run:
-        """A run of a mini-batch that waits between its forwards and its backwards.
+        """A run of a mini-batch that trains, of which nothing is done yet.
 
         Args:
             units: samples of each of the smallest micro-batches.
             needs: arguments of the forward that need a gradient.
             training: whether modules are in training mode.
-            boundary: the user's call, on rank 0.
+            boundary: the user's step or call, on rank 0.
         """
         program = self._training_program(len(units), needs)
         self.last_trained, self.last_sizes = program, tuple(units)
@@ -127,16 +115,16 @@ class Pipeline:
         """All ranks: on rank 0 what emulated steps took; None elsewhere, or if there were none."""
         return None if self.emulation is None else self.emulation.report()
 
-    def _training_program(self, count: int, needs: frozenset[str] | None) -> Program:
+    def _training_program(self, count: int, needs: frozenset[str]) -> Program:
         """The program of a number of micro-batches; made once.
 
         Args:
             count: of the smallest micro-batches.
-            needs: arguments that need a gradient; as captured if not known.
+            needs: arguments that need a gradient.
         """
         key = (count, self.schedule, needs)
         if key not in self._programs:
-            placed = self.placed if needs is None else self.placed.with_needs(needs)
+            placed = self.placed.with_needs(needs)
             is_small = count % placed.units_at_a_time
             make = placed.small_program if is_small else placed.program
             self._programs[key] = make(count, schedule=self.schedule)

@@ -30,7 +30,7 @@ from lightning_gpp.strategy.leader_state import LeaderState
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.logs import LedLog, recording
 from lightning_gpp.strategy.manual_optimization import ManualOptimization
-from lightning_gpp.strategy.messages import Forward, News, StepPerMicrobatch
+from lightning_gpp.strategy.messages import Forward, Minibatch, News, StepPerMicrobatch
 from lightning_gpp.strategy.microbatch_steps import MicrobatchSteps
 from lightning_gpp.strategy.microbatches import default_microbatches, unit_sizes
 from lightning_gpp.strategy.open_call import OpenCall
@@ -235,14 +235,21 @@ class Session:
         with torch.no_grad(), message.autocast.on(self.device):
             self.built.run_forward(message.units, training=message.training, boundary=boundary)
 
-    def train(self, units: Sequence[int], boundary: Boundary | None) -> GradientStash:
+    def train(self, minibatch: Minibatch, boundary: Boundary | None) -> GradientStash:
         """Runs a mini-batch forward and backward; its gradients are in what is returned."""
         self._before_program()
         assert self._stash_parameters is not None
         stash = GradientStash(self._stash_parameters)
         self.built.record(self.on_record)
-        with stash, torch.enable_grad(), self.recorder.run(self.built.executor):
-            self.built.train(units, training=self.module.training, boundary=boundary)
+        run = self.built.begin(
+            minibatch.units,
+            needs=minibatch.needs,
+            training=self.module.training,
+            boundary=boundary,
+        )
+        emulated = self.built.emulated(run.program)
+        with stash, torch.enable_grad(), emulated, self.recorder.run(self.built.executor):
+            run.whole()
         return stash
 
     def _before_program(self) -> None:

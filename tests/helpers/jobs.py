@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import tempfile
 import warnings
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -102,20 +101,18 @@ def plan_of_fit(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, tuple[S
 
 
 def lines_of_fit(training: Training, strategy: dict[str, Any], num_ranks: int) -> list[str]:
-    """What a fit says beside its plan: this package's warnings, and the lines that it prints."""
-    printed = io.StringIO()
-    with (
-        warnings.catch_warnings(record=True) as seen,
-        contextlib.redirect_stdout(printed),
-        contextlib.redirect_stderr(printed),
-    ):
+    """This package's warnings during a fit, and what it says of how batches are cut."""
+    from lightning_gpp.strategy import trials
+
+    shown: list[str] = []
+    with warnings.catch_warnings(record=True) as seen, pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("always")
+        patch.setattr(trials, "show", shown.append)
         trainer = make_trainer(
             {"timeout": 30.0} | strategy, num_ranks, max_steps=training.num_steps
         )
         trainer.fit(training.module(), training.data.loader())
-    found = [str(w.message) for w in seen if "lightning_gpp" in w.filename]
-    return found + printed.getvalue().splitlines()
+    return shown + [str(w.message) for w in seen if "lightning_gpp" in w.filename]
 
 
 def predictions(strategy: Strategy, num_ranks: int = 1) -> list[Tensor]:

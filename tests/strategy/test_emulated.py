@@ -118,10 +118,15 @@ def train_and_report(
 REPORTED = ("emulated_step_s", "emulated_slip_s", "predicted_step_s")
 
 
-@pytest.mark.parametrize(("plan", "num_ranks"), [(PLAN, 2), (REPLICAS, 3)])
-def test_training_equals_one_device(plan: Any, num_ranks: int, pool: WorkerPool) -> None:
+@pytest.mark.parametrize(
+    ("plan", "num_ranks", "schedule"),
+    [(PLAN, 2, "gpipe"), (PLAN, 2, "1f1b"), (REPLICAS, 3, "gpipe")],
+)
+def test_training_equals_one_device(
+    plan: Any, num_ranks: int, schedule: str, pool: WorkerPool
+) -> None:
     """Bit for bit what the same pipeline learns on real devices."""
-    strategy = {"plan": plan, "num_microbatches": 2}
+    strategy = {"plan": plan, "num_microbatches": 2, "schedule": schedule}
     ranks = pool.run(
         train_and_report, emulated(TRAINING, num_ranks), strategy, num_ranks, num_ranks=num_ranks
     )

@@ -69,7 +69,9 @@ class NodeLoss(GraphNetwork):
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         out = self(batch)[batch.batch]
-        return torch.nn.functional.cross_entropy(out, batch.y[batch.batch])
+        loss = torch.nn.functional.cross_entropy(out, batch.y[batch.batch])
+        self.log("train_loss", loss, batch_size=batch.num_graphs)
+        return loss
 
 
 def fit_graphs(

@@ -17,11 +17,13 @@ pytestmark = pytest.mark.timeout(180)
 DATA = DataSpec(num_inputs=2)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_every_way_of_logging(pool: WorkerPool, num_ranks: int) -> None:
+@pytest.mark.parametrize(("num_ranks", "schedule"), [(1, "gpipe"), (3, "gpipe"), (3, "1f1b")])
+def test_every_way_of_logging(pool: WorkerPool, num_ranks: int, schedule: str) -> None:
     """Steps, epochs, mean, max, min and sum over micro-batches, and logging from hooks."""
     training = Training(modules.MetricsModel, DATA)
-    results = assert_equal_training(pool, training, num_ranks=num_ranks, num_microbatches=4)
+    results = assert_equal_training(
+        pool, training, num_ranks=num_ranks, num_microbatches=4, schedule=schedule
+    )
     names = {"train_loss_step", "train_loss_epoch", "train_count", "val_count", "epoch_number"}
     for result in results:
         assert names <= set(result.final_metrics)

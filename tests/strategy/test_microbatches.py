@@ -35,8 +35,9 @@ LAYERS = [f"layers.{number}" for number in range(6)]
 
 
 @pytest.mark.parametrize("multiples", [(1, 2, 4), (4, 2, 1), (2, 1, 2)])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_stages_with_microbatches_of_their_own_size(
-    pool: WorkerPool, multiples: tuple[int, ...]
+    pool: WorkerPool, multiples: tuple[int, ...], schedule: str
 ) -> None:
     rows = (["layers.0", "layers.1"], ["layers.2", "layers.3"], ["layers.4", "layers.5"])
     plan = [
@@ -44,7 +45,9 @@ def test_stages_with_microbatches_of_their_own_size(
         for row, multiple in zip(rows, multiples, strict=True)
     ]
     training = Training(ChainModel, DataSpec(dtype="float64"))
-    assert_equal_training(pool, training, num_ranks=3, num_microbatches=4, plan=plan)
+    assert_equal_training(
+        pool, training, num_ranks=3, num_microbatches=4, plan=plan, schedule=schedule
+    )
 
 
 @pytest.mark.parametrize("build", [SumLossModel, InBatchLossModel, FunctionalF1Model])

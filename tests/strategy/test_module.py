@@ -58,10 +58,13 @@ def test_a_named_submodule_is_pipelined(pool: WorkerPool) -> None:
     assert all(result.own_parameters < set(results[0].weights) for result in results)
 
 
-def test_trainable_layers_around_the_pipelined_submodule(pool: WorkerPool) -> None:
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_trainable_layers_around_the_pipelined_submodule(pool: WorkerPool, schedule: str) -> None:
     """Gradients flow back out of the pipeline, also when validation is what is captured first."""
     training = Training(TrainedAroundModel, DataSpec())
-    results = assert_equal_training(pool, training, num_ranks=3, num_microbatches=4, module="net")
+    results = assert_equal_training(
+        pool, training, num_ranks=3, num_microbatches=4, module="net", schedule=schedule
+    )
     assert {"before.weight", "after"} <= results[0].own_parameters
 
 

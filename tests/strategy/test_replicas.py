@@ -76,18 +76,32 @@ def test_a_parameter_of_two_stages_with_replicas(pool: WorkerPool, schedule: str
     )
 
 
-def test_trainable_layers_around_replicas(pool: WorkerPool) -> None:
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_trainable_layers_around_replicas(pool: WorkerPool, schedule: str) -> None:
     """The user's step runs on the device of a replica; gradients go back to before the forward."""
     training = Training(TrainedAroundModel, DataSpec())
     plan = [{"modules": ["0", "1", "2"], "devices": [0, 1]}]
-    assert_equal_training(pool, training, num_ranks=2, num_microbatches=4, module="net", plan=plan)
+    assert_equal_training(
+        pool,
+        training,
+        num_ranks=2,
+        num_microbatches=4,
+        module="net",
+        plan=plan,
+        schedule=schedule,
+    )
 
 
-def test_the_loss_may_read_parameters_of_a_replica_on_its_rank(pool: WorkerPool) -> None:
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_the_loss_may_read_parameters_of_a_replica_on_its_rank(
+    pool: WorkerPool, schedule: str
+) -> None:
     """Their gradients come from the loss, and from the micro-batches of all replicas."""
     training = Training(PenaltyModel, DataSpec(num_inputs=2))
     plan = [{"modules": TOWERS, "device": 0}, {"modules": TOP, "devices": [1, 2]}]
-    assert_equal_training(pool, training, num_ranks=3, num_microbatches=4, plan=plan)
+    assert_equal_training(
+        pool, training, num_ranks=3, num_microbatches=4, plan=plan, schedule=schedule
+    )
 
 
 @pytest.mark.parametrize("replicas_first", [True, False])

@@ -68,9 +68,11 @@ def test_a_learning_rate_set_by_hand(pool: WorkerPool, where: str, validate: boo
     assert len({rates[0] for rates in results[2].learning_rates}) > 2
 
 
-def test_learning_rates_set_in_several_places(pool: WorkerPool) -> None:
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_learning_rates_set_in_several_places(pool: WorkerPool, schedule: str) -> None:
     places = ("on_train_batch_start", "training_step later", "on_train_epoch_end")
-    equal(pool, partial(users.HandMadeRateModel, *places))
+    training = Training(partial(users.HandMadeRateModel, *places), DATA, num_steps=8)
+    assert_equal_training(pool, training, num_ranks=3, schedule=schedule, **STRATEGY)
 
 
 @pytest.mark.parametrize(
@@ -151,16 +153,19 @@ def test_a_loss_without_gradient_is_refused(pool: WorkerPool, schedule: str, exp
 
 @pytest.mark.parametrize("num_samples", [21, 19, 18])
 def test_lists_of_samples_in_the_batch(pool: WorkerPool, num_samples: int) -> None:
-    """The last batch has 5, 3 or 2 samples; the notes' tensors have two elements."""
+    """They are cut; the last batch has 5, 3 or 2 samples; the notes' tensors two elements."""
     data = users.NotedData(num_samples=num_samples)
     training = Training(users.NotedModel, data, num_steps=6, validate=False)
-    assert_equal_training(pool, training, num_ranks=2, num_microbatches=4)
+    assert_equal_training(pool, training, num_ranks=2, num_microbatches=4, schedule="1f1b")
 
 
-def test_logged_elements_numpy_numbers_and_means_over_tokens(pool: WorkerPool) -> None:
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_logged_elements_numpy_numbers_and_means_over_tokens(
+    pool: WorkerPool, schedule: str
+) -> None:
     data = DataSpec(num_samples=21, num_inputs=2, dtype="float32")
     training = Training(users.TokenLogModel, data, num_steps=7)
-    results = assert_equal_training(pool, training, num_ranks=3, **STRATEGY)
+    results = assert_equal_training(pool, training, num_ranks=3, schedule=schedule, **STRATEGY)
     assert {"one_element_epoch", "numpy64_step", "numpy32", "per_token_epoch"} <= set(
         results[1].final_metrics
     )
