@@ -186,6 +186,14 @@ class ModelGraph:
         return values
 
     @cached_property
+    def batch_dims(self) -> Mapping[str, tuple[int | None, ...]]:
+        """Value name -> dimension of the samples for each of its tensors."""
+        return {
+            name: tuple(spec.batch_dim for spec in value.tensors)
+            for name, value in self.values.items()
+        }
+
+    @cached_property
     def producer(self) -> Mapping[str, str]:
         """Value name -> name of the operator that produces it (inputs are absent)."""
         return {

@@ -12,7 +12,6 @@ from torch import Tensor
 from lightning_gpp.capture.rollback import ModuleState
 from lightning_gpp.strategy.followers import Follower
 from lightning_gpp.strategy.forward_calls import BeginAnewError, ForwardCalls
-from lightning_gpp.strategy.held_elsewhere import HeldElsewhere
 from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.logs import LedLog, recording, replay
 from lightning_gpp.strategy.messages import BackwardEnd, HookEnd, StepEnd, StepPerMicrobatch
@@ -80,7 +79,7 @@ class BatchSteps:
             session.leader_state.watching(name),
             instance_attribute(target, "forward", self.forward),
             recording(session.module, log),
-            HeldElsewhere(session.device),
+            session.held_elsewhere(),
         ):
             yield
 

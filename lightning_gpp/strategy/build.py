@@ -160,7 +160,7 @@ class Builder:
 def _cutter(captured: CapturedModel) -> Cutter:
     values = captured.graph.values
     return Cutter(
-        {name: tuple(spec.batch_dim for spec in value.tensors) for name, value in values.items()},
+        captured.graph.batch_dims,
         {name: value.variation for name, value in values.items()},
     )
 

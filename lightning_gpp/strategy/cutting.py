@@ -30,20 +30,12 @@ class CannotJoinError(ValueError):
     """The outputs of micro-batches do not make up the output of the whole batch."""
 
 
-def batch_dims(captured: CapturedModel) -> Dims:
-    """Value name -> dimension of the samples for each of its tensors."""
-    return {
-        name: tuple(spec.batch_dim for spec in value.tensors)
-        for name, value in captured.graph.values.items()
-    }
-
-
 def call_size(captured: CapturedModel, inputs: Mapping[str, Tensor]) -> int | None:
     """Samples in one call of the forward; None where the inputs do not agree on it."""
     if captured.takes_graphs:
         graphs = GraphInputs.find(inputs)
         return None if graphs is None else graphs.num_graphs
-    return size_by_dims(inputs, batch_dims(captured))
+    return size_by_dims(inputs, captured.graph.batch_dims)
 
 
 def size_by_dims(inputs: Mapping[str, Tensor], dims: Dims) -> int | None:
@@ -82,7 +74,7 @@ def input_slices(
         return dict.fromkeys(inputs, Slices(None))
     if captured.takes_graphs:
         return graph_slices(inputs, sizes)
-    dims = batch_dims(captured)
+    dims = captured.graph.batch_dims
     return {name: _per_sample(tensor, dims[name][0], sizes) for name, tensor in inputs.items()}
 
 

@@ -7,13 +7,15 @@ is made from them so would have no values. Only what needs no values of the para
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from lightning_gpp.strategy.torch_private import innermost_function_mode
 
 _FACTORIES = frozenset(
     {
@@ -26,12 +28,6 @@ _FACTORIES = frozenset(
 )
 _DEVICE = Tensor.device.__get__
 _IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-
-
-def held_elsewhere(module: nn.Module, device: torch.device) -> AbstractContextManager[Any]:
-    """What user code runs in on a rank that does not hold all parameters of ``module``."""
-    is_partial = any(parameter.is_meta for parameter in module.parameters())
-    return HeldElsewhere(device) if is_partial else nullcontext()
 
 
 class HeldElsewhere(TorchFunctionMode):
@@ -61,3 +57,17 @@ class HeldElsewhere(TorchFunctionMode):
             if func in _FACTORIES and kwargs.get("device") is None:
                 kwargs = {**kwargs, "device": self.device}
         return func(*args, **kwargs)
+
+
+@contextmanager
+def lifted() -> Iterator[None]:
+    """Stages run in this: they hold what they read, and every call through a mode takes time."""
+    mode = innermost_function_mode()
+    if not isinstance(mode, HeldElsewhere):
+        yield
+        return
+    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        mode.__enter__()  # type: ignore[no-untyped-call]

@@ -11,7 +11,6 @@ from torch import Tensor
 from lightning_gpp.capture.rollback import rollback
 from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.followers import Follower
-from lightning_gpp.strategy.held_elsewhere import HeldElsewhere
 from lightning_gpp.strategy.logs import replay
 from lightning_gpp.strategy.messages import Autocast, Build, Minibatch, StepEnd
 from lightning_gpp.strategy.microbatch_boundary import MicrobatchBoundary
@@ -60,7 +59,7 @@ class MicrobatchSteps:
         def step(microbatch: Any) -> Any:
             if session.device.type == "cuda":  # this is another thread
                 torch.cuda.set_device(session.device)
-            with HeldElsewhere(session.device):
+            with session.held_elsewhere():
                 return method(microbatch, *args, **kwargs)
 
         if session.pipeline is None:

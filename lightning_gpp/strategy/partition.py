@@ -141,6 +141,11 @@ class Partition:
             if name not in held:
                 self._replace(name, torch.empty_like(self._tensor(name), device="meta"))
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether other ranks hold something that this one does not."""
+        return any(self._rank not in ranks for ranks in self.owners.holders.values())
+
     def held_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank holds, each once."""
         tensors = (self._tensor(name) for name in self.owners.held_by(self._rank))

@@ -20,7 +20,6 @@ from lightning_gpp.runtime.pieces import cut
 from lightning_gpp.strategy.cutting import (
     Dims,
     Values,
-    batch_dims,
     input_slices,
     join_values,
     pieces_of,
@@ -74,7 +73,7 @@ class CallBoundary:
             {name: part.detach().requires_grad_(name in needs) for name, part in piece.items()}
             for piece in pieces
         ]
-        return cls(leaves, sizes, slices, batch_dims(captured))
+        return cls(leaves, sizes, slices, captured.graph.batch_dims)
 
     def start(self, microbatch: int) -> Mapping[str, Tensor]:
         """The arguments of a piece."""

@@ -26,6 +26,7 @@ from lightning_gpp.strategy.emulation_report import EmulationReport
 from lightning_gpp.strategy.failure import FailureWatch
 from lightning_gpp.strategy.followers import Follower
 from lightning_gpp.strategy.forward_calls import BeginAnewError
+from lightning_gpp.strategy.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.leader_state import LeaderState
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.logs import LedLog, recording
@@ -202,6 +203,11 @@ class Session:
         assert self.manual is not None, f"rank 0 told {message!r} in automatic optimization"
         self.manual.follow(message)
 
+    def held_elsewhere(self) -> AbstractContextManager[Any]:
+        """User code of a rank runs in this that does not hold, or will not hold, all parameters."""
+        is_whole = self.pipeline is not None and not self.pipeline.partition.is_partial
+        return nullcontext() if is_whole else HeldElsewhere(self.device)
+
     # Programs -------------------------------------------------------------------------------
 
     @property
@@ -226,13 +232,14 @@ class Session:
         with (
             self.built.emulated(run.program, is_second=is_second) as still_ns,
             self.recorder.part(run, is_second=is_second, still_ns=still_ns),
+            lifted(),
         ):
             yield
 
     def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
         """Runs a call of the forward that no backward follows."""
         self.built.record(self.on_record)
-        with torch.no_grad(), message.autocast.on(self.device):
+        with torch.no_grad(), message.autocast.on(self.device), lifted():
             self.built.run_forward(message.units, training=message.training, boundary=boundary)
 
     def train(self, minibatch: Minibatch, boundary: Boundary | None) -> GradientStash:

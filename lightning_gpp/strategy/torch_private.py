@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
 
 
 def keeps_graph() -> bool:
@@ -20,6 +21,12 @@ def will_reach(leaf: Tensor) -> bool:
     ``backward()`` does, ``torch.autograd.grad`` for other tensors does not.
     """
     return bool(torch._C._will_engine_execute_node(get_gradient_edge(leaf).node))
+
+
+def innermost_function_mode() -> TorchFunctionMode | None:
+    """The mode that sees calls of torch first; None where there is none."""
+    count = torch._C._len_torch_function_stack()
+    return torch._C._get_function_stack_at(count - 1) if count else None
 
 
 def when_backward_ends(call: Callable[[], None]) -> None:
