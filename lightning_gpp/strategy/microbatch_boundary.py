@@ -130,9 +130,7 @@ class MicrobatchBoundary:
 
     def needs(self) -> frozenset[str]:
         """The arguments that need a gradient, which is the same for all micro-batches."""
-        with torch.enable_grad():
-            inputs = self.start(0)
-        return frozenset(name for name, tensor in inputs.items() if tensor.requires_grad)
+        return frozenset(name for name, tensor in self.start(0).items() if tensor.requires_grad)
 
     def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor:
         """Goes on with the step; returns its loss times the share of its samples."""

@@ -82,20 +82,6 @@ def test_losses_weighted_by_samples_make_that_of_the_batch(threads: StepThreads)
     assert {call.kwargs["batch_size"] for call in boundary.log_calls()} == {3}
 
 
-def test_grad_mode_and_other_states_are_those_of_the_caller(threads: StepThreads) -> None:
-    seen = []
-
-    def step(module: lp.LightningModule, x: Tensor) -> Tensor:
-        seen.append(torch.is_grad_enabled())
-        with torch.no_grad():
-            module(x)
-        return module.weight * 1
-
-    with torch.no_grad(), pytest.raises(RuntimeError, match="requires no gradient"):
-        run(threads, step)
-    assert seen == [False, False]
-
-
 def twice(module: lp.LightningModule, x: Tensor) -> Tensor:
     return (module(x) + module(x)).mean()
 
