@@ -117,16 +117,23 @@ class MicrobatchLog:
         entry.values.append(as_number(name, value))
         entry.sizes.append(kwargs.get("batch_size") or self.size)
 
-    def calls(self) -> list[LogCall]:
-        """One call per name: values are joined as its ``reduce_fx`` says, weighted by samples."""
+    def calls(self, batch: Any) -> list[LogCall]:
+        """One call per name: values are joined as its ``reduce_fx`` says, weighted by samples.
+
+        Args:
+            batch: the mini-batch, in which Lightning looks up the size where none is given.
+        """
         made = []
+        found = size_for_logs(batch) if self._entries else None
         for name, entry in self._entries.items():
             value: Tensor | MetricRef
             if entry.metric is not None:
                 value = reference(self._module, entry.metric)
             else:
                 value = joined(entry.values, entry.sizes, entry.kwargs.get("reduce_fx", "mean"))
-            kwargs = entry.kwargs | {"batch_size": sum(entry.sizes) or None}
+            is_given = entry.kwargs.get("batch_size") is not None
+            total = sum(entry.sizes) or None
+            kwargs = entry.kwargs | {"batch_size": total if is_given else found or total}
             made.append(LogCall(name, value, kwargs))
         return made
 

@@ -155,9 +155,9 @@ class MicrobatchBoundary:
         results = [self._results[index] for index in range(len(self._sizes))]
         return combine_results(results, self._sizes)
 
-    def log_calls(self) -> list[LogCall]:
-        """The step's ``self.log`` calls, joined over the micro-batches of a mini-batch."""
-        return self._log.calls()
+    def log_calls(self, batch: Any) -> list[LogCall]:
+        """The step's ``self.log`` calls, joined over the micro-batches of this mini-batch."""
+        return self._log.calls(batch)
 
 
 def _loss_of(result: Any, *, is_shape_only: bool) -> Tensor:

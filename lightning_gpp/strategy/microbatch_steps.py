@@ -74,7 +74,7 @@ class MicrobatchSteps:
             minibatch = Minibatch(units, boundary.needs())
             session.lead(minibatch)
             stash = session.train(minibatch, boundary)
-        result, calls = boundary.result(), boundary.log_calls()
+        result, calls = boundary.result(), boundary.log_calls(batch)
         replay(session.module, calls)
         value = result["loss"] if isinstance(result, Mapping) else result
         session.lead(StepEnd(calls), value)

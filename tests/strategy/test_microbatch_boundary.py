@@ -77,9 +77,10 @@ def test_losses_weighted_by_samples_make_that_of_the_batch(threads: StepThreads)
     assert boundary.slope == pytest.approx(2 * whole)  # type: ignore[attr-defined]
     result = boundary.result()
     assert float(result["loss"]) == pytest.approx(whole) and result["rows"].tolist() == [0, 1, 2]
-    logged = {call.name: float(call.value) for call in boundary.log_calls()}  # type: ignore[arg-type]
+    calls = boundary.log_calls(torch.arange(3.0))
+    logged = {call.name: float(call.value) for call in calls}  # type: ignore[arg-type]
     assert logged == {"loss": pytest.approx(whole), "sum": pytest.approx(10 + 36)}
-    assert {call.kwargs["batch_size"] for call in boundary.log_calls()} == {3}
+    assert {call.kwargs["batch_size"] for call in calls} == {3}
 
 
 def twice(module: lp.LightningModule, x: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ class EpochMetrics(Sgd):
         by_epoch = {"on_step": False, "on_epoch": True}
         self.f1(output, classes)
         self.log("f1", self.f1, **by_epoch)
-        self.auc.update(output, classes)
+        self.auc.update(output.softmax(1), classes)  # else each update decides whether they are
         self.log("auc", self.auc, prog_bar=True, **by_epoch)
         self.whole_state(output[:, 0], target[:, 0])
         self.log("whole_state", self.whole_state, **by_epoch)

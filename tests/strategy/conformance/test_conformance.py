@@ -12,7 +12,11 @@ from helpers.workers import WorkerPool
 from conformance.case import Case, Noted, cases_of, perform
 from conformance.conftest import Table
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [
+    pytest.mark.timeout(400),
+    # A batch without a sample of some class, for example, on one device, too.
+    pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics.utilities.prints"),
+]
 
 TABLES = (
     "cases_adversarial",
