@@ -9,11 +9,13 @@ import torch
 
 from lightning_gpp.strategy.cutting import (
     CannotJoinError,
-    call_size,
-    cut_inputs,
     difference,
     join_values,
+    pieces_of,
+    size_by_dims,
 )
+from lightning_gpp.strategy.graph_cutting import graph_slices
+from lightning_gpp.strategy.slices import Slices
 
 DIMS = {"x": (0,), "steps": (1,), "scale": (None,), "pair": (0, None)}
 
@@ -30,7 +32,7 @@ DIMS = {"x": (0,), "steps": (1,), "scale": (None,), "pair": (0, None)}
     ],
 )
 def test_samples_of_a_call(inputs: dict[str, torch.Tensor], size: int | None) -> None:
-    assert call_size(inputs, DIMS) == size
+    assert size_by_dims(inputs, DIMS) == size
 
 
 def test_what_is_cut_and_joined_is_the_same() -> None:
@@ -39,7 +41,8 @@ def test_what_is_cut_and_joined_is_the_same() -> None:
         "steps": torch.arange(10).reshape(2, 5),
         "scale": torch.ones(5),
     }
-    pieces = cut_inputs(inputs, DIMS, [3, 2])
+    slices = {"x": Slices(0, (6, 4)), "steps": Slices(1, (3, 2)), "scale": Slices(None)}
+    pieces = pieces_of(inputs, slices, 2)
     assert [piece["x"].tolist() for piece in pieces] == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]
     assert [piece["steps"].shape for piece in pieces] == [(2, 3), (2, 2)]
     joined = join_values(pieces, DIMS, [3, 2])
@@ -73,3 +76,48 @@ def test_differences_beyond_rounding_are_found() -> None:
     assert difference({**whole, "x": whole["x"] + 1e-4}, whole) is None
     assert "'x'" in str(difference({**whole, "x": whole["x"] + 0.1}, whole))
     assert "'pair'" in str(difference({**whole, "pair": (torch.tensor([1, 3]), "a")}, whole))
+
+
+def test_gradients_of_parts_are_joined() -> None:
+    whole, gradient = torch.ones(5, 2), torch.ones(2, 2)
+    rows = Slices(0, (3, 2))
+    assert rows.joined([None, None], whole) is None
+    assert torch.equal(
+        rows.joined([None, gradient], whole), torch.cat([torch.zeros(3, 2), gradient])
+    )
+    assert torch.equal(Slices(None).joined([gradient, None, gradient], whole), 2 * gradient)
+
+
+def test_a_batch_of_graphs_is_cut_by_graph() -> None:
+    """Three graphs of 2, 1 and 2 nodes: 0 - 1 | 2 | 3 - 4."""
+    inputs = {
+        "x": torch.arange(5.0)[:, None],
+        "edge_index": torch.tensor([[0, 1, 3], [1, 0, 4]]),
+        "edge_weight": torch.tensor([1.0, 2.0, 3.0]),
+        "batch": torch.tensor([0, 0, 1, 2, 2]),
+        "ptr": torch.tensor([0, 2, 3, 5]),
+    }
+    slices = graph_slices(inputs, [2, 1])
+    assert slices is not None
+    first, second = pieces_of(inputs, slices, 2)
+    assert first["x"].flatten().tolist() == [0, 1, 2] and second["batch"].tolist() == [0, 0]
+    assert first["edge_index"].tolist() == [[0, 1], [1, 0]]
+    assert second["edge_index"].tolist() == [[0], [1]]
+    assert second["edge_weight"].tolist() == [3]
+    assert first["ptr"].tolist() == [0, 2, 3] and second["ptr"].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch": torch.tensor([0, 1, 0, 2, 2])},
+        {"edge_index": torch.tensor([[3, 0, 1], [4, 1, 0]])},
+    ],
+)
+def test_graphs_that_are_not_side_by_side_are_not_cut(change: dict[str, torch.Tensor]) -> None:
+    inputs = {
+        "x": torch.ones(5, 1),
+        "edge_index": torch.tensor([[0, 1, 3], [1, 0, 4]]),
+        "batch": torch.tensor([0, 0, 1, 2, 2]),
+    }
+    assert graph_slices(inputs | change, [2, 1]) is None
