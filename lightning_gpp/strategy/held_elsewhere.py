@@ -61,7 +61,11 @@ class HeldElsewhere(TorchFunctionMode):
 
 @contextmanager
 def lifted() -> Iterator[None]:
-    """Stages run in this: they hold what they read, and every call through a mode takes time."""
+    """Stages run in this, and models are captured in it.
+
+    They hold what they read, every call through a mode takes time, and modules of torch look for
+    modes: an encoder takes another path where there is one.
+    """
     mode = innermost_function_mode()
     if not isinstance(mode, HeldElsewhere):
         yield

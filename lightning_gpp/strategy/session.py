@@ -304,6 +304,7 @@ class Session:
             recording(self.module, logged),
             torch.inference_mode(False),
             torch.enable_grad(),
+            lifted(),
         ):
             builder = Builder(self.settings, self.module, self.transport, self.control, self.device)
             pipeline = builder.build(example, self._train_modes)
