@@ -100,10 +100,14 @@ class Stack(nn.Module):
 
 @pytest.mark.parametrize("kind", CONVS)
 def test_stacks_by_hand_on_a_data_object(kind: str) -> None:
-    captured = assert_partitions_exact(Stack(kind), graphs(), in_order=True, num_partitions=3)
+    # In float64: gradients of attention nearly cancel out, so rounding is large beside them.
+    batch = graphs().apply(lambda item: item.double() if item.is_floating_point() else item)
+    module = Stack(kind).double()
+    captured = assert_partitions_exact(module, batch, in_order=True, num_partitions=3)
     operators = [operator.name for operator in captured.graph]
     assert {"convs_0", "convs_1", "norms_1", "global_mean_pool", "head"} <= set(operators)
     assert len(operators) <= 16
+    captured = capture(Stack(kind), (graphs(),))
     assert_same_on_other_sizes(captured, lambda batch: (batch,))
 
 
