@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -44,12 +44,3 @@ class OpenCall:
             self.stash.hand_out()
         else:
             self.stash.discard()
-
-
-def pieces_at_a_time(units: Sequence[int], pace: int) -> list[int]:
-    """Samples of each piece of so many units.
-
-    >>> pieces_at_a_time([2, 2, 1, 1], 2)
-    [4, 2]
-    """
-    return [sum(units[start : start + pace]) for start in range(0, len(units), pace)]
