@@ -337,6 +337,6 @@ def run_fault(name: str, schedule: str, num_ranks: int = 3) -> None:
         loaders.append(data.loader())
     module = fault.build()
     with quiet():
-        strategy = {"num_microbatches": 4, "timeout": 20.0, "schedule": schedule} | fault.strategy
+        strategy = {"num_microbatches": 4, "timeout": 30.0, "schedule": schedule} | fault.strategy
         trainer = make_trainer(strategy, num_ranks, max_steps=20, callbacks=fault.callbacks())
         trainer.fit(module if fault.pattern == "pytorch_lightning" else module.double(), *loaders)

@@ -62,7 +62,7 @@ def fit_with_timeline(
         trainer = make_trainer(
             {
                 "num_microbatches": 4,
-                "timeout": 20.0,
+                "timeout": 30.0,
                 "plan": plan,
                 "costs": costs,
                 "schedule": schedule,

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.processes import wait_until_ended
 from hydra.core.hydra_config import HydraConfig
 
 from lightning_gpp import cli, sweep
@@ -199,7 +200,7 @@ def test_interrupt_ends_all_processes_and_reports(run_folder: Path) -> None:
     (row,) = rows(run_folder / "sweep")
     assert row["error"] == sweep.NOT_ENDED
     assert "sweep of 1 job, 1 failed" in printed
-    assert not running(process.pid), "a rank outlives the sweep"
+    wait_until_ended(group_members(process.pid), 10.0)
 
 
 def wait_for(path: Path, process: subprocess.Popen[bytes], limit_s: float = 100.0) -> None:
@@ -209,14 +210,14 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], limit_s: float = 100.
         time.sleep(0.1)
 
 
-def running(group: int) -> list[str]:
-    """Processes of a process group that still run."""
+def group_members(group: int) -> list[int]:
+    """Processes of a process group."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            state, _, process_group = stat.read_text().rpartition(")")[2].split()[:3]
+            process_group = stat.read_text().rpartition(")")[2].split()[2]
         except OSError:
             continue
-        if int(process_group) == group and state != "Z":
-            found.append(stat.parent.name)
+        if int(process_group) == group:
+            found.append(int(stat.parent.name))
     return found
