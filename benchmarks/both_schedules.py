@@ -6,8 +6,12 @@ Printed are the medians over the fits, the median, smallest and largest ratio of
 and the ratio that a simulation with measured costs says. Then, for several numbers of
 micro-batches, the most memory that each rank takes during a step, beside what the planner predicts
 for its activations. Memory is what the process holds at its peak beyond what it held before the
-step (``VmHWM`` of Linux); meanwhile allocations of 64 kB and more are given back at once
-(``MALLOC_MMAP_THRESHOLD_``), which would make steps slower and is not so where time is taken.
+step (``VmHWM`` of Linux).
+
+The C library gives freed memory back to Linux and pays for each page when it takes it again: the
+more activations a schedule holds, the more of that. Where time is taken it keeps its memory, as
+the allocator of a GPU does (``--malloc default``: as it comes); where memory is taken it gives
+allocations of 64 kB and more back at once.
 
     python benchmarks/both_schedules.py                # times and memory
     python benchmarks/both_schedules.py --fits 10 --only times
@@ -44,6 +48,9 @@ from lightning_gpp.planner.manual import resolve_plan
 from lightning_gpp.simulate.plan_costs import simulate_plan
 
 SCHEDULES = ("gpipe", "1f1b")
+KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
+GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""What processes of glibc are started with."""
 
 
 @dataclass(frozen=True)
@@ -202,8 +209,6 @@ def work(rank: int, jobs: Sequence[tuple[Case, str]], memory: bool, folder: str)
 
 def measured(jobs: Sequence[tuple[Case, str]], memory: bool) -> list[list[tuple[float, int]]]:
     """For each rank (seconds of a step, bytes) of every fit; one of the two is 0."""
-    if memory:
-        os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, (jobs, memory, folder), nprocs=2)
         return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
@@ -225,8 +230,9 @@ def question(case: Case) -> tuple[Any, PlanRequest]:
     return replace(plan, num_microbatches=case.num_microbatches), request
 
 
-def times(num_fits: int) -> None:
+def times(num_fits: int, malloc: str) -> None:
     """Step times of both schedules."""
+    os.environ |= {} if malloc == "default" else KEEPS_MEMORY
     print("gpipe (the default) over 1f1b; ms are medians of the fits")
     for case in CASES:
         plan, request = question(case)
@@ -249,6 +255,7 @@ def times(num_fits: int) -> None:
 
 def memory() -> None:
     """Activations of both schedules, predicted and measured."""
+    os.environ |= GIVES_BACK
     print("\nMB on ranks 0 and 1: predicted activations | measured peak of a step")
     counts = (4, 8, 16, 32)
     case = Case("chain", width=512, batch_size=4096, branches=1, num_steps=5)
@@ -275,11 +282,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fits", type=int, default=6, help="of each schedule")
     parser.add_argument("--only", choices=["times", "memory"])
+    parser.add_argument("--malloc", choices=["keeps", "default"], default="keeps")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if arguments.only != "memory":
-        times(arguments.fits)
+        times(arguments.fits, arguments.malloc)
     if arguments.only != "times":
         memory()
 

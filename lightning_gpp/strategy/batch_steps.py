@@ -61,7 +61,7 @@ class BatchSteps:
         if before is not None:
             replay(session.module, calls)
         loss = _loss(result) if name == "training_step" else None
-        session.lead(StepEnd(calls), None if loss is None else loss.detach())
+        session.lead_end(calls, None if loss is None else loss.detach())
         if loss is None or not session.module.automatic_optimization:
             return result
         self._check(loss)
@@ -117,7 +117,7 @@ class BatchSteps:
         end = self.follower.until(StepEnd, StepPerMicrobatch, doing=name)
         if not isinstance(end, StepEnd):
             return StepPerMicrobatch()
-        replay(session.module, end.logs)
+        session.follow_end(end)
         value = self.follower.value
         if not isinstance(value, Tensor) or name != "training_step":
             return None

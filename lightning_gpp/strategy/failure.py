@@ -1,31 +1,41 @@
 """The first real error ends all ranks.
 
-A rank that fails writes its error to a store. A watcher thread on every rank reads it there and
-makes every wait of the pipeline raise it, within a fraction of a second and without a collective.
+A rank that fails tells rank 0, which tells the others of the first failure: of one that was told,
+or of a rank that is gone, frozen or cut off. Threads beside the main one hear of it within moments
+and make every wait of the pipeline raise it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
+import os
+import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
 
+from lightning_gpp.runtime.heartbeats import Heartbeats
 from lightning_gpp.runtime.transport import TransportError
 
 log = logging.getLogger(__name__)
 
-_KEY = "first_error"
-_POLL_S = 0.2
-_GRACE_S = 1.0
+_GRACE_S = 3.0
+"""For the first error to be told, when this rank saw only that another is gone."""
+
+_TERMINATE_S = 10.0
+"""For a step to end after SIGTERM; then the run ends without it."""
+
+_STUCK_S = 8.0
+"""After a failure elsewhere, for the main thread to come out of a collective of torch."""
+
+_LEAVE_FAILED_S = 0.5
+_FAILED = 1
 
 
 class PeerError(RuntimeError):
@@ -34,30 +44,49 @@ class PeerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class _Report:
+    """Why the run ends.
+
+    Attributes:
+        rank: that failed.
+        summary: one line, in words that follow the rank.
+        details: its traceback; empty where nobody could make one.
+    """
+
     rank: int
     summary: str
-    details: str
+    details: str = ""
 
     def error(self) -> PeerError:
-        return PeerError(f"rank {self.rank} failed: {self.summary}\n\n{self.details}")
+        text = f"rank {self.rank} {self.summary}"
+        return PeerError(f"{text}\n\n{self.details}\n{text}" if self.details else text)
 
 
 class FailureWatch:
-    """Reports this rank's error to the others and watches for theirs.
+    """Reports this rank's error to the others and hears of theirs.
 
     Args:
         host: address of rank 0.
-        on_peer_failure: called from the watcher thread with the error of another rank.
+        on_peer_failure: called from another thread with the error that ends the run, unless it is
+            this rank's own.
+
+    Attributes:
+        terminated: which rank was asked to end (SIGTERM), as rank 0 knows; it ends all of them at
+            the end of the step.
+        ends_with_step: whether it does; the watch leaves that run alone.
     """
 
     def __init__(self, host: str, on_peer_failure: Callable[[PeerError], None]) -> None:
         self._rank = dist.get_rank()
         self._on_peer_failure = on_peer_failure
-        self._stores = _connect(host)
-        self._stop = threading.Event()
+        self.terminated: int | None = None
+        self.ends_with_step = False
+        self._first: _Report | None = None
+        self._known = threading.Event()
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
         self._has_reported = False
-        self._thread = threading.Thread(target=self._watch, name="failure-watch", daemon=True)
-        self._thread.start()
+        self._main = threading.get_ident()
+        self._heartbeats = Heartbeats(host, self._hear, self._lose)
 
     @property
     def has_failed(self) -> bool:
@@ -71,9 +100,14 @@ class FailureWatch:
             return
         self._has_reported = True
         details = "".join(traceback.format_exception(error))
-        report = _Report(self._rank, f"{type(error).__name__}: {error}", details)
-        with contextlib.suppress(RuntimeError):  # the store's host may be the rank that has gone
-            self._stores[0].compare_set(_KEY, "", pickle.dumps(report).hex())
+        self._tell(_Report(self._rank, f"failed: {type(error).__name__}: {error}", details))
+
+    def terminate(self) -> None:
+        """This rank was asked to end (SIGTERM): all do at the end of the step, or soon."""
+        if self._rank == 0:
+            self._hear(0, {"terminated": 0})
+        else:
+            self._heartbeats.send({"terminated": self._rank})
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -86,16 +120,21 @@ class FailureWatch:
                 raise
             raise first from error
 
+    def check(self) -> None:
+        """Raises the error of another rank that ended the run."""
+        first = self._first
+        if first is not None and first.rank != self._rank:
+            self._has_reported = True
+            raise first.error()
+
     def origin(self, error: BaseException) -> PeerError | None:
         """Another rank's error if this one only echoes it; else reports this one.
 
-        A rank whose peer dies sees a lost connection. The dying rank has written its error before,
-        or writes it within moments.
+        A rank whose peer dies sees a lost connection before or after it hears why.
         """
         if _is_echo(error):
-            if not self._has_reported:
-                log.error("rank %d: %s", self._rank, error)  # a launcher may kill us any moment
-            first = self._await_first()
+            self._known.wait(_GRACE_S)
+            first = self._first
             if first is not None and first.rank != self._rank:
                 self._has_reported = True
                 return first.error()
@@ -103,36 +142,80 @@ class FailureWatch:
         return None
 
     def close(self) -> None:
-        """Ends the watch in good order; a barrier before it keeps the store alive for all."""
-        self._stop.set()
-        self._thread.join()
+        """Ends the watch in good order; a barrier before it lets all go together."""
+        self._closed.set()
+        if self.has_failed:
+            self._heartbeats.close(_LEAVE_FAILED_S)
+        else:
+            self._heartbeats.close()
 
-    def _await_first(self) -> _Report | None:
-        """The first report, for which a dying peer gets a moment."""
-        deadline = time.monotonic() + _GRACE_S
-        while time.monotonic() < deadline and not self._stop.is_set():
-            if (report := self._read(self._stores[0])) is not None:
-                return report
-            time.sleep(_POLL_S / 4)
-        return None
+    # In threads of the heartbeats ----------------------------------------------------------------
 
-    def _read(self, store: Store) -> _Report | None:
-        try:
-            if store.check([_KEY]):
-                report = pickle.loads(bytes.fromhex(store.get(_KEY).decode()))
-                assert isinstance(report, _Report)
-                return report
-        except RuntimeError:  # the host of the store has gone; every further try would say so
-            self._stop.set()
-        return None
+    def _hear(self, rank: int, message: dict[str, Any]) -> None:
+        match message:
+            case {"terminated": int(terminated)} if self._rank == 0:
+                if self.terminated is None:
+                    self.terminated = terminated
+                    threading.Thread(
+                        target=self._end_terminated, args=(terminated,), daemon=True
+                    ).start()
+            case {"rank": int(failed), "summary": str(summary), "details": str(details)}:
+                self._settle(_Report(failed, summary, details))
+            case _:
+                log.warning("rank %d: no message of a known kind: %s", rank, message)
 
-    def _watch(self) -> None:
-        while not self._stop.wait(_POLL_S):
-            report = self._read(self._stores[1])
-            if report is not None:
-                if report.rank != self._rank:
-                    self._on_peer_failure(report.error())
+    def _lose(self, rank: int, why: str) -> None:
+        self._settle(_Report(rank, why))
+
+    def _end_terminated(self, rank: int) -> None:
+        if not self._closed.wait(_TERMINATE_S) and not self.ends_with_step:
+            summary = f"was asked to end (SIGTERM), and no step ended within {_TERMINATE_S:g} s"
+            self._settle(_Report(rank, summary), also_here=True)
+
+    def _tell(self, report: _Report) -> None:
+        """The way of an error of this rank: rank 0 decides which was the first."""
+        if self._rank == 0:
+            self._settle(report)
+        else:
+            self._heartbeats.send(asdict(report))
+
+    def _settle(self, report: _Report, *, also_here: bool = False) -> None:
+        """Takes a report for the first unless there was one; rank 0 passes it on."""
+        with self._lock:
+            if self._first is not None or self._closed.is_set():
                 return
+            self._first = report
+        self._known.set()
+        if self._rank == 0:
+            self._heartbeats.send(asdict(report))
+        if report.rank != self._rank or also_here:
+            self._on_peer_failure(report.error())
+        threading.Thread(
+            target=self._end_if_stuck, args=(report,), name="failure-end", daemon=True
+        ).start()
+
+    def _end_if_stuck(self, report: _Report) -> None:
+        """Ends the process when its main thread never hears of the failure.
+
+        A collective of gloo that waits for a rank which is frozen or cut off ends at the time
+        limit of the process group, and nothing in this process can end it sooner.
+        """
+        while not self._closed.wait(_STUCK_S):
+            if _is_in_collective(self._main):
+                print(
+                    f"{report.error()}\nrank {self._rank} waits for it in a collective of torch "
+                    "that cannot be interrupted, and ends",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                os._exit(_FAILED)
+
+
+def _is_in_collective(thread: int) -> bool:
+    """Whether a thread is inside of ``torch.distributed``."""
+    frame = sys._current_frames().get(thread)
+    folder = str(Path(dist.__file__).parent)
+    return frame is not None and frame.f_code.co_filename.startswith(folder)
 
 
 def _is_echo(error: BaseException) -> bool:
@@ -143,20 +226,3 @@ def _is_echo(error: BaseException) -> bool:
     return isinstance(error, TransportError | dist.DistError) or (
         isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
     )
-
-
-def _connect(host: str) -> list[Store]:
-    """Two connections, one for each thread, to a store of rank 0's on a free port."""
-    timeout = timedelta(seconds=60)
-    is_master = dist.get_rank() == 0
-    port: list[int | None] = [None]
-    stores: list[Store] = []
-    if is_master:
-        server = TCPStore(host, 0, None, True, timeout, wait_for_workers=False)
-        stores.append(server)
-        port = [server.port]
-    dist.broadcast_object_list(port, src=0)
-    assert port[0] is not None
-    while len(stores) < 2:
-        stores.append(TCPStore(host, port[0], None, False, timeout, wait_for_workers=False))
-    return stores

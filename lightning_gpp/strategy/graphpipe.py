@@ -33,6 +33,7 @@ from lightning_gpp.strategy.finetuning import finetuning_hooks
 from lightning_gpp.strategy.hooks import HookRelay
 from lightning_gpp.strategy.lightning_private import (
     LightningOptimizer,
+    SIGTERMException,
     SubprocessScriptLauncher,
     init_dist_connection,
 )
@@ -55,6 +56,7 @@ from lightning_gpp.strategy.shape_only import (
     refuse_checkpoint,
     refuse_decisions,
 )
+from lightning_gpp.strategy.termination import ended_together
 from lightning_gpp.strategy.throughput import count_one_replica
 
 log = logging.getLogger(__name__)
@@ -158,7 +160,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
         self._start_method = start_method
         self._session: Session | None = None
         self._hooks: HookRelay | None = None
-        self._finetuning = contextlib.ExitStack()
+        self._scopes = contextlib.ExitStack()
 
     # Processes --------------------------------------------------------------------------------
 
@@ -235,7 +237,8 @@ class GraphPipeStrategy(OneReplicaStrategy):
             session.manual = ManualOptimization(session, self._lightning_optimizers)
         self._hooks = HookRelay(session)
         self._hooks.install()
-        self._finetuning = finetuning_hooks(trainer, session)
+        self._scopes.enter_context(finetuning_hooks(trainer, session))
+        self._scopes.enter_context(ended_together(trainer, session))
 
     def model_to_device(self) -> None:
         """Nothing: a rank's parameters move when the pipeline is built."""
@@ -245,7 +248,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
-        self._finetuning.close()
+        self._scopes.close()
         session, self._session = self._session, None
         if session is not None:
             session.close(on_all_ranks=not isinstance(self._launcher, ProcessLauncher))
@@ -257,7 +260,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Ends the other ranks too; an error that only echoes another rank's becomes that one."""
-        if self._session is not None:
+        if self._session is not None and not isinstance(exception, SIGTERMException):
             first = self._session.failures.origin(exception)
             if first is not None:
                 self.teardown()
@@ -430,6 +433,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
         if self._session is None:
             return contextlib.nullcontext()
         self._session.control.check_together()
+        self._session.failures.check()
         return self._session.failures.guard()
 
     @property

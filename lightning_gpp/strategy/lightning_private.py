@@ -4,6 +4,9 @@
 noticed there first.
 """
 
+from collections.abc import Callable
+
+import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
 from lightning.fabric.utilities.distributed import (
@@ -24,6 +27,7 @@ from lightning.pytorch.strategies.launchers import (
 )
 from lightning.pytorch.utilities import compile as compile_utilities
 from lightning.pytorch.utilities.compile import _check_mixed_imports as check_mixed_imports
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torchmetrics import Metric
@@ -32,13 +36,16 @@ __all__ = [
     "IndexBatchSampler",
     "LightningOptimizer",
     "MultiProcessingLauncher",
+    "SIGTERMException",
     "SubprocessScriptLauncher",
+    "answer_sigterm",
     "check_mixed_imports",
     "compile_utilities",
     "distributed_is_initialized",
     "do_nothing_closure",
     "init_dist_connection",
     "is_overridden",
+    "receive_sigterm",
     "tell_device",
     "throughputs_of",
 ]
@@ -47,6 +54,19 @@ __all__ = [
 def throughputs_of(monitor: ThroughputMonitor) -> list[Throughput]:
     """What a monitor measures by, one for each kind of step."""
     return list(monitor._throughputs.values())
+
+
+def answer_sigterm(trainer: pl.Trainer, answer: Callable[[], None] | None) -> None:
+    """What a Trainer does at SIGTERM instead of waiting for all ranks to get one; None: that."""
+    own = trainer._signal_connector.__dict__
+    own.pop("_sigterm_notifier_fn", None)
+    if answer is not None:
+        own["_sigterm_notifier_fn"] = lambda signum, frame: answer()
+
+
+def receive_sigterm(trainer: pl.Trainer) -> None:
+    """Lightning ends the run at the end of this step."""
+    trainer._signal_connector.received_sigterm = True
 
 
 def tell_device(module: nn.Module, device: torch.device) -> None:

@@ -129,9 +129,11 @@ class StepEnd:
 
     Attributes:
         logs: calls of ``self.log``.
+        terminated: rank that was asked to end (SIGTERM), which all do after this step.
     """
 
     logs: list[LogCall]
+    terminated: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class MicrobatchSteps:
         result, calls = boundary.result(), boundary.log_calls(batch)
         replay(session.module, calls)
         value = result["loss"] if isinstance(result, Mapping) else result
-        session.lead(StepEnd(calls), value)
+        session.lead_end(calls, value)
         loss = stash.loss(value)
         return {**result, "loss": loss} if isinstance(result, Mapping) else loss
 
@@ -86,7 +86,7 @@ class MicrobatchSteps:
         session, follower = self._session, self._follower
         stash = session.train(follower.until(Minibatch, doing=name), None)
         end = follower.until(StepEnd, doing=f"result of {name}")
-        replay(session.module, end.logs)
+        session.follow_end(end)
         return stash.loss(follower.value.to(session.device))
 
     def close(self) -> None:

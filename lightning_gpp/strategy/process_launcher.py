@@ -9,10 +9,11 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_gpp.runtime.rank_processes import end_with_starter, ended_after_error
-from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher
+from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher, SIGTERMException
 
 INTERRUPTED = 128 + signal.SIGINT
-"""Exit code of a rank that was interrupted, as shells have it."""
+TERMINATED = 128 + signal.SIGTERM
+"""Exit codes of a rank that was interrupted or asked to end, as shells have them."""
 
 
 class ProcessLauncher(MultiProcessingLauncher):
@@ -43,6 +44,8 @@ class ProcessLauncher(MultiProcessingLauncher):
             super()._wrapping_function(*args, **kwargs)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
+        except SIGTERMException:
+            sys.exit(TERMINATED)
         except SystemExit as error:
             if error.code in (None, 0):
                 raise RuntimeError(

@@ -29,9 +29,9 @@ from lightning_gpp.strategy.forward_calls import BeginAnewError
 from lightning_gpp.strategy.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.leader_state import LeaderState
 from lightning_gpp.strategy.lightning_private import tell_device
-from lightning_gpp.strategy.logs import LedLog, recording
+from lightning_gpp.strategy.logs import LedLog, LogCall, recording, replay
 from lightning_gpp.strategy.manual_optimization import ManualOptimization
-from lightning_gpp.strategy.messages import Forward, Minibatch, News, StepPerMicrobatch
+from lightning_gpp.strategy.messages import Forward, Minibatch, News, StepEnd, StepPerMicrobatch
 from lightning_gpp.strategy.microbatch_steps import MicrobatchSteps
 from lightning_gpp.strategy.microbatches import default_microbatches, unit_sizes
 from lightning_gpp.strategy.open_call import OpenCall
@@ -69,6 +69,7 @@ class Session:
         self.failures = FailureWatch(host, self._abort)
         self.on_built: Callable[[Pipeline], None] | None = None
         self.on_emulated: Callable[[EmulationReport], None] | None = None
+        self.on_terminated: Callable[[int], None] = lambda rank: None
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.recorder = StepRecorder()
         self._module: pl.LightningModule | None = None
@@ -178,6 +179,22 @@ class Session:
             self.own_gradients.take(),
         )
         self.control.tell((message, news, value))
+
+    def lead_end(self, calls: list[LogCall], value: Tensor | None) -> None:
+        """Rank 0: tells the others that a step has returned, what it logged and its loss."""
+        terminated = self.failures.terminated
+        self.lead(StepEnd(calls, terminated), value)
+        self._end_if_asked(terminated)
+
+    def follow_end(self, end: StepEnd) -> None:
+        """Other ranks: logs what the step logged."""
+        replay(self.module, end.logs)
+        self._end_if_asked(end.terminated)
+
+    def _end_if_asked(self, terminated: int | None) -> None:
+        if terminated is not None:
+            self.failures.ends_with_step = True
+            self.on_terminated(terminated)
 
     def take_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Other ranks: takes the gradients over that rank 0's own code changed."""
