@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -149,6 +150,8 @@ class Heartbeats:
                     self._lose(line, ENDED)
                 elif line.silent_s >= SILENCE_S and state is not _State.RUNNING:
                     self._lose(line, SILENT)
+                    if state is _State.STOPPED and line.peer.parent == os.getpid():
+                        os.kill(line.peer.pid, signal.SIGKILL)  # it would outlive the run
 
     def _lose(self, line: _Line, why: str) -> None:
         if not (line.has_left or self._stop.is_set()):
@@ -172,18 +175,20 @@ class _Peer:
     Attributes:
         rank: of the peer.
         pid: of its process.
+        parent: of the process that started it.
         host: its name.
         identity: of the host and its process numbers, see :func:`_identity`.
     """
 
     rank: int
     pid: int
+    parent: int
     host: str
     identity: str
 
     @classmethod
     def mine(cls) -> _Peer:
-        return cls(dist.get_rank(), os.getpid(), socket.gethostname(), _identity())
+        return cls(dist.get_rank(), os.getpid(), os.getppid(), socket.gethostname(), _identity())
 
     def greet(self, connection: Connection) -> _Peer:
         """Tells the other end who this is; who that is.
@@ -198,10 +203,11 @@ class _Peer:
             case {
                 "rank": int(rank),
                 "pid": int(pid),
+                "parent": int(parent),
                 "host": str(host),
                 "identity": str(identity),
             }:
-                return _Peer(rank, pid, host, identity)
+                return _Peer(rank, pid, parent, host, identity)
             case other:
                 raise ValueError(f"a greeting was expected, got {other}")
 

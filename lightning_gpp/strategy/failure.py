@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -86,6 +87,7 @@ class FailureWatch:
         self._lock = threading.Lock()
         self._has_reported = False
         self._main = threading.get_ident()
+        _show_peer_errors_short()
         self._heartbeats = Heartbeats(host, self._hear, self._lose)
 
     @property
@@ -118,7 +120,7 @@ class FailureWatch:
             first = self.origin(error)
             if first is None:
                 raise
-            raise first from error
+            raise first from None  # where this rank waited tells nothing
 
     def check(self) -> None:
         """Raises the error of another rank that ended the run."""
@@ -188,6 +190,7 @@ class FailureWatch:
         self._known.set()
         if self._rank == 0:
             self._heartbeats.send(asdict(report))
+            log.error("rank %d %s", report.rank, report.summary)
         if report.rank != self._rank or also_here:
             self._on_peer_failure(report.error())
         threading.Thread(
@@ -202,12 +205,11 @@ class FailureWatch:
         """
         while not self._closed.wait(_STUCK_S):
             if _is_in_collective(self._main):
-                print(
+                sys.stderr.write(
                     f"{report.error()}\nrank {self._rank} waits for it in a collective of torch "
-                    "that cannot be interrupted, and ends",
-                    file=sys.stderr,
-                    flush=True,
+                    "that cannot be interrupted, and ends\n"
                 )
+                sys.stderr.flush()
                 os._exit(_FAILED)
 
 
@@ -226,3 +228,24 @@ def _is_echo(error: BaseException) -> bool:
     return isinstance(error, TransportError | dist.DistError) or (
         isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
     )
+
+
+def _show_peer_errors_short() -> None:
+    """Python shows an uncaught error of another rank without this rank's traceback.
+
+    Rank 0 shows the other's, the rest one line each.
+    """
+    before = sys.excepthook
+    if getattr(before, "shows_peer_errors_short", False):
+        return
+
+    def show(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
+        if not isinstance(error, PeerError):
+            before(kind, error, place)
+        elif dist.is_initialized() and dist.get_rank() != 0:
+            sys.stderr.write(f"rank {dist.get_rank()} ends: {str(error).splitlines()[0]}\n")
+        else:
+            sys.stderr.write(f"{error}\n")
+
+    show.shows_peer_errors_short = True  # type: ignore[attr-defined]
+    sys.excepthook = show

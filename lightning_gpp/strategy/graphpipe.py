@@ -264,7 +264,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
             first = self._session.failures.origin(exception)
             if first is not None:
                 self.teardown()
-                raise first from exception
+                raise first from None
 
     # Steps -----------------------------------------------------------------------------------
 

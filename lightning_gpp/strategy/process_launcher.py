@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_gpp.runtime.rank_processes import end_with_starter, ended_after_error
+from lightning_gpp.strategy.failure import PeerError
 from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher, SIGTERMException
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -46,6 +47,8 @@ class ProcessLauncher(MultiProcessingLauncher):
             sys.exit(INTERRUPTED)
         except SIGTERMException:
             sys.exit(TERMINATED)
+        except PeerError as error:
+            raise PeerError(str(error)) from None  # without the way that led to it here
         except SystemExit as error:
             if error.code in (None, 0):
                 raise RuntimeError(
