@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import logging
 import os
 import signal
 import subprocess
@@ -26,6 +27,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import lightning.pytorch as lp
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lightning_gpp import GraphPipeStrategy
 
 STARTS = ("popen", "spawn", "fork", "torchrun")
 SIGNALS = ("KILL", "STOP", "TERM")
@@ -72,8 +81,75 @@ class Found:
 # The training ------------------------------------------------------------------------------------
 
 
-def train(folder: Path, start: str, slow: str, checkpoint: str | None = None) -> Any:
-    """Trains; the trained module. Each rank leaves a file when it comes to a moment.
+class Module(lp.LightningModule):
+    """A chain of as many parts as there are ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            *(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(NUM_RANKS))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(batch, 16)`` to ``(batch, 16)``."""
+        y: Tensor = self.net(x)
+        return y
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """Mean square."""
+        return self(batch).square().mean()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        """Logs the mean square."""
+        self.log("val_loss", self(batch).square().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam, whose state a checkpoint has to hold."""
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Moments(lp.Callback):
+    """Each rank leaves a file when it first comes to a moment, and stays there for a second."""
+
+    def __init__(self, folder: Path, slow: str) -> None:
+        self.folder = folder
+        self.slow = slow
+
+    def comes_to(self, moment: str, trainer: lp.Trainer) -> None:
+        """Leaves the file with the number of this process."""
+        path = self.folder / f"{trainer.global_rank}.{moment}"
+        if not path.exists():
+            path.write_text(str(os.getpid()))
+            if moment == self.slow != "planning":
+                time.sleep(1.0)
+
+    def on_fit_start(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
+        """Half a second later rank 0 plans, and the others wait for it."""
+        self.comes_to("planning", trainer)
+
+    def on_train_batch_start(
+        self, trainer: lp.Trainer, pl_module: lp.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """In the middle of the training."""
+        if trainer.global_step == 5:
+            self.comes_to("step", trainer)
+
+    def on_validation_batch_start(
+        self, trainer: lp.Trainer, pl_module: lp.LightningModule, *args: Any
+    ) -> None:
+        """The first one."""
+        self.comes_to("validation", trainer)
+
+    def on_save_checkpoint(
+        self, trainer: lp.Trainer, pl_module: lp.LightningModule, checkpoint: Any
+    ) -> None:
+        """The third one."""
+        if trainer.global_step == 6:
+            self.comes_to("checkpoint", trainer)
+
+
+def train(folder: Path, start: str, slow: str, checkpoint: str | None = None) -> Module:
+    """Trains.
 
     Args:
         folder: for files and checkpoints.
@@ -81,73 +157,12 @@ def train(folder: Path, start: str, slow: str, checkpoint: str | None = None) ->
         slow: moment at which every rank takes some time.
         checkpoint: to go on from.
     """
-    import lightning.pytorch as lp
-    import torch
-    from lightning.pytorch.callbacks import ModelCheckpoint
-    from torch import nn
-    from torch.utils.data import DataLoader
-
     torch.set_num_threads(1)
     lp.seed_everything(0, verbose=False)
-
-    def comes_to(moment: str, rank: int) -> None:
-        path = folder / f"{rank}.{moment}"
-        if not path.exists():
-            path.write_text(str(os.getpid()))
-            if moment == slow:
-                time.sleep(1.0)
-
-    class Planned(nn.Linear):
-        """Captured while the plan is made."""
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if not torch.compiler.is_exporting() and start != "alone":
-                comes_to("planning", int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))))
-            return super().forward(x)
-
-    class Module(lp.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(
-                *(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(NUM_RANKS))
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.net(x)
-
-        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-            return self(batch).square().mean()
-
-        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-            self.log("val_loss", self(batch).square().mean())
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.Adam(self.parameters(), lr=0.01)
-
-    class Moments(lp.Callback):
-        def on_fit_start(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
-            comes_to("planning", trainer.global_rank)
-
-        def on_train_batch_start(
-            self, trainer: lp.Trainer, pl_module: lp.LightningModule, batch: Any, batch_idx: int
-        ) -> None:
-            if trainer.global_step == 5:
-                comes_to("step", trainer.global_rank)
-
-        def on_validation_batch_start(
-            self, trainer: lp.Trainer, pl_module: lp.LightningModule, *args: Any
-        ) -> None:
-            comes_to("validation", trainer.global_rank)
-
-        def on_save_checkpoint(
-            self, trainer: lp.Trainer, pl_module: lp.LightningModule, checkpoint: Any
-        ) -> None:
-            if trainer.global_step == 6:
-                comes_to("checkpoint", trainer.global_rank)
-
     generator = torch.Generator().manual_seed(0)
     data = [torch.randn(16, generator=generator, dtype=torch.float64) for _ in range(16)]
     is_alone = start == "alone"
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     trainer = lp.Trainer(
         accelerator="cpu",
         devices=1 if is_alone else NUM_RANKS,
@@ -156,9 +171,8 @@ def train(folder: Path, start: str, slow: str, checkpoint: str | None = None) ->
         max_epochs=-1,
         callbacks=[
             ModelCheckpoint(folder, filename="{step}", every_n_train_steps=2, save_top_k=-1),
-            *([] if is_alone else [Moments()]),
+            *([] if is_alone else [Moments(folder, slow)]),
         ],
-        check_val_every_n_epoch=1,
         num_sanity_val_steps=0,
         logger=False,
         enable_progress_bar=False,
@@ -170,8 +184,6 @@ def train(folder: Path, start: str, slow: str, checkpoint: str | None = None) ->
 
 
 def _strategy(start: str) -> Any:
-    from lightning_gpp import GraphPipeStrategy
-
     method: Any = "popen" if start == "torchrun" else start
     return GraphPipeStrategy(
         num_microbatches=2, plan=[["net.0"], ["net.1"], ["net.2"]], start_method=method
@@ -181,7 +193,7 @@ def _strategy(start: str) -> Any:
 # What becomes of it ------------------------------------------------------------------------------
 
 
-def look_at(case: Case, folder: Path, undisturbed: dict[str, Any]) -> Found:
+def look_at(case: Case, folder: Path, undisturbed: dict[str, Tensor]) -> Found:
     """Runs a case."""
     command = [sys.executable]
     if case.start == "torchrun":
@@ -210,7 +222,7 @@ def look_at(case: Case, folder: Path, undisturbed: dict[str, Any]) -> Found:
         left = _kill_session(script.pid)
         script.wait()
     lines = (folder / "printed").read_text().splitlines()
-    reasons = [line for line in lines if f"rank {case.rank} (" in line or "SIGTERM" in line]
+    reasons = [line for line in lines if f"rank {case.rank} (" in line or "(SIGTERM)" in line]
     # Its starter kills a stopped rank; nobody can kill the stopped process that started the others.
     is_first = case.rank == 0 and case.start == "popen"
     allowed = {str(pid)} if case.signal == "STOP" and is_first else set()
@@ -264,7 +276,7 @@ def _kill_session(session: int) -> list[str]:
     return left
 
 
-def _difference_after_resuming(folder: Path, undisturbed: dict[str, Any]) -> float:
+def _difference_after_resuming(folder: Path, undisturbed: dict[str, Tensor]) -> float:
     checkpoints = sorted(
         folder.glob("step=*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2])
     )
@@ -290,9 +302,6 @@ def main() -> int:
     parser.add_argument("--moments", nargs="+", choices=MOMENTS, default=MOMENTS)
     parser.add_argument("--at-once", type=int, default=1, help="cases side by side")
     asked = parser.parse_args()
-    import logging
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         undisturbed = train(Path(folder), "alone", "").state_dict()

@@ -150,7 +150,7 @@ class Heartbeats:
                     self._lose(line, ENDED)
                 elif line.silent_s >= SILENCE_S and state is not _State.RUNNING:
                     self._lose(line, SILENT)
-                    if state is _State.STOPPED and line.peer.parent == os.getpid():
+                    if state is _State.STOPPED and line.peer.was_started_for_run:
                         os.kill(line.peer.pid, signal.SIGKILL)  # it would outlive the run
 
     def _lose(self, line: _Line, why: str) -> None:
@@ -214,6 +214,11 @@ class _Peer:
     @property
     def where(self) -> str:
         return f"(process {self.pid} on {self.host})"
+
+    @property
+    def was_started_for_run(self) -> bool:
+        """Whether this process, or the one that started this one, started it."""
+        return self.parent in (os.getpid(), os.getppid())
 
     def state(self) -> _State:
         """A silent process that runs holds Python's lock in a long call (pickling gigabytes)."""

@@ -100,6 +100,39 @@ def test_an_interrupt_of_the_first_process_alone_ends_the_job(tmp_path: Path) ->
     wait_until_ended(pids, 0.0)
 
 
+@pytest.mark.parametrize("strategy", ["graphpipe", "graphpipe_spawn"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sigterm_to_one_rank_ends_all_after_the_step(
+    strategy: str, rank: int, tmp_path: Path
+) -> None:
+    """What ``kill`` and schedulers send."""
+    script = start_script(strategy, tmp_path, "forever")
+    try:
+        pids = rank_pids(tmp_path)
+        os.kill(int((tmp_path / f"rank_{rank}.pid").read_text()), signal.SIGTERM)
+        _, errors = script.communicate(timeout=LIMIT_S)
+    finally:
+        script.kill()
+        script.wait()
+    assert f"rank {rank} was asked to end (SIGTERM): all ranks end after this step" in errors
+    assert "Traceback" not in errors or strategy == "graphpipe_spawn", errors[-4000:]
+    wait_until_ended(pids, ORPHAN_LIMIT_S)
+
+
+def test_a_stopped_rank_ends_the_job(tmp_path: Path) -> None:
+    script = start_script("graphpipe", tmp_path, "forever")
+    try:
+        pids = rank_pids(tmp_path)
+        os.kill(int((tmp_path / "rank_1.pid").read_text()), signal.SIGSTOP)
+        _, errors = script.communicate(timeout=LIMIT_S)
+    finally:
+        script.kill()
+        script.wait()
+    assert script.returncode == 1
+    assert "stopped or frozen" in errors.splitlines()[-1], errors[-4000:]
+    wait_until_ended(pids, ORPHAN_LIMIT_S)
+
+
 def test_ranks_that_leave_without_a_result_end_the_job(tmp_path: Path) -> None:
     """A process that is told 0 by all its ranks would wait for what rank 0 returns."""
     done = run_script("graphpipe_spawn", tmp_path, "leave")

@@ -1,0 +1,43 @@
+"""Ranks hear of each other; strangers are not heard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers import heartbeat_ranks
+from helpers.workers import WorkerPool
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_messages_go_both_ways_and_leaving_is_no_loss(pool: WorkerPool) -> None:
+    results = pool.run(heartbeat_ranks.exchange, num_ranks=3)
+    assert results == [
+        ([(1, "from 1: "), (2, "from 2: ")], []),
+        ([(0, "from 0: ")], []),
+        ([(0, "from 0: ")], []),
+    ]
+
+
+def test_a_stopped_rank_is_noticed(pool: WorkerPool) -> None:
+    found = pool.run(heartbeat_ranks.stopped, num_ranks=2)[0]
+    assert found is not None
+    assert found[0] == 1 and "stopped or frozen" in found[1]
+
+
+def test_a_busy_rank_is_not_lost(pool: WorkerPool) -> None:
+    assert pool.run(heartbeat_ranks.busy, num_ranks=2) == [[], []]
+
+
+def test_a_connection_that_ends_is_a_loss(pool: WorkerPool) -> None:
+    found = pool.run(heartbeat_ranks.cut_off, num_ranks=2)[0]
+    assert found is not None
+    assert found[0] == 1 and "killed" in found[1]
+
+
+def test_strangers_are_not_heard_and_nothing_is_unpickled(pool: WorkerPool, tmp_path: Path) -> None:
+    path = tmp_path / "unpickled"
+    results = pool.run(heartbeat_ranks.strangers, str(path), num_ranks=2)
+    assert results == [[(1, "from 1: ")], [(0, "from 0: ")]]
+    assert not path.exists()

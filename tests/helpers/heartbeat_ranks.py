@@ -1,0 +1,138 @@
+"""What ranks do in the tests of heartbeats."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from lightning_gpp.runtime import heartbeats
+
+SILENCE_S = 2.0
+LIMIT_S = 30.0
+
+
+class Heard:
+    """Heartbeats with short limits, and what they said."""
+
+    def __init__(self) -> None:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        self.before = heartbeats.BEAT_S, heartbeats.SILENCE_S
+        heartbeats.BEAT_S, heartbeats.SILENCE_S = 0.1, SILENCE_S
+        self.messages: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
+        self.lost: queue.Queue[tuple[int, str]] = queue.Queue()
+        self.beats = heartbeats.Heartbeats(
+            "127.0.0.1",
+            lambda rank, message: self.messages.put((rank, message)),
+            lambda rank, why: self.lost.put((rank, why)),
+        )
+
+    def end(self) -> list[tuple[int, str]]:
+        """Leaves together with the others; who was lost."""
+        dist.barrier()
+        self.beats.close()
+        heartbeats.BEAT_S, heartbeats.SILENCE_S = self.before
+        return list(self.lost.queue)
+
+
+def exchange() -> tuple[list[Any], list[Any]]:
+    """Every rank sends; what came, and who was lost in spite of the good order."""
+    heard = Heard()
+    text = f"from {dist.get_rank()}: " + "é" * 100_000  # a long traceback
+    heard.beats.send({"text": text})
+    count = dist.get_world_size() - 1 if dist.get_rank() == 0 else 1
+    found = sorted(
+        (rank, message["text"][:8])
+        for rank, message in (heard.messages.get(timeout=LIMIT_S) for _ in range(count))
+    )
+    return found, heard.end()
+
+
+def stopped() -> tuple[int, str] | None:
+    """Rank 1 is stopped; rank 0 hears of it and lets it go on."""
+    heard = Heard()
+    pids: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    found = None
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        try:
+            found = heard.lost.get(timeout=LIMIT_S)
+        finally:
+            os.kill(pids[1], signal.SIGCONT)
+    heard.end()
+    return found
+
+
+def busy() -> list[tuple[int, str]]:
+    """Rank 1 holds Python's lock for twice the limit; who was lost."""
+    heard = Heard()
+    if dist.get_rank() == 1:
+        ctypes.PyDLL(None).usleep(int(2e6 * SILENCE_S))
+    return heard.end()
+
+
+def cut_off() -> tuple[int, str] | None:
+    """Rank 1's connection ends without a goodbye, as that of a killed process."""
+    heard = Heard()
+    if dist.get_rank() == 1:
+        for line in heard.beats._lines.values():
+            heartbeats._hang_up(line.connection)
+    found = heard.lost.get(timeout=LIMIT_S) if dist.get_rank() == 0 else None
+    heard.end()
+    return found
+
+
+class Bomb:
+    """Leaves a file when unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (Path(self.path),)
+
+
+def strangers(path: str) -> list[Any]:
+    """Strangers connect before the ranks do: one is silent, one sends a bomb, one guesses."""
+    tell = heartbeats._tell
+
+    def tell_late(text: str) -> None:
+        host, port, _ = heartbeats.json.loads(text)
+        opened = [socket.create_connection((host, port)) for _ in range(3)]
+        keep.extend(opened[:1])
+        bomb = Connection(opened[1].detach())
+        bomb.send_bytes(pickle.dumps(Bomb(path)))
+        threading.Thread(target=_guess, args=(Connection(opened[2].detach()),), daemon=True).start()
+        time.sleep(0.3)
+        keep.append(bomb)
+        tell(text)
+
+    keep: list[Any] = []
+    heartbeats._tell = tell_late
+    try:
+        return exchange()[0]
+    finally:
+        heartbeats._tell = tell
+        for each in keep:
+            each.close()
+
+
+def _guess(connection: Connection) -> None:
+    with contextlib.suppress(AuthenticationError, OSError, EOFError):
+        answer_challenge(connection, b"guessed")
