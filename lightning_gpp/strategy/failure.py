@@ -190,6 +190,7 @@ class FailureWatch:
         self._known.set()
         if self._rank == 0:
             self._heartbeats.send(asdict(report))
+        if self._rank == (1 if report.rank == 0 else 0):  # at once, and on one rank
             log.error("rank %d %s", report.rank, report.summary)
         if report.rank != self._rank or also_here:
             self._on_peer_failure(report.error())

@@ -3,6 +3,9 @@
 A step may ask a parameter for its device or make zeros like it (``next(self.parameters())
 .new_zeros(...)``). On rank 0 the parameters of other stages are on the ``meta`` device, and what
 is made from them so would have no values. Only what needs no values of the parameter is answered.
+
+User code that changes weights through ``.data`` is not seen by autograd, which counts the versions
+of tensors; here it is, so that such a change is an error and not lost.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from lightning_gpp.strategy.torch_private import innermost_function_mode
@@ -30,8 +34,14 @@ _DEVICE = Tensor.device.__get__
 _IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
+_GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
 class HeldElsewhere(TorchFunctionMode):
     """While active, tensors on the ``meta`` device answer as if they were on ``device``.
+
+    Changes of parameters and of such tensors through ``.data`` count as changes.
 
     Args:
         device: of this rank.
@@ -56,6 +66,13 @@ class HeldElsewhere(TorchFunctionMode):
                 return self.device.type == "cuda"
             if func in _FACTORIES and kwargs.get("device") is None:
                 kwargs = {**kwargs, "device": self.device}
+        if func in (_GET_DATA, _SET_DATA) and (args[0].is_meta or isinstance(args[0], Parameter)):
+            alias: Tensor = args[0].detach()  # has its version in common with the original
+            if func == _GET_DATA:
+                return alias
+            func(*args)
+            alias.add_(0)
+            return None
         return func(*args, **kwargs)
 
 
