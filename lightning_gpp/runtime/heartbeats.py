@@ -149,9 +149,10 @@ class Heartbeats:
                 if state is _State.GONE:
                     self._lose(line, ENDED)
                 elif line.silent_s >= SILENCE_S and state is not _State.RUNNING:
-                    self._lose(line, SILENT)
+                    # It would outlive the run, whose end this thread may not survive.
                     if state is _State.STOPPED and line.peer.was_started_for_run:
-                        os.kill(line.peer.pid, signal.SIGKILL)  # it would outlive the run
+                        os.kill(line.peer.pid, signal.SIGKILL)
+                    self._lose(line, SILENT)
 
     def _lose(self, line: _Line, why: str) -> None:
         if not (line.has_left or self._stop.is_set()):
