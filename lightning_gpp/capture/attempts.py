@@ -66,7 +66,8 @@ def capture(
         train_modes: training flag in train mode per qualified name; by default as they are.
 
     Raises:
-        CaptureError: it cannot be captured; each attempt is listed with its reason and line.
+        CaptureError: it cannot be captured; each attempt is listed with its reason and line. Or
+            the micro-batch has no samples.
     """
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise CaptureError("lazy parameters have no size yet: run the module once before training")
@@ -133,6 +134,11 @@ class _Session:
         self.module = module
         self.arguments = Arguments.of(module, args, kwargs)
         self.sample = first_sample(self.arguments.tensors(args, kwargs))
+        if not self.sample.num_samples:
+            raise CaptureError(
+                "the first batch has no samples, which do not show how the model goes with them: "
+                "begin with another batch. Later ones may be empty"
+            )
         self.flags = mode_flags(module, train_modes)
         with watched_reads(module) as reads:
             expected = self._reference(self.sample, True)

@@ -269,6 +269,50 @@ class BatchNormModel(SupervisedModule):
         return self.head(self.third(self.second(self.first(x))))
 
 
+class LastEmptyData(DataSpec):
+    """Batches of which the one after ``num_full`` others has no samples."""
+
+    num_full = 2
+
+    def loader(self) -> DataLoader[Any]:
+        inputs, target = self.tensors()
+        ends = [self.batch_size * min(i, self.num_full) for i in range(self.num_full + 2)]
+        batches = [
+            (tuple(x[a:b] for x in inputs), target[a:b])
+            for a, b in zip(ends, ends[1:], strict=False)
+        ]
+        return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+
+class FirstEmptyData(LastEmptyData):
+    """The first batch has no samples."""
+
+    num_full = 0
+
+
+class SumModel(ExportableModel):
+    """A loss that is a number for a batch without samples, too."""
+
+    def step_loss(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
+        inputs, target = batch
+        output = self(*inputs)
+        return (output - target).square().sum() / 8, [output]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss, _ = self.step_loss(batch)
+        self.log("train_loss", loss, batch_size=8)
+        return loss
+
+
+class MeanModel(SumModel):
+    """A mean over samples, of which there may be none."""
+
+    def step_loss(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
+        inputs, target = batch
+        output = self(*inputs)
+        return (output - target).square().sum() / max(1, len(target)), [output]
+
+
 class SequenceData(DataSpec):
     """Sequences whose length is another one in every batch."""
 

@@ -5,6 +5,7 @@ Or it is refused, on all ranks and at once.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,12 @@ import pytest
 import torch
 from helpers import user_modules as users
 from helpers.models import DataSpec
-from helpers.reference import assert_equal_training, train_one_device, weight_differences
+from helpers.reference import (
+    assert_equal_training,
+    train_one_device,
+    train_pipeline,
+    weight_differences,
+)
 from helpers.training import Training, train
 from helpers.workers import WorkerPool
 
@@ -187,6 +193,34 @@ def test_batch_norm_with_whole_batches(pool: WorkerPool, tmp_path: Path, num_ran
         for name in ("first.1", "third.0"):
             assert int(found[f"{name}.num_batches_tracked"]) == 8
             assert float(found[f"{name}.running_mean"].abs().max()) > 0
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_batch_norm_with_an_odd_last_batch(pool: WorkerPool, schedule: str) -> None:
+    """Pairs in full batches; the last batch of five has no single sample, as BatchNorm needs it."""
+    training = Training(users.BatchNormModel, DataSpec(num_samples=21), num_steps=4)
+    results = train_pipeline(
+        pool, training, num_ranks=2, num_microbatches=4, schedule=schedule, timeout=30.0
+    )
+    assert results[0].global_step == 4
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_batch_without_samples(pool: WorkerPool, schedule: str) -> None:
+    data = users.LastEmptyData(num_inputs=2)
+    training = Training(users.SumModel, data, num_steps=3, validate=False)
+    if schedule == "1f1b":  # which asks for means
+        training = replace(training, build=users.MeanModel)
+    assert_equal_training(pool, training, num_ranks=3, schedule=schedule, **STRATEGY)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_first_batch_without_samples(pool: WorkerPool, schedule: str) -> None:
+    training = Training(users.SumModel, users.FirstEmptyData(num_inputs=2), num_steps=3)
+    arguments = STRATEGY | {"schedule": schedule}
+    training = replace(training, validate=False)
+    for outcome in pool.outcomes(train, training, arguments, 3, num_ranks=3, limit_s=60.0):
+        assert "the first batch has no samples" in outcome.error
 
 
 def test_sequences_of_another_length_in_every_batch(pool: WorkerPool) -> None:
