@@ -29,6 +29,7 @@ from lightning_gpp.capture.operators import Cuts
 from lightning_gpp.capture.reads import watched_reads
 from lightning_gpp.capture.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.samples import Sample, first_sample, other_samples
+from lightning_gpp.capture.steady_state import other_content, steady_names
 from lightning_gpp.capture.trace import Trace, guard
 from lightning_gpp.capture.variation import variations
 from lightning_gpp.capture.withheld import withheld_outputs
@@ -80,6 +81,7 @@ def capture(
                 "known"
             )
         captured = session.first_success(leaf_modules, blocks)
+        captured.steady = session.steady_state(captured)
     changed = _outside_of_leaves(captured, session.expected[True].changed)
     kept = _outside_of_leaves(captured, session.expected[True].kept)
     if kept:
@@ -176,6 +178,17 @@ class _Session:
             f"{type(self.module).__name__}.forward cannot be captured:\n{_reasons(failures)}\n"
             f"{REMEDY}"
         ) from failures[-1][1]
+
+    def steady_state(self, captured: CapturedModel) -> frozenset[str]:
+        """The buffers that forward changes in training mode, whatever it is called with."""
+        changing = captured.changing
+        other = self._other_reference(other_content(self.sample)) if changing else None
+        if other is None:
+            return frozenset()
+        _, results = other
+        return steady_names(
+            self.module, changing, self.expected[True].buffers, results[True].buffers
+        )
 
     def _attempts(
         self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torch.utils.data import DataLoader
 
 from helpers.models import DataSpec, ExportableModel
@@ -267,6 +268,56 @@ class BatchNormModel(SupervisedModule):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.third(self.second(self.first(x))))
+
+
+class CountedModel(SupervisedModule):
+    """Buffers that every forward changes, whatever the samples are.
+
+    A spectral norm of each kind, a counter that is changed in place, and one that is replaced.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(OptimizerSpec("sgd"))
+        torch.manual_seed(12)
+        self.first = parametrizations.spectral_norm(nn.Linear(INPUT_WIDTHS[0], WIDTH))
+        self.second = nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
+        self.head = nn.Linear(WIDTH, NUM_TARGETS)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("halves", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.second(self.first(x).tanh())
+        self.calls += 1
+        self.halves = self.halves + 0.5
+        return self.head(hidden) * (1 - 0.5**self.calls) + self.halves
+
+
+class Centred(nn.Module):
+    """Takes off a moving average of what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x - self.mean
+
+
+class CentredModel(SupervisedModule):
+    """A moving average of the samples, and a BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__(OptimizerSpec("sgd"))
+        torch.manual_seed(13)
+        self.first = nn.Linear(INPUT_WIDTHS[0], WIDTH)
+        self.centred = Centred()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.head = nn.Linear(WIDTH, NUM_TARGETS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.centred(self.first(x))))
 
 
 class LastEmptyData(DataSpec):
