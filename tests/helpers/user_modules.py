@@ -276,6 +276,9 @@ class CountedModel(SupervisedModule):
     A spectral norm of each kind, a counter that is changed in place, and one that is replaced.
     """
 
+    calls: Tensor
+    halves: Tensor
+
     def __init__(self) -> None:
         super().__init__(OptimizerSpec("sgd"))
         torch.manual_seed(12)
@@ -294,6 +297,8 @@ class CountedModel(SupervisedModule):
 
 class Centred(nn.Module):
     """Takes off a moving average of what it has seen."""
+
+    mean: Tensor
 
     def __init__(self) -> None:
         super().__init__()

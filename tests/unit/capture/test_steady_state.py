@@ -12,6 +12,12 @@ from lightning_gpp.capture.steady_state import keep
 class Counters(nn.Module):
     """Counts its calls in place and anew, its samples, and averages what it gets."""
 
+    calls: Tensor
+    halves: Tensor
+    samples: Tensor
+    constant: Tensor
+    mean: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 3)
@@ -25,7 +31,8 @@ class Counters(nn.Module):
         self.halves = self.halves + 0.5
         self.samples += x.shape[0]
         self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
-        return self.weighing(self.norm(self.layer(x))) * self.calls + self.constant
+        hidden: Tensor = self.weighing(self.norm(self.layer(x)))
+        return hidden * self.calls + self.constant
 
 
 def test_which_buffers_depend_on_the_samples() -> None:
