@@ -29,6 +29,7 @@ from lightning_gpp.capture.operators import Cuts
 from lightning_gpp.capture.reads import watched_reads
 from lightning_gpp.capture.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.samples import Sample, first_sample, other_samples
+from lightning_gpp.capture.steady_state import other_content, steady_names
 from lightning_gpp.capture.trace import Trace, guard
 from lightning_gpp.capture.variation import variations
 from lightning_gpp.capture.withheld import withheld_outputs
@@ -66,7 +67,8 @@ def capture(
         train_modes: training flag in train mode per qualified name; by default as they are.
 
     Raises:
-        CaptureError: it cannot be captured; each attempt is listed with its reason and line.
+        CaptureError: it cannot be captured; each attempt is listed with its reason and line. Or
+            the micro-batch has no samples.
     """
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise CaptureError("lazy parameters have no size yet: run the module once before training")
@@ -79,6 +81,7 @@ def capture(
                 "known"
             )
         captured = session.first_success(leaf_modules, blocks)
+        captured.steady = session.steady_state(captured)
     changed = _outside_of_leaves(captured, session.expected[True].changed)
     kept = _outside_of_leaves(captured, session.expected[True].kept)
     if kept:
@@ -133,6 +136,11 @@ class _Session:
         self.module = module
         self.arguments = Arguments.of(module, args, kwargs)
         self.sample = first_sample(self.arguments.tensors(args, kwargs))
+        if not self.sample.num_samples:
+            raise CaptureError(
+                "the first batch has no samples, which do not show how the model goes with them: "
+                "begin with another batch. Later ones may be empty"
+            )
         self.flags = mode_flags(module, train_modes)
         with watched_reads(module) as reads:
             expected = self._reference(self.sample, True)
@@ -170,6 +178,17 @@ class _Session:
             f"{type(self.module).__name__}.forward cannot be captured:\n{_reasons(failures)}\n"
             f"{REMEDY}"
         ) from failures[-1][1]
+
+    def steady_state(self, captured: CapturedModel) -> frozenset[str]:
+        """The buffers that forward changes in training mode, whatever it is called with."""
+        changing = captured.changing
+        other = self._other_reference(other_content(self.sample)) if changing else None
+        if other is None:
+            return frozenset()
+        _, results = other
+        return steady_names(
+            self.module, changing, self.expected[True].buffers, results[True].buffers
+        )
 
     def _attempts(
         self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from lightning_gpp.capture.fingerprint import fingerprint
 from lightning_gpp.capture.operators import Cuts, model_graph
 from lightning_gpp.capture.reads import Read, check_reads
 from lightning_gpp.capture.stage import StageModule
+from lightning_gpp.capture.steady_state import keep, unsteady_names
 from lightning_gpp.capture.trace import Names, Trace
 from lightning_gpp.graph import ModelGraph
 
@@ -30,6 +31,7 @@ class CapturedModel:
         reads: plain attributes that forward read and that must not change.
         takes_graphs: whether the inputs are a batch of graphs side by side, which cannot be cut
             along a dimension.
+        steady: names of the buffers that forward changes alike whatever its arguments are.
     """
 
     def __init__(
@@ -45,10 +47,21 @@ class CapturedModel:
         self._arguments, self._traces, self._device = arguments, traces, device
         self.reads: Sequence[Read] = ()
         self.takes_graphs = False
+        self.steady: frozenset[str] = frozenset()
         self._canonical = Names.of(module).canonical(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
         self.graph: ModelGraph
         self.graph, self._nodes_of = model_graph(module, traces, cuts)
+
+    @property
+    def changing(self) -> frozenset[str]:
+        """Names of the buffers that forward changes in training mode."""
+        return frozenset(name for operator in self.graph for name in operator.state)
+
+    @property
+    def unsteady(self) -> list[str]:
+        """Those whose change depends on how samples are put together, BatchNorm's left out."""
+        return unsteady_names(self.module, self.changing, self.steady)
 
     @property
     def leaf_modules(self) -> tuple[str, ...]:
@@ -134,6 +147,16 @@ class CapturedModel:
             buffer_names=[name for name in read if name not in self._parameter_names],
             device=self._device,
         )
+
+    def keeper(self, operators: Sequence[str]) -> Callable[[], Callable[[], None]] | None:
+        """What keeps the steady buffers of operators, and gives what puts them back.
+
+        Args:
+            operators: names of operators.
+        """
+        changing = {name for operator in operators for name in self.graph.operator[operator].state}
+        names = sorted(changing & self.steady)
+        return partial(keep, self.module, names) if names else None
 
     def _tensors_read(self, nodes: Sequence[fx.Node]) -> Iterator[str]:
         """Canonical names of the parameters and buffers that nodes read."""

@@ -160,6 +160,7 @@ class Run:
     loss_start_ns: int | None = None
     keeps_flights: bool = False
     _reduction: GradientReduction | None = None
+    _put_back: dict[int, Callable[[], None]] = field(default_factory=dict)
 
     def whole(self) -> None:
         """Runs everything in one go."""
@@ -279,6 +280,7 @@ class Run:
                 payload = self.handover.take(edges, stage, microbatch, backward=False)
                 inputs |= zip(edges[0].values, unpack(payload), strict=True)
             code = self.executor.stages[self.program.replica(stage).stage]
+            self._keep_state(stage, code)
             flight = run_forward(
                 code, inputs, training=self.training, has_backward=self.program.has_backward
             )
@@ -301,6 +303,13 @@ class Run:
         if self.program.has_backward:
             flight.let_go()
             self.flights[stage, microbatch] = flight
+
+    def _keep_state(self, stage: int, code: StageCode) -> None:
+        """Lets state that changes once per mini-batch be changed by the last micro-batch alone."""
+        if stage in self._put_back:
+            self._put_back[stage]()
+        elif code.keep_state is not None:
+            self._put_back[stage] = code.keep_state()
 
     def _check_gradients(self, edge: StageEdge, payload: Payload) -> None:
         """Refuses to send what would need a gradient back along an edge that brings none."""

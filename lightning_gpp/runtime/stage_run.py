@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,12 +31,15 @@ class StageCode:
         outputs: names of the values it returns, in order.
         recompute: whether only the inputs (and the states of random generators) are kept for the
             backward, which runs the forward again.
+        keep_state: keeps the state that is changed once per mini-batch, however many micro-batches
+            it has, and gives what puts it back; None where there is none.
     """
 
     function: StageFunction
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     recompute: bool = False
+    keep_state: Callable[[], Callable[[], None]] | None = None
 
 
 @dataclass(slots=True)

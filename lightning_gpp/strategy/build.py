@@ -215,7 +215,7 @@ def _codes(
     codes: dict[int, StageCode] = {}
     readers: dict[str, set[int]] = {}
     prefix = f"{settings.module}." if settings.module else ""
-    changing = {name for operator in captured.graph for name in operator.state}
+    changing = captured.changing
     for stage, devices in enumerate(placed.devices):
         homes = {ranks[device] for device in devices}
         is_loss = stage == plan.num_stages  # a stage that only takes the outputs of replicas
@@ -232,7 +232,8 @@ def _codes(
             recompute = not is_loss and plan.stages[stage].recompute
             is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
             runs = _shapes_of(captured, function) if is_shape_only and operators else function
-            codes[stage] = StageCode(runs, inputs, outputs, recompute)
+            keep_state = captured.keeper(operators)
+            codes[stage] = StageCode(runs, inputs, outputs, recompute, keep_state)
     return codes, readers
 
 

@@ -107,7 +107,10 @@ class ForwardCalls:
         mode = captured.module.training
         if len(units) > 1 and mode not in self._is_separable and not session.is_shape_only:
             self._is_separable[mode] = find_out(session, inputs, units, is_trained=is_trained)
-        return units if self._is_separable.get(mode, True) else [num_samples]
+        units = units if self._is_separable.get(mode, True) else [num_samples]
+        if mode:
+            session.show_state(len(units))
+        return units
 
     def _forward(
         self, captured: CapturedModel, call: int | None, units: list[int], needs: frozenset[str]

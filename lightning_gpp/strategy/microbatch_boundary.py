@@ -144,7 +144,8 @@ class MicrobatchBoundary:
             )
         self._results[microbatch] = event.value
         loss = _loss_of(event.value, is_shape_only=self._is_shape_only)
-        return loss * (self._sizes[microbatch] / sum(self._sizes))
+        total = sum(self._sizes)
+        return loss * (self._sizes[microbatch] / total) if total else loss
 
     def output_gradients(self, microbatch: int) -> Mapping[str, Sequence[Tensor | None]]:
         """Not asked for: every micro-batch has a loss."""

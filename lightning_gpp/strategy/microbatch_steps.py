@@ -67,6 +67,7 @@ class MicrobatchSteps:
         session.full_batch = session.full_batch or num_samples
         session.built.captured.check_reads()
         units = session.unit_sizes(num_samples)
+        session.show_state(len(units))
         sizes = session.built.step_sizes(units)
         boundary = self._boundary(step, cut_batch(batch, sizes), sizes)
         boundary.captured = session.built.captured

@@ -127,23 +127,33 @@ def unit_sizes(num_samples: int, *, full: int, asked: int, at_a_time: int) -> li
     """Samples of each of the smallest micro-batches of one mini-batch.
 
     A full mini-batch is cut into as many as asked; a smaller one, such as the last of an epoch,
-    into fewer of about the same size.
+    into fewer of about the same size. None of them has a single sample, of which BatchNorm has no
+    statistics, unless those of a full one do or there is no other. One without samples stays whole.
 
     Args:
         num_samples: of this mini-batch.
         full: of a full one; at least ``num_samples``.
         asked: micro-batches of a full one.
         at_a_time: the number is a multiple of this, the most that a stage takes at a time, or less
-            where there are fewer samples than that.
+            where there are too few samples for that.
 
     >>> unit_sizes(8, full=8, asked=4, at_a_time=1), unit_sizes(5, full=8, asked=4, at_a_time=1)
-    ([2, 2, 2, 2], [2, 2, 1])
+    ([2, 2, 2, 2], [3, 2])
     """
-    count = min(asked, num_samples, -(-num_samples // max(1, full // asked)))
-    if num_samples >= at_a_time:
-        count = max(count, at_a_time)
-        count -= count % at_a_time
+    most = max(1, min(asked, full))
+    if full >= at_a_time:
+        most = _in_turns(most, at_a_time)
+    size = max(1, full // most)
+    least = min(size, 2)
+    count = max(1, min(most, -(-num_samples // size), num_samples // least))
+    if num_samples >= least * at_a_time:
+        count = _in_turns(count, at_a_time)
     return microbatch_sizes(num_samples, count)
+
+
+def _in_turns(count: int, at_a_time: int) -> int:
+    """A multiple of ``at_a_time``; the largest up to ``count``, if there is one."""
+    return max(1, count // at_a_time) * at_a_time
 
 
 def cut_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from collections.abc import Sequence
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from tqdm.auto import tqdm
 
 from lightning_gpp.planner import describe_plan, evaluate_plan
@@ -19,3 +21,20 @@ def show(text: str) -> None:
     """Prints on rank 0, between progress bars instead of into them."""
     with tqdm.external_write_mode():
         rank_zero_info(text)
+
+
+def warn_of_state(names: Sequence[str], num_microbatches: int) -> None:
+    """Says which buffers a cut mini-batch leaves with other values than one device does.
+
+    Args:
+        names: qualified names of the buffers.
+        num_microbatches: of the mini-batch.
+    """
+    modules = sorted({name.rpartition(".")[0] or "the module itself" for name in names})
+    rank_zero_warn(
+        f"forward changes the buffers {', '.join(names)} (of {', '.join(modules)}) by what is in "
+        f"its arguments. They change once for each of the {num_microbatches} micro-batches of a "
+        "mini-batch, so they, and what is computed from them, differ from one device. Use "
+        "GraphPipeStrategy(num_microbatches=1), which is exact, or put these modules into eval "
+        "mode if their buffers need not change."
+    )

@@ -40,6 +40,7 @@ from lightning_gpp.strategy.own_gradients import OwnGradients
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_parameters
 from lightning_gpp.strategy.planning import Example
 from lightning_gpp.strategy.recorder import StepRecorder
+from lightning_gpp.strategy.report import warn_of_state
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.shape_only import META, noting
 
@@ -80,6 +81,7 @@ class Session:
         self._train_modes: dict[str, bool] = {}
         self._leader_state: LeaderState | None = None
         self.full_batch = 0
+        self._has_shown_state = False
         self.manual: ManualOptimization | None = None
         self._early_modules: EarlyModules | None = None
         self._batch_steps = BatchSteps(self)
@@ -293,6 +295,15 @@ class Session:
             asked=self._num_microbatches,
             at_a_time=at_a_time,
         )
+
+    def show_state(self, num_microbatches: int) -> None:
+        """Rank 0: warns, once, of buffers that training changes for every micro-batch."""
+        if self._has_shown_state or num_microbatches == 1 or self.is_shape_only:
+            return
+        self._has_shown_state = True
+        prefix = f"{self.settings.module}." if self.settings.module else ""
+        if names := [f"{prefix}{name}" for name in self.built.captured.unsteady]:
+            warn_of_state(names, num_microbatches)
 
     @property
     def _num_microbatches(self) -> int:

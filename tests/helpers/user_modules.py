@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torch.utils.data import DataLoader
 
 from helpers.models import DataSpec, ExportableModel
@@ -267,6 +268,105 @@ class BatchNormModel(SupervisedModule):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.third(self.second(self.first(x))))
+
+
+class CountedModel(SupervisedModule):
+    """Buffers that every forward changes, whatever the samples are.
+
+    A spectral norm of each kind, a counter that is changed in place, and one that is replaced.
+    """
+
+    calls: Tensor
+    halves: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(OptimizerSpec("sgd"))
+        torch.manual_seed(12)
+        self.first = parametrizations.spectral_norm(nn.Linear(INPUT_WIDTHS[0], WIDTH))
+        self.second = nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
+        self.head = nn.Linear(WIDTH, NUM_TARGETS)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("halves", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.second(self.first(x).tanh())
+        self.calls += 1
+        self.halves = self.halves + 0.5
+        return self.head(hidden) * (1 - 0.5**self.calls) + self.halves
+
+
+class Centred(nn.Module):
+    """Takes off a moving average of what it has seen."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x - self.mean
+
+
+class CentredModel(SupervisedModule):
+    """A moving average of the samples, and a BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__(OptimizerSpec("sgd"))
+        torch.manual_seed(13)
+        self.first = nn.Linear(INPUT_WIDTHS[0], WIDTH)
+        self.centred = Centred()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.head = nn.Linear(WIDTH, NUM_TARGETS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.centred(self.first(x))))
+
+
+class LastEmptyData(DataSpec):
+    """Batches of which the one after ``num_full`` others has no samples."""
+
+    num_full = 2
+
+    def loader(self) -> DataLoader[Any]:
+        inputs, target = self.tensors()
+        ends = [self.batch_size * min(i, self.num_full) for i in range(self.num_full + 2)]
+        batches = [
+            (tuple(x[a:b] for x in inputs), target[a:b])
+            for a, b in zip(ends, ends[1:], strict=False)
+        ]
+        return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+
+class FirstEmptyData(LastEmptyData):
+    """The first batch has no samples."""
+
+    num_full = 0
+
+
+class SumModel(ExportableModel):
+    """A loss that is a number for a batch without samples, too."""
+
+    def step_loss(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
+        inputs, target = batch
+        output = self(*inputs)
+        return (output - target).square().sum() / 8, [output]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss, _ = self.step_loss(batch)
+        self.log("train_loss", loss, batch_size=8)
+        return loss
+
+
+class MeanModel(SumModel):
+    """A mean over samples, of which there may be none."""
+
+    def step_loss(self, batch: Any) -> tuple[Tensor, list[Tensor]]:
+        inputs, target = batch
+        output = self(*inputs)
+        return (output - target).square().sum() / max(1, len(target)), [output]
 
 
 class SequenceData(DataSpec):

@@ -21,6 +21,8 @@ from helpers.modules import (
 from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_gpp.strategy.microbatches import (
     batch_size,
@@ -194,5 +196,39 @@ def test_a_full_batch_gets_as_many_microbatches_as_asked(
 def test_a_smaller_batch_keeps_the_size_of_microbatches() -> None:
     # BatchNorm needs more than one sample: 6 of 8 samples make three pairs, not four pieces.
     assert unit_sizes(6, full=8, asked=4, at_a_time=1) == [2, 2, 2]
-    assert unit_sizes(5, full=8, asked=4, at_a_time=4) == [2, 1, 1, 1]
-    assert unit_sizes(3, full=8, asked=4, at_a_time=4) == [2, 1]
+    assert unit_sizes(9, full=16, asked=4, at_a_time=1) == [3, 3, 3]
+
+
+def test_no_sample_of_a_smaller_batch_is_left_alone() -> None:
+    assert unit_sizes(7, full=8, asked=4, at_a_time=1) == [3, 2, 2]
+    assert unit_sizes(3, full=8, asked=4, at_a_time=1) == [3]
+    assert unit_sizes(5, full=8, asked=4, at_a_time=4) == [3, 2]  # not all replicas get some
+    assert unit_sizes(3, full=8, asked=4, at_a_time=4) == [3]
+
+
+@pytest.mark.parametrize("at_a_time", [1, 4])
+def test_a_batch_without_samples_is_one_piece(at_a_time: int) -> None:
+    assert unit_sizes(0, full=8, asked=4, at_a_time=at_a_time) == [0]
+    assert unit_sizes(0, full=0, asked=4, at_a_time=at_a_time) == [0]
+
+
+@given(
+    full=st.integers(1, 60),
+    asked=st.integers(1, 20),
+    at_a_time=st.sampled_from([1, 2, 3, 4, 6]),
+    data=st.data(),
+)
+def test_units_of_any_batch(full: int, asked: int, at_a_time: int, data: st.DataObject) -> None:
+    num_samples = data.draw(st.integers(1, full), label="num_samples")
+    of_full = unit_sizes(full, full=full, asked=asked, at_a_time=at_a_time)
+    sizes = unit_sizes(num_samples, full=full, asked=asked, at_a_time=at_a_time)
+    assert sum(sizes) == num_samples
+    assert max(sizes) - min(sizes) <= 1
+    assert len(sizes) <= len(of_full)
+    smallest = min(2, *of_full) if len(of_full) > 1 else min(2, full)
+    if num_samples >= smallest:
+        assert min(sizes) >= smallest
+    if num_samples >= smallest * at_a_time:
+        assert len(sizes) % at_a_time == 0
+    if asked % at_a_time == 0 and asked <= full:
+        assert len(of_full) == asked

@@ -5,6 +5,8 @@ Or it is refused, on all ranks and at once.
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,12 @@ import pytest
 import torch
 from helpers import user_modules as users
 from helpers.models import DataSpec
-from helpers.reference import assert_equal_training, train_one_device, weight_differences
+from helpers.reference import (
+    assert_equal_training,
+    train_one_device,
+    train_pipeline,
+    weight_differences,
+)
 from helpers.training import Training, train
 from helpers.workers import WorkerPool
 
@@ -44,6 +51,14 @@ def errors(pool: WorkerPool, build: Any, **strategy: Any) -> list[str]:
         assert outcome.error_type is not None, f"rank {outcome.rank} did not fail"
         assert outcome.elapsed_s < SOON_S, report
     return [outcome.error for outcome in outcomes]
+
+
+def warnings_of(training: Training, strategy: dict[str, Any], num_ranks: int) -> list[str]:
+    """The warnings of a rank."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(training, strategy, num_ranks)
+    return [str(warning.message) for warning in caught]
 
 
 # What rank 0 changes -----------------------------------------------------------------------------
@@ -183,6 +198,76 @@ def test_batch_norm_with_whole_batches(pool: WorkerPool, tmp_path: Path, num_ran
         for name in ("first.1", "third.0"):
             assert int(found[f"{name}.num_batches_tracked"]) == 8
             assert float(found[f"{name}.running_mean"].abs().max()) > 0
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_batch_norm_with_an_odd_last_batch(pool: WorkerPool, schedule: str) -> None:
+    """Pairs in full batches; the last batch of five has no single sample, as BatchNorm needs it."""
+    training = Training(users.BatchNormModel, DataSpec(num_samples=21), num_steps=4)
+    results = train_pipeline(
+        pool, training, num_ranks=2, num_microbatches=4, schedule=schedule, timeout=30.0
+    )
+    assert results[0].global_step == 4
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.filterwarnings("ignore:.*torch.nn.utils.spectral_norm:FutureWarning")
+def test_buffers_that_change_once_per_call(pool: WorkerPool, schedule: str) -> None:
+    """Counters and spectral norms: micro-batches are not more calls than the mini-batch is."""
+    training = Training(users.CountedModel, DataSpec(num_samples=21), num_steps=6)
+    results = assert_equal_training(
+        pool, training, num_ranks=2, num_microbatches=4, schedule=schedule
+    )
+    assert float(results[0].weights["calls"]) == 12  # six calls for evaluation
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_batch_norm_counts_mini_batches(pool: WorkerPool, schedule: str) -> None:
+    training = Training(users.BatchNormModel, DataSpec(num_samples=24), num_steps=5)
+    results = train_pipeline(pool, training, num_ranks=2, num_microbatches=4, schedule=schedule)
+    weights = results[0].weights
+    assert int(weights["first.1.num_batches_tracked"]) == 5
+    # without momentum it weighs the statistics of micro-batches
+    assert int(weights["third.0.num_batches_tracked"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("build", "num_microbatches", "schedule", "num_lines"),
+    [
+        (users.CentredModel, 4, "gpipe", 1),
+        (users.CentredModel, 4, "1f1b", 1),
+        (users.CentredModel, 1, "gpipe", 0),
+        (users.BatchNormModel, 4, "gpipe", 0),
+        (users.CountedModel, 4, "gpipe", 0),
+    ],
+)
+def test_buffers_that_depend_on_the_samples(
+    pool: WorkerPool, build: Any, num_microbatches: int, schedule: str, num_lines: int
+) -> None:
+    training = Training(build, DataSpec(num_samples=24), num_steps=4)
+    arguments = {"num_microbatches": num_microbatches, "schedule": schedule, "timeout": 30.0}
+    found = pool.run(warnings_of, training, arguments, 2, num_ranks=2)
+    lines = [[line for line in lines if "micro-batches" in line] for lines in found]
+    assert [len(each) for each in lines] == [num_lines, 0]
+    assert all("centred.mean (of centred)" in line for line in lines[0])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_batch_without_samples(pool: WorkerPool, schedule: str) -> None:
+    data = users.LastEmptyData(num_inputs=2)
+    training = Training(users.SumModel, data, num_steps=3, validate=False)
+    if schedule == "1f1b":  # which asks for means
+        training = replace(training, build=users.MeanModel)
+    assert_equal_training(pool, training, num_ranks=3, schedule=schedule, **STRATEGY)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_first_batch_without_samples(pool: WorkerPool, schedule: str) -> None:
+    training = Training(users.SumModel, users.FirstEmptyData(num_inputs=2), num_steps=3)
+    arguments = STRATEGY | {"schedule": schedule}
+    training = replace(training, validate=False)
+    for outcome in pool.outcomes(train, training, arguments, 3, num_ranks=3, limit_s=60.0):
+        assert "the first batch has no samples" in outcome.error
 
 
 def test_sequences_of_another_length_in_every_batch(pool: WorkerPool) -> None:
