@@ -354,7 +354,8 @@ class GraphPipeStrategy(OneReplicaStrategy):
             return batch
         if self.is_shape_only:
             return move_data_to_device(batch, META)
-        return super().batch_to_device(batch, device, dataloader_idx)
+        with self._open_session().alone("the transfer of a batch"):
+            return super().batch_to_device(batch, device, dataloader_idx)
 
     # Optimizers and checkpoints --------------------------------------------------------------
 
@@ -435,6 +436,11 @@ class GraphPipeStrategy(OneReplicaStrategy):
         self._session.control.check_together()
         self._session.failures.check()
         return self._session.failures.guard()
+
+    @property
+    def user_code_alone(self) -> str | None:
+        """Name of the user code that runs on rank 0 and nowhere else; None if there is none."""
+        return None if self._session is None else self._session.control.alone_in
 
     @property
     def session(self) -> Session:

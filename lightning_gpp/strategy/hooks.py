@@ -41,14 +41,14 @@ class HookRelay:
         manual = self._session.manual
         if manual is not None and self._session.control.is_leader:
             manual.install()
-        if not self._session.control.is_leader:
-            before_transfer = "on_before_batch_transfer"
-            owners: list[Any] = [self._module]
-            data = getattr(self._module.trainer, "datamodule", None)
-            if data is not None and is_overridden(before_transfer, data):
-                owners.append(data)
-            for owner in owners:
-                self._put(owner, before_transfer, _skip_remote(getattr(owner, before_transfer)))
+        name = "on_before_batch_transfer"
+        is_leader = self._session.control.is_leader
+        data = getattr(self._module.trainer, "datamodule", None)
+        for owner in (self._module, data):
+            is_there = owner is self._module and not is_leader
+            if is_there or (owner is not None and is_overridden(name, owner)):
+                hook = getattr(owner, name)
+                self._put(owner, name, self._led(name, hook) if is_leader else _skip_remote(hook))
 
     def remove(self) -> None:
         """Takes the relays away; the module is as the user wrote it."""
@@ -68,6 +68,13 @@ class HookRelay:
                 return self._session.hook(name, hook, args, kwargs)
 
         return relayed
+
+    def _led(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def led(*args: Any, **kwargs: Any) -> Any:
+            with self._session.alone(name):
+                return hook(*args, **kwargs)
+
+        return led
 
 
 def _skip_remote(hook: Callable[..., Any]) -> Callable[..., Any]:

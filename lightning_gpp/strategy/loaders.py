@@ -46,6 +46,8 @@ class RemoteBatch:
         raise RuntimeError(_REMOTE.format(f"item {key!r}"))
 
 
+_READING = "the data loader"
+
 _REMOTE = (
     "{} of a batch was asked for on a rank that does not hold the batch: with the graphpipe "
     "strategy rank 0 reads the data. Look at batches only where `trainer.is_global_zero`."
@@ -87,7 +89,7 @@ class LeadingLoader(_LoaderProxy):
     """Rank 0: reads the user's loader and tells the others whether there is another batch."""
 
     def __iter__(self) -> Iterator[Any]:
-        with self.__dict__["_failures"].guard():
+        with self.__dict__["_failures"].guard(), self.__dict__["_control"].alone(_READING):
             batches = iter(self.__dict__["_loader"])
         return self._batches(batches)
 
@@ -97,7 +99,8 @@ class LeadingLoader(_LoaderProxy):
         while True:
             with failures.guard():
                 start_ns = time.monotonic_ns()
-                batch = next(batches, end)
+                with control.alone(_READING):
+                    batch = next(batches, end)
                 self.__dict__["_on_read"](start_ns, time.monotonic_ns())
                 control.tell((batch is not end, None if batch is end else size_or_none(batch)))
             if batch is end:

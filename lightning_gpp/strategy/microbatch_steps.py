@@ -63,7 +63,7 @@ class MicrobatchSteps:
                 return method(microbatch, *args, **kwargs)
 
         if session.pipeline is None:
-            self._build(step, batch, num_samples)
+            self._build(name, step, batch, num_samples)
         session.full_batch = session.full_batch or num_samples
         session.built.captured.check_reads()
         units = session.unit_sizes(num_samples)
@@ -94,7 +94,7 @@ class MicrobatchSteps:
         """Ends the threads of the steps."""
         self._threads.close()
 
-    def _build(self, step: Callable[[Any], Any], batch: Any, num_samples: int) -> None:
+    def _build(self, name: str, step: Callable[[Any], Any], batch: Any, num_samples: int) -> None:
         """Builds the pipeline; a first micro-batch's step runs up to its forward for it.
 
         It leaves no trace: random states, buffers and plain attributes of the module are put back.
@@ -103,7 +103,12 @@ class MicrobatchSteps:
         units = session.unit_sizes(num_samples)
         parts = cut_batch(copy_tensors(session.where_module_is(batch)), units)
         boundary = self._boundary(step, parts, units)
-        with session.leader_state.preserved(), rollback(session.module), boundary.active():
+        with (
+            session.control.alone(name),
+            session.leader_state.preserved(),
+            rollback(session.module),
+            boundary.active(),
+        ):
             call = boundary.call(0)
         session.lead(Build(Autocast.current(session.device)))
         session.build(Example(call.args, call.kwargs, num_samples, len(units)))

@@ -75,15 +75,24 @@ class OneReplicaStrategy(ParallelStrategy):
         """In this ranks wait for each other; a strategy may end the waiting with an error."""
         return contextlib.nullcontext()
 
+    @property
+    def user_code_alone(self) -> str | None:
+        """Name of the user code that runs on rank 0 and nowhere else; None if there is none.
+
+        Nobody would answer a collective there, so it is answered without one, as the single
+        replica would on one device, or refused at once.
+        """
+        return None
+
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Waits for all ranks."""
+        """Waits for all ranks; refused where only rank 0 is, which might wait for ever."""
         if distributed_is_initialized():
             with self.guarded():
                 dist.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """One rank's object on all ranks."""
-        if not distributed_is_initialized():
+        if not distributed_is_initialized() or (self.user_code_alone is not None and src == 0):
             return obj
         objects = [obj]
         with self.guarded():
@@ -100,7 +109,7 @@ class OneReplicaStrategy(ParallelStrategy):
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether all (or any) ranks say yes."""
-        if not distributed_is_initialized():
+        if not distributed_is_initialized() or self.user_code_alone is not None:
             return decision
         votes = torch.tensor(int(decision))
         with self.guarded():

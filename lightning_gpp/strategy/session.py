@@ -145,6 +145,12 @@ class Session:
             return self._microbatch_steps.lead(name, batch, args, kwargs)
         return self._microbatch_steps.follow(name)
 
+    @contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """Rank 0: user code that no message goes with runs in this, here and nowhere else."""
+        with self.failures.guard(), self.control.alone(what):
+            yield
+
     def hook(
         self,
         name: str,

@@ -181,6 +181,39 @@ class SavingModel(ExportableModel):
             self.trainer.save_checkpoint("mine.ckpt")
 
 
+class WaitingModel(ExportableModel):
+    """Enters a collective that has no answer where only rank 0 is.
+
+    Args:
+        where: the step, the hook or ``"collate"``.
+        collective: ``"barrier"``, or ``"broadcast"`` from another rank.
+    """
+
+    def __init__(self, where: str, collective: str) -> None:
+        super().__init__(optimizer_name="sgd")
+        self.where, self.collective = where, collective
+
+    def enter(self, where: str) -> None:
+        if where == self.where and not self.trainer.sanity_checking:
+            strategy = self.trainer.strategy
+            strategy.barrier() if self.collective == "barrier" else strategy.broadcast("x", src=1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.enter("training_step")
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.enter("on_train_batch_end")
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.enter("on_before_batch_transfer")
+        return batch
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.enter("on_after_batch_transfer")
+        return batch
+
+
 class DetachedLossModel(ExportableModel):
     """Its loss has no gradient."""
 

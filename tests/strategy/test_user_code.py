@@ -5,6 +5,7 @@ Or it is refused, on all ranks and at once.
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -149,6 +150,24 @@ def test_a_buffer_that_only_rank_0_holds_may_change(pool: WorkerPool) -> None:
 def test_saving_a_checkpoint_on_rank_0_is_refused(pool: WorkerPool, where: str) -> None:
     for text in errors(pool, partial(users.SavingModel, where)):
         assert f"{where} runs on rank 0 only, so it cannot save checkpoints" in text
+
+
+@pytest.mark.parametrize(
+    ("where", "collective", "schedule"),
+    [
+        ("training_step", "barrier", "gpipe"),
+        ("training_step", "barrier", "1f1b"),
+        ("on_train_batch_end", "broadcast", "gpipe"),
+        ("on_before_batch_transfer", "broadcast", "gpipe"),
+        ("on_after_batch_transfer", "barrier", "gpipe"),
+    ],
+)
+def test_a_collective_without_an_answer_on_rank_0_is_refused(
+    pool: WorkerPool, where: str, collective: str, schedule: str
+) -> None:
+    build = partial(users.WaitingModel, where, collective)
+    for text in errors(pool, build, schedule=schedule):
+        assert re.search(r"\w+ (of a batch )?runs on rank 0 only", text), text
 
 
 @pytest.mark.parametrize(

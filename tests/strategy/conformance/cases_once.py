@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils.data import default_collate
 from torchmetrics.classification import MulticlassF1Score
 
 from conformance.case import Bench, calls, odd
-from conformance.modules import CaseModule, data
+from conformance.modules import CaseData, CaseModule, data
 
 EVERY_CALL = ("validate", "fit", "test", "predict")
 
@@ -257,6 +258,69 @@ def note_metric(bench: Bench) -> None:
         bench.on_rank_0["held"] = [float(held.compute()), held.update_count]
 
 
+# Collectives ------------------------------------------------------------------------------------
+
+
+class AskingModule(CaseModule):
+    """Asks in steps, hooks and transfers for what collectives answer on one device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Any] = []
+
+    def ask(self, where: str) -> None:
+        trainer, strategy = self.trainer, self.trainer.strategy
+        value = torch.arange(3.0)
+        self.answers += [
+            where,
+            Path(str(trainer.log_dir)) == Path(trainer.default_root_dir),
+            strategy.broadcast({"epoch": trainer.current_epoch}),
+            strategy.reduce(value),
+            strategy.all_gather(value),
+            self.all_gather({"value": value, "number": 2.5}),
+            [strategy.reduce_boolean_decision(given, all=every) for given, every in _DECISIONS],
+        ]
+
+    def loss(self, batch: Any) -> Tensor:
+        self.ask("loss before")
+        loss = super().loss(batch)
+        self.ask("loss after")
+        return loss
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.ask("on_before_batch_transfer")
+        return batch
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.ask("on_after_batch_transfer")
+        return batch
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.ask("on_train_batch_start")
+
+    def on_validation_epoch_end(self) -> None:
+        self.ask("on_validation_epoch_end")
+
+    def train_dataloader(self) -> Any:
+        def collate(samples: Any) -> Any:
+            self.ask("collate")
+            return default_collate(samples)
+
+        return CaseData(num_samples=27, collate=collate).loader(1)
+
+
+_DECISIONS = ((True, True), (True, False), (False, True), (False, False))
+
+
+def note_answers(bench: Bench) -> None:
+    """Every call on the Trainer; what was answered."""
+    bench.fit(train_dataloaders=None)
+    calls("validate", "predict")(bench)
+    if bench.trainer.is_global_zero:
+        assert isinstance(bench.module, AskingModule)
+        bench.on_rank_0["answers"] = bench.module.answers
+
+
 CASES = [
     odd("skipped steps", lambda: SkippingModule(1, 3)),
     odd("first steps skipped", lambda: SkippingModule(0, 1)),
@@ -294,6 +358,12 @@ CASES = [
         CountingModule,
         script=counted,
         trainer={"accumulate_grad_batches": 3, "num_sanity_val_steps": 0},
+    ),
+    odd(
+        "collectives that only rank 0 enters",
+        AskingModule,
+        script=note_answers,
+        trainer={"logger": False},
     ),
     odd("logged numbers of whole batches", LoggingModule, script=note_metric, tolerance=1e-6),
 ]
