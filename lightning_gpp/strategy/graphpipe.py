@@ -160,6 +160,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
         self._start_method = start_method
         self._session: Session | None = None
         self._hooks: HookRelay | None = None
+        self._optimized: pl.LightningModule | None = None
         self._scopes = contextlib.ExitStack()
 
     # Processes --------------------------------------------------------------------------------
@@ -229,10 +230,13 @@ class GraphPipeStrategy(OneReplicaStrategy):
         count_one_replica(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
+            self._optimized = module
         self.setup_precision_plugin()
         _ignore_sync_dist_advice()
         keep_local(module)
-        session.attach(module, [_plain(optimizer) for optimizer in self.optimizers])
+        # After a fit the Trainer still has its optimizers; another module is no concern of theirs.
+        optimizers = self.optimizers if self._optimized is module else []
+        session.attach(module, [_plain(optimizer) for optimizer in optimizers])
         if trainer.state.fn == TrainerFn.FITTING and not module.automatic_optimization:
             session.manual = ManualOptimization(session, self._lightning_optimizers)
         self._hooks = HookRelay(session)
@@ -251,6 +255,8 @@ class GraphPipeStrategy(OneReplicaStrategy):
         self._scopes.close()
         session, self._session = self._session, None
         if session is not None:
+            if session.failures.has_failed:
+                self._optimized = None
             session.close(on_all_ranks=not isinstance(self._launcher, ProcessLauncher))
         self.precision_plugin.teardown()
         assert self.accelerator is not None and self.cluster_environment is not None

@@ -82,6 +82,33 @@ def fit_repeatedly(strategy: Strategy, num_ranks: int = 1) -> dict[str, Any]:
     return found
 
 
+def evaluate_another(strategy: Strategy, num_ranks: int = 1) -> dict[str, Any]:
+    """Fits a module; then its Trainer validates, predicts and tests others, and the first again.
+
+    Returns:
+        What was measured, by call; the weights of the last checkpoint.
+    """
+    training = Training(ExportableModel, DataSpec(num_inputs=2))
+    loader = training.validation_data().loader()
+    module, others = training.module(), [training.module(), _Predicting().double()]
+    with torch.no_grad():
+        for factor, other in enumerate(others, start=2):
+            for parameter in other.parameters():
+                parameter.mul_(factor)
+    found: dict[str, Any] = {}
+    with quiet(), tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(strategy, num_ranks, max_steps=6, default_root_dir=folder)
+        trainer.fit(module, training.data.loader(), loader)
+        for index, each in enumerate([*others, module, others[0]]):
+            found[f"{index}"] = trainer.validate(each, loader, verbose=False)
+        found["predicted"] = trainer.predict(others[1], loader)
+        trainer.fit(others[0], training.data.loader(), loader)
+        found["last"] = trainer.validate(module, loader, verbose=False)
+    if trainer.global_rank:
+        del found["predicted"]
+    return found
+
+
 def save_after_fit(path: str, strategy: Strategy, num_ranks: int = 1) -> dict[str, Tensor]:
     """Writes a checkpoint by ``trainer.save_checkpoint`` when the fit is over."""
     training = Training(ExportableModel, DataSpec(num_inputs=2), num_steps=6, save_as=path)

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 import torch
-from helpers.jobs import fit_repeatedly, plan_of_fit
+from helpers.alike import differences
+from helpers.jobs import evaluate_another, fit_repeatedly, plan_of_fit
 from helpers.models import DataSpec
 from helpers.modules import TrainedAroundModel, UnusedParameterModel, WrappedModel
 from helpers.reference import assert_equal_training, relative_error, weight_differences
@@ -48,6 +49,16 @@ def test_one_module_in_several_fits_and_validations(pool: WorkerPool) -> None:
     for got, want in zip(results[0]["weights"], expected["weights"], strict=True):
         assert not weight_differences(got, want, 1e-9)
     assert relative_error(results[0]["prediction"], expected["prediction"]) < 1e-9
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_trainer_of_a_fit_evaluates_other_modules(pool: WorkerPool, num_ranks: int) -> None:
+    """The optimizers that it still has are none of theirs."""
+    expected = evaluate_another(None)
+    strategy = {"num_microbatches": 4, "timeout": 30.0}
+    for found in pool.run(evaluate_another, strategy, num_ranks, num_ranks=num_ranks):
+        wanted = {name: expected[name] for name in found}
+        assert not differences(found, wanted, "found", 1e-9)
 
 
 def test_a_named_submodule_is_pipelined(pool: WorkerPool) -> None:
