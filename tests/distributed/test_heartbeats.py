@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,11 @@ def test_messages_go_both_ways_and_leaving_is_no_loss(pool: WorkerPool) -> None:
     ]
 
 
-def test_a_stopped_rank_is_noticed(pool: WorkerPool) -> None:
-    found = pool.run(heartbeat_ranks.stopped, num_ranks=2)[0]
-    assert found is not None
-    assert found[0] == 1 and "stopped or frozen" in found[1]
+def test_a_stopped_rank_is_noticed_and_killed(pool: WorkerPool) -> None:
+    first, second = pool.outcomes(heartbeat_ranks.stopped, num_ranks=2)
+    assert first.value is not None, first.describe()
+    assert first.value[0] == 1 and "stopped or frozen" in first.value[1]
+    assert second.exit_code == -signal.SIGKILL
 
 
 def test_a_busy_rank_is_not_lost(pool: WorkerPool) -> None:

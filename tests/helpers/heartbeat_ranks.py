@@ -44,9 +44,13 @@ class Heard:
     def end(self) -> list[tuple[int, str]]:
         """Leaves together with the others; who was lost."""
         dist.barrier()
+        self.close()
+        return list(self.lost.queue)
+
+    def close(self) -> None:
+        """Leaves."""
         self.beats.close()
         heartbeats.BEAT_S, heartbeats.SILENCE_S = self.before
-        return list(self.lost.queue)
 
 
 def exchange() -> tuple[list[Any], list[Any]]:
@@ -63,20 +67,15 @@ def exchange() -> tuple[list[Any], list[Any]]:
 
 
 def stopped() -> tuple[int, str] | None:
-    """Rank 1 is stopped; rank 0 hears of it and lets it go on."""
+    """Rank 1 is stopped, by which its process ends; rank 0 hears of it."""
     heard = Heard()
-    pids: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(pids, os.getpid())
-    found = None
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
-    else:
-        try:
-            found = heard.lost.get(timeout=LIMIT_S)
-        finally:
-            os.kill(pids[1], signal.SIGCONT)
-    heard.end()
-    return found
+        return None
+    try:
+        return heard.lost.get(timeout=LIMIT_S)
+    finally:
+        heard.close()
 
 
 def busy() -> list[tuple[int, str]]:
