@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -69,11 +70,24 @@ def replay(
     return _run(forward, captured.module, sample, flags)
 
 
+class ValuesDifferError(CaptureError):
+    """Two results have the same form and other values.
+
+    Attributes:
+        is_large: whether by more than rounding can explain in any precision.
+    """
+
+    def __init__(self, text: str, *, is_large: bool) -> None:
+        super().__init__(text)
+        self.is_large = is_large
+
+
 def compare(expected: Result, got: Result, what: str) -> None:
     """Compares two results.
 
     Raises:
         CaptureError: they differ; the message says in what and how much.
+        ValuesDifferError: likewise, in values only.
     """
     leaves, structure = flatten(expected.output)
     got_leaves, got_structure = flatten(got.output)
@@ -87,6 +101,37 @@ def compare(expected: Result, got: Result, what: str) -> None:
         _compare_leaf(gradient, got.gradients[name], f"{what}: the gradient of {name!r}")
     for name, buffer in expected.buffers.items():
         _compare_leaf(buffer, got.buffers[name], f"{what}: the buffer {name!r} after forward")
+
+
+@contextmanager
+def in_float64(module: nn.Module) -> Iterator[None]:
+    """The module computes in float64 as far as its own tensors decide that."""
+    tables = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    values = [(parameter, parameter.data) for parameter in module.parameters()]
+    try:
+        for parameter, value in values:
+            parameter.data = _as_float64(value)
+        for table, buffers in tables:
+            table.update({k: b if b is None else _as_float64(b) for k, b in buffers.items()})
+        yield
+    finally:
+        for parameter, value in values:
+            parameter.data = value
+        for table, buffers in tables:
+            table.update(buffers)
+
+
+def sample_in_float64(sample: Sample) -> Sample:
+    """The same inputs in float64."""
+    tensors = {
+        name: _as_float64(tensor.detach()).requires_grad_(tensor.requires_grad)
+        for name, tensor in sample.tensors.items()
+    }
+    return replace(sample, tensors=tensors)
+
+
+def _as_float64(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _run(
@@ -161,7 +206,10 @@ def _compare_leaf(expected: Any, got: Any, what: str) -> None:
     scale = expected.abs().nan_to_num(0, 0, 0).max().item() if expected.numel() else 0.0
     if not torch.allclose(expected, got, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
         error = (expected - got).abs().max().item()
-        raise CaptureError(f"{what} differs by {error:.3g} (its values go up to {scale:.3g})")
+        raise ValuesDifferError(
+            f"{what} differs by {error:.3g} (its values go up to {scale:.3g})",
+            is_large=not error <= _COARSE_TOLERANCE * scale,
+        )
 
 
 def _short(value: Any) -> str:
