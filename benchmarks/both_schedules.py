@@ -3,7 +3,8 @@
 Two processes train the same module on the same data: a fit with the one schedule, a fit with the
 other, and so on. A fit's step time is the lower quartile of its steps, as other load only adds.
 Printed are the medians over the fits, the median, smallest and largest ratio of neighbouring fits,
-and the ratio that a simulation with measured costs says. Then, for several numbers of
+the ratio of the fastest steps of all fits (what is left where other load comes and goes), and the
+ratio that a simulation with measured costs says. Then, for several numbers of
 micro-batches, the most memory that each rank takes during a step, beside what the planner predicts
 for its activations. Memory is what the process holds at its peak beyond what it held before the
 step (``VmHWM`` of Linux).
@@ -145,10 +146,10 @@ class Meter(Callback):
         if self.memory and len(self.ends_s) > self.num_warmup:
             self.peak_bytes = max(self.peak_bytes, _status_bytes("VmHWM") - self._before)
 
-    def step_s(self) -> float:
-        """Seconds from the end of a step to the end of the next, lower quartile."""
+    def steps_s(self) -> list[float]:
+        """Seconds from the end of each step to the end of the next."""
         ends = self.ends_s[self.num_warmup :]
-        return statistics.quantiles(b - a for a, b in zip(ends, ends[1:]))[0]
+        return [b - a for a, b in zip(ends, ends[1:])]
 
 
 def _status_bytes(name: str) -> int:
@@ -203,12 +204,12 @@ def work(rank: int, jobs: Sequence[tuple[Case, str]], memory: bool, folder: str)
     found = []
     for case, schedule in jobs:
         meter = fit(case, schedule, memory)
-        found.append((0.0 if memory else meter.step_s(), meter.peak_bytes))
+        found.append((meter.steps_s(), meter.peak_bytes))
     torch.save(found, Path(folder) / f"{rank}.pt")
 
 
-def measured(jobs: Sequence[tuple[Case, str]], memory: bool) -> list[list[tuple[float, int]]]:
-    """For each rank (seconds of a step, bytes) of every fit; one of the two is 0."""
+def measured(jobs: Sequence[tuple[Case, str]], memory: bool) -> list[list[tuple[list[float], int]]]:
+    """For each rank (seconds of each step, bytes) of every fit."""
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, (jobs, memory, folder), nprocs=2)
         return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
@@ -230,11 +231,11 @@ def question(case: Case) -> tuple[Any, PlanRequest]:
     return replace(plan, num_microbatches=case.num_microbatches), request
 
 
-def times(num_fits: int, malloc: str) -> None:
-    """Step times of both schedules."""
+def times(num_fits: int, malloc: str, cases: str) -> None:
+    """Step times of both schedules, for the cases whose names contain a text."""
     os.environ |= {} if malloc == "default" else KEEPS_MEMORY
     print("gpipe (the default) over 1f1b; ms are medians of the fits")
-    for case in CASES:
+    for case in (case for case in CASES if cases in case.name):
         plan, request = question(case)
         simulated = [
             simulate_plan(plan, replace(request, schedule=name)).step_s for name in SCHEDULES
@@ -242,12 +243,14 @@ def times(num_fits: int, malloc: str) -> None:
         found = measured(
             [(case, name) for _ in range(num_fits) for name in SCHEDULES], memory=False
         )[0]
-        steps = [s for s, _ in found]
+        steps = [statistics.quantiles(fit)[0] for fit, _ in found]
+        fastest = [min(min(fit) for fit, _ in found[start::2]) for start in range(2)]
         ratios = [a / b for a, b in zip(steps[::2], steps[1::2])]
         print(
             f"{case.name:22} {1e3 * statistics.median(steps[::2]):8.2f} ms "
             f"{1e3 * statistics.median(steps[1::2]):8.2f} ms, ratio "
             f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), "
+            f"of the fastest steps {fastest[0] / fastest[1]:.3f}, "
             f"simulated {simulated[0] / simulated[1]:.3f}",
             flush=True,
         )
@@ -282,12 +285,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fits", type=int, default=6, help="of each schedule")
     parser.add_argument("--only", choices=["times", "memory"])
+    parser.add_argument("--cases", default="", help="times of those whose name contains this")
     parser.add_argument("--malloc", choices=["keeps", "default"], default="keeps")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if arguments.only != "memory":
-        times(arguments.fits, arguments.malloc)
+        times(arguments.fits, arguments.malloc, arguments.cases)
     if arguments.only != "times":
         memory()
 

@@ -1,4 +1,4 @@
-"""Kills, stops and terminates ranks of a training, and looks at what becomes of the others.
+"""Kills, stops, terminates and interrupts ranks of a training; looks at what becomes of the others.
 
 For every way to start the ranks, signal, rank and moment: a training with three ranks that writes
 a checkpoint every two steps gets the signal at that moment. Then all ranks have to end within 30 s
@@ -7,7 +7,7 @@ process may be left, the last checkpoint has to load, and training on from it ha
 weights of a training that nothing disturbed (to 1e-9). The command ends with 1 if anything did
 not hold.
 
-    python benchmarks/faults.py                            # 96 cases, about half an hour
+    python benchmarks/faults.py                            # 128 cases, about 40 minutes
     python benchmarks/faults.py --starts popen --signals STOP
 """
 
@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader
 from lightning_gpp import GraphPipeStrategy
 
 STARTS = ("popen", "spawn", "fork", "torchrun")
-SIGNALS = ("KILL", "STOP", "TERM")
+SIGNALS = ("KILL", "STOP", "TERM", "INT")
 MOMENTS = ("planning", "step", "validation", "checkpoint")
 RANKS = (0, 1)
 NUM_RANKS = 3
@@ -222,7 +222,8 @@ def look_at(case: Case, folder: Path, undisturbed: dict[str, Tensor]) -> Found:
         left = _kill_session(script.pid)
         script.wait()
     lines = (folder / "printed").read_text().splitlines()
-    reasons = [line for line in lines if f"rank {case.rank} (" in line or "(SIGTERM)" in line]
+    words = (f"rank {case.rank} (", "(SIGTERM)", f"rank {case.rank} failed: KeyboardInterrupt")
+    reasons = [line for line in lines if any(each in line for each in words)]
     # Its starter kills a stopped rank; nobody can kill the stopped process that started the others.
     is_first = case.rank == 0 and case.start == "popen"
     allowed = {str(pid)} if case.signal == "STOP" and is_first else set()

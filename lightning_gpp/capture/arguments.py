@@ -95,14 +95,42 @@ class Arguments:
                 tensors[name] = self._check_tensor(name, position, leaf)
         return tensors
 
+    def refuse_lists_of_samples(self, tensors: Mapping[str, Tensor]) -> None:
+        """Checks that no list has strings, or tensors of several lengths, of single samples.
+
+        Their number changes with the batch, while the graph has as many inputs as at capture.
+
+        Args:
+            tensors: of a whole call, by input name.
+
+        Raises:
+            CaptureError: a list has as many of them as another argument has rows.
+        """
+        leaves = self._leaves(tensors)
+        for start, stop in self.structure.lists():
+            items, others = leaves[start:stop], leaves[:start] + leaves[stop:]
+            is_text = all(isinstance(item, str | bytes) for item in items)
+            is_per_sample = len(items) > 1 and len(items) in _lengths(others)
+            if is_per_sample and (is_text or len(_lengths(items)) > 1):
+                raise CaptureError(
+                    f"argument {self.paths[start]!r} is in a list of {len(items)}, one for each "
+                    "sample, so it is another one in every batch and cannot be captured. Make "
+                    "tensors of the list before forward is called, in the collate function or the "
+                    "step: numbers instead of text, rows padded to one length "
+                    "(torch.nn.utils.rnn.pad_sequence) with their lengths"
+                )
+
     def rebuild(self, tensors: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``(args, kwargs)`` for the forward from one value per graph input."""
-        leaves = [
+        leaves = self._leaves(tensors)
+        bound = inspect.BoundArguments(self.signature, self.structure.unflatten(leaves))
+        return bound.args, bound.kwargs
+
+    def _leaves(self, tensors: Mapping[str, Any]) -> list[Any]:
+        return [
             self.frozen[position] if name is None else tensors[name]
             for position, name in enumerate(self.names)
         ]
-        bound = inspect.BoundArguments(self.signature, self.structure.unflatten(leaves))
-        return bound.args, bound.kwargs
 
     def _check_frozen(self, position: int, leaf: Any) -> None:
         expected = self.frozen[position]
@@ -126,6 +154,11 @@ class Arguments:
                 f"captured, got {leaf.dtype}: convert it before the call"
             )
         return leaf
+
+
+def _lengths(leaves: Sequence[Any]) -> set[int]:
+    """First dimensions of the tensors among some leaves."""
+    return {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}
 
 
 def _bind(

@@ -29,14 +29,25 @@ from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, descr
 from lightning_gpp.capture.fx_tracer import trace_symbolically
 from lightning_gpp.capture.keep_whole import DrawError, KeepWholeError, line_of_draw
 from lightning_gpp.capture.leaves import LeafPolicy, has_stacks
+from lightning_gpp.capture.library_switches import uncompiled
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.modes import check_same_graph, mode_flags
-from lightning_gpp.capture.normalize import normalize, observation, protect_inputs
+from lightning_gpp.capture.normalize import (
+    normalize,
+    observation,
+    protect_inputs,
+    without_guard,
+)
 from lightning_gpp.capture.observe import observe
 from lightning_gpp.capture.operators import Cuts
 from lightning_gpp.capture.reads import watched_reads
 from lightning_gpp.capture.rollback import rollback, seeded, training_flags
-from lightning_gpp.capture.samples import Sample, first_sample, other_samples
+from lightning_gpp.capture.samples import (
+    Sample,
+    few_samples,
+    first_sample,
+    other_samples,
+)
 from lightning_gpp.capture.steady_state import other_content, steady_names
 from lightning_gpp.capture.trace import Trace, guard
 from lightning_gpp.capture.variation import variations
@@ -45,6 +56,8 @@ from lightning_gpp.capture.withheld import withheld_outputs
 _logger = logging.getLogger(__name__)
 
 Tracer = Callable[[LeafPolicy], Trace]
+_Other = tuple[Sample, dict[bool, Result]]
+"""Another input, and what the module itself computes on it in each mode."""
 
 
 def capture(
@@ -80,7 +93,7 @@ def capture(
     """
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise CaptureError("lazy parameters have no size yet: run the module once before training")
-    with rollback(module), torch.inference_mode(False), torch.enable_grad():
+    with uncompiled(), rollback(module), torch.inference_mode(False), torch.enable_grad():
         session = _Session(module, args, kwargs or {}, train_modes)
         if any(tensor.is_meta for tensor in session.sample.tensors.values()):
             _logger.info(
@@ -159,6 +172,10 @@ class _Session:
             functools.cache(functools.partial(self._other_reference, other))
             for other in other_samples(self.sample)
         ]
+        across = 1 if self.sample.num_samples > 1 else 2
+        self.across = functools.cache(
+            lambda: self._other_reference(few_samples(self.sample, across))
+        )
 
     def first_success(
         self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None
@@ -222,12 +239,20 @@ class _Session:
         self, method: str, policy: LeafPolicy, tracer: Tracer, decision: KeepWholeError
     ) -> CapturedModel:
         """Modules whose own Python decides what they compute become leaves, one by one."""
+        reasons: dict[str, KeepWholeError] = {}
         while True:
             policy = self._with_leaf(policy, decision)
+            line = f"{policy.types[-1].__name__} stays whole: {describe(decision)}"
+            reasons[line] = decision
             try:
-                return self._captured(method, policy, tracer)
+                captured = self._captured(method, policy, tracer)
             except KeepWholeError as another:
                 decision = another
+            else:
+                captured.kept_whole = tuple(reasons)
+                by_data = (line for line, reason in reasons.items() if reason.on_data)
+                captured.decision = next(by_data, None)
+                return captured
 
     def _with_leaf(self, policy: LeafPolicy, decision: KeepWholeError) -> LeafPolicy:
         kind = type(self.module.get_submodule(decision.scope))
@@ -235,7 +260,6 @@ class _Session:
             if isinstance(decision, DrawError):
                 raise self._draw_error(decision.scope) from None
             raise decision
-        _logger.info("%s stays whole: %s", kind.__name__, decision)
         return dataclasses.replace(policy, types=(*policy.types, kind))
 
     def _draw_error(self, scope: str) -> CaptureError:
@@ -256,16 +280,8 @@ class _Session:
             raise KeepWholeError(str(error), _scope_of(error, traces[True])) from error
 
     def _checked(self, method: str, traces: dict[bool, Trace]) -> CapturedModel:
-        second = self._runnable_on(traces[True])
-        captured = CapturedModel(
-            self.module,
-            self.arguments,
-            traces,
-            self._cuts(traces[True], second[0] if second else None),
-            method,
-            next(iter(self.sample.tensors.values())).device,
-        )
-        captured.takes_graphs = self.sample.graphs is not None
+        traces, second = self._fitting(method, traces)
+        captured = self._model(method, traces, second[0] if second else None)
         for mode in (True, False):
             self._check(captured, self.sample, self.expected[mode], mode)
             if second:
@@ -273,6 +289,20 @@ class _Session:
         if self.without_gradients is not None:
             with torch.no_grad():
                 self._check(captured, self.sample, self.without_gradients, False)
+        return captured
+
+    def _model(
+        self, method: str, traces: dict[bool, Trace], second: Sample | None
+    ) -> CapturedModel:
+        captured = CapturedModel(
+            self.module,
+            self.arguments,
+            traces,
+            self._cuts(traces[True], second),
+            method,
+            next(iter(self.sample.tensors.values())).device,
+        )
+        captured.takes_graphs = self.sample.graphs is not None
         return captured
 
     def _trace(self, policy: LeafPolicy, tracer: Tracer, mode: bool) -> Trace:
@@ -303,31 +333,77 @@ class _Session:
             _logger.info("the model does not run without gradients: %s", error)
             return None
 
-    def _other_reference(self, sample: Sample) -> tuple[Sample, dict[bool, Result]] | None:
+    def _other_reference(self, sample: Sample) -> _Other | None:
         try:
             return sample, {mode: self._reference(sample, mode) for mode in (True, False)}
         except Exception as error:  # the model itself may not take this size
             _logger.info("the model does not run on %d samples: %s", sample.num_samples, error)
             return None
 
-    def _runnable_on(self, trace: Trace) -> tuple[Sample, dict[bool, Result]] | None:
-        """A second input whose size the frozen decisions of the trace allow."""
+    def _fitting(
+        self, method: str, traces: dict[bool, Trace]
+    ) -> tuple[dict[bool, Trace], _Other | None]:
+        """The traces without idle decisions, and a second input whose size the others allow.
+
+        Raises:
+            GuardError: a sub-module decides by the number of samples.
+        """
+        try:
+            traces = self._without_idle_decisions(method, traces)
+        except GuardError as error:
+            self._accept(error, traces[True], 1)
         for reference_of_other in self.others:
             second = reference_of_other()
             if second is None:
                 continue
-            try:
-                self._observe(trace, second[0], mode=True)
-                return second
-            except GuardError as error:
-                if error.on_data:
-                    raise
-                _logger.warning(
-                    "captured with micro-batches of %d samples; with %d it would raise: %s",
-                    self.sample.num_samples,
-                    second[0].num_samples,
-                    error,
-                )
+            failed = self._failing_guard(traces[True], second[0])
+            if failed is None:
+                return traces, second
+            self._accept(failed, traces[True], second[0].num_samples)
+        return traces, None
+
+    def _accept(self, error: GuardError, trace: Trace, num_samples: int) -> None:
+        """Warns of a decision of the captured module; one of a sub-module can be kept whole."""
+        if _scope_of(error, trace):
+            raise error
+        _logger.warning(
+            "captured with micro-batches of %d samples; with %d it would raise: %s",
+            self.sample.num_samples,
+            num_samples,
+            error,
+        )
+
+    def _without_idle_decisions(self, method: str, traces: dict[bool, Trace]) -> dict[bool, Trace]:
+        """The traces without decisions between one sample and several that change nothing.
+
+        So is ``if len(x) != 1: x = x.expand(...)``: the graph of either way computes both.
+
+        Raises:
+            GuardError: the first of them, where they do change something.
+        """
+        num_samples = self.sample.num_samples
+        other = None if self.sample.graphs is not None else self.across()
+        first = failed = None if other is None else self._failing_guard(traces[True], other[0])
+        if other is None or first is None:
+            return traces
+        if num_samples > 2 and self._failing_guard(traces[True], few_samples(self.sample, 2)):
+            return traces  # it is not about one sample
+        try:
+            while failed is not None:
+                traces = {mode: without_guard(trace, failed.name) for mode, trace in traces.items()}
+                failed = self._failing_guard(traces[True], other[0])
+            captured = self._model(method, traces, None)
+            for mode in (True, False):
+                self._check(captured, other[0], other[1][mode], mode)
+        except Exception:  # the graph of the other way may do anything
+            raise first from None
+        return traces
+
+    def _failing_guard(self, trace: Trace, sample: Sample) -> GuardError | None:
+        try:
+            self._observe(trace, sample, mode=True)
+        except GuardError as error:
+            return error
         return None
 
     def _check(self, captured: CapturedModel, sample: Sample, expected: Result, mode: bool) -> None:
@@ -366,9 +442,7 @@ class _Session:
         batch_dims = {
             node.name: tuple(
                 _batch_dim(shape, other, num, other_num)
-                for shape, other in zip(
-                    seen[node].shapes, (others or seen)[node].shapes, strict=True
-                )
+                for shape, other in _paired(seen[node].shapes, (others or seen)[node].shapes)
             )
             for node in nodes
         }
@@ -379,7 +453,7 @@ def _reasons(failures: Sequence[tuple[str, Exception]]) -> str:
     """A line per reason, with the methods that failed by it."""
     methods: dict[str, list[str]] = {}
     for method, error in failures:
-        methods.setdefault(describe(error).removesuffix(f": {REMEDY}"), []).append(method)
+        methods.setdefault(describe(error), []).append(method)
     return "\n".join(
         f"  {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in methods.items()
     )
@@ -391,6 +465,14 @@ def _scope_of(error: GuardError, trace: Trace) -> str:
         if node.target is guard and node.args[3] == error.location:
             return str(node.meta["scope"])
     return ""
+
+
+_Shapes = tuple[tuple[int, ...], ...]
+
+
+def _paired(shapes: _Shapes, others: _Shapes) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Shapes at two numbers of samples; with themselves where there are not as many, at random."""
+    return zip(shapes, others if len(others) == len(shapes) else shapes, strict=True)
 
 
 def _batch_dim(

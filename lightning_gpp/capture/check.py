@@ -106,19 +106,24 @@ def compare(expected: Result, got: Result, what: str) -> None:
 @contextmanager
 def in_float64(module: nn.Module) -> Iterator[None]:
     """The module computes in float64 as far as its own tensors decide that."""
-    tables = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    buffers = [
+        (part._buffers, name, buffer)
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    ]
     values = [(parameter, parameter.data) for parameter in module.parameters()]
     try:
         for parameter, value in values:
             parameter.data = _as_float64(value)
-        for table, buffers in tables:
-            table.update({k: b if b is None else _as_float64(b) for k, b in buffers.items()})
+        for table, name, buffer in buffers:
+            table[name] = _as_float64(buffer)
         yield
     finally:
         for parameter, value in values:
             parameter.data = value
-        for table, buffers in tables:
-            table.update(buffers)
+        for table, name, buffer in buffers:
+            table[name] = buffer
 
 
 def sample_in_float64(sample: Sample) -> Sample:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_gpp.capture.arguments import Arguments
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
-from lightning_gpp.capture.keep_whole import no_seeding
+from lightning_gpp.capture.keep_whole import KeepWholeError, no_seeding
 from lightning_gpp.capture.leaves import LeafPolicy
 from lightning_gpp.capture.library_switches import tracing_announced
 from lightning_gpp.capture.nested_padding import clear_padding, clears_padding, without_fast_path
@@ -76,9 +76,9 @@ class _Tracer(TorchFunctionMode):
                 inputs[name] = inputs[name].view_as(inputs[name])
             self.recording.add_input(name, inputs[name])
         args, kwargs = arguments.rebuild(inputs)
-        with self._patches(), tracing_announced(), self:
+        drawing = self.recording.recorder.draws.checked("")
+        with self._patches(), tracing_announced(), self, drawing:
             result = self.module.forward(*args, **kwargs)
-            self.recording.recorder.draws.check("")
             self.recording.assigned_buffers(self.module)
         return self.recording.finish(withhold(result))
 
@@ -106,7 +106,10 @@ class _Tracer(TorchFunctionMode):
         if name in _METADATA:
             return run_plain(op, target, args, kwargs)
         if name in _REFUSED:
-            raise CaptureError(f"{user_location()} uses {name!r} inside of forward: {REMEDY}")
+            raise KeepWholeError(
+                f"{user_location()} uses {name!r} inside of forward: {REMEDY}",
+                self.recording.recorder.scope,
+            )
         return self.recording.record(op, target, args, kwargs, name)
 
     def _module_call(

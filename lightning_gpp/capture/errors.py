@@ -30,7 +30,10 @@ class GuardError(CaptureError):
     Attributes:
         on_data: whether values decide, and not only sizes.
         location: ``file:line`` of the decision.
+        name: of the node that checks it, where the graph ran node by node.
     """
+
+    name: str = ""
 
     def __init__(self, message: str, *, on_data: bool, location: str = "") -> None:
         super().__init__(message)
@@ -65,8 +68,8 @@ def raised_location(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """One line for an error: kind, first line of its message and where it was raised."""
+    """One line for an error, without the general remedy: kind, message, where it was raised."""
     text = (str(error).strip().splitlines() or [""])[0]
     if isinstance(error, CaptureError):
-        return str(error)
+        return str(error).removesuffix(f": {REMEDY}")
     return f"{type(error).__name__}: {text} (at {raised_location(error)})"

@@ -33,7 +33,7 @@ def trace_symbolically(module: nn.Module, arguments: Arguments, policy: LeafPoli
     if not torch.equal(random_state, torch.random.get_rng_state()):
         raise CaptureError("random numbers that depend on no input would be frozen into the graph")
     assert tracer.output is not None
-    return Trace(graph, tracer.output, tracer.recorder.all_calls)
+    return Trace(graph, tracer.output, tuple(tracer.recorder.entered))
 
 
 class _Tracer(fx.Tracer):

@@ -1,13 +1,16 @@
 """Modules that must stay whole because their own Python decides what they compute.
 
 Tracing freezes what Python decides. Where a decision can come out differently the next time (a
-random number drawn by ``random`` or numpy, a number read out of a tensor, a branch on the mode),
-the innermost module that takes it is kept as one operator, which decides anew at every call. Only
-where the captured module itself decides is this an error.
+random number drawn by ``random`` or numpy, a number read out of a tensor, a branch on the data or
+on the mode), the innermost module that takes it is kept as one operator, which decides anew at
+every call. Only where the captured module itself decides is this an error.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
+import linecache
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -25,11 +28,12 @@ class KeepWholeError(CaptureError):
 
     Attributes:
         scope: qualified name of the innermost module that decides; empty for the captured one.
+        on_data: whether it decides by what is in its arguments, be it by other samples.
     """
 
-    def __init__(self, message: str, scope: str) -> None:
+    def __init__(self, message: str, scope: str, *, on_data: bool = False) -> None:
         super().__init__(message)
-        self.scope = scope
+        self.scope, self.on_data = scope, on_data
 
 
 class DrawError(KeepWholeError):
@@ -55,12 +59,55 @@ class HostDraws:
             raise DrawError(scope)
 
     @contextmanager
+    def checked(self, scope: str) -> Iterator[None]:
+        """Checks at the end, and where the body fails: what was drawn may be why.
+
+        A size that was replaced for the trace is nothing that numpy could take, for example.
+
+        Raises:
+            DrawError: something was drawn, by the module ``scope``.
+        """
+        try:
+            yield
+        except KeepWholeError:
+            raise
+        except Exception:
+            self.check(scope)
+            raise
+        self.check(scope)
+
+    @contextmanager
     def allowed(self) -> Iterator[None]:
         """What runs meanwhile (a leaf module) may draw."""
         try:
             yield
         finally:
             self._state = _host_state()
+
+
+@functools.cache
+def only_raises(location: str) -> bool:
+    """Whether the statement at ``file:line`` is a check: it decides about an error only.
+
+    Where it comes out differently than at capture, the module itself would raise.
+
+    >>> only_raises("unknown line")
+    False
+    """
+    filename, _, line = location.rpartition(":")
+    if not line.isdecimal():
+        return False
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:  # no Python file, or not as it was
+        return False
+    return any(
+        isinstance(node, ast.Assert | ast.If)
+        and node.test.lineno <= int(line) <= (node.test.end_lineno or node.test.lineno)
+        and (isinstance(node, ast.Assert) or isinstance(node.body[-1], ast.Raise))
+        and not any(isinstance(part, ast.BoolOp | ast.IfExp) for part in ast.walk(node.test))
+        for node in ast.walk(tree)
+    )
 
 
 def line_of_draw(forward: Callable[[], Any]) -> str:

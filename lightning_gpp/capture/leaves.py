@@ -68,6 +68,8 @@ class LeafPolicy:
             return True
         if module._backward_hooks or module._backward_pre_hooks:  # they see the module as a whole
             return True
+        if module._compiled_call_impl is not None:  # so does ``module.compile()``
+            return True
         if isinstance(module, _CONTAINERS) or (self.open_stacks and isinstance(module, _STACKS)):
             return False
         package = f"{type(module).__module__}."

@@ -1,4 +1,4 @@
-"""What libraries do differently for tracers, switched on while the concrete tracer runs.
+"""What libraries do differently for tracers, switched on while a forward is captured.
 
 ``transformers`` leaves an attention mask away when no token of the batch is padding, because
 attention is faster without. That decision reads the data: a graph captured on a batch without
@@ -12,6 +12,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import torch
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Modules that were compiled run as they are written: torch's compiler traces by itself."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextmanager

@@ -32,6 +32,9 @@ class CapturedModel:
         takes_graphs: whether the inputs are a batch of graphs side by side, which cannot be cut
             along a dimension.
         steady: names of the buffers that forward changes alike whatever its arguments are.
+        kept_whole: a line for every class of modules that is one operator each because its own
+            Python decides what it computes.
+        decision: that of them which decides by the data, so that samples may depend on others.
     """
 
     def __init__(
@@ -48,6 +51,8 @@ class CapturedModel:
         self.reads: Sequence[Read] = ()
         self.takes_graphs = False
         self.steady: frozenset[str] = frozenset()
+        self.kept_whole: tuple[str, ...] = ()
+        self.decision: str | None = None
         self._canonical = Names.of(module).canonical(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
         self.graph: ModelGraph

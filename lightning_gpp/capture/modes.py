@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,7 +42,10 @@ def check_same_graph(train: Trace, evaluation: Trace) -> None:
         ModeDifferenceError: they do not; names the first place where they part.
     """
     nodes, others = list(train.graph.nodes), list(evaluation.graph.nodes)
-    calls = train.calls & evaluation.calls
+    together = itertools.takewhile(
+        lambda pair: pair[0] == pair[1], zip(train.calls, evaluation.calls)
+    )
+    calls = frozenset(call for call, _ in together)
     for node, other in zip(nodes, others, strict=False):
         if _skeleton(node) != _skeleton(other):
             raise _difference(node, other, calls)
@@ -65,7 +69,7 @@ def _node_name(argument: Any) -> Any:
 
 
 def _difference(node: fx.Node, other: fx.Node, calls: frozenset[Call]) -> ModeDifferenceError:
-    """What to say where two traces part; ``calls`` are those that both made."""
+    """What to say where two traces part; ``calls`` are those that both had made by then."""
     places = [item.meta for item in (node, other) if "scope" in item.meta]
     # A branch is taken by the innermost running module that both modes have entered.
     stacks = [[call for call in meta["calls"] if call in calls] for meta in places]

@@ -32,18 +32,25 @@ def protect_inputs(trace: Trace, observations: Mapping[fx.Node, Observation]) ->
     return found
 
 
-def normalize(trace: Trace, observations: Mapping[fx.Node, Observation]) -> Trace:
+def normalize(
+    trace: Trace, observations: Mapping[fx.Node, Observation], *, dropped: str = ""
+) -> Trace:
     """A copy without dead nodes, with metadata frozen and with canonical names.
 
     Devices and element types become constants: a stage replaces the device by its own.
     Observations are kept in ``node.meta["observation"]``.
+
+    Args:
+        trace: is left as it is.
+        observations: of its nodes.
+        dropped: name of a node without readers that counts as dead, too.
     """
     frozen = {
         node: item.value
         for node, item in observations.items()
         if isinstance(item.value, torch.device | torch.dtype | torch.layout)
     }
-    live = _live_nodes(trace, observations, frozen)
+    live = _live_nodes(trace, observations, frozen, dropped)
     graph, copied = fx.Graph(), dict[fx.Node, Any](frozen)
     numbers = _KnownNumbers(observations)
     for node in trace.graph.nodes:
@@ -60,6 +67,12 @@ def normalize(trace: Trace, observations: Mapping[fx.Node, Observation]) -> Trac
     outputs = fx.node.map_arg(trace.outputs, copied.__getitem__)
     graph.output(tuple(_own_name(graph, leaf) for leaf in outputs))
     return Trace(graph, trace.output, trace.calls)
+
+
+def without_guard(trace: Trace, name: str) -> Trace:
+    """A copy of a normalized trace without one of its guards, and without what only that reads."""
+    observations = {node: observation(node) for node in trace.graph.nodes if node.op != "output"}
+    return normalize(trace, observations, dropped=name)
 
 
 def observation(node: fx.Node) -> Observation:
@@ -104,13 +117,16 @@ class _KnownNumbers:
 
 
 def _live_nodes(
-    trace: Trace, observations: Mapping[fx.Node, Observation], frozen: Mapping[fx.Node, Any]
+    trace: Trace,
+    observations: Mapping[fx.Node, Observation],
+    frozen: Mapping[fx.Node, Any],
+    dropped: str,
 ) -> set[fx.Node]:
     returned = trace.graph.output_node().all_input_nodes
     live: set[fx.Node] = set(returned)
     read_later = {storage for node in returned for storage in observations[node].touched}
     for node in reversed(trace.graph.nodes):
-        if node.op == "output":
+        if node.op == "output" or node.name == dropped:
             continue
         seen = observations[node]
         if node in live or node.op == "placeholder" or _has_effect(node, seen, read_later):

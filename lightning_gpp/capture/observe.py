@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from lightning_gpp.capture.errors import GuardError
 from lightning_gpp.capture.structure import leaves_of
 from lightning_gpp.capture.trace import Names, assign_buffer, context_of
 
@@ -56,6 +57,9 @@ def observe(
         graph: whose ``call_module`` and ``get_attr`` targets are found in ``module``.
         module: the captured module; its buffers change as its forward changes them.
         tensors: value per placeholder.
+
+    Raises:
+        GuardError: a decision comes out differently; ``name`` tells which.
     """
     storages, names = _Storages(), Names.of(module)
     buffer_of = {storages.id(buffer): name for name, buffer in module.named_buffers()}
@@ -68,7 +72,11 @@ def observe(
         owned = _owned_tensors(node, module)
         operands = [*_tensors((args, kwargs)), *owned.values()]
         watched = _Watch(operands, owned)
-        values[node] = run_node(node, module, args, kwargs, tensors)
+        try:
+            values[node] = run_node(node, module, args, kwargs, tensors)
+        except GuardError as error:
+            error.name = node.name
+            raise
         results = _tensors(values[node])
         changed = frozenset(map(storages.id, watched.changed()))
         in_buffers = frozenset(buffer_of[item] for item in changed & buffer_of.keys())

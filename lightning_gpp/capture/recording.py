@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
-from lightning_gpp.capture.keep_whole import KeepWholeError
+from lightning_gpp.capture.keep_whole import KeepWholeError, only_raises
 from lightning_gpp.capture.sizes import TracedFloat, TracedInt, is_traced
 from lightning_gpp.capture.structure import Step, Structure, flatten
 from lightning_gpp.capture.trace import Names, Recorder, Trace, assign_buffer, guard, rebuild
@@ -38,6 +38,11 @@ _CUTTERS = frozenset(
     }
 )
 """Calls whose result Python may take apart into as many pieces as there happen to be."""
+_SELECTORS = frozenset(
+    {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
+    | {"repeat_interleave"}
+)
+"""Calls that return as much as the data say."""
 
 
 class Recording:
@@ -69,7 +74,7 @@ class Recording:
         """The trace, once the forward has returned ``result``."""
         leaves, structure = flatten(result)
         self.graph.output(tuple(self.argument(leaf) for leaf in leaves))
-        return Trace(self.graph, structure, self.recorder.all_calls)
+        return Trace(self.graph, structure, tuple(self.recorder.entered))
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Records a call outside of torch (arithmetic on sizes)."""
@@ -79,14 +84,18 @@ class Recording:
         """Records that ``node`` must be ``value`` at run time too.
 
         Raises:
-            KeepWholeError: it depends on nothing but random numbers.
+            KeepWholeError: not only sizes decide it, and it decides about more than an error.
         """
         if (node, value) not in self._guarded:
             self._guarded.add((node, value))
             location, on_data = user_location(), not is_of_sizes(node)
-            if on_data and not _placeholders_of(node):
+            if on_data and not only_raises(location):
+                of_inputs = bool(_placeholders_of(node))
+                by_what = "what is in the data" if of_inputs else "a random number"
                 raise KeepWholeError(
-                    f"{location} decides by a random number: {REMEDY}", self.recorder.scope
+                    f"{location} decides by {by_what}: {REMEDY}",
+                    self.recorder.scope,
+                    on_data=of_inputs,
                 )
             self._node("call_function", guard, (node, value, on_data, location), {})
 
@@ -125,7 +134,8 @@ class Recording:
             if random_state is not None:
                 is_constant = torch.equal(random_state, torch.random.get_rng_state())
         node.meta["is_constant"] = is_constant
-        node.meta["of_sizes"] = (
+        node.meta["selected"] = _selects(name, args) or any(map(_is_selected, node.all_input_nodes))
+        node.meta["of_sizes"] = not node.meta["selected"] and (
             name in _SIZES
             or name in _CUTTERS - {"tolist"}
             or (
@@ -249,7 +259,10 @@ class Recording:
         if key not in cache:
             item = self._node("call_function", look_up, (node, key), {})
             item.meta["is_constant"] = node.meta.get("is_constant", False)
-            item.meta["of_sizes"] = look_up is _length or is_of_sizes(node)
+            item.meta["selected"] = _is_selected(node)
+            item.meta["of_sizes"] = is_of_sizes(node) or (
+                look_up is _length and not _is_selected(node)
+            )
             cache[key] = item
         found: fx.Node = cache[key]
         return found
@@ -295,6 +308,19 @@ def _length(pieces: Any, _: None = None) -> int:
 def is_of_sizes(node: fx.Node) -> bool:
     """Whether a number depends on sizes only, and not on the values in tensors."""
     return bool(node.meta.get("of_sizes", False))
+
+
+def _selects(name: str | None, args: tuple[Any, ...]) -> bool:
+    """Whether a call of torch returns as much as the data say."""
+    if name in _SELECTORS or (name == "where" and len(args) == 1):
+        return True
+    indices = flatten(args[1:])[0] if name == "__getitem__" else []
+    return any(isinstance(item, Tensor) and item.dtype is torch.bool for item in indices)
+
+
+def _is_selected(node: fx.Node) -> bool:
+    """Whether the data decide how large the value of a node is."""
+    return bool(node.meta.get("selected", False))
 
 
 def _placeholders_of(node: fx.Node) -> set[fx.Node]:

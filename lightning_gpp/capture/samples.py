@@ -57,6 +57,11 @@ def other_samples(sample: Sample) -> Iterator[Sample]:
     yield Sample(_along_batch(sample, torch.arange(num).roll(1)), num)
 
 
+def few_samples(sample: Sample, count: int) -> Sample:
+    """The first ``count`` samples, or the first one over and over where there are not so many."""
+    return Sample(_along_batch(sample, torch.arange(count) % sample.num_samples), count)
+
+
 def resized(tensors: Mapping[str, Tensor], graph: ModelGraph, factor: float) -> dict[str, Tensor]:
     """The inputs of a micro-batch with ``factor`` times as many samples.
 

@@ -72,6 +72,19 @@ class Structure:
             for path in structure.paths():
                 yield (step, *path)
 
+    def lists(self, start: int = 0) -> Iterator[tuple[int, int]]:
+        """Where the leaves of each list or tuple begin and end that holds nothing but leaves."""
+        if self.container in (list, tuple) and all(c.container is None for c in self.children):
+            yield start, start + len(self.children)
+        for child in self.children:
+            yield from child.lists(start)
+            start += child.num_leaves
+
+    @property
+    def num_leaves(self) -> int:
+        """How many leaves it has."""
+        return 1 if self.container is None else sum(c.num_leaves for c in self.children)
+
     @property
     def has_graphs(self) -> bool:
         """Whether a graph of torch_geometric is in it."""

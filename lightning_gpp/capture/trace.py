@@ -29,12 +29,12 @@ class Trace:
     Attributes:
         graph: as the module describes.
         output: structure of what forward returns; its leaves are the output node's arguments.
-        calls: every call of a module whose forward was looked into.
+        calls: every call of a module whose forward was looked into, in order.
     """
 
     graph: fx.Graph
     output: Structure
-    calls: frozenset[Call] = frozenset()
+    calls: tuple[Call, ...] = ()
 
     @property
     def outputs(self) -> tuple[Any, ...]:
@@ -80,17 +80,12 @@ class Recorder:
     draws: HostDraws = field(default_factory=HostDraws)
     calls: list[Call] = field(default_factory=lambda: [Call("", 0)])
     counts: Counter[str] = field(default_factory=Counter)
+    entered: list[Call] = field(default_factory=lambda: [Call("", 0)])
 
     @property
     def scope(self) -> str:
         """Qualified name of the module whose forward is running."""
         return self.calls[-1].name
-
-    @property
-    def all_calls(self) -> frozenset[Call]:
-        """Every call so far."""
-        found = (Call(name, i) for name, count in self.counts.items() for i in range(count))
-        return frozenset({Call("", 0), *found})
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
@@ -101,10 +96,11 @@ class Recorder:
         """
         self.draws.check(self.scope)
         self.calls.append(Call(name, self.counts[name]))
+        self.entered.append(self.calls[-1])
         self.counts[name] += 1
         try:
-            yield
-            self.draws.check(name)
+            with self.draws.checked(name):
+                yield
         finally:
             self.calls.pop()
 

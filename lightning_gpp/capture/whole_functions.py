@@ -17,6 +17,8 @@ from typing import Any
 from torch import nn
 
 _PLACES = ("torch_geometric.utils", "torch_geometric.nn.pool", "torch_geometric.nn.functional")
+_ABOUT_TYPES = frozenset({"is_sparse", "is_torch_sparse_tensor"})
+"""These tell what a value is and read no numbers."""
 _OWN_PACKAGES = ("torch_geometric.utils.", "torch_geometric.nn.")
 
 Function = Callable[..., Any]
@@ -56,7 +58,9 @@ def _library_functions() -> list[Function]:
         value
         for space in spaces
         for value in space.values()
-        if isinstance(value, FunctionType) and f"{value.__module__}.".startswith(_OWN_PACKAGES)
+        if isinstance(value, FunctionType)
+        and f"{value.__module__}.".startswith(_OWN_PACKAGES)
+        and value.__name__ not in _ABOUT_TYPES
     ]
 
 

@@ -106,6 +106,7 @@ class Executor:
         *,
         training: bool,
         boundary: Boundary | None = None,
+        errors: list[str] | None = None,
     ) -> None:
         """Runs this rank's part of a program once.
 
@@ -114,8 +115,9 @@ class Executor:
             unit_sizes: samples of each of the smallest micro-batches.
             training: whether modules are in training mode (dropout, running statistics).
             boundary: the user's step, on the rank of the loss.
+            errors: gets those of this rank's forwards, if that is to be found out: no rank stops.
         """
-        self.begin(program, unit_sizes, training=training, boundary=boundary).whole()
+        self.begin(program, unit_sizes, training=training, boundary=boundary, errors=errors).whole()
 
     def begin(
         self,
@@ -124,6 +126,7 @@ class Executor:
         *,
         training: bool,
         boundary: Boundary | None = None,
+        errors: list[str] | None = None,
     ) -> Run:
         """A run of a program on this rank, of which nothing is done yet; see :meth:`run`."""
         if len(unit_sizes) != program.num_microbatches:
@@ -133,7 +136,7 @@ class Executor:
             )
         device = self.rank_of_device.index(self.transport.rank)
         handover = Handover(program, unit_sizes, self.cutter)
-        return Run(self, program, handover, device, training, boundary)
+        return Run(self, program, handover, device, training, boundary, errors)
 
 
 @dataclass(slots=True)
@@ -147,6 +150,7 @@ class Run:
         device: of this rank.
         training: whether modules are in training mode.
         boundary: the user's step, on the rank of the loss.
+        errors: see :meth:`Executor.run`.
         flights: micro-batches between forward and backward, by stage and number.
     """
 
@@ -156,6 +160,7 @@ class Run:
     device: int
     training: bool
     boundary: Boundary | None
+    errors: list[str] | None = None
     flights: dict[tuple[int, int], Flight] = field(default_factory=dict)
     loss_start_ns: int | None = None
     keeps_flights: bool = False
@@ -233,6 +238,8 @@ class Run:
     def _work(self, action: Action) -> None:
         """Does what an action says."""
         match action.kind:
+            case Kind.FORWARD if self.errors is not None:
+                self._try_forward(action.stage, action.microbatch, self.errors)
             case Kind.FORWARD:
                 self._forward(action.stage, action.microbatch)
             case Kind.BACKWARD:
@@ -268,6 +275,15 @@ class Run:
         return f"{self.program.replica(action.stage)}, action {action}"
 
     # Forward ---------------------------------------------------------------------------------
+
+    def _try_forward(self, stage: int, microbatch: int, errors: list[str]) -> None:
+        """A forward whose error is noted; whoever waits for its values gets none and fails too."""
+        try:
+            self._forward(stage, microbatch)
+        except Exception as error:  # user code may raise anything
+            errors.append(f"{type(error).__name__}: {error}")
+            for edges in self.program.out_groups[stage]:
+                self.handover.put_nothing(edges, stage, microbatch)
 
     def _forward(self, stage: int, microbatch: int) -> None:
         if stage == FEED:

@@ -19,6 +19,10 @@ from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Part, Program
 
 
+class NothingCameError(RuntimeError):
+    """A stage was to get values from another one, which has failed."""
+
+
 @dataclass(slots=True)
 class Handover:
     """The payloads between the stages of one rank and all others, during one mini-batch.
@@ -54,6 +58,8 @@ class Handover:
         for edge, index, _ in messages:
             box = self.outbox if self.program.is_local(edge) else self.inbox
             payloads.append(box.pop(_tag(edge, index, backward)))
+        if not backward and any(payload.is_nothing for payload in payloads):
+            raise NothingCameError(f"{self.program.replica(edges[0].source)} has failed")
         sizes = [self._samples(part) for *_, part in messages]
         with self._naming_ends(edges[0]):
             return self.cutter.join(edges[0].values, payloads, sizes, backward=backward)
@@ -83,6 +89,11 @@ class Handover:
             pieces = self.cutter.cut(edges[0].values, payload, sizes, backward=backward)
         for (edge, index, _), piece in zip(messages, pieces, strict=True):
             self.outbox[_tag(edge, index, backward)] = piece
+
+    def put_nothing(self, edges: Sequence[StageEdge], stage: int, microbatch: int) -> None:
+        """Puts as many messages as :meth:`put` would, which say that the forward has failed."""
+        for edge, index, _ in self.program.messages(edges, stage, microbatch):
+            self.outbox[_tag(edge, index, False)] = Payload.nothing()
 
     def _samples(self, part: Part) -> int:
         return sum(self.unit_sizes[part.start : part.stop])

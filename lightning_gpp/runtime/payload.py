@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 
@@ -27,10 +28,23 @@ class Payload:
     requires_grad: list[bool]
     structure: bytes | None = None
 
+    @classmethod
+    def nothing(cls) -> Payload:
+        """In the place of values, where there are none because a forward has failed."""
+        return cls([], [], _NOTHING)
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it is that of :meth:`nothing`; some edges have no values and are not."""
+        return self.structure == _NOTHING
+
     @property
     def num_bytes(self) -> int:
         """Bytes of the tensors."""
         return sum(tensor.nbytes for tensor in self.tensors if tensor is not None)
+
+
+_NOTHING = b"nothing"  # which pickles no structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,15 @@ class _SparseParts(NamedTuple):
     is_coalesced: bool
 
 
+class _PackedParts(NamedTuple):
+    """A ``PackedSequence`` as a tuple that may hold anything; the real one asks for tensors."""
+
+    data: Tensor
+    batch_sizes: Tensor
+    sorted_indices: Tensor | None
+    unsorted_indices: Tensor | None
+
+
 def tensors_in(values: Sequence[Any]) -> list[Tensor]:
     """The tensors in some values, in the order in which a payload carries them."""
     return [leaf for leaf in pytree.tree_leaves(list(values)) if isinstance(leaf, Tensor)]
@@ -61,7 +84,9 @@ def copies(value: Any) -> Any:
 
 def pack(values: Sequence[Any]) -> Payload:
     """The message that carries ``values``, cut off from the autograd graph."""
-    values = pytree.tree_map(_taken_apart, list(values))
+    values = pytree.tree_map(
+        _taken_apart, list(values), is_leaf=lambda leaf: isinstance(leaf, PackedSequence)
+    )
     tensors = tensors_in(values)
     structure = None
     if not all(isinstance(value, Tensor) for value in values):
@@ -102,11 +127,13 @@ def unpack(payload: Payload) -> list[Any]:
         pickle.loads(payload.structure),
     )
     return pytree.tree_map(  # type: ignore[no-any-return]
-        _put_together, values, is_leaf=lambda part: isinstance(part, _SparseParts)
+        _put_together, values, is_leaf=lambda part: isinstance(part, _SparseParts | _PackedParts)
     )
 
 
 def _taken_apart(leaf: Any) -> Any:
+    if isinstance(leaf, PackedSequence):
+        return _PackedParts(*leaf)
     if not (isinstance(leaf, Tensor) and leaf.layout is torch.sparse_coo):
         return leaf
     leaf = leaf.detach()
@@ -114,6 +141,8 @@ def _taken_apart(leaf: Any) -> Any:
 
 
 def _put_together(part: Any) -> Any:
+    if isinstance(part, _PackedParts):
+        return PackedSequence(*part)
     if not isinstance(part, _SparseParts):
         return part
     return torch.sparse_coo_tensor(

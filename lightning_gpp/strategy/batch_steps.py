@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
@@ -13,6 +15,8 @@ from lightning_gpp.capture.rollback import ModuleState
 from lightning_gpp.strategy.followers import Follower
 from lightning_gpp.strategy.forward_calls import BeginAnewError, ForwardCalls
 from lightning_gpp.strategy.instance_attribute import instance_attribute
+from lightning_gpp.strategy.lightning_private import keep_results
+from lightning_gpp.strategy.loaders import LedDataloaderIter
 from lightning_gpp.strategy.logs import LedLog, recording, replay
 from lightning_gpp.strategy.messages import BackwardEnd, HookEnd, StepEnd, StepPerMicrobatch
 from lightning_gpp.strategy.pipeline import pipelined_module
@@ -47,8 +51,8 @@ class BatchSteps:
         session = self._session
         # Which schedule runs may be known only once the step has called its forward.
         is_open = session.pipeline is None and session.settings.schedule is None
-        before = ModuleState(session.module) if is_open and name == "training_step" else None
-        log = LedLog(session.module, makes_calls=before is None)
+        before = _Before(session.module) if is_open and name == "training_step" else None
+        log = LedLog(session.module)
         try:
             with self._leading(name, log):
                 result = getattr(session.module, name)(batch, *args, **kwargs)
@@ -57,11 +61,9 @@ class BatchSteps:
             before.restore()
             session.lead(StepPerMicrobatch())
             raise
-        calls = log.calls(batch)
-        if before is not None:
-            replay(session.module, calls)
         loss = _loss(result) if name == "training_step" else None
-        session.lead_end(calls, None if loss is None else loss.detach())
+        looked_up = None if isinstance(batch, LedDataloaderIter) else batch
+        session.lead_end(log.calls(looked_up), None if loss is None else loss.detach())
         if loss is None or not session.module.automatic_optimization:
             return result
         self._check(loss)
@@ -74,10 +76,12 @@ class BatchSteps:
         session = self._session
         target = pipelined_module(session.module, session.settings.module)
         self.forward.inner = target.__dict__.get("forward")
+        functools.update_wrapper(self.forward, target.forward, updated=())
         with (
             session.control.alone(name),
             session.leader_state.watching(name),
             instance_attribute(target, "forward", self.forward),
+            instance_attribute(target, "_compiled_call_impl", None),  # it is that of its stages
             recording(session.module, log),
             session.held_elsewhere(),
         ):
@@ -123,6 +127,17 @@ class BatchSteps:
             return None
         value = value.to(session.device)
         return self.follower.loss(value) if session.module.automatic_optimization else value
+
+
+class _Before:
+    """What a training step that may begin anew finds; :meth:`restore` puts it back."""
+
+    def __init__(self, module: pl.LightningModule) -> None:
+        self._state, self._put_back = ModuleState(module), keep_results(module.trainer)
+
+    def restore(self) -> None:
+        self._state.restore()
+        self._put_back()
 
 
 def _loss(result: Any) -> Tensor | None:

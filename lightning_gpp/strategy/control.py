@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_gpp.runtime.payload import pack, unpack
 from lightning_gpp.runtime.transport import Tag, Transport
+from lightning_gpp.strategy.failure import FailureWatch, Raised
 
 _STEP: Tag = (-3, 0, 0, 0)
 _GATHER: Tag = (-4, 0, 0, 0)
@@ -19,19 +20,29 @@ class Control:
     Args:
         transport: moves them.
         timeout_s: limit of every wait.
+        failures: of this run.
     """
 
-    def __init__(self, transport: Transport, timeout_s: float) -> None:
+    def __init__(self, transport: Transport, timeout_s: float, failures: FailureWatch) -> None:
         self._transport = transport
         self._timeout_s = timeout_s
+        self._failures = failures
         self._alone: str | None = None
+        self._is_in_order = True
 
     @contextlib.contextmanager
     def alone(self, what: str) -> Iterator[None]:
-        """Rank 0: while user code runs here and nowhere else, nothing may wait for the others."""
+        """Rank 0: while user code runs here and nowhere else, nothing may wait for the others.
+
+        They wait for what it does next. If it raises, they are told that, in its place.
+        """
         before, self._alone = self._alone, what
         try:
             yield
+        except Exception as error:
+            if before is None and self._is_in_order and self._failures.can_end_in_order:
+                self.tell(self._failures.end_in_order(error))
+            raise
         finally:
             self._alone = before
 
@@ -40,9 +51,19 @@ class Control:
         """Rank 0: inside of user code, while the others have been told to take part."""
         before, self._alone = self._alone, None
         try:
-            yield
+            with self.program():
+                yield
         finally:
             self._alone = before
+
+    @contextlib.contextmanager
+    def program(self) -> Iterator[None]:
+        """Rank 0: the others are busy with their part of this; an error leaves them in it."""
+        try:
+            yield
+        except BaseException:
+            self._is_in_order = False
+            raise
 
     def check_together(self) -> None:
         """Raises RuntimeError when rank 0 is about to wait for ranks that are elsewhere."""
@@ -72,11 +93,18 @@ class Control:
             self._transport.send(payload, target=rank, tag=_STEP)
 
     def hear(self, purpose: str) -> Any:
-        """Other ranks: the next object that rank 0 tells."""
+        """Other ranks: the next object that rank 0 tells.
+
+        Raises:
+            RaisedError: rank 0's user code raised.
+        """
         payload = self._transport.receive(
             source=0, tag=_STEP, timeout_s=self._timeout_s, purpose=purpose
         )
-        return unpack(payload)[0]
+        told = unpack(payload)[0]
+        if isinstance(told, Raised):
+            raise told.error()
+        return told
 
     def share(self, obj: Any, purpose: str) -> Any:
         """All ranks: rank 0's object."""

@@ -21,6 +21,8 @@ from lightning_gpp.strategy.slices import Slices
 
 _RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4}
 _COARSE_TOLERANCE = 2e-2  # half precision
+_FEW_ROUNDINGS = 4
+_DEPENDS = "output {!r} of a sample depends on the other samples of its batch"
 
 Dims = Mapping[str, tuple[int | None, ...]]
 Values = Mapping[str, Any]
@@ -104,20 +106,96 @@ def first_samples(
     return pieces_of(inputs, slices, 2)[0]
 
 
-def join_values(outputs: Sequence[Values], dims: Dims, sizes: Sequence[int]) -> Values:
+def with_other_neighbours(
+    captured: CapturedModel, inputs: Mapping[str, Tensor], num_samples: int, num_first: int
+) -> dict[str, Tensor]:
+    """The arguments of a call in which the first samples stand in the place of the others, too.
+
+    Batches of graphs stay as they are: their shapes differ from sample to sample.
+    """
+    if captured.takes_graphs:
+        return dict(inputs)
+    dims = captured.graph.batch_dims
+    return {n: _repeated(t, dims[n][0], num_samples, num_first) for n, t in inputs.items()}
+
+
+def _repeated(tensor: Tensor, dim: int | None, num_samples: int, num_first: int) -> Tensor:
+    if dim is None:
+        return tensor
+    length = tensor.shape[dim]
+    index = torch.arange(length, device=tensor.device) % (length // num_samples * num_first)
+    return tensor.index_select(dim, index)
+
+
+def influence(
+    whole: Values,
+    again: Values,
+    beside_others: Values,
+    dims: Dims,
+    num_samples: int,
+    num_first: int,
+) -> str | None:
+    """In which output the first samples depend on the others; None if in none.
+
+    Shapes are the same, and so is the arithmetic of a sample that no other touches: it has the
+    same bits, so that influences far below the rounding of the whole show.
+
+    Args:
+        whole: outputs of a call.
+        again: of the same call; where it differs, by that much two calls may.
+        beside_others: of one with other samples beside the first.
+        dims: of the samples, for every output.
+        num_samples: of each call.
+        num_first: samples that are the same in all three.
+    """
+    for name in whole:
+        columns = zip(*(flatten(values[name])[0] for values in (whole, again, beside_others)))
+        tensors = [column for column in columns if isinstance(column[0], Tensor)]
+        for column, dim in zip(tensors, dims.get(name, ())):
+            if dim is not None and not _has_no_values(column[0]):
+                length = column[0].shape[dim] // num_samples * num_first
+                if not _is_untouched(*(tensor.narrow(dim, 0, length) for tensor in column)):
+                    return _DEPENDS.format(name)
+    return None
+
+
+def _is_untouched(first: Tensor, again: Tensor, beside_others: Tensor) -> bool:
+    if torch.equal(first, beside_others):
+        return True
+    if not first.is_floating_point():
+        return not torch.equal(first, again)  # nothing can be told
+    first, again, other = (t.double().nan_to_num() for t in (first, again, beside_others))
+    noise = _FEW_ROUNDINGS * torch.finfo(beside_others.dtype).eps * float(first.abs().max())
+    noise += _FEW_ROUNDINGS * float((again - first).abs().max())
+    return float((other - first).abs().max()) <= noise
+
+
+def join_values(
+    outputs: Sequence[Values], dims: Dims, sizes: Sequence[int], *, averages: bool = False
+) -> Values:
     """The outputs of the whole batch from those of its micro-batches.
+
+    Args:
+        outputs: of each micro-batch.
+        dims: of the samples, for every output.
+        sizes: samples of each micro-batch.
+        averages: whether what is not one entry per sample is averaged, weighted by samples.
 
     Raises:
         CannotJoinError: something that has no dimension of the samples differs between them.
     """
     return {
-        name: _join([values[name] for values in outputs], dims.get(name, ()), sizes, name)
+        name: _join([values[name] for values in outputs], dims.get(name, ()), sizes, name, averages)
         for name in outputs[0]
     }
 
 
 def _join(
-    values: Sequence[Any], dims: Sequence[int | None], sizes: Sequence[int], name: str
+    values: Sequence[Any],
+    dims: Sequence[int | None],
+    sizes: Sequence[int],
+    name: str,
+    averages: bool,
 ) -> Any:
     flat = [flatten(value) for value in values]
     _, structure = flat[0]
@@ -127,8 +205,18 @@ def _join(
     joined = []
     for column in zip(*(found for found, _ in flat), strict=True):
         dim = next(of_tensors, None) if isinstance(column[0], Tensor) else None
-        joined.append(_join_leaf(column, dim, sizes, name))
+        if averages and dim is None and _are_numbers(column):
+            joined.append(sum(t * n for t, n in zip(column, sizes, strict=True)) / sum(sizes))
+        else:
+            joined.append(_join_leaf(column, dim, sizes, name))
     return structure.unflatten(joined)
+
+
+def _are_numbers(column: Sequence[Any]) -> bool:
+    return all(
+        isinstance(t, Tensor) and t.is_floating_point() and t.shape == column[0].shape
+        for t in column
+    )
 
 
 def _join_leaf(column: Sequence[Any], dim: int | None, sizes: Sequence[int], name: str) -> Any:
@@ -165,7 +253,7 @@ def difference(joined: Values, whole: Values) -> str | None:
         got, got_structure = flatten(joined[name])
         same = structure == got_structure and all(map(_is_close, got, leaves))
         if not same:
-            return f"output {name!r} of a sample depends on the other samples of its batch"
+            return _DEPENDS.format(name)
     return None
 
 

@@ -33,10 +33,14 @@ def example_of(
         args: of the call.
         kwargs: likewise, by name.
         unit_sizes: samples of each micro-batch for a number of samples.
+
+    Raises:
+        CaptureError: an argument is a list with an entry of its own for every sample.
     """
     with torch.inference_mode(False):
         arguments = Arguments.of(module, args, kwargs)
         tensors = arguments.tensors(args, kwargs)
+        arguments.refuse_lists_of_samples(tensors)
         sample = first_sample(tensors)
         total = max(1, sample.num_samples)
         units = unit_sizes(total)

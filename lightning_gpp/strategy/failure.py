@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from lightning_gpp.runtime.heartbeats import Heartbeats
 from lightning_gpp.runtime.transport import TransportError
+from lightning_gpp.strategy.lightning_private import SIGTERMException
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,10 @@ class PeerError(RuntimeError):
     """Another rank failed first; the text holds its error and traceback."""
 
 
+class RaisedError(PeerError):
+    """User code of rank 0 raised while the others waited for it: what they share is in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Report:
     """Why the run ends.
@@ -60,6 +65,25 @@ class _Report:
     def error(self) -> PeerError:
         text = f"rank {self.rank} {self.summary}"
         return PeerError(f"{text}\n\n{self.details}\n{text}" if self.details else text)
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What rank 0 tells in the place of what its user code would have done next.
+
+    Attributes:
+        text: of the error.
+    """
+
+    text: str
+
+    def error(self) -> RaisedError:
+        """To be raised on the other ranks."""
+        return RaisedError(self.text)
+
+
+class EndOfDataError(StopIteration):
+    """No failure: the data end on all ranks, inside of a step that reads them by itself."""
 
 
 class FailureWatch:
@@ -86,6 +110,7 @@ class FailureWatch:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._has_reported = False
+        self._orderly: BaseException | None = None
         self._main = threading.get_ident()
         _show_peer_errors_short()
         self._heartbeats = Heartbeats(host, self._hear, self._lose)
@@ -97,12 +122,33 @@ class FailureWatch:
 
     def report(self, error: BaseException) -> None:
         """Tells the others of an error of this rank, unless it is one of theirs."""
+        if self.is_in_order(error):
+            return
         if self._has_reported or isinstance(error, PeerError):
             self._has_reported = True
             return
         self._has_reported = True
-        details = "".join(traceback.format_exception(error))
-        self._tell(_Report(self._rank, f"failed: {type(error).__name__}: {error}", details))
+        self._tell(_report_of(error, self._rank))
+
+    @property
+    def can_end_in_order(self) -> bool:
+        """Whether nothing has ended the run so far."""
+        return not self._has_reported and self._first is None and self._orderly is None
+
+    def is_in_order(self, error: BaseException) -> bool:
+        """Whether the ranks are still together after this error, which ends the run."""
+        if isinstance(error, SIGTERMException):
+            return self.ends_with_step
+        return error is self._orderly or isinstance(error, RaisedError)
+
+    def end_in_order(self, error: Exception) -> Raised:
+        """Rank 0: this error, of user code that the others wait for, ends the run.
+
+        Returns:
+            What they are to be told; the module can be made whole after it.
+        """
+        self._orderly = error
+        return Raised(str(_report_of(error, self._rank).error()))
 
     def terminate(self) -> None:
         """This rank was asked to end (SIGTERM): all do at the end of the step, or soon."""
@@ -116,6 +162,8 @@ class FailureWatch:
         """Reports errors of its body; errors that only echo another rank's become that one."""
         try:
             yield
+        except EndOfDataError:
+            raise
         except BaseException as error:
             first = self.origin(error)
             if first is None:
@@ -134,7 +182,7 @@ class FailureWatch:
 
         A rank whose peer dies sees a lost connection before or after it hears why.
         """
-        if _is_echo(error):
+        if error is not self._orderly and _is_echo(error):
             self._known.wait(_GRACE_S)
             first = self._first
             if first is not None and first.rank != self._rank:
@@ -212,6 +260,11 @@ class FailureWatch:
                 )
                 sys.stderr.flush()
                 os._exit(_FAILED)
+
+
+def _report_of(error: BaseException, rank: int) -> _Report:
+    details = "".join(traceback.format_exception(error))
+    return _Report(rank, f"failed: {type(error).__name__}: {error}", details)
 
 
 def _is_in_collective(thread: int) -> bool:

@@ -8,6 +8,7 @@ parameters are compared by identity.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -32,6 +33,7 @@ def finetuning_hooks(trainer: pl.Trainer, session: Session) -> ExitStack:
 
 
 def _on_whole_groups(hook: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    @functools.wraps(hook)
     def with_whole_groups(*args: Any, **kwargs: Any) -> Any:
         with session.whole_optimizers(), SameParameter():
             return hook(*args, **kwargs)

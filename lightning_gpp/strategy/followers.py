@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from lightning_gpp.strategy.loaders import read_on
 from lightning_gpp.strategy.messages import (
     Backward,
     BackwardEnd,
     Build,
     Forward,
     News,
+    ReadBatch,
     Trial,
 )
 from lightning_gpp.strategy.open_call import OpenCall
@@ -29,6 +31,10 @@ class Follower:
 
     Args:
         session: of this rank.
+
+    Attributes:
+        value: what was told with the message at which :meth:`until` ended.
+        batches: what a step that reads by itself reads from.
     """
 
     def __init__(self, session: Session) -> None:
@@ -36,6 +42,7 @@ class Follower:
         self._calls: dict[int, OpenCall] = {}
         self._anchor = torch.zeros((), requires_grad=True)
         self.value: Any = None
+        self.batches: Any = None
 
     def until(self, *ends: type[M], doing: str) -> M:
         """Does what rank 0 does, up to a message of one of these types, which is returned.
@@ -62,6 +69,8 @@ class Follower:
             case Build():
                 with message.autocast.on(session.device):
                     session.build(None)
+            case ReadBatch():
+                read_on(self.batches)
             case Trial():
                 take_part(session, message)
             case Forward(call=None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import multiprocessing
 import warnings
@@ -30,6 +31,7 @@ from lightning_gpp.strategy.devices_at_hand import ClusterLike, check_cluster
 from lightning_gpp.strategy.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.emulation_report import EmulationReport
 from lightning_gpp.strategy.finetuning import finetuning_hooks
+from lightning_gpp.strategy.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.hooks import HookRelay
 from lightning_gpp.strategy.lightning_private import (
     LightningOptimizer,
@@ -37,7 +39,8 @@ from lightning_gpp.strategy.lightning_private import (
     SubprocessScriptLauncher,
     init_dist_connection,
 )
-from lightning_gpp.strategy.loaders import RemoteBatch, follow_leader
+from lightning_gpp.strategy.loaders import RemoteBatch, as_long_as_leaders, led_loaders
+from lightning_gpp.strategy.lost_weights import refuse_lost_weights
 from lightning_gpp.strategy.manual_optimization import ManualOptimization
 from lightning_gpp.strategy.metrics import keep_local
 from lightning_gpp.strategy.one_replica import OneReplicaStrategy
@@ -201,6 +204,8 @@ class GraphPipeStrategy(OneReplicaStrategy):
 
     def setup_environment(self) -> None:
         """Joins the processes."""
+        if self.lightning_module is not None:
+            refuse_lost_weights(self.lightning_module)
         super().setup_environment()
         self.set_world_ranks()
         assert self.cluster_environment is not None
@@ -214,6 +219,21 @@ class GraphPipeStrategy(OneReplicaStrategy):
         self._session = Session(self.settings, self.root_device, host)
         self._session.on_built = self._show
         self._session.on_emulated = self._show_emulated
+        if self.lightning_module is not None:
+            loaders = led_loaders(self.lightning_module.trainer, self._session)
+            self._scopes.enter_context(loaders)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, such as that of a callback that knows its Trainer, is of no running job."""
+        state = super().__getstate__() | {
+            "_session": None,
+            "_hooks": None,
+            "_scopes": contextlib.ExitStack(),
+        }
+        if isinstance(self._launcher, SubprocessScriptLauncher):
+            state["_launcher"] = launcher = copy.copy(self._launcher)
+            launcher.procs = []
+        return state
 
     # Setting up and tearing down -------------------------------------------------------------
 
@@ -223,7 +243,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
         self.accelerator.setup(trainer)
         module, session = self._module(), self._open_session()
         self.model = self.precision_plugin.convert_module(self.model)
-        refuse_callbacks(trainer)
+        refuse_callbacks(trainer, self.world_size)
         if self.is_shape_only:
             refuse_decisions(trainer)
             drop_values(module)
@@ -311,10 +331,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
         """
         session = self._open_session()
         if kwargs.get("inputs") is not None:
-            raise NotImplementedError(
-                "backward(inputs=...) does not work with the graphpipe strategy: parameters are "
-                "on several ranks. Freeze the others (requires_grad_(False), toggle_optimizer)."
-            )
+            raise NotImplementedError(ONLY_SOME)
         with session.failures.guard(), session.backward_from(closure_loss) as loss:
             return super().backward(loss, optimizer, *args, **kwargs)
 
@@ -345,12 +362,11 @@ class GraphPipeStrategy(OneReplicaStrategy):
     # Data ------------------------------------------------------------------------------------
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Rank 0 reads the user's loader, the others follow."""
-        session = self._open_session()
-        with session.failures.guard():
-            return follow_leader(
-                dataloader, session.control, session.failures, session.recorder.data_read
-            )
+        """The user's loader, which rank 0 reads and the others follow, once ranks are joined."""
+        if self._session is None:
+            return dataloader
+        with self._session.failures.guard():
+            return as_long_as_leaders(dataloader, self._session.control)
 
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
@@ -382,7 +398,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """All ranks: on rank 0 the state dict of the whole module."""
-        if self._session is None:
+        if self._session is None or self._session.pipeline is None:
             return self._module().state_dict()
         return self._session.module_state_dict()
 

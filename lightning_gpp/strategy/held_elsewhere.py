@@ -10,7 +10,7 @@ of tensors; here it is, so that such a change is an error and not lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,10 +32,14 @@ _FACTORIES = frozenset(
 )
 _DEVICE = Tensor.device.__get__
 _IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-
-
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+ONLY_SOME = (
+    "backward(inputs=...) for parameters of the pipelined module does not work with the graphpipe "
+    "strategy: its stages are on several ranks. Freeze the others (requires_grad_(False), "
+    "toggle_optimizer)."
+)
 
 
 class HeldElsewhere(TorchFunctionMode):
@@ -45,11 +49,13 @@ class HeldElsewhere(TorchFunctionMode):
 
     Args:
         device: of this rank.
+        of_stages: parameters that this rank's stages hold.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, of_stages: Iterable[Parameter] = ()) -> None:
         super().__init__()
         self.device = device
+        self._of_stages = frozenset(map(id, of_stages))
 
     def __torch_function__(
         self,
@@ -73,7 +79,15 @@ class HeldElsewhere(TorchFunctionMode):
             func(*args)
             alias.add_(0)
             return None
+        if func is Tensor.backward and kwargs.get("inputs") is not None:
+            self._check_inputs(kwargs["inputs"])
         return func(*args, **kwargs)
+
+    def _check_inputs(self, inputs: Tensor | Iterable[Any]) -> None:
+        """Stages give their parameters gradients by themselves: autograd sees no way to them."""
+        for tensor in [inputs] if isinstance(inputs, Tensor) else inputs:
+            if isinstance(tensor, Tensor) and (tensor.is_meta or id(tensor) in self._of_stages):
+                raise NotImplementedError(ONLY_SOME)
 
 
 @contextmanager

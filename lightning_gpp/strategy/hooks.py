@@ -7,9 +7,12 @@ list on every rank but rank 0. Hooks that see neither run on every rank.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
+from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import is_overridden
 from lightning_gpp.strategy.loaders import RemoteBatch
 from lightning_gpp.strategy.session import Session
@@ -19,6 +22,9 @@ LEADER_HOOKS = tuple(
     for stage in ("train", "validation", "test", "predict")
     for when in ("batch_start", "batch_end", "epoch_end")
 )
+
+
+_Hook = Callable[..., Any]
 
 
 class HookRelay:
@@ -31,13 +37,13 @@ class HookRelay:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._module = session.module
-        self._installed: list[tuple[object, str]] = []
+        self._installed = contextlib.ExitStack()
 
     def install(self) -> None:
         """Puts the relays in place."""
         for name in LEADER_HOOKS:
             if is_overridden(name, self._module):
-                self._put(self._module, name, self._relay(name, getattr(self._module, name)))
+                self._put(self._module, name, functools.partial(self._relay, name))
         manual = self._session.manual
         if manual is not None and self._session.control.is_leader:
             manual.install()
@@ -47,29 +53,28 @@ class HookRelay:
         for owner in (self._module, data):
             is_there = owner is self._module and not is_leader
             if is_there or (owner is not None and is_overridden(name, owner)):
-                hook = getattr(owner, name)
-                self._put(owner, name, self._led(name, hook) if is_leader else _skip_remote(hook))
+                relay = functools.partial(self._led, name) if is_leader else _skip_remote
+                self._put(owner, name, relay)
 
     def remove(self) -> None:
         """Takes the relays away; the module is as the user wrote it."""
-        for owner, name in self._installed:
-            owner.__dict__.pop(name, None)
-        self._installed = []
+        self._installed.close()
         if self._session.manual is not None:
             self._session.manual.remove()
 
-    def _put(self, owner: object, name: str, function: Callable[..., Any]) -> None:
-        owner.__dict__[name] = function
-        self._installed.append((owner, name))
+    def _put(self, owner: object, name: str, relay: Callable[[_Hook], _Hook]) -> None:
+        hook = getattr(owner, name)
+        relayed = functools.wraps(hook)(relay(hook))  # with its signature
+        self._installed.enter_context(instance_attribute(owner, name, relayed))
 
-    def _relay(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def _relay(self, name: str, hook: _Hook) -> _Hook:
         def relayed(*args: Any, **kwargs: Any) -> Any:
             with self._session.failures.guard():
                 return self._session.hook(name, hook, args, kwargs)
 
         return relayed
 
-    def _led(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def _led(self, name: str, hook: _Hook) -> _Hook:
         def led(*args: Any, **kwargs: Any) -> Any:
             with self._session.alone(name):
                 return hook(*args, **kwargs)
@@ -77,7 +82,7 @@ class HookRelay:
         return led
 
 
-def _skip_remote(hook: Callable[..., Any]) -> Callable[..., Any]:
+def _skip_remote(hook: _Hook) -> _Hook:
     def skipping(batch: Any, dataloader_idx: int) -> Any:
         return batch if isinstance(batch, RemoteBatch) else hook(batch, dataloader_idx)
 

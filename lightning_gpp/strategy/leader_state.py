@@ -1,9 +1,9 @@
 """What user code on rank 0 changes beside its results, made known to the other ranks.
 
 The user's steps, and hooks that look at data or results, run on rank 0 only. They may set a
-learning rate, freeze a layer, stop the training or change a plain attribute that another hook
-reads on every rank. Such changes travel with the results. Weights changed there cannot: the other
-ranks hold most of them.
+learning rate, freeze a layer, stop the training, or change a plain attribute or append a number to
+a list that another hook reads on every rank. Such changes travel with the results. Weights changed
+there cannot: the other ranks hold most of them.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class _Watched:
         }
         parameters, buffers = {}, {}
         for path, part in parts.items():
-            for key in part._parameters:
+            for key, _ in part._parameters.items():  # a scripted module's cannot be iterated over
                 parameters[f"{path}.{key}" if path else key] = part._parameters, key
-            for key in part._buffers:
+            for key, _ in part._buffers.items():
                 if (name := f"{path}.{key}" if path else key) in elsewhere:
                     buffers[name] = part._buffers, key
         return cls(parameters, buffers, own)
@@ -80,6 +80,7 @@ class _Snapshot:
     requires_grad: list[bool]
     versions: list[int]  # both of parameters, then buffers
     attributes: list[dict[str, Any]]
+    lists: dict[str, _Filling]
 
 
 class LeaderState:
@@ -183,6 +184,11 @@ class LeaderState:
                 self._metrics.apply((str(place), name), value)
             elif kind == "should_stop":
                 self._module.trainer.should_stop = value
+            elif kind == "list":
+                is_new, kept, entries = value
+                if is_new or name not in vars(self._module):
+                    setattr(self._module, name, [])
+                getattr(self._module, name)[kept:] = entries
             else:
                 setattr(modules[str(place)], name, value)
 
@@ -197,6 +203,7 @@ class LeaderState:
             requires_grad=[t is not None and t.requires_grad for t in tensors],
             versions=[0 if t is None else t._version for t in tensors],
             attributes=[dict(vars(part)) for part in watched.modules.values()],
+            lists={k: _Filling.of(v) for k, v in vars(self._module).items() if type(v) is list},
         )
 
     def _groups(self) -> State:
@@ -226,7 +233,49 @@ def _differences(watched: _Watched, old: _Snapshot, new: _Snapshot) -> State:
                     former = before.get(name, ...)
                     if not isinstance(former, (*_PLAIN,)) or former != value:
                         changes["attribute", path, name] = value
+    return changes | _filled(old.lists, new.lists)
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """How far a list was filled at one moment; its ends tell whether it was refilled since."""
+
+    values: list[Any]
+    length: int
+    first: Any
+    last: Any
+
+    @classmethod
+    def of(cls, values: list[Any]) -> _Filling:
+        first, last = (values[0], values[-1]) if values else (None, None)
+        return cls(values, len(values), first, last)
+
+    def kept_by(self, new: _Filling) -> int:
+        """How many of its entries are still there, from the first on."""
+        is_same = new.values is self.values and (new.first is self.first or not self.length)
+        grows = new.length > self.length or (new.length == self.length and new.last is self.last)
+        return self.length if is_same and grows else 0
+
+
+def _filled(old: Mapping[str, _Filling], new: Mapping[str, _Filling]) -> State:
+    """Lists of the LightningModule that were assigned, emptied, or that numbers were appended to.
+
+    A change is (whether it is another list, entries that stay, the entries after these).
+    """
+    changes: State = {}
+    for name, now in new.items():
+        before = old.get(name, _Filling.of([]))
+        is_new = before.values is not now.values
+        kept = before.kept_by(now)
+        entries = now.values[kept : now.length]
+        if (is_new or entries or now.length < before.length) and all(map(_is_number, entries)):
+            numbers = [e.detach().cpu() if isinstance(e, Tensor) else e for e in entries]
+            changes["list", "", name] = is_new, kept, numbers
     return changes
+
+
+def _is_number(value: Any) -> bool:
+    return value.dim() == 0 if isinstance(value, Tensor) else isinstance(value, _PLAIN)
 
 
 def _are_same(before: dict[str, Any], after: dict[str, Any]) -> bool:

@@ -4,6 +4,7 @@
 noticed there first.
 """
 
+import copy
 from collections.abc import Callable
 
 import lightning.pytorch as pl
@@ -16,6 +17,7 @@ from lightning.fabric.utilities.distributed import _init_dist_connection as init
 from lightning.fabric.utilities.throughput import Throughput
 from lightning.pytorch.callbacks import ThroughputMonitor
 from lightning.pytorch.core.optimizer import LightningOptimizer, do_nothing_closure
+from lightning.pytorch.loops.fetchers import _DataFetcherWrapper as DataloaderIter
 from lightning.pytorch.overrides.distributed import (
     _IndexBatchSamplerWrapper as IndexBatchSampler,
 )
@@ -25,6 +27,7 @@ from lightning.pytorch.strategies.launchers import (
 from lightning.pytorch.strategies.launchers import (
     _SubprocessScriptLauncher as SubprocessScriptLauncher,
 )
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities import compile as compile_utilities
 from lightning.pytorch.utilities.compile import _check_mixed_imports as check_mixed_imports
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -33,6 +36,7 @@ from torch import nn
 from torchmetrics import Metric
 
 __all__ = [
+    "DataloaderIter",
     "IndexBatchSampler",
     "LightningOptimizer",
     "MultiProcessingLauncher",
@@ -45,10 +49,32 @@ __all__ = [
     "do_nothing_closure",
     "init_dist_connection",
     "is_overridden",
+    "keep_results",
+    "loaders_of_loops",
     "receive_sigterm",
     "tell_device",
     "throughputs_of",
 ]
+
+
+def loaders_of_loops(trainer: pl.Trainer) -> list[CombinedLoader | None]:
+    """What the loops of a Trainer iterate, for those that are set up."""
+    fit = trainer.fit_loop
+    evaluation = (fit.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
+    return [loop._combined_loader for loop in (fit, *evaluation, trainer.predict_loop)]
+
+
+def keep_results(trainer: pl.Trainer) -> Callable[[], None]:
+    """Keeps what ``self.log`` has been given in this loop so far; to be called to put it back."""
+    results = trainer._results
+    assert results is not None, "no loop runs"
+    before = {key: copy.copy(value) for key, value in results.items()}
+
+    def put_back() -> None:
+        results.clear()
+        results.update(before)
+
+    return put_back
 
 
 def throughputs_of(monitor: ThroughputMonitor) -> list[Throughput]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -169,7 +172,8 @@ def size_for_logs(batch: Any) -> int | None:
         return None
 
 
-_POSITIONAL = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx")
+_POSITIONAL = tuple(inspect.signature(pl.LightningModule.log).parameters)[3:]
+"""Names of the arguments after ``self``, ``name`` and ``value``."""
 
 
 def _given(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,8 +184,13 @@ def as_number(name: str, value: Any) -> Tensor:
     """A logged value as a tensor of its own.
 
     Raises:
-        ValueError: it is no single number.
+        ValueError: it is no single number; a value of another type gets the text of Lightning.
     """
+    if not isinstance(value, (Tensor, numbers.Number)):
+        raise ValueError(
+            f"`self.log({name}, {value})` was called, but `{type(value).__name__}` values cannot "
+            "be logged"
+        )
     tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
     if tensor.numel() != 1:
         raise ValueError(
@@ -201,6 +210,7 @@ def number_of(value: Any) -> Any:
 @contextlib.contextmanager
 def recording(module: pl.LightningModule, log: LedLog | MicrobatchLog) -> Iterator[None]:
     """Puts something in the place of the module's ``self.log``."""
+    functools.update_wrapper(log, module.log, updated=())  # its signature is the user's
     with instance_attribute(module, "log", log):
         yield
 

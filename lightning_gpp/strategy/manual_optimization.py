@@ -7,6 +7,7 @@ toggling and clipping are told to the other ranks, which do the same with theirs
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -81,18 +82,23 @@ class ManualOptimization:
         self._installed.close()
 
     def _relay(self, call: Callable[..., Any], owner: str | int, method: str) -> Callable[..., Any]:
+        @functools.wraps(call)
         def relayed(*args: Any, **kwargs: Any) -> Any:
             if self._is_everywhere:
                 return call(*args, **kwargs)
             refs = tuple(map(self._reference, args))
             named = {key: self._reference(value) for key, value in kwargs.items()}
             self._session.lead(RelayedCall(owner, method, refs, named))
-            with self._all_ranks():
+            with self._all_ranks(), self._groups(method):
                 result = call(*args, **kwargs)
             self._session.leader_state.look_again()
             return result
 
         return relayed
+
+    def _groups(self, method: str) -> contextlib.AbstractContextManager[None]:
+        """Toggling sees the groups of one device: what it freezes shows on every rank."""
+        return self._session.whole_optimizers() if "toggle" in method else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _all_ranks(self) -> Iterator[None]:
@@ -191,7 +197,8 @@ class ManualOptimization:
                 owner = self._owner(message.owner)
                 args = map(self._resolved, message.args)
                 kwargs = {key: self._resolved(value) for key, value in message.kwargs.items()}
-                getattr(owner, message.method)(*args, **kwargs)
+                with self._groups(message.method):
+                    getattr(owner, message.method)(*args, **kwargs)
             case _:
                 raise RuntimeError(f"rank 0 told {message!r}, which nothing here answers to")
 

@@ -65,6 +65,11 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadBatch:
+    """The step reads the next batch by itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPerMicrobatch:
     """The plan that was made needs steps that run for every micro-batch; this one begins anew."""
 

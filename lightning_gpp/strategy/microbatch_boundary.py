@@ -7,6 +7,7 @@ so the user's step has to run for every micro-batch, in the middle of the schedu
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +26,10 @@ from lightning_gpp.runtime.suspend import (
     ask,
     in_suspended_call,
 )
+from lightning_gpp.strategy.cutting import CannotJoinError, Values, join_values
 from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.logs import LogCall, MicrobatchLog, recording
+from lightning_gpp.strategy.loss_check import OutputGradients
 from lightning_gpp.strategy.results import combine_results
 
 _OR = "or use schedule='gpipe', which runs the step once on the whole batch"
@@ -54,6 +57,7 @@ class MicrobatchBoundary:
 
     Attributes:
         captured: the captured forward, once there is one.
+        seen: notes what the losses are differentiated to, where they are looked at.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class MicrobatchBoundary:
         is_shape_only: bool = False,
     ) -> None:
         self.captured: CapturedModel | None = None
+        self.seen: OutputGradients | None = None
         self._module = module
         self._target = target
         self._sizes = sizes
@@ -82,6 +87,7 @@ class MicrobatchBoundary:
         """Intercepts the forward and ``self.log`` while the pipeline runs."""
         forward = self._target.forward
 
+        @functools.wraps(forward)
         def pause(*args: Any, **kwargs: Any) -> Any:
             if not in_suspended_call():
                 return forward(*args, **kwargs)
@@ -128,6 +134,30 @@ class MicrobatchBoundary:
         assert self.captured is not None
         return self.captured.inputs(call.args, call.kwargs)
 
+    def inputs(self) -> Values:
+        """The arguments of all micro-batches' forwards, joined."""
+        assert self.captured is not None
+        pieces = [self.start(index) for index in range(len(self._sizes))]
+        return join_values(pieces, self.captured.graph.batch_dims, self._sizes)
+
+    def is_call_of(self, inputs: Mapping[str, Tensor], microbatches: Sequence[int]) -> bool:
+        """Whether these arguments are those of some micro-batches' forwards, one after the other.
+
+        Batches of graphs are taken for that: their numbers of vertices are counted anew.
+        """
+        assert self.captured is not None
+        if self.captured.takes_graphs:
+            return True
+        pieces = [self.start(index) for index in microbatches]
+        sizes = [self._sizes[index] for index in microbatches]
+        try:
+            joined = join_values(pieces, self.captured.graph.batch_dims, sizes)
+        except CannotJoinError:
+            return False
+        return inputs.keys() == joined.keys() and all(
+            torch.equal(tensor, joined[name]) for name, tensor in inputs.items()
+        )
+
     def needs(self) -> frozenset[str]:
         """The arguments that need a gradient, which is the same for all micro-batches."""
         return frozenset(name for name, tensor in self.start(0).items() if tensor.requires_grad)
@@ -143,9 +173,12 @@ class MicrobatchBoundary:
                 f"'1f1b' it can be called once: concatenate the inputs of both calls, {_OR}"
             )
         self._results[microbatch] = event.value
-        loss = _loss_of(event.value, is_shape_only=self._is_shape_only)
+        loss = loss_of(event.value, is_shape_only=self._is_shape_only)
         total = sum(self._sizes)
-        return loss * (self._sizes[microbatch] / total) if total else loss
+        loss = loss * (self._sizes[microbatch] / total) if total else loss
+        if self.seen is not None:
+            self.seen.take(microbatch, outputs, loss)
+        return loss
 
     def output_gradients(self, microbatch: int) -> Mapping[str, Sequence[Tensor | None]]:
         """Not asked for: every micro-batch has a loss."""
@@ -161,7 +194,12 @@ class MicrobatchBoundary:
         return self._log.calls(batch)
 
 
-def _loss_of(result: Any, *, is_shape_only: bool) -> Tensor:
+def loss_of(result: Any, *, is_shape_only: bool = False) -> Tensor:
+    """The loss that a step returned, which other ranks can be sent back from.
+
+    Raises:
+        TypeError, RuntimeError, ValueError: it is none; the text says why.
+    """
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if not isinstance(loss, Tensor):
         raise TypeError(

@@ -74,7 +74,12 @@ class Pipeline:
         return self.executor.begin(program, units, training=training, boundary=boundary)
 
     def run_forward(
-        self, units: Sequence[int], *, training: bool, boundary: Boundary | None
+        self,
+        units: Sequence[int],
+        *,
+        training: bool,
+        boundary: Boundary | None,
+        errors: list[str] | None = None,
     ) -> None:
         """Runs the forwards of a batch of which no backward follows.
 
@@ -82,18 +87,26 @@ class Pipeline:
             units: samples of each of the micro-batches.
             training: whether modules are in training mode.
             boundary: what gives the inputs and takes the outputs, on rank 0.
+            errors: gets those of this rank's stages, if they are to be found out.
         """
         key = (len(units), FORWARD_ONLY, frozenset[str]())
         if key not in self._programs:
             self._programs[key] = self.placed.forward_program(len(units))
-        self.executor.run(self._programs[key], units, training=training, boundary=boundary)
+        self.executor.run(
+            self._programs[key], units, training=training, boundary=boundary, errors=errors
+        )
 
     def try_forward(
-        self, units: Sequence[int], *, training: bool, boundary: Boundary | None
+        self,
+        units: Sequence[int],
+        *,
+        training: bool,
+        boundary: Boundary | None,
+        errors: list[str],
     ) -> None:
         """The same, cut as a mini-batch that trains."""
         program = self.placed.trial_program(len(units))
-        self.executor.run(program, units, training=training, boundary=boundary)
+        self.executor.run(program, units, training=training, boundary=boundary, errors=errors)
 
     def emulated(self, program: Program, *, is_second: bool = False) -> AbstractContextManager[int]:
         """What a program that trains runs in: at the pace of emulated devices, if they are.

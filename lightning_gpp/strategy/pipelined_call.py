@@ -6,7 +6,7 @@ whatever the user makes of the outputs is differentiated by autograd as on one d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,10 +87,14 @@ class CallBoundary:
         """The gradients of its outputs."""
         return self.gradients[microbatch]
 
-    def take_outputs(self) -> Values:
-        """The outputs of the whole batch, which nothing here keeps."""
+    def leave_only(self, names: Collection[str]) -> None:
+        """Drops all outputs but these."""
+        self.outputs = [{n: o[n] for n in o if n in names} for o in self.outputs]
+
+    def take_outputs(self, *, averages: bool = False) -> Values:
+        """The outputs of the whole batch, which nothing here keeps; see :func:`join_values`."""
         outputs, self.outputs = self.outputs, []
-        return join_values(outputs, self.dims, self.sizes)
+        return join_values(outputs, self.dims, self.sizes, averages=averages)
 
     def put_gradients(self, gradients: Mapping[str, Column]) -> None:
         """Takes the gradients of the whole batch's outputs, by name and tensor."""

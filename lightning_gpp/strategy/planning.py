@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,19 +113,20 @@ def plan_pipeline(
         question = _request(settings, captured, example, cluster, costs, plan)
         question, notes, found = _refitted(settings, question, key)
         answered = choose_schedule(question, settings.schedule, lambda _: SearchResult(plan))
-        return Planned(plan, answered.request, (*notes, *answered.notes), found, key)
+        notes = (*captured.kept_whole, *notes, *answered.notes)
+        return Planned(plan, answered.request, notes, found, key)
     costs, notes = (_given(settings), ()) if measured is None else (measured.costs, measured.notes)
     assert costs is not None, "the planner needs costs"
     question = _request(settings, captured, example, cluster, costs, None)
     question, refit_notes, found = _refitted(settings, question, key)
     answered = _answered(settings, question)
     plan, request = answered.plan, answered.request
-    notes += refit_notes + answered.result.notes
+    notes = captured.kept_whole + notes + refit_notes + answered.result.notes
     notes += tuple(f"Search: {note}." for note in refusal_notes(plan)) + answered.notes
     if settings.use_all_devices and (fuller := on_all_devices(plan, request)) != plan:
         notes += (why_fuller(plan, fuller, request),)
         plan = fuller
-    _warn_of_idle_devices(plan, request)
+    _warn_of_idle_devices(plan, request, captured.kept_whole)
     return Planned(plan, request, notes, found, key)
 
 
@@ -189,13 +190,14 @@ def _check_microbatches(settings: Settings, stages: PlanGraph) -> None:
         )
 
 
-def _warn_of_idle_devices(plan: Plan, request: PlanRequest) -> None:
+def _warn_of_idle_devices(plan: Plan, request: PlanRequest, kept_whole: Sequence[str]) -> None:
     num_used = num_devices_used(plan)
     if num_used == request.num_devices:
         return
     num_parts = num_separable(request.graph)
     because = (
         f"the model has only {num_parts} operators that can be separated"
+        + "".join(f" ({reason})" for reason in kept_whole)
         if num_parts < request.num_devices
         else "it is predicted to be faster, or the only one that fits into memory"
     )

@@ -33,11 +33,18 @@ _REFUSED_CALLBACKS: dict[type[pl.Callback], str] = {
 }
 
 
-def refuse_callbacks(trainer: pl.Trainer) -> None:
-    """Raises NotImplementedError, with the remedy, for callbacks that cannot work on stages."""
+def refuse_callbacks(trainer: pl.Trainer, num_ranks: int) -> None:
+    """Raises NotImplementedError, with the remedy, for callbacks that cannot work on stages.
+
+    Args:
+        trainer: whose callbacks.
+        num_ranks: of the pipeline. One rank holds all weights, so that there only what replaces
+            parameters is refused.
+    """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind, why in _REFUSED_CALLBACKS.items():
-            if isinstance(callback, kind):
+            if isinstance(callback, kind) and (num_ranks > 1 or kind is ModelPruning):
+                name = type(callback).__name__
                 raise NotImplementedError(
-                    f"{type(callback).__name__} does not work with the graphpipe strategy: it {why}"
+                    f"{name} does not work with the graphpipe strategy: it {why}"
                 )

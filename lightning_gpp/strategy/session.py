@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -10,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -28,8 +30,10 @@ from lightning_gpp.strategy.followers import Follower
 from lightning_gpp.strategy.forward_calls import BeginAnewError
 from lightning_gpp.strategy.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.leader_state import LeaderState
-from lightning_gpp.strategy.lightning_private import tell_device
+from lightning_gpp.strategy.lightning_private import DataloaderIter, tell_device
+from lightning_gpp.strategy.loaders import LedDataloaderIter
 from lightning_gpp.strategy.logs import LedLog, LogCall, recording, replay
+from lightning_gpp.strategy.lost_weights import note_lost_weights
 from lightning_gpp.strategy.manual_optimization import ManualOptimization
 from lightning_gpp.strategy.messages import Forward, Minibatch, News, StepEnd, StepPerMicrobatch
 from lightning_gpp.strategy.microbatch_steps import MicrobatchSteps
@@ -65,9 +69,9 @@ class Session:
         self.is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
         self.device = META if self.is_shape_only else device
         self.transport = open_transport(device, settings.timeout_s)
-        self.control = Control(self.transport, settings.timeout_s)
         self.pipeline: Pipeline | None = None
         self.failures = FailureWatch(host, self._abort)
+        self.control = Control(self.transport, settings.timeout_s, self.failures)
         self.on_built: Callable[[Pipeline], None] | None = None
         self.on_emulated: Callable[[EmulationReport], None] | None = None
         self.on_terminated: Callable[[int], None] = lambda rank: None
@@ -79,6 +83,7 @@ class Session:
         self._stash_parameters: list[Parameter] | None = None
         self.own_gradients = OwnGradients({})
         self._train_modes: dict[str, bool] = {}
+        self._is_closed = False
         self._leader_state: LeaderState | None = None
         self.full_batch = 0
         self._has_shown_state = False
@@ -86,6 +91,10 @@ class Session:
         self._early_modules: EarlyModules | None = None
         self._batch_steps = BatchSteps(self)
         self._microbatch_steps = MicrobatchSteps(self, self.follower)
+
+    def __reduce__(self) -> Any:
+        """Connections of a running process have no copy: a copy of a session is None."""
+        return type(None), ()
 
     def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         """Takes the whole module and the optimizers of all its parameters."""
@@ -125,6 +134,9 @@ class Session:
             What the step returns; on other ranks than 0 the loss, or None.
         """
         is_training = name == "training_step"
+        if isinstance(batch, DataloaderIter):
+            self.follower.batches = batch
+            batch = LedDataloaderIter(batch, self)
         with self.failures.guard(), noting() if self.is_shape_only else nullcontext():
             if is_training and self.steps_per_microbatch:
                 return self._microbatch_step(name, batch, args, kwargs)
@@ -231,7 +243,9 @@ class Session:
     def held_elsewhere(self) -> AbstractContextManager[Any]:
         """User code of a rank runs in this that does not hold, or will not hold, all parameters."""
         is_whole = self.pipeline is not None and not self.pipeline.partition.is_partial
-        return nullcontext() if is_whole else HeldElsewhere(self.device)
+        if is_whole:
+            return nullcontext()
+        return HeldElsewhere(self.device, self._stash_parameters or ())
 
     # Programs -------------------------------------------------------------------------------
 
@@ -257,6 +271,7 @@ class Session:
         with (
             self.built.emulated(run.program, is_second=is_second) as still_ns,
             self.recorder.part(run, is_second=is_second, still_ns=still_ns),
+            self.control.program(),
             lifted(),
         ):
             yield
@@ -264,7 +279,12 @@ class Session:
     def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
         """Runs a call of the forward that no backward follows."""
         self.built.record(self.on_record)
-        with torch.no_grad(), message.autocast.on(self.device), lifted():
+        with (
+            torch.no_grad(),
+            message.autocast.on(self.device),
+            self.control.program(),
+            lifted(),
+        ):
             self.built.run_forward(message.units, training=message.training, boundary=boundary)
 
     def train(self, minibatch: Minibatch, boundary: Boundary | None) -> GradientStash:
@@ -280,7 +300,13 @@ class Session:
             boundary=boundary,
         )
         emulated = self.built.emulated(run.program)
-        with stash, torch.enable_grad(), emulated, self.recorder.run(self.built.executor):
+        with (
+            stash,
+            torch.enable_grad(),
+            emulated,
+            self.recorder.run(self.built.executor),
+            self.control.program(),
+        ):
             run.whole()
         return stash
 
@@ -369,10 +395,10 @@ class Session:
 
     def module_state_dict(self) -> dict[str, Any]:
         """On rank 0 the state dict of the whole module; elsewhere with ``meta`` tensors."""
-        if self.pipeline is None:
-            return self.module.state_dict()
+        partition = self.built.partition
+        if partition.is_partial:
+            self._check_together()
         with self.failures.guard():
-            partition = self.pipeline.partition
             partition.make_whole(partition.whole_values())
             state = self.module.state_dict()
             partition.make_partial()
@@ -396,6 +422,23 @@ class Session:
                     stack.enter_context(partial.whole_groups(self.module, held))
             yield
 
+    def _check_together(self) -> None:
+        """Callbacks may ask for the state after an error, when ranks are not together any more.
+
+        Raises:
+            RuntimeError: they are not.
+        """
+        error = sys.exc_info()[1]
+        is_over = self.module.trainer.state.status == TrainerStatus.INTERRUPTED
+        if is_over and error is not None and not self.failures.is_in_order(error):
+            self.failures.origin(error)
+            self.close(on_all_ranks=False)  # the Trainer goes no further after the error below
+            raise RuntimeError(
+                "no checkpoint can be written after this error: it came while ranks were busy with "
+                "the weights that they hold. Save regularly "
+                "(ModelCheckpoint(every_n_train_steps=...))."
+            )
+
     # End -------------------------------------------------------------------------------------
 
     def close(self, *, on_all_ranks: bool) -> None:
@@ -405,9 +448,14 @@ class Session:
             on_all_ranks: whether ranks other than 0 go on with the module, as they do when every
                 rank runs the user's script.
         """
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self.failures.has_failed:
             self.failures.close()
             self.transport.hang_up()
+            if self._module is not None and not self.is_shape_only:
+                note_lost_weights(self._module)
         else:
             with self.failures.guard():
                 if self.pipeline is not None:

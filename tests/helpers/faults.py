@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lightning.pytorch as lp
+import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -88,6 +90,22 @@ class SecondDerivativeModel(FailingStepModel):
     def fail(self, batch: Any) -> None:
         inputs = [x.clone().requires_grad_() for x in batch[0]]
         torch.autograd.grad(self(*inputs).square().sum(), inputs, create_graph=True)
+
+
+class SomeInputsModel(FailingStepModel):
+    """Asks for the gradients of some parameters, of the first stage or of the last.
+
+    Args:
+        name: of the module whose parameters they are.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.some = name
+
+    def fail(self, batch: Any) -> None:
+        parameters = list(self.get_submodule(self.some).parameters())
+        self(*batch[0]).sum().backward(inputs=parameters)
 
 
 class TwoBackwardsModel(FailingStepModel):
@@ -274,6 +292,12 @@ FAULTS = {
     "second derivatives": Fault(
         "create_graph=True asks for second derivatives", SecondDerivativeModel, schedules=ONCE
     ),
+    "gradients of another rank's": Fault(
+        "backward.inputs=.* does not work", lambda: SomeInputsModel("left"), schedules=ONCE
+    ),
+    "gradients of rank 0's": Fault(
+        "backward.inputs=.* does not work", lambda: SomeInputsModel("head"), schedules=ONCE
+    ),
     "two backwards of a call": Fault(
         "backward went through one call .* a second time.*retain_graph=True",
         TwoBackwardsModel,
@@ -340,3 +364,36 @@ def run_fault(name: str, schedule: str, num_ranks: int = 3) -> None:
         strategy = {"num_microbatches": 4, "timeout": 30.0, "schedule": schedule} | fault.strategy
         trainer = make_trainer(strategy, num_ranks, max_steps=20, callbacks=fault.callbacks())
         trainer.fit(module if fault.pattern == "pytorch_lightning" else module.double(), *loaders)
+
+
+def save_after_a_fault(folder: str, num_ranks: int) -> None:
+    """A callback of rank 1 fails, and another is to save what there is."""
+    saving = ModelCheckpoint(folder, save_on_exception=True)
+    strategy = {"num_microbatches": 4, "timeout": 30.0}
+    with quiet():
+        trainer = make_trainer(
+            strategy,
+            num_ranks,
+            max_steps=20,
+            callbacks=[FailOnRank(1, "raise"), saving],
+            enable_checkpointing=True,
+        )
+        trainer.fit(ExportableModel().double(), DataSpec(num_samples=40, num_inputs=2).loader())
+
+
+def fit_after_a_fault(num_ranks: int) -> tuple[str, str]:
+    """A callback of rank 1 fails, the module is trained again.
+
+    Returns:
+        The error of each fit.
+    """
+    errors = []
+    data, module = DataSpec(num_samples=40, num_inputs=2), ExportableModel().double()
+    with quiet():
+        for callbacks in ([FailOnRank(1, "raise")], []):
+            strategy = {"num_microbatches": 4, "timeout": 30.0}
+            trainer = make_trainer(strategy, num_ranks, max_steps=20, callbacks=callbacks)
+            with pytest.raises((ArithmeticError, RuntimeError)) as caught:
+                trainer.fit(module, data.loader())
+            errors.append(str(caught.value))
+    return errors[0], errors[1]

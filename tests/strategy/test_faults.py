@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
-from helpers.faults import FAULTS, run_fault
+from helpers.faults import FAULTS, fit_after_a_fault, run_fault, save_after_a_fault
 from helpers.jobs import fit_repeatedly
 from helpers.workers import WorkerPool
 
@@ -47,3 +48,20 @@ def test_processes_that_saw_an_error_can_train_again(pool: WorkerPool) -> None:
     assert all(outcome.failed for outcome in outcomes)
     strategy = {"num_microbatches": 4, "timeout": 30.0}
     pool.run(fit_repeatedly, strategy, NUM_RANKS, num_ranks=NUM_RANKS)
+
+
+def test_no_checkpoint_after_a_fault_of_a_stage(pool: WorkerPool, tmp_path: Path) -> None:
+    outcomes = pool.outcomes(
+        save_after_a_fault, str(tmp_path), NUM_RANKS, num_ranks=NUM_RANKS, limit_s=LIMIT_S
+    )
+    report = "\n".join(outcome.describe() for outcome in outcomes)
+    assert all("no checkpoint can be written" in outcome.error for outcome in outcomes), report
+    assert "the callback is out of order" in report
+    assert all(outcome.elapsed_s < SOON_S for outcome in outcomes), report
+
+
+def test_a_module_whose_weights_are_lost_is_refused(pool: WorkerPool) -> None:
+    for first, second in pool.run(fit_after_a_fault, NUM_RANKS, num_ranks=NUM_RANKS):
+        assert "the callback is out of order" in first
+        assert re.search(r"ExportableModel lacks \d+ parameters or buffers, '\w", second)
+        assert "load_from_checkpoint" in second

@@ -22,8 +22,10 @@ LIMIT_S = 90.0
 ORPHAN_LIMIT_S = 10.0
 
 
-def start_script(strategy: str, folder: Path, fault: str = "none") -> subprocess.Popen[str]:
-    """Starts the user's script in a process of its own."""
+def start_script(
+    strategy: str, folder: Path, fault: str = "none", *, own_session: bool = False
+) -> subprocess.Popen[str]:
+    """Starts the user's script in a process of its own, or in a session, as a terminal does."""
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), *filter(None, sys.path)])
     return subprocess.Popen(
@@ -32,6 +34,7 @@ def start_script(strategy: str, folder: Path, fault: str = "none") -> subprocess
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=own_session,
     )
 
 
@@ -98,6 +101,24 @@ def test_an_interrupt_of_the_first_process_alone_ends_the_job(tmp_path: Path) ->
         script.wait()
     assert script.returncode == 1, errors[-4000:]
     wait_until_ended(pids, 0.0)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("times", [1, 2])
+def test_control_c_in_a_terminal_ends_the_job(times: int, tmp_path: Path) -> None:
+    """It reaches all processes at once, and again while they end."""
+    script = start_script("graphpipe", tmp_path, "forever", own_session=True)
+    try:
+        pids = rank_pids(tmp_path)
+        for _ in range(times):
+            os.killpg(script.pid, signal.SIGINT)
+            time.sleep(0.3)
+        _, errors = script.communicate(timeout=LIMIT_S)
+    finally:
+        script.kill()
+        script.wait()
+    assert script.returncode != 0, errors[-4000:]
+    wait_until_ended(pids, ORPHAN_LIMIT_S)
 
 
 @pytest.mark.parametrize("strategy", ["graphpipe", "graphpipe_spawn"])

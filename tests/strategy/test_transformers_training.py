@@ -63,6 +63,15 @@ def test_a_family_trains_as_on_one_device(pool: WorkerPool, index: int, schedule
     )
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_micro_batches_of_one_sample_without_a_mask(pool: WorkerPool, name: str) -> None:
+    """The library tells one sequence from several where positions are the same for all."""
+    build, optimizer, _ = FAMILIES[name]
+    data = models.TransformerData(num_samples=18, fields=("input_ids", "token_labels"))
+    training = Training(partial(models.Logits, build, optimizer), data, num_steps=4, validate=False)
+    assert_equal_training(pool, training, num_ranks=2, num_microbatches=data.batch_size)
+
+
 def random(graph: ModelGraph, seed: int) -> Plan:
     return random_plan(graph, num_devices=3, seed=seed, with_replicas=True)
 

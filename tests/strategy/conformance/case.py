@@ -122,25 +122,25 @@ class Bench:
         """Trains; notes weights, metrics and counters."""
         loaders = self._pick("train_dataloaders", "val_dataloaders")
         self.trainer.fit(self.module, **(loaders | arguments))
-        self._note("fit", weights=real_tensors(self.module))
+        self.note("fit", weights=real_tensors(self.module))
 
     def validate(self, **arguments: Any) -> None:
         """Validates; notes what it returns, too."""
         loaders = self._pick(dataloaders="val_dataloaders")
         returned = self.trainer.validate(self.module, **({"verbose": False} | loaders | arguments))
-        self._note("validate", returned)
+        self.note("validate", returned)
 
     def test(self, **arguments: Any) -> None:
         """Tests; notes what it returns, too."""
         loaders = self._pick(dataloaders="test_dataloaders")
         returned = self.trainer.test(self.module, **({"verbose": False} | loaders | arguments))
-        self._note("test", returned)
+        self.note("test", returned)
 
     def predict(self, **arguments: Any) -> None:
         """Predicts; notes the predictions of rank 0."""
         loaders = self._pick(dataloaders="predict_dataloaders")
         returned = self.trainer.predict(self.module, **(loaders | arguments))
-        self._note("predict", predictions=returned)
+        self.note("predict", predictions=returned)
 
     def _pick(self, *names: str, **renamed: str) -> dict[str, Any]:
         if "datamodule" in self.data:
@@ -148,7 +148,8 @@ class Bench:
         wanted = {name: name for name in names} | renamed
         return {key: self.data[name] for key, name in wanted.items() if name in self.data}
 
-    def _note(self, call: str, returned: Any = None, **on_rank_0: Any) -> None:
+    def note(self, call: str, returned: Any = None, **on_rank_0: Any) -> None:
+        """Notes where the Trainer stands, and what was given, of rank 0."""
         name = f"{len(self.everywhere)} {call}"
         trainer, fit = self.trainer, self.trainer.fit_loop
         self.everywhere[name] = {

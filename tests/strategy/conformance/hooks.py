@@ -46,12 +46,16 @@ def recorded(kind: type, owner: str, names: Sequence[str]) -> type:
     return subclass
 
 
+class Calls(list[str]):
+    """Of this rank: a plain list of the module is the same on all ranks, whoever filled it."""
+
+
 class HookModule(CaseModule):
     """Every hook of this module is recorded; ``sequence`` is the record of all owners."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sequence: list[str] = []
+        self.sequence: list[str] = Calls()
 
 
 class SkippingModule(HookModule):

@@ -16,6 +16,8 @@ pytestmark = [
     pytest.mark.timeout(400),
     # A batch without a sample of some class, for example, on one device, too.
     pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics.utilities.prints"),
+    # torch's compiler looks at the gradients of all that it meets.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 
 TABLES = (
@@ -24,12 +26,15 @@ TABLES = (
     "cases_callbacks",
     "cases_calls",
     "cases_evaluation",
+    "cases_forwards",
     "cases_hooks",
     "cases_logging",
     "cases_loops",
     "cases_losses",
     "cases_manual",
     "cases_once",
+    "cases_raised",
+    "cases_shown",
 )
 ROWS = [
     pytest.param(name, case, id=f"{name.removeprefix('cases_')}: {case.name}")
@@ -38,8 +43,13 @@ ROWS = [
 ]
 DRAWN = ROWS[::4]
 """Run with random plans, too."""
-NEVER_CUT = {"cases_adversarial", "cases_calls", "cases_losses", "cases_manual", "cases_once"}
-"""About steps that need the whole batch, several calls of the forward, or manual optimization."""
+NEVER_CUT = {
+    f"cases_{name}" for name in ("adversarial", "calls", "losses", "manual", "once", "raised")
+}
+"""About steps that need the whole batch, several calls of the forward, or manual optimization.
+
+Or about errors, which leave a module whole in the default mode only.
+"""
 CUT = [row for row in ROWS if row.values[0] not in NEVER_CUT and not row.values[1].only_whole]
 LOGGED = [row for row in CUT if row.values[0] == "cases_logging"]
 PER_MICROBATCH = LOGGED + [row for row in CUT if row not in LOGGED][::3]

@@ -12,6 +12,8 @@ from pipelined import assert_partitions_exact, data
 from torch import Tensor, nn
 
 from lightning_gpp.capture import Block, BlockGraph
+from lightning_gpp.capture.errors import CaptureError
+from lightning_gpp.strategy.example import example_of
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -152,6 +154,40 @@ def test_arguments_that_are_no_tensors_are_frozen_and_checked() -> None:
         captured.inputs((x, True, x), {})
     with pytest.raises(ValueError, match=r"'x' was torch.float32 .* got torch.float64"):
         captured.inputs((x.double(), True), {})
+
+
+class Lists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, rest: Any) -> Tensor:
+        return self.a(x)
+
+
+OF_SAMPLES = {
+    "text": list("abcd"),
+    "rows of several lengths": [torch.ones(n) for n in (2, 3, 2, 5)],
+    "nested": {"names": ("a", "b", "c", "d")},
+}
+OF_FIELDS = {
+    "fewer names": ["a", "b"],
+    "tensors with all samples": [torch.ones(4, n) for n in (2, 3, 2, 5)],
+    "numbers": [1, 2, 3, 4],
+    "several lengths of fewer": [torch.ones(n) for n in (2, 3)],
+}
+
+
+@pytest.mark.parametrize("rest", OF_SAMPLES.values(), ids=OF_SAMPLES)
+def test_lists_with_an_entry_per_sample_are_refused_at_once(rest: Any) -> None:
+    """The next batch would have others, and the last one fewer."""
+    with pytest.raises(CaptureError, match=r"argument 'rest.*' is in a list of 4, one for each"):
+        example_of(Lists(), (torch.ones(4, 3), rest), {}, lambda total: [total])
+
+
+@pytest.mark.parametrize("rest", OF_FIELDS.values(), ids=OF_FIELDS)
+def test_other_lists_are_taken(rest: Any) -> None:
+    example_of(Lists(), (torch.ones(4, 3), rest), {}, lambda total: [total])
 
 
 class Untraceable(nn.Module):

@@ -82,13 +82,73 @@ class DecidesOnData(nn.Module):
         return -self.a(x)
 
 
-def test_a_decision_on_data_is_guarded() -> None:
-    x = torch.ones(4, 3)
-    captured = capture(DecidesOnData(), (x,), {})
-    assert torch.equal(run(captured, 2 * x), captured.module(2 * x))
+def test_a_decision_on_data_is_refused_before_it_comes_out_differently() -> None:
     line = line_of(DecidesOnData.forward, "# decides")
-    with pytest.raises(CaptureError, match=f"{line} depends on the data: it saw True .* False now"):
-        run(captured, -x)
+    with pytest.raises(CaptureError, match=f"{line} decides by what is in the data"):
+        capture(DecidesOnData(), (torch.ones(4, 3),), {})
+
+
+class Checks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.max() < 9
+        if (x < 0).any():
+            raise ValueError("negative")
+        if x.isnan().any() or x.isinf().any():  # not
+            raise ValueError("not finite")
+        return self.a(x)
+
+
+class ChecksFew(Checks):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.max() < 9
+        if (  # over several lines
+            x < 0
+        ).any():
+            raise ValueError("negative")
+        return self.a(x)
+
+
+def test_a_check_stays_a_check() -> None:
+    """It raises when the module would; what has several parts may not."""
+    captured = capture(ChecksFew(), (torch.ones(4, 3),), {})
+    assert captured.decision is None
+    for wrong in (-torch.ones(4, 3), 10 * torch.ones(4, 3)):
+        with pytest.raises((ValueError, AssertionError)):
+            captured.module(wrong)
+        with pytest.raises(CaptureError, match="depends on the data"):
+            run(captured, wrong)
+    with pytest.raises(CaptureError, match=f"{line_of(Checks.forward, '# not')} decides"):
+        capture(Checks(), (torch.ones(4, 3),), {})
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.head = inner, nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x))
+
+
+class CountsRows(DecidesOnData):
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = x[x[:, 0] > 0]
+        return self.a(x) if len(chosen) else -self.a(x)
+
+
+@pytest.mark.parametrize("kind", [DecidesOnData, CountsRows])
+def test_what_decides_on_data_stays_whole(kind: type[nn.Module]) -> None:
+    """Though the first inputs, and those that it is tried on, go one way only."""
+    captured = capture(Around(kind()), (torch.ones(4, 3),), {})
+    assert [operator.name for operator in captured.graph] == ["inner", "head"]
+    assert captured.decision is not None
+    assert f"{kind.__name__} stays whole" in captured.decision
+    for x in (torch.ones(4, 3), -torch.ones(4, 3)):
+        assert torch.equal(run(captured, x), captured.module(x))
 
 
 def test_a_decision_that_changes_with_the_second_input_is_refused() -> None:
@@ -113,6 +173,44 @@ class DecidesOnSize(nn.Module):
         for step in range(x.shape[1]):  # steps
             h = h + x[:, step : step + 1]
         return h.mean(0) if x.shape[0] > 2 else h.sum(0)  # size
+
+
+class OneSample(nn.Module):
+    """Takes one sample for special, in vain, or not."""
+
+    def __init__(self, *, in_vain: bool) -> None:
+        super().__init__()
+        self.a, self.in_vain = nn.Linear(3, 3), in_vain
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = torch.arange(3.0).unsqueeze(0)
+        if x.shape[0] != bias.shape[0]:
+            bias = bias.expand(x.shape[0], -1) if self.in_vain else bias + 1
+        return self.a(x) + bias
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 4, 8])
+def test_a_decision_about_one_sample_that_changes_nothing(num_samples: int) -> None:
+    captured = capture(OneSample(in_vain=True), (torch.randn(num_samples, 3),), {})
+    assert captured.graph.outputs == ("add",)
+    assert captured.graph.values["add"].tensors[0].batch_dim == 0
+    for count in (1, 2, 3, 8):
+        x = torch.randn(count, 3)
+        assert torch.allclose(run(captured, x), captured.module(x))
+
+
+@pytest.mark.parametrize("num_samples", [1, 4])
+def test_a_decision_about_one_sample_that_matters(num_samples: int) -> None:
+    """Is guarded in the captured module, and keeps a sub-module whole."""
+    x = torch.randn(num_samples, 3)
+    captured = capture(OneSample(in_vain=False), (x,), {})
+    with pytest.raises(CaptureError, match="depends on the size"):
+        run(captured, torch.randn(5 - num_samples, 3))
+    captured = capture(Around(OneSample(in_vain=False)), (x,), {})
+    assert [operator.name for operator in captured.graph] == ["inner", "head"]
+    for count in (1, 2, 4):
+        x = torch.randn(count, 3)
+        assert torch.allclose(run(captured, x), captured.module(x))
 
 
 def test_a_decision_on_sizes_is_guarded(caplog: pytest.LogCaptureFixture) -> None:
@@ -229,3 +327,36 @@ def test_another_structure_at_a_later_call() -> None:
         captured.inputs(([x, x, x],), {})
     with pytest.raises(ValueError, match="was a tensor when the model was captured"):
         captured.inputs(([x, None],), {})
+
+
+class Inception(nn.Module):
+    """A block of branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([branch(x) for branch in self.branches]).sum(0)
+
+
+class Auxiliary(nn.Module):
+    """As GoogLeNet: another head in training, between blocks that both modes run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.aux = Inception(), Inception(), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        aux = self.aux(x) if self.training else 0.0
+        return self.second(x) + aux
+
+
+def test_the_module_that_tells_the_modes_apart_is_named() -> None:
+    """And not a block that runs in both, where the other way has gone on to."""
+    captured = capture(Around(Auxiliary()), (torch.randn(4, 3),), {})
+    assert [operator.name for operator in captured.graph] == ["inner", "head"]
+    (line,) = captured.kept_whole
+    assert line.startswith("Auxiliary stays whole: forward runs different operators")
+    assert captured.decision is None

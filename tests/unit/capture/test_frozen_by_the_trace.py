@@ -73,6 +73,12 @@ def _generator(m: Trap, x: Tensor) -> Tensor:
     return m.a(x) + torch.randn(len(x), 6, generator=generator)
 
 
+def _numpy_rows(m: Trap, x: Tensor) -> Tensor:
+    """Draws, and then does with a size what numpy does with plain numbers only."""
+    scale = np.random.rand()
+    return m.a(x) * torch.as_tensor(np.split(np.full(4, scale), [x.shape[0] // 2])[0].max())
+
+
 def _seeds(m: Trap, x: Tensor) -> Tensor:
     torch.manual_seed(0)
     return m.a(x) + torch.randn(len(x), 6)
@@ -128,6 +134,7 @@ REFUSED = {
     "slice by data": Row(lambda m, x: m.a(x)[: int(x.abs().max()) + 1], "reads a number"),
     "random scale": Row(lambda m, x: m.a(x) * random.uniform(0.5, 1.5), "draws a random number"),
     "numpy scale": Row(lambda m, x: m.a(x) * np.random.rand(), "draws a random number"),
+    "numpy rows": Row(_numpy_rows, "draws a random number"),
     "random depth": Row(
         lambda m, x: m.b(m.a(x)) if random.random() < 0.5 else m.a(x), "draws a random number"
     ),

@@ -166,3 +166,36 @@ def test_a_cache_is_withheld_and_says_so_when_read(caplog: pytest.LogCaptureFixt
             use()
     assert copy.deepcopy(cache) == cache == pickle.loads(pickle.dumps(cache))
     assert cache != Withheld("DynamicCache", "other")
+
+
+def wav2vec2() -> nn.Module:
+    from transformers.models.wav2vec2.modeling_wav2vec2 import (
+        Wav2Vec2Config,
+        Wav2Vec2ForSequenceClassification,
+    )
+
+    convolutions = {"conv_dim": (8, 8), "conv_stride": (4, 4), "conv_kernel": (8, 8)}
+    positions = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    config = Wav2Vec2Config(
+        **LAYERS, **convolutions, **positions, num_feat_extract_layers=2, mask_time_length=2
+    )
+    return Wav2Vec2ForSequenceClassification(config)
+
+
+def vilt() -> nn.Module:
+    from transformers.models.vilt.modeling_vilt import ViltConfig, ViltModel
+
+    return ViltModel(ViltConfig(**IMAGE, vocab_size=NUM_TOKENS, max_position_embeddings=16))
+
+
+def test_masks_drawn_by_numpy_keep_the_model_whole() -> None:
+    captured = capture(wav2vec2(), (), {"input_values": torch.randn(4, 200)})
+    assert "Wav2Vec2Model" in " ".join(captured.kept_whole)
+    assert len(captured.graph.operators) > 1
+
+
+def test_patches_selected_by_the_data_keep_their_module_whole() -> None:
+    inputs = {"input_ids": torch.ones(4, 6).long(), "pixel_values": torch.randn(4, 3, 8, 8)}
+    captured = capture(vilt(), (), inputs)
+    assert "ViltEmbeddings" in " ".join(captured.kept_whole)
+    assert len(captured.graph.operators) > 4
