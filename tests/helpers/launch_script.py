@@ -23,13 +23,19 @@ NUM_STEPS = 6
 
 
 class WritePid(lp.Callback):
-    """Leaves the process ids of all ranks in the folder."""
+    """Leaves the process ids of all ranks in the folder, again when they have trained a batch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def on_fit_start(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
-        (self.folder / f"rank_{trainer.global_rank}.pid").write_text(str(os.getpid()))
+        self._write(trainer, "pid")
+
+    def on_train_batch_end(self, trainer: lp.Trainer, *args: object) -> None:
+        self._write(trainer, "trained")
+
+    def _write(self, trainer: lp.Trainer, suffix: str) -> None:
+        (self.folder / f"rank_{trainer.global_rank}.{suffix}").write_text(str(os.getpid()))
 
 
 class Leave(lp.Callback):

@@ -51,12 +51,12 @@ def run_script(
     return subprocess.CompletedProcess(script.args, script.returncode, output, errors)
 
 
-def rank_pids(folder: Path) -> list[int]:
-    """Process ids of the ranks, for whose beginning it waits."""
+def rank_pids(folder: Path, suffix: str = "pid") -> list[int]:
+    """Process ids of the ranks, for whose beginning it waits, or until they have ``trained``."""
     end = time.monotonic() + LIMIT_S
-    while len(texts := [path.read_text() for path in folder.glob("rank_*.pid")]) < NUM_RANKS or (
-        "" in texts
-    ):
+    while len(
+        texts := [path.read_text() for path in folder.glob(f"rank_*.{suffix}")]
+    ) < NUM_RANKS or ("" in texts):
         assert time.monotonic() < end, texts
         time.sleep(0.1)
     return [int(text) for text in texts]
@@ -126,10 +126,10 @@ def test_control_c_in_a_terminal_ends_the_job(times: int, tmp_path: Path) -> Non
 def test_sigterm_to_one_rank_ends_all_after_the_step(
     strategy: str, rank: int, tmp_path: Path
 ) -> None:
-    """What ``kill`` and schedulers send."""
+    """What ``kill`` and schedulers send; planning may outlast the wait for a step."""
     script = start_script(strategy, tmp_path, "forever")
     try:
-        pids = rank_pids(tmp_path)
+        pids = rank_pids(tmp_path, "trained")
         os.kill(int((tmp_path / f"rank_{rank}.pid").read_text()), signal.SIGTERM)
         _, errors = script.communicate(timeout=LIMIT_S)
     finally:
