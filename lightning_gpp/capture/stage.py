@@ -54,11 +54,19 @@ class StageModule:
         self._module, self._nodes, self._captured_on = module, nodes, device
         self._sources: dict[bool, _Source] = {}
         self._functions: dict[tuple[bool, torch.device], Callable[..., tuple[Any, ...]]] = {}
+        self._reparametrized: _Reparametrized | None = None
 
-    def __call__(self, values: Sequence[Any], *, training: bool) -> tuple[Any, ...]:
+    def __call__(
+        self,
+        values: Sequence[Any],
+        *,
+        training: bool,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Any, ...]:
         """The values of ``outputs`` from the values of ``inputs``.
 
         ``training`` picks the graph; the modules' own training flags are the caller's business.
+        ``weights`` take the place of parameters of their canonical names.
 
         Raises:
             GuardError: a decision that was frozen at capture comes out differently.
@@ -66,7 +74,11 @@ class StageModule:
         key = (training, self._device(values))
         if key not in self._functions:
             self._functions[key] = self._source(training).bind(key[1])
-        return self._functions[key](*values)
+        if weights is None:
+            return self._functions[key](*values)
+        if self._reparametrized is None:
+            self._reparametrized = _Reparametrized(self._module, self.parameter_names)
+        return self._reparametrized.call(self._functions[key], values, weights)
 
     def source(self, *, training: bool) -> str:
         """The generated Python source, for reading."""
@@ -86,6 +98,45 @@ class StageModule:
         for name in self.parameter_names:
             return self._module.get_parameter(name).device
         return self._captured_on
+
+
+class _Reparametrized(nn.Module):
+    """Calls a function of a module's operators while other tensors stand for its parameters.
+
+    Only the attributes of the module are exchanged, for the time of the call: what autograd has
+    saved belongs to the tensors that were given. Exchanging the data of the parameters instead
+    gives some operators' backwards the old values and others' the new ones.
+    """
+
+    def __init__(self, module: nn.Module, names: Iterable[str]) -> None:
+        super().__init__()
+        self.module = module
+        own = {name: module.get_parameter(name) for name in names}
+        places: dict[int, list[str]] = {}
+        for place, parameter in module.named_parameters(remove_duplicate=False):
+            places.setdefault(id(parameter), []).append(f"module.{place}")
+        self._places = {name: places[id(parameter)] for name, parameter in own.items()}
+
+    def call(
+        self,
+        function: Callable[..., tuple[Any, ...]],
+        values: Sequence[Any],
+        weights: Mapping[str, Tensor],
+    ) -> tuple[Any, ...]:
+        """What the function returns with other parameters.
+
+        Raises:
+            KeyError: the function reads no parameter of such a name.
+        """
+        given = {place: weight for name, weight in weights.items() for place in self._places[name]}
+        found: tuple[Any, ...] = torch.func.functional_call(
+            self, given, (function, *values), tie_weights=False
+        )
+        return found
+
+    def forward(self, function: Callable[..., tuple[Any, ...]], *values: Any) -> tuple[Any, ...]:
+        """The function itself."""
+        return function(*values)
 
 
 class _Source:

@@ -21,7 +21,7 @@ from lightning_gpp.jobs.options import as_flag, as_mapping, as_text
 from lightning_gpp.planner import PlanRequest, plan_request
 from lightning_gpp.planner.text_table import wrapped
 from lightning_gpp.planner.units_of_measure import count_text
-from lightning_gpp.schedule.orders import check_schedule
+from lightning_gpp.schedule import find_schedule
 from lightning_gpp.strict_json import parse_json
 from lightning_gpp.workloads import (
     WORKLOADS,
@@ -124,7 +124,7 @@ def schedule_of(config: DictConfig) -> str | None:
     """
     schedule = as_text("schedule", config.schedule)
     if schedule is not None:
-        check_schedule(schedule)
+        find_schedule(schedule)
     return schedule
 
 

@@ -17,7 +17,7 @@ from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.planner.request_tables import RequestTables
-from lightning_gpp.schedule.orders import SCHEDULES, check_schedule
+from lightning_gpp.schedule import SCHEDULES, find_schedule
 
 ADAM_VALUES = 2
 """Values per parameter that Adam keeps; the default assumption on the optimizer."""
@@ -76,7 +76,7 @@ class PlanRequest:
                 f"num_microbatches can be at most {most} for {self.minibatch_size} samples, got "
                 f"{self.num_microbatches}"
             )
-        check_schedule(self.schedule)
+        find_schedule(self.schedule)
         for kind in self.cluster.kinds:
             self.costs.kind_for(kind)
         known = self.costs.profiles[0].operators

@@ -9,7 +9,6 @@ from dataclasses import replace
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.does_not_fit import (
     HOLD_FEWER,
-    HOLDS_ALL,
     HOLDS_FEW,
     DoesNotFitError,
 )
@@ -109,7 +108,7 @@ class BestPlan:
 
     def _note(self, found: PlanEvaluation) -> None:
         """Keeps what there is to say of a plan that does not fit."""
-        if self.request.schedule == HOLDS_ALL and not self._fits_with_fewer:
+        if self.request.holds_all and not self._fits_with_fewer:
             with_few = replace(self.request, schedule=HOLDS_FEW)
             devices = plan_devices(found.plan, with_few)
             self._fits_with_fewer = all(device.fits for device in devices)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-HOLDS_ALL = "gpipe"
+from lightning_gpp.schedule import GPIPE, ONE_F_ONE_B
+
+HOLDS_ALL = GPIPE.name
 """The schedule that is used where memory allows: stages hold all micro-batches of a mini-batch."""
 
-HOLDS_FEW = "1f1b"
+HOLDS_FEW = ONE_F_ONE_B.name
 """The schedule whose stages hold as few micro-batches as a full pipeline needs."""
 
 MEAN_OVER_SAMPLES = "it runs the step once per micro-batch: the loss must be a mean over samples"

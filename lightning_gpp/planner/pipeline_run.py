@@ -20,8 +20,7 @@ from lightning_gpp.schedule import (
     Program,
     Steps,
     dry_run,
-    peak_in_flight,
-    schedule_steps,
+    find_schedule,
 )
 
 
@@ -89,15 +88,15 @@ class PipelineRun:
     @cached_property
     def steps(self) -> Mapping[int, Steps]:
         """Forwards and backwards of every stage in order."""
-        return schedule_steps(
-            self.schedule, self.graph.stages, self.num_microbatches, self.graph.multiples
+        return find_schedule(self.schedule).orders(
+            self.graph.stages, self.num_microbatches, self.graph.multiples
         )
 
     @cached_property
     def in_flight(self) -> Mapping[int, int]:
         """Micro-batches of every stage between forward and backward at the peak."""
-        return peak_in_flight(
-            self.schedule, self.graph.stages, self.num_microbatches, self.graph.multiples
+        return find_schedule(self.schedule).peak_in_flight(
+            self.graph.stages, self.num_microbatches, self.graph.multiples
         )
 
     def _timed(self, stages: Sequence[StageSeconds]) -> list[TimedStage]:
@@ -143,7 +142,7 @@ class PipelineRun:
         def action_s(action: Action) -> float:
             stage = program.replica(action.stage).stage
             if action.kind is Kind.REDUCE:
-                reduced = program.reduce_groups[action.microbatch].stage
+                reduced = program.reduce_group(action.microbatch).stage
                 return 0.0 if reduced is None else stages[reduced].reduce_s
             if action.kind.is_send:
                 return self._message_s(program, action)

@@ -10,65 +10,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_gpp.graph import FEED, StageEdge
+from lightning_gpp.runtime.action_record import ActionRecord
+from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.handover import Handover
 from lightning_gpp.runtime.pace import Pace
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
 from lightning_gpp.runtime.reduction import GradientReduction
-from lightning_gpp.runtime.stage_run import Flight, StageCode, run_forward
+from lightning_gpp.runtime.run_state import RunState
+from lightning_gpp.runtime.shared_gradients import sum_shared
+from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, run_forward
 from lightning_gpp.runtime.sums import Sums
 from lightning_gpp.runtime.transport import Tag, Transport
 from lightning_gpp.runtime.value_pieces import Cutter
-from lightning_gpp.schedule import Action, Kind, Program, ReduceGroup
-
-SHARED_GRADIENTS = -2
-"""First number of the tags of messages with gradients of parameters that different stages share."""
-
-
-class Boundary(Protocol):
-    """Where the pipeline meets the user's step; only the rank of the loss needs one."""
-
-    def start(self, microbatch: int) -> Mapping[str, Tensor]:
-        """The arguments of the pipelined forward for one micro-batch of the loss stage."""
-
-    def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor | None:
-        """Takes the model's outputs; returns the weighted loss where the backward starts at it.
-
-        Without a loss the backward starts at the gradients of the outputs.
-        """
-
-    def output_gradients(self, microbatch: int) -> Mapping[str, Sequence[Tensor | None]]:
-        """Output name -> gradients of its tensors, where :meth:`finish` gave no loss."""
-
-
-@dataclass(frozen=True, slots=True)
-class ActionRecord:
-    """When an action ran, on the machine's monotonic clock (``time.monotonic_ns``).
-
-    Work on a GPU is waited for at the end of each recorded action, so that the times are those of
-    the work and not those of its launch.
-
-    Attributes:
-        action: what ran.
-        start_ns: when it began.
-        end_ns: when it was done.
-        size_bytes: tensors in the message that was sent or received; None for other actions.
-        loss_start_ns: when the user's step went on with the model's outputs, in forwards of the
-            loss stage that have a loss of their own; from there to ``end_ns`` it is the user's own
-            code.
-    """
-
-    action: Action
-    start_ns: int
-    end_ns: int
-    size_bytes: int | None = None
-    loss_start_ns: int | None = None
+from lightning_gpp.schedule import Action, Kind, Program
 
 
 @dataclass(slots=True)
@@ -86,6 +48,10 @@ class Executor:
         timeout_s: limit of every wait.
         on_record: gets a record of every action when set.
         pace: makes the actions last as long as those of an emulated device, when set.
+        weights: with which parameters a stage of the plan runs the forward of a micro-batch; where
+            it gives None, as always without it, with those that the modules hold.
+        update: the optimizer's step after a mini-batch, which only programs of several mini-batches
+            need: what ends a program is its caller's (see :meth:`Run.update`).
     """
 
     transport: Transport
@@ -98,6 +64,8 @@ class Executor:
     timeout_s: float = 1800.0
     on_record: Callable[[ActionRecord], None] | None = None
     pace: Pace | None = None
+    weights: Callable[[int, int], Mapping[str, Tensor] | None] | None = None
+    update: Callable[[int], None] | None = None
 
     def run(
         self,
@@ -108,7 +76,7 @@ class Executor:
         boundary: Boundary | None = None,
         errors: list[str] | None = None,
     ) -> None:
-        """Runs this rank's part of a program once.
+        """Runs this rank's part of a program once, up to the update that ends it.
 
         Args:
             program: the program of all devices.
@@ -127,62 +95,76 @@ class Executor:
         training: bool,
         boundary: Boundary | None = None,
         errors: list[str] | None = None,
+        state: RunState | None = None,
     ) -> Run:
-        """A run of a program on this rank, of which nothing is done yet; see :meth:`run`."""
+        """A run of a program on this rank, of which nothing is done yet; see :meth:`run`.
+
+        ``state`` is what an earlier run left in flight.
+        """
         if len(unit_sizes) != program.num_microbatches:
             raise ValueError(
                 f"the program has {program.num_microbatches} micro-batches, got sizes of "
                 f"{len(unit_sizes)}"
             )
         device = self.rank_of_device.index(self.transport.rank)
-        handover = Handover(program, unit_sizes, self.cutter)
-        return Run(self, program, handover, device, training, boundary, errors)
+        if program.num_minibatches > 1 and self.update is None and program.has_backward:
+            raise ValueError("a program of several mini-batches needs the executor's `update`")
+        state = RunState() if state is None else state
+        handover = Handover(program, unit_sizes, self.cutter, state.outbox, state.inbox)
+        return Run(self, program, handover, state, device, training, boundary, errors)
 
 
 @dataclass(slots=True)
 class Run:
-    """One run of a program on one rank: what it holds between its actions.
+    """One run of a program on one rank.
 
     Attributes:
         executor: whose.
         program: what runs.
         handover: messages made and received.
+        state: what is held between actions.
         device: of this rank.
         training: whether modules are in training mode.
         boundary: the user's step, on the rank of the loss.
         errors: see :meth:`Executor.run`.
-        flights: micro-batches between forward and backward, by stage and number.
+        loss_start_ns: when the user's step went on in the last forward of the loss stage.
+        keeps_flights: whether the backwards can be run again.
     """
 
     executor: Executor
     program: Program
     handover: Handover
+    state: RunState
     device: int
     training: bool
     boundary: Boundary | None
     errors: list[str] | None = None
-    flights: dict[tuple[int, int], Flight] = field(default_factory=dict)
     loss_start_ns: int | None = None
     keeps_flights: bool = False
-    _reduction: GradientReduction | None = None
-    _put_back: dict[int, Callable[[], None]] = field(default_factory=dict)
 
     def whole(self) -> None:
-        """Runs everything in one go."""
-        self.perform_all(self.program.device_actions(self.device), has_sums=True)
+        """Runs everything in one go, up to the update that ends the program."""
+        self.perform_all(self.program.before_update(self.device), has_sums=True)
 
     def forward_half(self) -> None:
         """Runs all forwards, up to the outputs of the model."""
         self.perform_all(self.program.forward_half(self.device), has_sums=False)
 
     def backward_half(self, *, retain: bool) -> None:
-        """Runs all backwards, from the gradients of the outputs.
+        """Runs all backwards and sums, from the gradients of the outputs.
 
         Args:
             retain: whether they can be run again.
         """
         self.keeps_flights = retain
-        self.perform_all(self.program.backward_half(self.device), has_sums=True)
+        self.state.reduction = None  # of an earlier backward
+        self.perform_all(self.program.around_turn(self.device)[1], has_sums=True)
+
+    def update(self) -> None:
+        """Runs the update that ends the program, if the executor has one."""
+        done = len(self.program.before_update(self.device))
+        if self.executor.update is not None:
+            self.perform_all(self.program.device_actions(self.device)[done:], has_sums=False)
 
     def perform_all(self, actions: Sequence[Action], *, has_sums: bool) -> None:
         """Runs actions one after the other, at the pace of the rank if it has one.
@@ -192,7 +174,6 @@ class Run:
             has_sums: whether the sums of gradients are among them.
         """
         pace, on_record = self.executor.pace, self.executor.on_record
-        self._reduction = self._new_reduction() if has_sums else None
         run = nullcontext() if pace is None else pace.run(self.program, self.device, has_sums)
         with run:
             for action in actions:
@@ -202,18 +183,9 @@ class Run:
                     on_record(self.perform_timed(action))
             self.executor.transport.flush()
 
-    def _new_reduction(self) -> GradientReduction | None:
-        if all(group.stage is None for group in self.program.reduce_groups):
-            return None
-        executor = self.executor
-        assert executor.sums is not None, "stages with replicas need sums of their gradients"
-        return GradientReduction(
-            self.program, self.device, executor.rank_of_device, executor.shared, executor.sums
-        )
-
     def perform_timed(self, action: Action) -> ActionRecord:
         """Runs one action and says when."""
-        boxes = self.handover
+        boxes = self.state
         size_bytes = boxes.outbox[action.message].num_bytes if action.kind.is_send else None
         self.loss_start_ns = None
         start_ns = time.monotonic_ns()
@@ -237,26 +209,23 @@ class Run:
 
     def _work(self, action: Action) -> None:
         """Does what an action says."""
-        match action.kind:
-            case Kind.FORWARD if self.errors is not None:
-                self._try_forward(action.stage, action.microbatch, self.errors)
-            case Kind.FORWARD:
-                self._forward(action.stage, action.microbatch)
-            case Kind.BACKWARD:
-                with self._reduction.watching(action) if self._reduction else nullcontext():
-                    self._backward(action.stage, action.microbatch)
-            case Kind.REDUCE:
-                self._reduce(action)
-            case _ if action.kind.is_send:
-                self.executor.transport.send(
-                    self.handover.outbox.pop(action.message),
-                    target=self._rank_of(action.peer),
-                    tag=action.message,
-                )
-            case _:
-                self.handover.inbox[action.message] = self._receive(
-                    self._rank_of(action.peer), action.message, action
-                )
+        HANDLERS[action.kind](self, action)
+
+    # Messages --------------------------------------------------------------------------------
+
+    def send(self, action: Action) -> None:
+        """Hands a message to the transport."""
+        self.executor.transport.send(
+            self.state.outbox.pop(action.message),
+            target=self._rank_of(action.peer),
+            tag=action.message,
+        )
+
+    def receive(self, action: Action) -> None:
+        """Waits for a message."""
+        self.state.inbox[action.message] = self._receive(
+            self._rank_of(action.peer), action.message, action
+        )
 
     def _rank_of(self, stage: int | None) -> int:
         assert stage is not None
@@ -276,14 +245,17 @@ class Run:
 
     # Forward ---------------------------------------------------------------------------------
 
-    def _try_forward(self, stage: int, microbatch: int, errors: list[str]) -> None:
-        """A forward whose error is noted; whoever waits for its values gets none and fails too."""
+    def forward(self, action: Action) -> None:
+        """A forward; where errors are noted, whoever waits for its values gets none and fails."""
+        if self.errors is None:
+            self._forward(action.stage, action.microbatch)
+            return
         try:
-            self._forward(stage, microbatch)
+            self._forward(action.stage, action.microbatch)
         except Exception as error:  # user code may raise anything
-            errors.append(f"{type(error).__name__}: {error}")
-            for edges in self.program.out_groups[stage]:
-                self.handover.put_nothing(edges, stage, microbatch)
+            self.errors.append(f"{type(error).__name__}: {error}")
+            for edges in self.program.out_groups[action.stage]:
+                self.handover.put_nothing(edges, action.stage, action.microbatch)
 
     def _forward(self, stage: int, microbatch: int) -> None:
         if stage == FEED:
@@ -297,9 +269,8 @@ class Run:
                 inputs |= zip(edges[0].values, unpack(payload), strict=True)
             code = self.executor.stages[self.program.replica(stage).stage]
             self._keep_state(stage, code)
-            flight = run_forward(
-                code, inputs, training=self.training, has_backward=self.program.has_backward
-            )
+            call = self._call(self.program.replica(stage).stage, microbatch)
+            flight = run_forward(code, inputs, call, has_backward=self.program.has_backward)
         for edges in self.program.out_groups[stage]:
             payload = pack([flight.outputs[name] for name in edges[0].values])
             self._check_gradients(edges[0], payload)
@@ -318,14 +289,19 @@ class Run:
                 flight.keep_results(outputs)
         if self.program.has_backward:
             flight.let_go()
-            self.flights[stage, microbatch] = flight
+            self.state.flights[stage, microbatch] = flight
+
+    def _call(self, stage: int, microbatch: int) -> StageCall:
+        """With what a stage of the plan runs a micro-batch."""
+        weights = self.executor.weights and self.executor.weights(stage, microbatch)
+        return StageCall(microbatch, training=self.training, weights=weights)
 
     def _keep_state(self, stage: int, code: StageCode) -> None:
         """Lets state that changes once per mini-batch be changed by the last micro-batch alone."""
-        if stage in self._put_back:
-            self._put_back[stage]()
+        if stage in self.state.put_back:
+            self.state.put_back[stage]()
         elif code.keep_state is not None:
-            self._put_back[stage] = code.keep_state()
+            self.state.put_back[stage] = code.keep_state()
 
     def _check_gradients(self, edge: StageEdge, payload: Payload) -> None:
         """Refuses to send what would need a gradient back along an edge that brings none."""
@@ -339,10 +315,16 @@ class Run:
 
     # Backward --------------------------------------------------------------------------------
 
+    def backward(self, action: Action) -> None:
+        """A backward; sums of gradients begin in it as soon as they can."""
+        reduction = self._reduction(self.program.minibatch(action))
+        with reduction.watching(action) if reduction else nullcontext():
+            self._backward(action.stage, action.microbatch)
+
     def _backward(self, stage: int, microbatch: int) -> None:
-        flight = self.flights[stage, microbatch]
+        flight = self.state.flights[stage, microbatch]
         if not self.keeps_flights:
-            del self.flights[stage, microbatch]
+            del self.state.flights[stage, microbatch]
         for edges in self.program.out_groups[stage]:
             if edges[0].has_backward:
                 payload = self.handover.take(edges, stage, microbatch, backward=True)
@@ -361,43 +343,56 @@ class Run:
                 payload = pack_gradients(flight.input_gradients(edges[0].values))
                 self.handover.put(edges, stage, microbatch, payload, backward=True)
 
-    # Parameters on several ranks -------------------------------------------------------------
+    # Parameters ------------------------------------------------------------------------------
 
-    def _reduce(self, action: Action) -> None:
-        """Sums the gradients of parameters that several ranks hold."""
-        group = self.program.reduce_groups[action.microbatch]
-        if group.stage is None:
-            self._reduce_shared(group, action)
-        else:
-            assert self._reduction is not None
-            self._reduction.finish(
-                action.microbatch, self.executor.timeout_s, self._purpose(action)
+    def _reduction(self, minibatch: int) -> GradientReduction | None:
+        """The sums of the gradients of replicas; None where no stage has any."""
+        if self.state.reduction is None:
+            if all(group.stage is None for group in self.program.reduce_groups):
+                return None
+            own = self.executor
+            assert own.sums is not None, "stages with replicas need sums of their gradients"
+            self.state.reduction = GradientReduction(
+                self.program, self.device, own.rank_of_device, own.shared, own.sums, minibatch
             )
+        return self.state.reduction
 
-    def _reduce_shared(self, group: ReduceGroup, action: Action) -> None:
-        """Of different stages: the owner adds up and answers with the sum."""
-        parameters = [self.executor.shared[name] for name in group.parameters]
-        ranks = [self.executor.rank_of_device[device] for device in group.devices]
-        transport = self.executor.transport
-        up: Tag = (SHARED_GRADIENTS, action.microbatch, 0, 0)
-        down: Tag = (SHARED_GRADIENTS, action.microbatch, 1, 0)
-        gradients: list[Tensor | None] = [parameter.grad for parameter in parameters]
-        if transport.rank != ranks[0]:
-            transport.send(pack(gradients), target=ranks[0], tag=up)
-            gradients = unpack(self._receive(ranks[0], down, action))
-        else:
-            for rank in ranks[1:]:
-                gradients = _added(gradients, unpack(self._receive(rank, up, action)))
-            for rank in ranks[1:]:
-                transport.send(pack(gradients), target=rank, tag=down)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+    def reduce(self, action: Action) -> None:
+        """Sums the gradients of parameters that several ranks hold."""
+        group = self.program.reduce_group(action.microbatch)
+        if group.stage is None:
+            parameters = [self.executor.shared[name] for name in group.parameters]
+            ranks = [self.executor.rank_of_device[device] for device in group.devices]
+            sum_shared(
+                parameters,
+                ranks,
+                action.microbatch,
+                self.executor.transport,
+                lambda rank, tag: self._receive(rank, tag, action),
+            )
+            return
+        reduction = self._reduction(self.program.minibatch(action))
+        assert reduction is not None
+        reduction.finish(action.microbatch, self.executor.timeout_s, self._purpose(action))
+
+    def step(self, action: Action) -> None:
+        """The optimizer's step, after which the next mini-batch sums its own gradients."""
+        assert self.executor.update is not None  # `begin` and `update` see to it
+        self.executor.update(action.microbatch)
+        self.state.reduction = None
+        self.state.put_back.clear()
 
 
-def _added(
-    gradients: Sequence[Tensor | None], others: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    return [
-        other if own is None else own if other is None else own + other
-        for own, other in zip(gradients, others, strict=True)
-    ]
+HANDLERS: Mapping[Kind, Callable[[Run, Action], None]] = MappingProxyType(
+    {
+        Kind.FORWARD: Run.forward,
+        Kind.BACKWARD: Run.backward,
+        Kind.SEND_FORWARD: Run.send,
+        Kind.RECEIVE_FORWARD: Run.receive,
+        Kind.SEND_BACKWARD: Run.send,
+        Kind.RECEIVE_BACKWARD: Run.receive,
+        Kind.REDUCE: Run.reduce,
+        Kind.STEP: Run.step,
+    }
+)
+"""What a rank does in each kind of action."""

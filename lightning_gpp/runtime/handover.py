@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lightning_gpp.graph import StageEdge
 from lightning_gpp.runtime.payload import Payload
@@ -25,21 +25,21 @@ class NothingCameError(RuntimeError):
 
 @dataclass(slots=True)
 class Handover:
-    """The payloads between the stages of one rank and all others, during one mini-batch.
+    """The payloads between the stages of one rank and all others, during one program.
 
     Attributes:
         program: says who exchanges what.
         unit_sizes: samples of each unit.
         cutter: cuts and joins values.
-        outbox: what stages of this rank have made; sends take it, or consumers on this rank.
+        outbox: what stages of this rank have made, by message.
         inbox: what has been received.
     """
 
     program: Program
     unit_sizes: Sequence[int]
     cutter: Cutter
-    outbox: dict[Tag, Payload] = field(default_factory=dict)
-    inbox: dict[Tag, Payload] = field(default_factory=dict)
+    outbox: dict[Tag, Payload]
+    inbox: dict[Tag, Payload]
 
     def take(
         self, edges: Sequence[StageEdge], stage: int, microbatch: int, *, backward: bool

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from lightning_gpp.graph import FEED
+from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.clock import ClockOffset
-from lightning_gpp.runtime.executor import ActionRecord
 from lightning_gpp.schedule import Action, Kind
 from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage, with_inferred_path
 
 _MEETINGS = (SpanKind.RECEIVE, SpanKind.REDUCE, SpanKind.FINISH)
-_COMPUTE = {Kind.FORWARD: SpanKind.FORWARD, Kind.BACKWARD: SpanKind.BACKWARD}
+SPANS: Mapping[Kind, SpanKind] = MappingProxyType(
+    {
+        Kind.FORWARD: SpanKind.FORWARD,
+        Kind.BACKWARD: SpanKind.BACKWARD,
+        Kind.SEND_FORWARD: SpanKind.SEND,
+        Kind.RECEIVE_FORWARD: SpanKind.RECEIVE,
+        Kind.SEND_BACKWARD: SpanKind.SEND,
+        Kind.RECEIVE_BACKWARD: SpanKind.RECEIVE,
+        Kind.REDUCE: SpanKind.REDUCE,
+        Kind.STEP: SpanKind.OPTIMIZER,
+    }
+)
+"""What is shown of each kind of action; the forward of the feed is the user's step before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +154,7 @@ class _Piece:
         """
         if self.kind is SpanKind.FINISH:
             return (self.minibatch, SpanKind.FINISH)
-        if self.action is None or self.action.kind.is_compute:
+        if self.action is None or self.kind not in (*_MEETINGS, SpanKind.SEND):
             return None
         if self.action.kind is Kind.REDUCE:
             return (self.minibatch, self.action.microbatch)
@@ -190,11 +203,7 @@ def _pieces_of(rank: int, record: ActionRecord, offset_ns: int, minibatch: int) 
 def _kind(action: Action) -> SpanKind:
     if action.kind is Kind.FORWARD and action.stage == FEED:
         return SpanKind.FEED
-    if action.kind is Kind.REDUCE:
-        return SpanKind.REDUCE
-    if action.kind.is_send:
-        return SpanKind.SEND
-    return SpanKind.RECEIVE if action.kind.is_receive else _COMPUTE[action.kind]
+    return SPANS[action.kind]
 
 
 def _arrivals(pieces: Sequence[_Piece]) -> dict[tuple[object, ...] | None, int]:

@@ -26,7 +26,7 @@ class Bucket:
     """Parameters whose gradients are summed in one piece.
 
     Attributes:
-        group: index of the reduce group.
+        group: number of the REDUCE actions that wait for it.
         ranks: where the replicas are.
         parameters: by name; all of one type.
         missing: parameters whose gradient may still come.
@@ -82,6 +82,7 @@ class GradientReduction:
         rank_of_device: rank of every device.
         parameters: of this device, by canonical name.
         sums: begins sums.
+        minibatch: which of the program.
     """
 
     def __init__(
@@ -91,20 +92,21 @@ class GradientReduction:
         rank_of_device: Sequence[int],
         parameters: Mapping[str, Parameter],
         sums: Sums,
+        minibatch: int = 0,
     ) -> None:
         self._sums = sums
         self._started = 0
         self._final: dict[Action, list[int]] = {}
         self._buckets: list[Bucket] = []
-        for index, group in enumerate(program.reduce_groups):
-            if group.stage is None or device not in group.devices:
+        for number, of, group in program.sums():
+            if group.stage is None or device not in group.devices or of != minibatch:
                 continue
             trained = {n: parameters[n] for n in group.parameters if parameters[n].requires_grad}
             ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
-            self._buckets += [Bucket(index, ranks, part, set(part)) for part in _cut(trained)]
-            final = last_backward(program, device, group.stage)
+            self._buckets += [Bucket(number, ranks, part, set(part)) for part in _cut(trained)]
+            final = last_backward(program, device, group.stage, minibatch)
             if final is not None:
-                self._final.setdefault(final, []).append(index)
+                self._final.setdefault(final, []).append(number)
 
     @contextlib.contextmanager
     def watching(self, action: Action) -> Iterator[None]:

@@ -14,10 +14,26 @@ from torch.utils.checkpoint import checkpoint
 from lightning_gpp.runtime.payload import tensors_in
 
 
-class StageFunction(Protocol):
-    """The operators of a stage as a function of the values that enter it."""
+@dataclass(frozen=True, slots=True)
+class StageCall:
+    """With what a stage runs once.
 
-    def __call__(self, values: Sequence[Any], *, training: bool) -> Sequence[Any]:
+    Attributes:
+        microbatch: number of its micro-batch.
+        training: whether modules are in training mode.
+        weights: parameters by canonical name that take the place of those that the modules hold;
+            gradients go to them. None: all are the modules' own.
+    """
+
+    microbatch: int = 0
+    training: bool = True
+    weights: Mapping[str, Tensor] | None = None
+
+
+class StageFunction(Protocol):
+    """The operators of a stage as a function of the values that enter it and of the call."""
+
+    def __call__(self, values: Sequence[Any], call: StageCall) -> Sequence[Any]:
         """The values that leave it."""
 
 
@@ -114,19 +130,19 @@ def _ends(values: Mapping[str, Any]) -> dict[str, list[GradientEdge | None]]:
 
 
 def run_forward(
-    code: StageCode, inputs: Mapping[str, Any], *, training: bool, has_backward: bool
+    code: StageCode, inputs: Mapping[str, Any], call: StageCall, *, has_backward: bool
 ) -> Flight:
     """Runs a stage for one micro-batch.
 
     Args:
         code: the stage.
         inputs: the values that enter it, by name.
-        training: whether modules are in training mode.
+        call: with what it runs, also where the backward runs it again.
         has_backward: whether a backward will follow.
     """
 
     def function(*values: Any) -> Sequence[Any]:
-        return code.function(values, training=training)
+        return code.function(values, call)
 
     values = [inputs[name] for name in code.inputs]
     if code.recompute and has_backward:

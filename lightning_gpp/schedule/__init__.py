@@ -10,24 +10,24 @@ from lightning_gpp.schedule.dry_run import DryRun, dry_run
 from lightning_gpp.schedule.gradient_sums import BUCKET_BYTES, last_backward
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
 from lightning_gpp.schedule.lower import build_program, reduce_groups
-from lightning_gpp.schedule.orders import (
+from lightning_gpp.schedule.orders import Steps, gpipe, k_f_k_b, most_in_flight, one_f_one_b
+from lightning_gpp.schedule.program import Part, Program, ReduceGroup, Replica
+from lightning_gpp.schedule.schedules import (
     FORWARD_ONLY,
+    GPIPE,
+    ONE_F_ONE_B,
     SCHEDULES,
     Schedule,
-    Steps,
-    gpipe,
-    k_f_k_b,
-    most_in_flight,
-    one_f_one_b,
-    peak_in_flight,
-    schedule_steps,
+    UserStep,
+    find_schedule,
 )
-from lightning_gpp.schedule.program import Part, Program, ReduceGroup, Replica
 from lightning_gpp.schedule.validate import ScheduleError, validate
 
 __all__ = [
     "BUCKET_BYTES",
     "FORWARD_ONLY",
+    "GPIPE",
+    "ONE_F_ONE_B",
     "SCHEDULES",
     "Action",
     "DryRun",
@@ -39,16 +39,16 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Steps",
+    "UserStep",
     "build_program",
     "dry_run",
+    "find_schedule",
     "gpipe",
     "in_flight_microbatches",
     "k_f_k_b",
     "last_backward",
     "most_in_flight",
     "one_f_one_b",
-    "peak_in_flight",
     "reduce_groups",
-    "schedule_steps",
     "validate",
 ]

@@ -19,6 +19,7 @@ class Kind(Enum):
     SEND_BACKWARD = "SB"
     RECEIVE_BACKWARD = "RB"
     REDUCE = "R"
+    STEP = "S"
 
     @property
     def is_compute(self) -> bool:
@@ -41,7 +42,8 @@ class Kind(Enum):
         return self in (Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD)
 
 
-_TEXT = re.compile(r"(-?\d+)(F|B|R|SF|RF|SB|RB)(\d+)(?:([<>])(-?\d+))?")
+_KINDS = "|".join(kind.value for kind in Kind)
+_TEXT = re.compile(rf"(-?\d+)({_KINDS})(\d+)(?:([<>])(-?\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,16 @@ class Action:
 
     The text form extends the one of ``torch.distributed.pipelining``: ``2F0`` is the forward of
     stage 2 for micro-batch 0, ``2SF0>3`` sends its result to stage 3, ``3RF0<2`` receives it
-    there, ``3SB0>2`` and ``2RB0<3`` do the same with the gradient. Stage -1 is the feed.
+    there, ``3SB0>2`` and ``2RB0<3`` do the same with the gradient. ``2R0`` sums the gradients of a
+    reduce group, and in ``2S0`` the device of stage 2 updates all of its parameters by those of
+    mini-batch 0. Stage -1 is the feed.
 
     Attributes:
         stage: the stage that acts.
         kind: what it does.
         microbatch: index of the stage's own micro-batch for compute; of the message on its edge
-            for sends and receives; of the reduce group for :attr:`Kind.REDUCE`.
+            for sends and receives; for :attr:`Kind.REDUCE` that of the mini-batch, times the number
+            of reduce groups, plus that of the group; of the mini-batch for :attr:`Kind.STEP`.
         peer: the other stage of a message, else None.
 
     >>> str(Action(stage=2, kind=Kind.FORWARD, microbatch=0))

@@ -77,7 +77,8 @@ def dry_run(program: Program, action_s: Callable[[Action], float] = unit_time_s)
                 if action.message in waiting:
                     runnable.append(waiting.pop(action.message))
             else:
-                start_s[action] = clock_s[device]
+                if action.kind.is_compute:
+                    start_s[action] = clock_s[device]
                 duration_s = action_s(action)
                 clock_s[device] += duration_s
                 busy_s[device] += duration_s

@@ -10,7 +10,7 @@ BUCKET_BYTES = 4 * 2**20
 """Gradients are summed in buckets; one is closed when it has this many bytes."""
 
 
-def last_backward(program: Program, device: int, stage: int) -> Action | None:
+def last_backward(program: Program, device: int, stage: int, minibatch: int = 0) -> Action | None:
     """The backward of a device after which the gradients of one of its stages are final.
 
     The user's step may read the same parameters, so its backwards, before and after the pipelined
@@ -20,12 +20,17 @@ def last_backward(program: Program, device: int, stage: int) -> Action | None:
         program: what runs.
         device: whose backward.
         stage: id of the stage in the plan.
+        minibatch: of which mini-batch.
 
     Returns:
         The backward; None where the device has none.
     """
     counted = (stage, FEED, program.replica(program.loss_stage).stage)
     for action in reversed(program.actions[device]):
-        if action.kind is Kind.BACKWARD and program.replica(action.stage).stage in counted:
+        if (
+            action.kind is Kind.BACKWARD
+            and program.replica(action.stage).stage in counted
+            and program.minibatch(action) == minibatch
+        ):
             return action
     return None

@@ -1,8 +1,9 @@
 """From the orders of the stages to the program of the devices.
 
-Four passes: order the compute of every stage; give every replica of a stage that order; merge the
+Five passes: order the compute of every stage; give every replica of a stage that order; merge the
 stages of each device; add the sends right after the compute that makes a message and the receives
-right before the one that needs it.
+right before the one that needs it; after the last backward of a mini-batch on a device add the sums
+of gradients and the update of the parameters.
 
 Where all forwards come first, a stage sends the message with the longest way to go first
 (:mod:`.ways`); otherwise in the order of the stages.
@@ -16,9 +17,9 @@ from dataclasses import replace
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.merge import merge_stages
-from lightning_gpp.schedule.orders import FORWARD_ONLY, schedule_steps
 from lightning_gpp.schedule.program import Program, ReduceGroup
 from lightning_gpp.schedule.replicas import Devices, devices_of, expand
+from lightning_gpp.schedule.schedules import FORWARD_ONLY, ONE_F_ONE_B, Schedule, find_schedule
 from lightning_gpp.schedule.validate import validate
 from lightning_gpp.schedule.ways import longest_ways
 
@@ -31,24 +32,26 @@ def build_program(
     *,
     devices: Devices,
     num_microbatches: int,
-    schedule: str = "1f1b",
+    schedule: str | Schedule = ONE_F_ONE_B,
     multiples: Sequence[int] | None = None,
     forward_only: bool = False,
     holders: Sequence[Sequence[int]] | None = None,
+    num_minibatches: int = 1,
     check: bool = True,
 ) -> Program:
-    """The program of one mini-batch.
+    """The program of one mini-batch, or of some that overlap as far as the schedule lets them.
 
     Args:
         stages: the stage graph.
         devices: device of every stage, counted from 0, or the devices of its replicas. The last
             stage, where the loss is, has one.
-        num_microbatches: smallest micro-batches in the mini-batch.
-        schedule: name in :data:`~lightning_gpp.schedule.SCHEDULES`.
+        num_microbatches: smallest micro-batches in all mini-batches.
+        schedule: the order, or its name in :data:`~lightning_gpp.schedule.SCHEDULES`.
         multiples: micro-batch size of every stage, all its replicas together, in units of the
             smallest; by default the number of its replicas.
         forward_only: leave the backwards out (validation, prediction).
         holders: devices that hold the parameters of every stage, where more do than run it here.
+        num_minibatches: how many there are; each has as many micro-batches.
         check: validate the program; a search that only compares dry runs can do without.
 
     Raises:
@@ -59,16 +62,18 @@ def build_program(
     >>> feed = StageEdge(FEED, 0, ("x",), has_backward=False)
     >>> chain = StageGraph(2, (feed, StageEdge(0, 1, ("h",))))
     >>> print(build_program(chain, devices=[0, 1], num_microbatches=1))
-    device 0: 0RF0<-1 0F0 0SF0>1 0RB0<1 0B0
-    device 1: -1F0 -1SF0>0 1RF0<0 1F0 1B0 1SB0>0
+    device 0: 0RF0<-1 0F0 0SF0>1 0RB0<1 0B0 0S0
+    device 1: -1F0 -1SF0>0 1RF0<0 1F0 1B0 1SB0>0 1S0
     """
     homes = [devices_of(entry) for entry in devices]
     sizes = list(multiples) if multiples is not None else [len(home) for home in homes]
     _check(stages, homes, num_microbatches, sizes, forward_only=forward_only)
-    name = FORWARD_ONLY if forward_only else schedule
+    _check_minibatches(num_minibatches, num_microbatches, sizes)
+    found = find_schedule(schedule) if isinstance(schedule, str) else schedule
+    found = FORWARD_ONLY if forward_only else found
     expansion = expand(stages, homes, sizes)
     skeleton = Program(
-        schedule=name,
+        schedule=found,
         num_microbatches=num_microbatches,
         devices=expansion.devices,
         multiples=expansion.multiples,
@@ -76,16 +81,17 @@ def build_program(
         actions=(),
         reduce_groups=() if forward_only else reduce_groups(stages, holders or homes),
         replicas=expansion.replicas,
+        num_minibatches=num_minibatches,
     )
-    orders = expansion.orders(schedule_steps(name, stages, num_microbatches, sizes))
+    orders = expansion.orders(found.orders(stages, num_microbatches, sizes, num_minibatches))
     orders[FEED] = _feed_order(skeleton)
     compute = merge_stages(skeleton, orders)
-    last = max((device for home in holders or homes for device in home), default=0)
-    compute += [[] for _ in range(len(compute), last + 1)]
+    updated = set(expansion.devices).union(*(holders or homes))
+    compute += [[] for _ in range(len(compute), max(updated) + 1)]
     program = replace(
         skeleton,
         actions=tuple(
-            tuple(_with_messages(skeleton, actions) + _reduces(skeleton, device))
+            tuple(_lowered(skeleton, device, actions, has_update=device in updated))
             for device, actions in enumerate(compute)
         ),
     )
@@ -132,6 +138,23 @@ def _check(
             )
 
 
+def _check_minibatches(
+    num_minibatches: int, num_microbatches: int, multiples: Sequence[int]
+) -> None:
+    count, rest = divmod(num_microbatches, max(1, num_minibatches))
+    if num_minibatches < 1 or rest:
+        raise ValueError(
+            f"num_minibatches must divide num_microbatches={num_microbatches}, "
+            f"got {num_minibatches}"
+        )
+    for stage, multiple in enumerate(multiples):
+        if count % multiple:
+            raise ValueError(
+                f"stage {stage} takes {multiple} micro-batches at a time, which does not divide "
+                f"the {count} of one mini-batch"
+            )
+
+
 def _check_replicas(stage: int, devices: Sequence[int], multiple: int) -> None:
     if not devices or len(set(devices)) != len(devices):
         raise ValueError(f"stage {stage} needs one or more different devices, got {list(devices)}")
@@ -152,20 +175,39 @@ def _feed_order(program: Program) -> list[Action]:
     return order
 
 
-def _with_messages(program: Program, compute: Sequence[Action]) -> list[Action]:
+def _lowered(
+    program: Program, device: int, compute: Sequence[Action], *, has_update: bool
+) -> list[Action]:
+    """The actions of a device: every mini-batch ends with its sums and the update."""
+    last = {program.minibatch(a): a for a in compute if a.kind is Kind.BACKWARD}
+    ends = set(last.values())
+    sends = _sends(program)
+    num_ended = 0
     actions: list[Action] = []
-    out_edges, in_edges = _sends(program)
     for action in compute:
-        if action.kind is Kind.FORWARD:
-            before = (Kind.RECEIVE_FORWARD, program.in_edges[action.stage])
-            after = (Kind.SEND_FORWARD, out_edges[action.stage])
-        else:
-            before = (Kind.RECEIVE_BACKWARD, program.out_edges[action.stage])
-            after = (Kind.SEND_BACKWARD, in_edges[action.stage])
-        actions += _messages(program, action, *before)
-        actions.append(action)
-        actions += _messages(program, action, *after)
+        actions += _with_messages(program, action, sends)
+        if action in ends:
+            actions += _update(program, device, num_ended)
+            num_ended += 1
+    if has_update and program.has_backward:
+        for minibatch in range(num_ended, program.num_minibatches):  # it computes nothing
+            actions += _update(program, device, minibatch)
     return actions
+
+
+def _with_messages(program: Program, action: Action, sends: tuple[Edges, Edges]) -> list[Action]:
+    out_edges, in_edges = sends
+    if action.kind is Kind.FORWARD:
+        before = (Kind.RECEIVE_FORWARD, program.in_edges[action.stage])
+        after = (Kind.SEND_FORWARD, out_edges[action.stage])
+    else:
+        before = (Kind.RECEIVE_BACKWARD, program.out_edges[action.stage])
+        after = (Kind.SEND_BACKWARD, in_edges[action.stage])
+    return [
+        *_messages(program, action, *before),
+        action,
+        *_messages(program, action, *after),
+    ]
 
 
 def _sends(program: Program) -> tuple[Edges, Edges]:
@@ -222,18 +264,21 @@ def reduce_groups(stages: StageGraph, devices: Sequence[Sequence[int]]) -> tuple
     return tuple(groups)
 
 
-def _reduces(program: Program, device: int) -> list[Action]:
+def _update(program: Program, device: int, minibatch: int) -> list[Action]:
+    """The end of a mini-batch on a device: sums of gradients, then the step of the optimizer."""
     mine = [stage for stage, home in enumerate(program.devices) if home == device]
     everywhere = range(program.num_stages)
-    return [
+    first = min(mine, default=0)
+    reduces = [
         Action(
             next(
-                (s for s in (*mine, *everywhere) if program.replica(s).stage == group.stage),
-                min(mine, default=0),
+                (s for s in (*mine, *everywhere) if program.replica(s).stage == group.stage), first
             ),
             Kind.REDUCE,
-            index,
+            index + minibatch * len(program.reduce_groups),
         )
         for index, group in enumerate(program.reduce_groups)
         if device in group.devices
     ]
+    stage = reduces[0].stage if reduces and not mine else first  # the device runs none itself
+    return [*reduces, Action(stage, Kind.STEP, minibatch)]

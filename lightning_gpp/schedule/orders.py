@@ -1,4 +1,4 @@
-"""The orders of forwards and backwards of one stage, and the schedules made of them.
+"""The orders of the forwards and backwards of one stage.
 
 Sources: GPipe (arXiv 1811.06965) for all forwards before all backwards; PipeDream (SOSP 2019)
 for 1F1B; GraphPipe (arXiv 2406.17145, section 5.3) for kFkB and for in-flight counts by depth.
@@ -7,37 +7,12 @@ for 1F1B; GraphPipe (arXiv 2406.17145, section 5.3) for kFkB and for in-flight c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 
-from lightning_gpp.graph import StageGraph
 from lightning_gpp.schedule.action import Action, Kind
-from lightning_gpp.schedule.in_flight import in_flight_microbatches
 
 Steps = tuple[int, ...]
 """Compute of a stage in order: the forward of micro-batch ``m`` is ``m``, its backward ``~m``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """In which order every stage does its forwards and backwards, and what follows from it.
-
-    The functions take the stage graph, the number of smallest micro-batches of the mini-batch, and
-    the micro-batch size of every stage in units of the smallest.
-
-    Attributes:
-        steps: gives the steps of every stage.
-        peak_in_flight: gives :func:`most_in_flight` of the steps of every stage, without them.
-        forwards_first: whether every stage does all of its forwards before its first backward.
-            Then it holds all micro-batches at the peak, and a program has two halves, between which
-            the user's step can run once, on all outputs.
-    """
-
-    steps: Callable[[StageGraph, int, Sequence[int]], dict[int, Steps]]
-    peak_in_flight: Callable[[StageGraph, int, Sequence[int]], dict[int, int]]
-    forwards_first: bool
 
 
 def gpipe(num_microbatches: int) -> Steps:
@@ -87,87 +62,6 @@ def one_f_one_b(num_microbatches: int, in_flight: int) -> Steps:
     return k_f_k_b(num_microbatches, in_flight, k=1)
 
 
-def _gpipe(stages: StageGraph, num_microbatches: int, multiples: Sequence[int]) -> dict[int, Steps]:
-    return {
-        stage: gpipe(num_microbatches // multiples[stage]) for stage in range(stages.num_stages)
-    }
-
-
-def _one_f_one_b(
-    stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
-) -> dict[int, Steps]:
-    in_flight = in_flight_microbatches(stages, num_microbatches, multiples)
-    are_alike = len(set(multiples)) == 1
-    steps = {}
-    for stage, size in enumerate(multiples):
-        others = () if are_alike else [multiples[other] for other in stages.successors[stage]]
-        k = steps_in_a_row(size, others)
-        steps[stage] = k_f_k_b(num_microbatches // size, in_flight[stage], k)
-    return steps
-
-
-def steps_in_a_row(multiple: int, successors: Sequence[int]) -> int:
-    """The ``k`` of a stage: micro-batches of its successor with the smallest, in its own.
-
-    More would starve that successor.
-
-    Args:
-        multiple: micro-batch size of the stage.
-        successors: those of its successors.
-
-    >>> steps_in_a_row(2, [8, 4])
-    2
-    """
-    return max(1, min((other // multiple for other in successors), default=1))
-
-
-def _all_in_flight(
-    stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
-) -> dict[int, int]:
-    return {stage: num_microbatches // multiples[stage] for stage in range(stages.num_stages)}
-
-
-def _forward_only(
-    stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
-) -> dict[int, Steps]:
-    return {
-        stage: tuple(range(num_microbatches // multiples[stage]))
-        for stage in range(stages.num_stages)
-    }
-
-
-SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
-    {
-        "gpipe": Schedule(_gpipe, _all_in_flight, forwards_first=True),
-        "1f1b": Schedule(_one_f_one_b, in_flight_microbatches, forwards_first=False),
-    }
-)
-"""Training schedules by name. ``1f1b`` becomes kFkB where micro-batch sizes differ."""
-
-FORWARD_ONLY = "forward"
-"""Name of the order without backwards, for validation and prediction."""
-
-
-def schedule_steps(
-    schedule: str, stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
-) -> dict[int, Steps]:
-    """The forwards and backwards of every stage in order.
-
-    Args:
-        schedule: name in :data:`SCHEDULES`, or :data:`FORWARD_ONLY`.
-        stages: the stage graph.
-        num_microbatches: smallest micro-batches in the mini-batch.
-        multiples: micro-batch size of every stage in units of the smallest.
-
-    Raises:
-        ValueError: the schedule is unknown.
-    """
-    if schedule == FORWARD_ONLY:
-        return _forward_only(stages, num_microbatches, multiples)
-    check_schedule(schedule)
-    return SCHEDULES[schedule].steps(stages, num_microbatches, multiples)
-
-
 def stage_actions(stage: int, steps: Steps) -> list[Action]:
     """The steps of a stage as actions."""
     return [
@@ -183,27 +77,3 @@ def most_in_flight(steps: Steps) -> int:
     3
     """
     return max(itertools.accumulate(1 if step >= 0 else -1 for step in steps), default=0)
-
-
-def peak_in_flight(
-    schedule: str, stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
-) -> dict[int, int]:
-    """Stage -> :func:`most_in_flight` of its steps, without making them.
-
-    Args:
-        schedule: name in :data:`SCHEDULES`.
-        stages: the stage graph.
-        num_microbatches: smallest micro-batches in the mini-batch.
-        multiples: micro-batch size of every stage in units of the smallest.
-
-    Raises:
-        ValueError: the schedule is unknown.
-    """
-    check_schedule(schedule)
-    return SCHEDULES[schedule].peak_in_flight(stages, num_microbatches, multiples)
-
-
-def check_schedule(schedule: str) -> None:
-    """Raises ValueError, naming the known schedules, when there is none of this name."""
-    if schedule not in SCHEDULES:
-        raise ValueError(f"unknown schedule {schedule!r}; known schedules: {', '.join(SCHEDULES)}")

@@ -1,4 +1,4 @@
-"""A program: for every device the ordered list of its actions for one mini-batch.
+"""A program: for every device the ordered list of its actions, mostly for one mini-batch.
 
 Every replica of a stage is a stage of its own here, on a device of its own: the program's stage
 ids count replicas. All sizes are in *units*, the smallest micro-batches of the mini-batch. A stage
@@ -20,16 +20,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from lightning_gpp.graph import FEED, StageEdge
-from lightning_gpp.schedule.action import Action
-from lightning_gpp.schedule.orders import FORWARD_ONLY, SCHEDULES
+from lightning_gpp.schedule.action import Action, Kind
+from lightning_gpp.schedule.schedules import FORWARD_ONLY, SCHEDULES, Schedule, find_schedule
 
 FORMAT = "lightning_gpp.program"
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +98,21 @@ class Part:
 
 @dataclass(frozen=True)
 class Program:
-    """What all devices do for one mini-batch.
+    """What all devices do for one mini-batch, or for some that overlap.
 
     Attributes:
-        schedule: name of the schedule it was made from.
-        num_microbatches: smallest micro-batches (units) in the mini-batch.
+        schedule: the schedule it was made from.
+        num_microbatches: smallest micro-batches (units) in all of its mini-batches.
         devices: device of every stage. The last stage computes the loss; the feed is on its device.
         multiples: units in one micro-batch of every stage.
         edges: the edges between the stages.
         actions: for every device the actions in order.
-        reduce_groups: what the REDUCE actions sum; their ``microbatch`` is the index here.
+        reduce_groups: what the REDUCE actions sum; see :meth:`reduce_group`.
         replicas: which stage of the plan every stage is; each is one of the same id by default.
+        num_minibatches: mini-batches, each of equally many units.
     """
 
-    schedule: str
+    schedule: Schedule
     num_microbatches: int
     devices: tuple[int, ...]
     multiples: tuple[int, ...]
@@ -119,6 +120,7 @@ class Program:
     actions: tuple[tuple[Action, ...], ...]
     reduce_groups: tuple[ReduceGroup, ...] = ()
     replicas: tuple[Replica, ...] = ()
+    num_minibatches: int = 1
 
     def __str__(self) -> str:
         return "\n".join(
@@ -139,12 +141,12 @@ class Program:
     @property
     def has_backward(self) -> bool:
         """Whether it trains."""
-        return self.schedule != FORWARD_ONLY
+        return self.schedule.has_backward
 
     @property
     def has_halves(self) -> bool:
         """Whether all forwards come before all backwards, and the user's step runs between."""
-        return not self.has_backward or SCHEDULES[self.schedule].forwards_first
+        return self.schedule.forwards_first and self.num_minibatches == 1
 
     @cached_property
     def edge(self) -> dict[tuple[int, int], StageEdge]:
@@ -190,6 +192,25 @@ class Program:
         replica, size = self.replica(stage), self.multiple(stage)
         start = (microbatch * replica.count + replica.index) * size
         return range(start, start + size)
+
+    def minibatch(self, action: Action) -> int:
+        """The mini-batch that a compute action, a sum or an update is of."""
+        if action.kind is Kind.STEP:
+            return action.microbatch
+        if action.kind is Kind.REDUCE:
+            return action.microbatch // len(self.reduce_groups)
+        units = self.units(action.stage, action.microbatch)
+        return units.start * self.num_minibatches // self.num_microbatches
+
+    def reduce_group(self, number: int) -> ReduceGroup:
+        """What the REDUCE actions of a number sum, which is their ``microbatch``."""
+        return self.reduce_groups[number % len(self.reduce_groups)]
+
+    def sums(self) -> Iterator[tuple[int, int, ReduceGroup]]:
+        """What is summed: (number of its REDUCE actions, mini-batch, group) in their order."""
+        for minibatch in range(self.num_minibatches):
+            for index, group in enumerate(self.reduce_groups):
+                yield index + minibatch * len(self.reduce_groups), minibatch, group
 
     def is_local(self, edge: StageEdge) -> bool:
         """Whether both ends are on one device, so that no message is needed."""
@@ -270,8 +291,9 @@ class Program:
         """Units that an action works on or carries; 0 of a reduction.
 
         >>> from lightning_gpp.graph import StageEdge
+        >>> from lightning_gpp.schedule import ONE_F_ONE_B
         >>> edges = (StageEdge(0, 1, ("x",)),)
-        >>> program = Program("1f1b", 4, devices=(0, 1), multiples=(1, 4), edges=edges, actions=())
+        >>> program = Program(ONE_F_ONE_B, 4, (0, 1), multiples=(1, 4), edges=edges, actions=())
         >>> [program.num_units(Action.parse(text)) for text in ("0F3", "1F0", "1RF2<0")]
         [1, 4, 1]
         """
@@ -283,16 +305,25 @@ class Program:
         """The actions of a device; none of one that stays idle."""
         return self.actions[device] if device < len(self.actions) else ()
 
+    def before_update(self, device: int) -> tuple[Action, ...]:
+        """What a device does before the update that ends the program; all where there is none."""
+        actions = self.device_actions(device)
+        ends = bool(actions) and actions[-1].kind is Kind.STEP
+        return actions[:-1] if ends else actions
+
     @property
     def has_turn(self) -> bool:
         """Whether the user's step comes once, between all forwards and all backwards."""
         return self.has_backward and self.has_halves
 
     def around_turn(self, device: int) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
-        """What a device does before the turn and after it; all comes before where there is none."""
-        if not self.has_turn:
-            return self.device_actions(device), ()
-        return self.forward_half(device), self.backward_half(device)
+        """What a device does before the turn and after it, up to the update that ends the program.
+
+        All comes before where there is no turn.
+        """
+        actions = self.before_update(device)
+        turn = self._middle(device) if self.has_turn else len(actions)
+        return actions[:turn], actions[turn:]
 
     def forward_half(self, device: int) -> tuple[Action, ...]:
         """What a device does before the user's step: its forwards and their messages.
@@ -306,15 +337,16 @@ class Program:
         Raises:
             ValueError: the schedule mixes forwards and backwards.
 
+        >>> from lightning_gpp.schedule import GPIPE
         >>> devices, actions = (0,), ((Action.parse("0F0"), Action.parse("0B0")),)
-        >>> program = Program("gpipe", 1, devices, multiples=(1,), edges=(), actions=actions)
+        >>> program = Program(GPIPE, 1, devices, multiples=(1,), edges=(), actions=actions)
         >>> [str(action) for action in program.forward_half(0)]
         ['0F0']
         """
         return self.device_actions(device)[: self._middle(device)]
 
     def backward_half(self, device: int) -> tuple[Action, ...]:
-        """What a device does after the user's step: its backwards, their messages, and the sums.
+        """What a device does after the user's step: backwards, messages, sums, and the update.
 
         Args:
             device: the device.
@@ -329,8 +361,8 @@ class Program:
         if not self.has_halves:
             halved = [name for name, schedule in SCHEDULES.items() if schedule.forwards_first]
             raise ValueError(
-                f"the schedule {self.schedule!r} mixes forwards and backwards, so its programs "
-                f"have no halves; schedules that have: {', '.join(halved)}"
+                f"the schedule {self.schedule.name!r} mixes forwards and backwards, so its "
+                f"programs have no halves; schedules that have: {', '.join(halved)}"
             )
         is_forward = [action.kind.is_forward for action in self.device_actions(device)]
         middle = sum(is_forward)
@@ -343,9 +375,10 @@ class Program:
 
     def to_json(self) -> str:
         """The versioned JSON form."""
-        data = asdict(self) | {
+        data = asdict(replace(self, actions=())) | {
             "format": FORMAT,
             "version": VERSION,
+            "schedule": self.schedule.name,
             "actions": [[str(action) for action in actions] for actions in self.actions],
         }
         return json.dumps(data, indent=1)
@@ -363,8 +396,9 @@ class Program:
             raise ValueError(
                 f"expected {FORMAT} version {VERSION}, got {form[0]} version {form[1]}"
             )
+        name = data["schedule"]
         return cls(
-            schedule=data["schedule"],
+            schedule=FORWARD_ONLY if name == FORWARD_ONLY.name else find_schedule(name),
             num_microbatches=data["num_microbatches"],
             devices=tuple(data["devices"]),
             multiples=tuple(data["multiples"]),
@@ -377,6 +411,7 @@ class Program:
                 for group in data["reduce_groups"]
             ),
             replicas=tuple(Replica(**replica) for replica in data["replicas"]),
+            num_minibatches=data["num_minibatches"],
         )
 
 

@@ -21,6 +21,8 @@ def validate(program: Program) -> None:
       own device;
     - every message is sent once and received once, in the same order on both sides of a pair of
       devices is not needed: messages carry their identity;
+    - every device that computes updates its parameters once per mini-batch, after all of its
+      backwards and sums of it;
     - what an action needs is there before it: results of its own device earlier in the list,
       results of others received earlier;
     - where the schedule has all forwards first, no device has a backward, or a message of one,
@@ -37,6 +39,8 @@ def validate(program: Program) -> None:
         if program.has_halves:
             _check_halves(device, actions)
     dry_run(program)
+    if program.has_backward:
+        _check_updates(program)
 
 
 def _check_complete(program: Program) -> None:
@@ -54,13 +58,31 @@ def _check_complete(program: Program) -> None:
     for device, actions in enumerate(program.actions):
         for action in actions:
             if action.kind is Kind.REDUCE:
-                if device not in program.reduce_groups[action.microbatch].devices:
+                if device not in program.reduce_group(action.microbatch).devices:
                     raise ScheduleError(f"{action} is on device {device}, which holds no part")
+            elif action.kind is Kind.STEP:
+                continue  # of the device
             elif program.device(action.stage) != device:
                 raise ScheduleError(
                     f"{action} is on device {device}, but stage {action.stage} is on device "
                     f"{program.device(action.stage)}"
                 )
+
+
+def _check_updates(program: Program) -> None:
+    for device, actions in enumerate(program.actions):
+        updates = [action.microbatch for action in actions if action.kind is Kind.STEP]
+        if updates != list(range(program.num_minibatches)) and actions:
+            raise ScheduleError(
+                f"device {device} updates its parameters by the mini-batches {updates}; the "
+                f"program has {program.num_minibatches}"
+            )
+        done = -1
+        for action in actions:
+            if action.kind is Kind.STEP:
+                done = action.microbatch
+            elif action.kind in (Kind.BACKWARD, Kind.REDUCE) and program.minibatch(action) <= done:
+                raise ScheduleError(f"device {device} runs {action} after the update {done}")
 
 
 def _check_messages(program: Program) -> None:

@@ -186,7 +186,7 @@ def _receivers(program: Program, action: Action | None) -> tuple[int, ...]:
     if action is None:
         return ()
     if action.kind is Kind.REDUCE:
-        return program.reduce_groups[action.microbatch].devices
+        return program.reduce_group(action.microbatch).devices
     assert action.peer is not None
     return (program.device(action.peer),)
 

@@ -16,7 +16,7 @@ from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.process_sums import ProcessSums
-from lightning_gpp.runtime.stage_run import StageCode
+from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
 from lightning_gpp.runtime.sums import Ranks
 from lightning_gpp.runtime.transport import Transport
 from lightning_gpp.runtime.value_pieces import Cutter
@@ -192,10 +192,20 @@ def _check_same(fingerprint: str, control: Control) -> None:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _ModuleStage:
+    """A stage of the user's modules as the runtime calls it."""
+
+    module: StageModule
+
+    def __call__(self, values: Sequence[Any], call: StageCall) -> Sequence[Any]:
+        return self.module(values, training=call.training, weights=call.weights)
+
+
 def _shapes_of(captured: CapturedModel, function: StageModule) -> ShapeStage:
     """A stage of which only the shapes are asked for."""
     return ShapeStage(
-        function,
+        _ModuleStage(function),
         captured.graph,
         function.inputs,
         function.outputs,
@@ -231,7 +241,9 @@ def _codes(
         if rank in homes:
             recompute = not is_loss and plan.stages[stage].recompute
             is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
-            runs = _shapes_of(captured, function) if is_shape_only and operators else function
+            runs: StageFunction = _ModuleStage(function)
+            if is_shape_only and operators:
+                runs = _shapes_of(captured, function)
             keep_state = captured.keeper(operators)
             codes[stage] = StageCode(runs, inputs, outputs, recompute, keep_state)
     return codes, readers

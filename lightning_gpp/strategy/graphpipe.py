@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import PLANNERS, Plan
-from lightning_gpp.runtime.executor import ActionRecord
+from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.costs_given import CostsLike, resolve_costs
 from lightning_gpp.strategy.devices_at_hand import ClusterLike, check_cluster

@@ -11,7 +11,9 @@ from torch import nn
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.planner import Plan, PlanGraph
-from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor, Run
+from lightning_gpp.runtime.action_record import ActionRecord
+from lightning_gpp.runtime.boundary import Boundary
+from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.process_sums import ProcessSums
 from lightning_gpp.schedule import FORWARD_ONLY, Program
 from lightning_gpp.strategy.emulation import Emulation
@@ -89,7 +91,7 @@ class Pipeline:
             boundary: what gives the inputs and takes the outputs, on rank 0.
             errors: gets those of this rank's stages, if they are to be found out.
         """
-        key = (len(units), FORWARD_ONLY, frozenset[str]())
+        key = (len(units), FORWARD_ONLY.name, frozenset[str]())
         if key not in self._programs:
             self._programs[key] = self.placed.forward_program(len(units))
         self.executor.run(

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from lightning_gpp.runtime.executor import ActionRecord, Executor, Run
+from lightning_gpp.runtime.action_record import ActionRecord
+from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
 from lightning_gpp.simulate import SpanKind
 

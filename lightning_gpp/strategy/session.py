@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_gpp.runtime.executor import ActionRecord, Boundary, Run
+from lightning_gpp.runtime.action_record import ActionRecord
+from lightning_gpp.runtime.boundary import Boundary
+from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.open_transport import open_transport
 from lightning_gpp.schedule import SCHEDULES

@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_gpp.capture.rollback import rollback
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.planner.units_of_measure import seconds_text
-from lightning_gpp.runtime.executor import Boundary
+from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.handover import NothingCameError
 from lightning_gpp.strategy.cutting import (
     CannotJoinError,

@@ -20,7 +20,7 @@ from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.graphpipe.limits import Divisions
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
-from lightning_gpp.schedule import peak_in_flight
+from lightning_gpp.schedule import find_schedule
 
 REPLICAS = (1, 2, 4)
 
@@ -256,7 +256,7 @@ def _in_flight(
         pairs.add((last, last + 1))
         multiples.append(crews[-1].multiple)
     graph = StageGraph(len(multiples), tuple(StageEdge(*pair, ()) for pair in sorted(pairs)))
-    return peak_in_flight(schedule, graph, num_units, multiples)
+    return find_schedule(schedule).peak_in_flight(graph, num_units, multiples)
 
 
 def found_bottlenecks_s(

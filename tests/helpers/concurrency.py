@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_gpp import GraphPipeStrategy
-from lightning_gpp.runtime.executor import ActionRecord
+from lightning_gpp.runtime.action_record import ActionRecord
 
 PAUSE_S = 0.02
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
-from lightning_gpp.runtime.executor import ActionRecord, Executor
-from lightning_gpp.runtime.stage_run import StageCode
+from lightning_gpp.runtime.action_record import ActionRecord
+from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.stage_run import StageCall, StageCode
 from lightning_gpp.runtime.sums import ThreadSumHub, ThreadSums
 from lightning_gpp.runtime.thread_transport import ThreadHub
 from lightning_gpp.runtime.value_pieces import Cutter
@@ -73,17 +74,19 @@ class ToyStages:
 
     def function(self, stage: int) -> Callable[..., Sequence[Any]]:
         """The stage as a function of its values."""
-        weight = self.weights[f"w{self.weight_of[stage]}"]
+        name = f"w{self.weight_of[stage]}"
+        weight = self.weights[name]
 
-        def run(values: Sequence[Tensor], *, training: bool) -> Sequence[Tensor]:
-            return [torch.tanh(torch.stack(list(values)).sum(0) @ weight)]
+        def run(values: Sequence[Tensor], call: StageCall) -> Sequence[Tensor]:
+            found = weight if call.weights is None else call.weights[name]
+            return [torch.tanh(torch.stack(list(values)).sum(0) @ found)]
 
         return run
 
     def code(self, stage: int) -> StageCode:
         """The stage for the executor; one beyond the last takes outputs to the loss."""
         if stage == self.stages.num_stages:
-            return StageCode(lambda values, *, training: [], (f"v{stage - 1}",), ())
+            return StageCode(lambda values, call: [], (f"v{stage - 1}",), ())
         inputs = tuple(v for e in self.stages.edges if e.target == stage for v in e.values)
         return StageCode(self.function(stage), inputs, (f"v{stage}",))
 
@@ -98,7 +101,7 @@ class ToyStages:
         values = {"x": x}
         for stage in range(self.stages.num_stages):
             code = self.code(stage)
-            (values[f"v{stage}"],) = code.function([values[n] for n in code.inputs], training=True)
+            (values[f"v{stage}"],) = code.function([values[n] for n in code.inputs], StageCall())
         return values[f"v{self.stages.num_stages - 1}"]
 
     def loss(self, x: Tensor) -> Tensor:
@@ -163,7 +166,7 @@ def in_two_parts(executor: Executor, *arguments: Any, boundary: Any, num_backwar
         for weight in executor.shared.values():
             weight.grad = None
         run.backward_half(retain=left > 0)
-    assert not run.flights
+    assert run.state.is_drained
 
 
 def run_on_threads(

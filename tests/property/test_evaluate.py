@@ -22,8 +22,6 @@ from lightning_gpp.schedule import (
     build_program,
     dry_run,
     most_in_flight,
-    peak_in_flight,
-    schedule_steps,
 )
 
 
@@ -64,10 +62,10 @@ def test_evaluating_below_a_step_gives_the_same_or_nothing(data, fraction):
 @given(stage_graphs(), st.data(), st.sampled_from(sorted(SCHEDULES)))
 def test_the_peak_is_that_of_the_steps(stages, data, schedule):
     multiples = [data.draw(st.sampled_from([1, 2, 4])) for _ in range(stages.num_stages)]
-    arguments = schedule, stages, data.draw(st.sampled_from([4, 8, 16])), multiples
-    steps = schedule_steps(*arguments)
+    arguments = stages, data.draw(st.sampled_from([4, 8, 16])), multiples
+    steps = SCHEDULES[schedule].orders(*arguments)
     expected = {stage: most_in_flight(order) for stage, order in steps.items()}
-    assert peak_in_flight(*arguments) == expected
+    assert SCHEDULES[schedule].peak_in_flight(*arguments) == expected
 
 
 def dry_run_s(found: PlanEvaluation, plan: Plan, request) -> float:

@@ -27,7 +27,6 @@ from lightning_gpp.schedule import (
     ScheduleError,
     build_program,
     dry_run,
-    schedule_steps,
     validate,
 )
 from lightning_gpp.simulate import simulate
@@ -126,7 +125,7 @@ def test_a_dead_end_on_a_shared_device_waits_for_the_other_half():
     """Its device is free early, and did the backward of stage 1 while it waited for stage 0."""
     program = build_program(DEAD_END, devices=[0, 1, 1], num_microbatches=1, schedule="gpipe")
     assert str(program).splitlines()[1] == (
-        "device 1: -1F0 -1SF0>0 1F0 2RF0<0 2F0 2B0 2SB0>0 1B0 -1RB0<0 -1B0"
+        "device 1: -1F0 -1SF0>0 1F0 2RF0<0 2F0 2B0 2SB0>0 1B0 -1RB0<0 -1B0 1S0"
     )
     rows = [list(actions) for actions in program.actions]
     early = Action.parse("1B0")
@@ -139,6 +138,6 @@ def test_a_dead_end_on_a_shared_device_waits_for_the_other_half():
 @given(stage_graphs(), st.data(), st.sampled_from(sorted(SCHEDULES)))
 def test_only_schedules_with_all_forwards_first_say_so(stages, data, schedule):
     multiples = [data.draw(st.sampled_from([1, 2, 4])) for _ in range(stages.num_stages)]
-    orders = schedule_steps(schedule, stages, 32, multiples).values()
+    orders = SCHEDULES[schedule].orders(stages, 32, multiples).values()
     in_halves = all(max(steps[len(steps) // 2 :]) < 0 for steps in orders)
     assert in_halves == SCHEDULES[schedule].forwards_first

@@ -17,7 +17,7 @@ from lightning_gpp.planner.graphpipe.chains import Chains, ChainStage, Hop
 from lightning_gpp.planner.stage_costs import reduce_line
 from lightning_gpp.planner.traffic import share_s
 from lightning_gpp.schedule.in_flight import units_by_successors
-from lightning_gpp.schedule.orders import steps_in_a_row
+from lightning_gpp.schedule.schedules import steps_in_a_row
 from lightning_gpp.schedule.ways import longest_ways
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.does_not_fit import (
     HOLD_FEWER,
-    HOLDS_ALL,
     HOLDS_FEW,
     DoesNotFitError,
 )
@@ -36,7 +35,7 @@ def infeasible_error(request: PlanRequest, problems: Problems) -> DoesNotFitErro
 def _text(request: PlanRequest, problems: Problems) -> str:
     limits = {d.memory_bytes for d in request.cluster.devices if d.memory_bytes is not None}
     remedies = []
-    if request.schedule == HOLDS_ALL and _fits(replace(request, schedule=HOLDS_FEW), problems):
+    if request.holds_all and _fits(replace(request, schedule=HOLDS_FEW), problems):
         remedies.append(HOLD_FEWER)
     if not request.may_recompute and _fits(replace(request, may_recompute=True), problems):
         remedies.append(

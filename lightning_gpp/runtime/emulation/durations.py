@@ -69,7 +69,8 @@ class Durations:
     def __post_init__(self) -> None:
         check_costs(self.program, self.costs)
         self.sums = tuple(
-            self._device_sum(bucket)
+            self._device_sum(bucket, minibatch)
+            for minibatch in range(self.program.num_minibatches)
             for bucket in self.costs.buckets
             if self.device in self.program.reduce_groups[bucket.group].devices
             and self.program.reduce_groups[bucket.group].stage is not None
@@ -103,14 +104,19 @@ class Durations:
         seconds = cluster.link(self.device, target).transfer_s(size_bytes)
         return Occupation(seconds, channels(cluster, self.device, target), size_bytes)
 
-    def group_bytes(self, group: int) -> float:
-        """The gradients of a reduce group."""
+    def group_bytes(self, number: int) -> float:
+        """The gradients that the REDUCE actions of a number sum."""
+        group = number % len(self.program.reduce_groups)
         return sum(bucket.size_bytes for bucket in self.costs.buckets if bucket.group == group)
 
-    def _device_sum(self, bucket: Bucket) -> DeviceSum:
+    def update_s(self) -> float:
+        """Seconds of the optimizer's step."""
+        return self.costs.step.optimizer_s.get(self.device, 0.0)
+
+    def _device_sum(self, bucket: Bucket, minibatch: int) -> DeviceSum:
         group = self.program.reduce_groups[bucket.group]
         assert group.stage is not None
-        final_in = last_backward(self.program, self.device, group.stage)
+        final_in = last_backward(self.program, self.device, group.stage, minibatch)
         cluster, algorithm = self.costs.cluster, self.costs.all_reduce
         seconds = all_reduce_s(cluster, group.devices, bucket.size_bytes, algorithm)
         found = all_reduce_channels(cluster, group.devices, algorithm)

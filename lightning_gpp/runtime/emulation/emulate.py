@@ -142,7 +142,7 @@ def _result(
         [ClockOffset(0, 0)] * len(found),
         step=len(ends_s) - 1,
         rank_of_device=range(len(found)),
-        schedule=program.schedule,
+        schedule=program.schedule.name,
         stages=tuple(
             TimelineStage(stage, program.device(stage), str(program.replica(stage)))
             for stage in range(program.num_stages)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Protocol
 
 from lightning_gpp.runtime.emulation.clock import EmulatedClock
 from lightning_gpp.runtime.emulation.durations import DeviceSum, Durations
 from lightning_gpp.runtime.emulation.reservations import Reservations
 from lightning_gpp.runtime.emulation.slip import Slip, SlipReport
-from lightning_gpp.runtime.executor import SHARED_GRADIENTS
+from lightning_gpp.runtime.shared_gradients import SHARED_GRADIENTS
 from lightning_gpp.runtime.transport import Tag
-from lightning_gpp.schedule import Action, Program
+from lightning_gpp.schedule import Action, Kind, Program
 from lightning_gpp.simulate.program_costs import ProgramCosts
 
 
@@ -87,25 +89,40 @@ class EmulatedRank:
     @contextlib.contextmanager
     def action(self, action: Action) -> Iterator[None]:
         """The body does the work of one action."""
-        durations, text = self._in_program, str(action)
-        step = durations.costs.step
-        if self._num_actions:
-            self.spend(text, step.action_s)
+        if self._num_actions and action.kind is not Kind.STEP:
+            self.spend(str(action), self._in_program.costs.step.action_s)
         self._num_actions += 1
         self._action = action
-        if action.kind.is_compute:
-            with self.lasting(text, durations.compute_s(action)):
-                yield
-        elif action.kind.is_send:
-            self.spend(text, step.send.seconds(durations.message(action.message).size_bytes))
+        with HANDLERS[action.kind](self, action):
             yield
-        else:
-            yield
-            if action.kind.is_receive:
-                self.spend(text, step.receive.seconds(durations.message(action.message).size_bytes))
-            else:
-                self.spend(text, step.reduce.seconds(durations.group_bytes(action.microbatch)))
         self._action = None
+
+    def _compute(self, action: Action) -> AbstractContextManager[None]:
+        return self.lasting(str(action), self._in_program.compute_s(action))
+
+    @contextlib.contextmanager
+    def _send(self, action: Action) -> Iterator[None]:
+        durations = self._in_program
+        size_bytes = durations.message(action.message).size_bytes
+        self.spend(str(action), durations.costs.step.send.seconds(size_bytes))
+        yield
+
+    @contextlib.contextmanager
+    def _receive(self, action: Action) -> Iterator[None]:
+        yield
+        durations = self._in_program
+        size_bytes = durations.message(action.message).size_bytes
+        self.spend(str(action), durations.costs.step.receive.seconds(size_bytes))
+
+    @contextlib.contextmanager
+    def _reduce(self, action: Action) -> Iterator[None]:
+        yield
+        durations = self._in_program
+        size_bytes = durations.group_bytes(action.microbatch)
+        self.spend(str(action), durations.costs.step.reduce.seconds(size_bytes))
+
+    def _update(self, action: Action) -> AbstractContextManager[None]:
+        return self.lasting("optimizer", self._in_program.update_s())
 
     @contextlib.contextmanager
     def lasting(self, what: str, duration_s: float) -> Iterator[None]:
@@ -198,3 +215,20 @@ class EmulatedRank:
     def _in_program(self) -> Durations:
         assert self._durations is not None, "only while a program runs"
         return self._durations
+
+
+HANDLERS: Mapping[Kind, Callable[[EmulatedRank, Action], AbstractContextManager[None]]] = (
+    MappingProxyType(
+        {
+            Kind.FORWARD: EmulatedRank._compute,
+            Kind.BACKWARD: EmulatedRank._compute,
+            Kind.SEND_FORWARD: EmulatedRank._send,
+            Kind.RECEIVE_FORWARD: EmulatedRank._receive,
+            Kind.SEND_BACKWARD: EmulatedRank._send,
+            Kind.RECEIVE_BACKWARD: EmulatedRank._receive,
+            Kind.REDUCE: EmulatedRank._reduce,
+            Kind.STEP: EmulatedRank._update,
+        }
+    )
+)
+"""How each kind of action takes its emulated time, around the work of its body."""

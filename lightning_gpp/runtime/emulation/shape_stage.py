@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from lightning_gpp.graph import ModelGraph, TensorSpec, Value, Variation
 from lightning_gpp.runtime.emulation.shapes import Made, computed, takes_gradient
-from lightning_gpp.runtime.stage_run import StageFunction
+from lightning_gpp.runtime.stage_run import StageCall, StageFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class ShapeStage:
     outputs: tuple[str, ...]
     parameters: Callable[[], Sequence[Parameter]]
 
-    def __call__(self, values: Sequence[Any], *, training: bool) -> Sequence[Any]:
+    def __call__(self, values: Sequence[Any], call: StageCall) -> Sequence[Any]:
         """The values that leave it."""
         made_of = [self.graph.values[name] for name in self.outputs]
         samples = self._samples(values)
         if samples is None or not all(map(is_one_tensor, made_of)):
-            return self.function(values, training=training)
+            return self.function(values, call)
         made = Made.of(made_of, samples, self.graph.microbatch_size)
         if not torch.is_grad_enabled():
             return made.values(made.tensors)

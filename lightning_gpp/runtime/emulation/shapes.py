@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from lightning_gpp.graph import FEED, ModelGraph, TensorSpec, Value, Variation
 from lightning_gpp.runtime.emulation.emulate import EmulatedRun, emulate
 from lightning_gpp.runtime.emulation.threads import RankWork
-from lightning_gpp.runtime.stage_run import StageCode
+from lightning_gpp.runtime.stage_run import StageCall, StageCode
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate.program_costs import ProgramCosts
@@ -151,12 +151,9 @@ class _ShapeFunction:
     ) -> None:
         self._shapes, self._stage, self._read = shapes, stage, read
         self._values = [shapes.graph.values[name] for name in outputs]
-        self._calls = 0
 
-    def __call__(self, values: Sequence[Any], *, training: bool) -> Sequence[Any]:
-        count = self._shapes.program.stage_microbatches(self._stage)
-        samples = self._shapes.samples(self._stage, self._calls % count)
-        self._calls += 1
+    def __call__(self, values: Sequence[Any], call: StageCall) -> Sequence[Any]:
+        samples = self._shapes.samples(self._stage, call.microbatch)
         made = Made.of(self._values, samples, self._shapes.graph.microbatch_size)
         inputs = [t for t in pytree.tree_leaves(list(values)) if takes_gradient(t)]
         return made.values(computed(made.tensors, [*inputs, *self._read]))

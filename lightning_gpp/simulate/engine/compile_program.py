@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from lightning_gpp.graph import FEED
@@ -58,6 +60,7 @@ class _Compiler:
             self.sums_of_group.setdefault(bucket.group, []).append(bucket)
         self.codes = (MEET_SEND, MEET_RECEIVE) if is_rendezvous else (SEND, RECEIVE)
         self.final_groups: dict[int, tuple[int, ...]] = {}
+        self.finals_of: dict[int, dict[Action, tuple[int, ...]]] = {}
         self.compute: dict[tuple[int, bool], tuple[float, int]] = {}
         has_input = costs.step.data_s > 0 or costs.step.host_link is not None
         self.tokens = (self.found.token(), self.found.token()) if prefetch and has_input else None
@@ -72,8 +75,6 @@ class _Compiler:
                 self.take_input()
                 self.work(TaskKind.PREPARE, self.costs.step.prepare_s or None)
             self.actions(device)
-            self.finish(device)
-            self.work(TaskKind.OPTIMIZER, self.costs.step.optimizer_s.get(device))
             self.operations.end_stream()
         if self.tokens is not None:
             self.read_ahead(*self.tokens)
@@ -134,28 +135,38 @@ class _Compiler:
 
     def actions(self, device: int) -> None:
         """The actions of a device."""
-        finals = self.finals(device)
         gap_s = self.costs.step.action_s
         turn = len(self.program.forward_half(device)) if self.has_turn else -1
+        before_update = len(self.program.before_update(device))
         for index, action in enumerate(self.program.actions[device]):
-            kind = action.kind
-            if index == turn:
+            if index == before_update:
+                self.finish(device)
+            elif index == turn:
                 self.turn(device)
-            elif gap_s and index:
+            elif gap_s and index and action.kind is not Kind.STEP:
                 self.work(TaskKind.OVERHEAD, gap_s, index)
-            if kind is Kind.FORWARD or kind is Kind.BACKWARD:
-                seconds, number = self.seconds_and_kind(action)
-                if action in finals and kind is Kind.BACKWARD:
-                    self.final_groups[len(self.operations.codes)] = finals[action]
-                    self.operations.add(FINAL, 0, seconds, number, index)
-                else:
-                    self.operations.add(WORK, 0, seconds, number, index)
-            elif kind is Kind.REDUCE:
-                self.reduce(device, index, action.microbatch)
-            elif kind is Kind.SEND_FORWARD or kind is Kind.SEND_BACKWARD:
-                self.send_message(action, index)
-            else:
-                self.receive_message(action, index)
+            HANDLERS[action.kind](self, device, index, action)
+        if before_update == len(self.program.actions[device]):
+            self.finish(device)
+
+    def forward(self, device: int, index: int, action: Action) -> None:
+        """A forward, also of the feed."""
+        seconds, number = self.seconds_and_kind(action)
+        self.operations.add(WORK, 0, seconds, number, index)
+
+    def backward(self, device: int, index: int, action: Action) -> None:
+        """A backward; in some, gradients become final that are summed."""
+        seconds, number = self.seconds_and_kind(action)
+        groups = self.finals(device).get(action)
+        if groups is None:
+            self.operations.add(WORK, 0, seconds, number, index)
+        else:
+            self.final_groups[len(self.operations.codes)] = groups
+            self.operations.add(FINAL, 0, seconds, number, index)
+
+    def update(self, device: int, index: int, action: Action) -> None:
+        """The optimizer's step."""
+        self.work(TaskKind.OPTIMIZER, self.costs.step.optimizer_s.get(device), index)
 
     def turn(self, device: int) -> None:
         """Between the two parts of the program; the others wait for the first gradients anyway."""
@@ -173,16 +184,18 @@ class _Compiler:
         return self.compute[key]
 
     def finals(self, device: int) -> dict[Action, tuple[int, ...]]:
-        """Last backward -> the reduce groups whose gradients are final in it."""
-        found: dict[Action, tuple[int, ...]] = {}
-        for index, group in enumerate(self.program.reduce_groups):
-            if group.stage is not None and device in group.devices:
-                final = last_backward(self.program, device, group.stage)
-                if final is not None:
-                    found[final] = (*found.get(final, ()), index)
-        return found
+        """Last backward -> the sums whose gradients are final in it, as their actions count."""
+        if device not in self.finals_of:
+            found: dict[Action, tuple[int, ...]] = {}
+            for number, minibatch, group in self.program.sums():
+                if group.stage is not None and device in group.devices:
+                    final = last_backward(self.program, device, group.stage, minibatch)
+                    if final is not None:
+                        found[final] = (*found.get(final, ()), number)
+            self.finals_of[device] = found
+        return self.finals_of[device]
 
-    def send_message(self, action: Action, index: int) -> None:
+    def send_message(self, device: int, index: int, action: Action) -> None:
         """The sender's part of a message."""
         transfer = self.found.number(action)
         overhead = self.costs.step.send
@@ -191,7 +204,7 @@ class _Compiler:
             self.work(TaskKind.SEND, seconds, index)
         self.send(SEND if action.stage == FEED else self.codes[0], transfer, index)
 
-    def receive_message(self, action: Action, index: int) -> None:
+    def receive_message(self, device: int, index: int, action: Action) -> None:
         """The receiver's part of a message."""
         transfer = self.found.number(action)
         is_of_feed = action.peer == FEED and action.kind is Kind.RECEIVE_FORWARD
@@ -202,15 +215,15 @@ class _Compiler:
             seconds = overhead.seconds(self.found.transfers.size_bytes[transfer])
             self.work(TaskKind.RECEIVE, seconds, index)
 
-    def reduce(self, device: int, index: int, number: int) -> None:
+    def reduce(self, device: int, index: int, action: Action) -> None:
         """Waits for the sums of a group; of shared parameters the owner adds up by messages."""
-        group = self.program.reduce_groups[number]
+        number, group = action.microbatch, self.program.reduce_group(action.microbatch)
         if group.stage is not None:
             for bucket in self.sums_of_group.get(number, ()):
                 if self.found.transfers.senders[bucket.transfer] < 0:
                     self.found.transfers.senders[bucket.transfer] = len(self.operations.codes)
             self.operations.add(REDUCE, number, 0.0, NO_TASK, index)
-            self.reduce_overhead(number, index)
+            self.reduce_overhead(action, index)
             return
         send, receive = self.codes
         pairs = [p for other in group.devices if (p := self.found.shared.get((number, other)))]
@@ -223,11 +236,27 @@ class _Compiler:
             up, down = self.found.shared[number, device]
             self.send(send, up, index)
             self.operations.add(receive, down, 0.0, NO_TASK, index)
-        self.reduce_overhead(number, index)
+        self.reduce_overhead(action, index)
 
-    def reduce_overhead(self, number: int, index: int) -> None:
+    def reduce_overhead(self, action: Action, index: int) -> None:
         """A device's own part of the sum of a group."""
         overhead = self.costs.step.reduce
         if overhead.fixed_s or overhead.per_byte_s:
-            size_bytes = sum(b.size_bytes for b in self.costs.buckets if b.group == number)
+            group = action.microbatch % len(self.program.reduce_groups)
+            size_bytes = sum(b.size_bytes for b in self.costs.buckets if b.group == group)
             self.work(TaskKind.REDUCE, overhead.seconds(size_bytes), index)
+
+
+HANDLERS: Mapping[Kind, Callable[[_Compiler, int, int, Action], None]] = MappingProxyType(
+    {
+        Kind.FORWARD: _Compiler.forward,
+        Kind.BACKWARD: _Compiler.backward,
+        Kind.SEND_FORWARD: _Compiler.send_message,
+        Kind.RECEIVE_FORWARD: _Compiler.receive_message,
+        Kind.SEND_BACKWARD: _Compiler.send_message,
+        Kind.RECEIVE_BACKWARD: _Compiler.receive_message,
+        Kind.REDUCE: _Compiler.reduce,
+        Kind.STEP: _Compiler.update,
+    }
+)
+"""What each kind of action becomes: (compiler, device, index on the device, action)."""

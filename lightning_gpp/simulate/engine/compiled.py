@@ -99,13 +99,15 @@ class BucketSum:
 
     Attributes:
         transfer: its number among the transfers.
-        group: the reduce group.
+        group: number of the REDUCE actions that wait for it.
+        minibatch: whose gradients.
         num_devices: how many devices take part.
         ready_fraction: part of the last backward after which its gradients are final.
     """
 
     transfer: int
     group: int
+    minibatch: int
     num_devices: int
     ready_fraction: float
 
@@ -121,7 +123,7 @@ class Compiled:
         channels: names of the channels.
         sums: in the order in which devices begin them.
         sums_of_device: of every device the positions in ``sums`` of those that it takes part in.
-        final_groups: operation ``FINAL`` -> the reduce groups whose gradients are final in it.
+        final_groups: operation ``FINAL`` -> the sums (numbered as their REDUCE) final in it.
     """
 
     num_devices: int

@@ -112,7 +112,7 @@ def play(compiled: Compiled, num_steps: int = 1) -> Times:
                 last = slot
                 sums.final(stream, step, position)
             elif code == REDUCE:
-                sums.flush(stream, step, clock, last)
+                sums.flush(stream, step, arguments[position], clock, last)
                 missing, clock, last = sums.wait(arguments[position], step, clock, last)
                 if missing >= 0:
                     waiting.setdefault(missing, []).append(stream)

@@ -69,12 +69,14 @@ class SumEvents:
                 state.final[number] = max(start_s, end_s - early_s), slot
         self._begin(state)
 
-    def flush(self, device: int, step: int, now_s: float, last: int) -> None:
-        """A device has come to a REDUCE: no gradients are to come any more."""
+    def flush(self, device: int, step: int, group: int, now_s: float, last: int) -> None:
+        """A device has come to a REDUCE: no gradients of its mini-batch are to come any more."""
         state = self._devices[device]
         state.enter(step)
+        minibatches = {bucket.minibatch for bucket in self._of_group.get(group, ())}
         for number in state.order[state.begun :]:
-            state.final.setdefault(number, (now_s, last))
+            if self._compiled.sums[number].minibatch in minibatches:
+                state.final.setdefault(number, (now_s, last))
         self._begin(state)
 
     def wait(self, group: int, step: int, now_s: float, last: int) -> tuple[int, float, int]:

@@ -26,7 +26,7 @@ class NumberedTransfers:
         channel_numbers: channel -> its number.
         forward: edge -> number of its first message with activations, and how many there are.
         backward: the same of its messages with gradients.
-        shared: (reduce group, device) -> the messages to its owner and back, for parameters that
+        shared: (number of a sum, device) -> the messages to its owner and back, for parameters that
             different stages share (``Executor.reduce_shared`` in the runtime).
         sums: the buckets of replicated stages.
     """
@@ -47,10 +47,13 @@ class NumberedTransfers:
                 self.forward[pair] = self._messages(*pair, is_gradient=False)
                 if edge.has_backward and self.program.has_backward:
                     self.backward[pair] = self._messages(*pair, is_gradient=True)
-        for index, group in enumerate(self.program.reduce_groups):
+        for number, minibatch, group in self.program.sums():
             if group.stage is None:
-                self._shared_sum(index, group.devices)
-        self._sums()
+                index = number - minibatch * len(self.program.reduce_groups)
+                sizes = [b.size_bytes for b in self.costs.buckets if b.group == index]
+                self._shared_sum(number, group.devices, sum(sizes))
+        for minibatch in range(self.program.num_minibatches):
+            self._sums(minibatch)
 
     def number(self, action: Action) -> int:
         """The transfer that an action sends or receives.
@@ -79,7 +82,7 @@ class NumberedTransfers:
         """Of every device the sums that it takes part in, in their order."""
         found: list[list[int]] = [[] for _ in self.program.actions]
         for number, bucket in enumerate(self.sums):
-            for device in self.program.reduce_groups[bucket.group].devices:
+            for device in self.program.reduce_group(bucket.group).devices:
                 found[device].append(number)
         return found
 
@@ -94,8 +97,7 @@ class NumberedTransfers:
             self.transfers.add(*sizes[count], numbers, TRANSFER)
         return first, len(units)
 
-    def _shared_sum(self, index: int, devices: Sequence[int]) -> None:
-        size_bytes = sum(b.size_bytes for b in self.costs.buckets if b.group == index)
+    def _shared_sum(self, number: int, devices: Sequence[int], size_bytes: float) -> None:
         if not size_bytes:
             return
         for device in devices[1:]:
@@ -108,9 +110,9 @@ class NumberedTransfers:
                 )
                 for ends in ((device, devices[0]), (devices[0], device))
             )
-            self.shared[index, device] = up, down
+            self.shared[number, device] = up, down
 
-    def _sums(self) -> None:
+    def _sums(self, minibatch: int) -> None:
         cluster, algorithm = self.costs.cluster, self.costs.all_reduce
         for bucket in self.costs.buckets:
             group = self.program.reduce_groups[bucket.group]
@@ -118,9 +120,15 @@ class NumberedTransfers:
                 continue
             seconds = all_reduce_s(cluster, group.devices, bucket.size_bytes, algorithm)
             names = all_reduce_channels(cluster, group.devices, algorithm)
-            number = self.transfers.add(seconds, bucket.size_bytes, self._channels(names), SUM)
+            transfer = self.transfers.add(seconds, bucket.size_bytes, self._channels(names), SUM)
             self.sums.append(
-                BucketSum(number, bucket.group, len(group.devices), bucket.ready_fraction)
+                BucketSum(
+                    transfer,
+                    bucket.group + minibatch * len(self.program.reduce_groups),
+                    minibatch,
+                    len(group.devices),
+                    bucket.ready_fraction,
+                )
             )
 
     def _channels(self, names: Sequence[str]) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ def refit(
     found = Refit(
         steps=tuple(timeline.step for timeline in used if timeline.step is not None),
         step_s=statistics.median(timeline.step_s for timeline in used),
-        schedule=program.schedule,
+        schedule=program.schedule.name,
         num_microbatches=program.num_microbatches,
         minibatch_size=request.minibatch_size,
         stages=_stage_records(recorded, plan, request),

@@ -198,7 +198,7 @@ def check_program(timeline: Timeline, program: Program) -> None:
         )
     for rank, spans in enumerate(timeline_actions(timeline)):
         device = timeline.devices[rank]
-        expected = list(map(str, program.actions[device])) if device < len(program.actions) else []
+        expected = list(map(str, program.before_update(device)))
         for _, found in groupby(spans, key=lambda span: span.minibatch):
             actions = [action for action, _ in groupby(found, key=lambda span: span.action)]
             if actions != expected:

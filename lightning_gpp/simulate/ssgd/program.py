@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from lightning_gpp.cluster import AllReduce, Cluster, all_reduce_s
-from lightning_gpp.schedule import Action, Kind, Program, ReduceGroup, Replica
+from lightning_gpp.schedule import GPIPE, Action, Kind, Program, ReduceGroup, Replica
 from lightning_gpp.simulate.engine.run import simulate
 from lightning_gpp.simulate.program_costs import Bucket, ProgramCosts, StageCosts, StepCosts
 from lightning_gpp.simulate.simulation import Simulation
@@ -60,17 +60,17 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 
 def ssgd_program(num_devices: int) -> Program:
-    """One step of S-SGD: a forward, a backward and the sums on every device.
+    """One step of S-SGD: a forward, a backward, the sums and the update on every device.
 
     >>> print(ssgd_program(2))
-    device 0: 0F0 0B0 0R0
-    device 1: 1F0 1B0 1R0
+    device 0: 0F0 0B0 0R0 0S0
+    device 1: 1F0 1B0 1R0 1S0
     """
     devices = tuple(range(num_devices))
     groups = (ReduceGroup(("gradients",), devices, stage=0),) if num_devices > 1 else ()
-    kinds = (Kind.FORWARD, Kind.BACKWARD, *(Kind.REDUCE for _ in groups))
+    kinds = (Kind.FORWARD, Kind.BACKWARD, *(Kind.REDUCE for _ in groups), Kind.STEP)
     return Program(
-        schedule="gpipe",
+        schedule=GPIPE,
         num_microbatches=num_devices,
         devices=devices,
         multiples=(1,) * num_devices,

@@ -9,8 +9,9 @@ to compute.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.schedule import Action, Kind, Program
@@ -30,8 +31,8 @@ _BEFORE = {
 _BETWEEN = {TaskKind.TURN: SpanKind.LOSS}
 """What it does between the forward and the backward part of them."""
 
-_AFTER = {TaskKind.FINISH: SpanKind.FINISH, TaskKind.OPTIMIZER: SpanKind.OPTIMIZER}
-"""What it does after them."""
+_AFTER = {TaskKind.FINISH: SpanKind.FINISH}
+"""What it does after them, before the update."""
 
 _TRANSFERS = {
     TaskKind.TRANSFER: TransferKind.MESSAGE,
@@ -70,7 +71,7 @@ def predicted_timeline(
         source="predicted",
         step_s=max((task.end_s for task in simulation.tasks), default=0.0),
         devices=tuple(ranks.index(rank) for rank in range(len(ranks))),
-        schedule=program.schedule,
+        schedule=program.schedule.name,
         stages=tuple(stages) if stages is not None else _plain_stages(program, ranks),
         spans=tuple(span for _, span in spans),
         transfers=tuple(transfer for _, transfer in transfers),
@@ -85,6 +86,9 @@ def predicted_timeline(
         name=name,
     )
 
+
+_Own = Mapping[TaskKind, tuple[int, Task]]
+"""Tasks of a device in one action, with their indices."""
 
 _NumberedSpan = tuple[int | None, Span]
 """Index of a task, and the span that it is; None of a span that no task is."""
@@ -102,7 +106,7 @@ class _Tasks:
         num_steps: steps that were simulated.
     """
 
-    own: Mapping[tuple[int, int, Action], Mapping[TaskKind, tuple[int, Task]]]
+    own: Mapping[tuple[int, int, Action], _Own]
     around: Mapping[tuple[int, int], Sequence[tuple[int, Task]]]
     message: Mapping[tuple[int, tuple[int, int, bool, int]], Task]
     sums: Mapping[tuple[int, int], Sequence[Task]]
@@ -148,7 +152,9 @@ class _Device:
 
     def spans(self) -> Iterator[_NumberedSpan]:
         """All spans in the order of time."""
-        before, after = self.simulation.program.around_turn(self.device)
+        program = self.simulation.program
+        before, after = program.around_turn(self.device)
+        update = program.device_actions(self.device)[len(before) + len(after) :]
         for step in range(self.tasks.num_steps):
             yield from self._around(step, _BEFORE)
             for action in before:
@@ -157,6 +163,8 @@ class _Device:
             for action in after:
                 yield from self._action(step, action)
             yield from self._around(step, _AFTER)
+            for action in update:
+                yield from self._action(step, action)
 
     def _around(self, step: int, kinds: Mapping[TaskKind, SpanKind]) -> Iterator[_NumberedSpan]:
         for index, task in self.tasks.around.get((self.device, step), ()):
@@ -170,19 +178,15 @@ class _Device:
         own = self.tasks.own.get((self.device, step, action), {})
         if TaskKind.OVERHEAD in own:
             self.now_s = own[TaskKind.OVERHEAD][1].end_s  # idle, as Python is in measured steps
-        if action.kind.is_compute:
-            for kind, (index, task) in own.items():
-                if kind is not TaskKind.OVERHEAD:
-                    yield from self._compute(index, task, action)
-        elif action.kind.is_send:
-            yield self._send(step, action, own.get(TaskKind.SEND))
-        elif action.kind.is_receive:
-            yield from self._receive(step, action, own.get(TaskKind.RECEIVE))
-        else:
-            yield from self._reduce(step, action, own.get(TaskKind.REDUCE))
+        yield from HANDLERS[action.kind](self, step, action, own)
+
+    def compute(self, step: int, action: Action, own: _Own) -> Iterator[_NumberedSpan]:
+        """A forward or backward; the user's step after the pipelined forward is a span beside."""
+        for kind, (index, task) in own.items():
+            if kind is not TaskKind.OVERHEAD:
+                yield from self._compute(index, task, action)
 
     def _compute(self, index: int, task: Task, action: Action) -> Iterator[_NumberedSpan]:
-        """A forward or backward; the user's step after the pipelined forward is a span beside."""
         kind = SpanKind.FEED if action.stage == FEED else SpanKind.FORWARD
         if action.kind is Kind.BACKWARD:
             kind = SpanKind.BACKWARD
@@ -203,39 +207,42 @@ class _Device:
         self.now_s = task.end_s
         return index, self._span(kind, task.start_s, task.end_s, task.action, task)
 
-    def _send(self, step: int, action: Action, own: tuple[int, Task] | None) -> _NumberedSpan:
+    def update(self, step: int, action: Action, own: _Own) -> Iterator[_NumberedSpan]:
+        """The optimizer's step, which is no action of a recorded step."""
+        for index, task in own.values():
+            self.now_s = task.end_s
+            yield index, self._span(SpanKind.OPTIMIZER, task.start_s, task.end_s, None, task)
+
+    def send(self, step: int, action: Action, own: _Own) -> Iterator[_NumberedSpan]:
         """Handing a message over; in a rendezvous also until it has been received."""
         transfer = self.tasks.message[step, action.message]
-        start_s = self.now_s if own is None else own[1].start_s
-        end_s = start_s if own is None else own[1].end_s
+        index, task = own.get(TaskKind.SEND, (None, None))
+        start_s = self.now_s if task is None else task.start_s
+        end_s = start_s if task is None else task.end_s
         if self.simulation.sends == "rendezvous" and action.stage != FEED:
             end_s = max(end_s, transfer.end_s)
         self.now_s = end_s
-        index = None if own is None else own[0]
-        return index, self._span(SpanKind.SEND, start_s, end_s, action, transfer)
+        yield index, self._span(SpanKind.SEND, start_s, end_s, action, transfer)
 
-    def _receive(
-        self, step: int, action: Action, own: tuple[int, Task] | None
-    ) -> Iterator[_NumberedSpan]:
+    def receive(self, step: int, action: Action, own: _Own) -> Iterator[_NumberedSpan]:
+        """A wait until the message is sent, and the rest."""
         transfer = self.tasks.message[step, action.message]
-        end_s = transfer.end_s if own is None else own[1].end_s
-        index = None if own is None else own[0]
+        index, task = own.get(TaskKind.RECEIVE, (None, None))
+        end_s = transfer.end_s if task is None else task.end_s
         assert transfer.action is not None
         sender = self.simulation.program.device(transfer.action.stage)
         sent = self.tasks.own.get((sender, step, transfer.action), {}).get(TaskKind.SEND)
         sent_s = _ready_s(transfer) if sent is None else sent[1].start_s
         yield from self._meet(SpanKind.RECEIVE, action, sent_s, end_s, transfer, index)
 
-    def _reduce(
-        self, step: int, action: Action, own: tuple[int, Task] | None
-    ) -> Iterator[_NumberedSpan]:
+    def reduce(self, step: int, action: Action, own: _Own) -> Iterator[_NumberedSpan]:
         """Waits for the sums of a group; without any there is nothing to sum."""
         sums = self.tasks.sums.get((step, action.microbatch), ())
         if not sums:
             return
         last = max(sums, key=_ready_s)
-        index = None if own is None else own[0]
-        end_s = self._reduced_s(step, sums) if own is None else own[1].end_s
+        index, task = own.get(TaskKind.REDUCE, (None, None))
+        end_s = self._reduced_s(step, sums) if task is None else task.end_s
         yield from self._meet(SpanKind.REDUCE, action, _ready_s(last), end_s, last, index)
 
     def _reduced_s(self, step: int, sums: Sequence[Task]) -> float:
@@ -243,8 +250,13 @@ class _Device:
 
         Parameters that stages share are summed by messages; its own may be over before the last.
         """
-        after = self.tasks.around.get((self.device, step), ())
-        next_s = [task.start_s for _, task in after if task.kind in _AFTER]
+        around = self.tasks.around.get((self.device, step), ())
+        next_s = [task.start_s for _, task in around if task.kind in _AFTER]
+        for update in self.simulation.program.device_actions(self.device)[-1:]:
+            own = self.tasks.own.get((self.device, step, update), {})
+            next_s += [
+                task.start_s for kind, (_, task) in own.items() if kind is TaskKind.OPTIMIZER
+            ]
         return min([max(task.end_s for task in sums), *next_s])
 
     def _meet(
@@ -279,6 +291,23 @@ class _Device:
         return Span(self.rank, kind, start_s, end_s, text, size_bytes, task.step)
 
 
+HANDLERS: Mapping[Kind, Callable[[_Device, int, Action, _Own], Iterator[_NumberedSpan]]] = (
+    MappingProxyType(
+        {
+            Kind.FORWARD: _Device.compute,
+            Kind.BACKWARD: _Device.compute,
+            Kind.SEND_FORWARD: _Device.send,
+            Kind.RECEIVE_FORWARD: _Device.receive,
+            Kind.SEND_BACKWARD: _Device.send,
+            Kind.RECEIVE_BACKWARD: _Device.receive,
+            Kind.REDUCE: _Device.reduce,
+            Kind.STEP: _Device.update,
+        }
+    )
+)
+"""What each kind of action is in a picture: (device, step, action, its tasks)."""
+
+
 def _ready_s(task: Task) -> float:
     """When a message was sent, or all devices had come to a sum."""
     return task.start_s if task.ready_s is None else task.ready_s
@@ -307,7 +336,7 @@ def _ends(program: Program, action: Action | None) -> tuple[int, ...]:
     if action is None:
         return (program.device(program.loss_stage),)
     if action.kind is Kind.REDUCE:
-        return program.reduce_groups[action.microbatch].devices
+        return program.reduce_group(action.microbatch).devices
     assert action.peer is not None
     return program.device(action.stage), program.device(action.peer)
 

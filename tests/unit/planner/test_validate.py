@@ -48,9 +48,9 @@ def test_a_small_mini_batch_runs_on_the_first_devices_and_trains_all():
     plan = Plan((Stage(0, ("a", "b"), (0,)), Stage(1, ("c",), (2, 1), 2)))
     program = validate_plan(plan, CHAIN, num_devices=3).small_program(1)
     assert str(program).splitlines() == [
-        "device 0: 0RF0<-1 0F0 0SF0>1 0RB0<1 0B0",
-        "device 1: 1R0",
-        "device 2: -1F0 -1SF0>0 1RF0<0 1F0 2F0 2B0 1B0 1SB0>0 1R0",
+        "device 0: 0RF0<-1 0F0 0SF0>1 0RB0<1 0B0 0S0",
+        "device 1: 1R0 1S0",
+        "device 2: -1F0 -1SF0>0 1RF0<0 1F0 2F0 2B0 1B0 1SB0>0 1R0 1S0",
     ]
 
 

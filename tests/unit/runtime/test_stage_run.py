@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from lightning_gpp.runtime.stage_run import Flight, StageCode, run_forward
+from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, run_forward
 
 
 class Layers:
@@ -22,9 +22,9 @@ class Layers:
         self.module = nn.Sequential(*blocks)
         self.calls = 0
 
-    def __call__(self, values: Sequence[Any], *, training: bool) -> list[Tensor]:
+    def __call__(self, values: Sequence[Any], call: StageCall) -> list[Tensor]:
         self.calls += 1
-        return [self.module.train(training)(values[0])]
+        return [self.module.train(call.training)(values[0])]
 
 
 def fly(layers: Layers, *, recompute: bool, x: Tensor) -> tuple[Flight, int]:
@@ -38,7 +38,7 @@ def fly(layers: Layers, *, recompute: bool, x: Tensor) -> tuple[Flight, int]:
     torch.manual_seed(1)
     code = StageCode(layers, ("x",), ("y",), recompute)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        flight = run_forward(code, {"x": x}, training=True, has_backward=True)
+        flight = run_forward(code, {"x": x}, StageCall(), has_backward=True)
     return flight, sum(saved)
 
 
@@ -80,7 +80,7 @@ def test_outputs_are_let_go(has_backward):
     flight = run_forward(
         StageCode(layers, ("x",), ("y",), True),
         {"x": torch.randn(8, 16).requires_grad_()},
-        training=True,
+        StageCall(),
         has_backward=has_backward,
     )
     assert flight.outputs["y"].requires_grad

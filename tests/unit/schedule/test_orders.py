@@ -169,10 +169,10 @@ def test_replicas_take_their_share_of_every_microbatch():
     ]
     assert str(program).splitlines() == [
         "device 0: 0F0 0SF0>1 0F1 0SF0>2 0F2 0SF1>1 0F3 0SF1>2"
-        " 0RB0<1 0B0 0RB0<2 0B1 0RB1<1 0B2 0RB1<2 0B3",
-        "device 1: 1RF0<0 1F0 1SF0>3 1RF1<0 1F1 1SF1>3 1RB0<3 1B0 1SB0>0 1RB1<3 1B1 1SB1>0",
-        "device 2: 2RF0<0 2F0 2SF0>3 2RF1<0 2F1 2SF1>3 2RB0<3 2B0 2SB0>0 2RB1<3 2B1 2SB1>0",
-        "device 3: -1F0 3RF0<1 3RF1<1 3RF0<2 3RF1<2 3F0 3B0 3SB0>1 3SB1>1 3SB0>2 3SB1>2",
+        " 0RB0<1 0B0 0RB0<2 0B1 0RB1<1 0B2 0RB1<2 0B3 0S0",
+        "device 1: 1RF0<0 1F0 1SF0>3 1RF1<0 1F1 1SF1>3 1RB0<3 1B0 1SB0>0 1RB1<3 1B1 1SB1>0 1S0",
+        "device 2: 2RF0<0 2F0 2SF0>3 2RF1<0 2F1 2SF1>3 2RB0<3 2B0 2SB0>0 2RB1<3 2B1 2SB1>0 2S0",
+        "device 3: -1F0 3RF0<1 3RF1<1 3RF0<2 3RF1<2 3F0 3B0 3SB0>1 3SB1>1 3SB0>2 3SB1>2 3S0",
     ]
     assert [program.units(2, m) for m in (0, 1)] == [range(1, 2), range(3, 4)]
 
@@ -183,7 +183,11 @@ def test_replicas_reduce_their_gradients():
     assert [(g.parameters, g.devices, g.stage) for g in program.reduce_groups] == [
         (("w",), (0, 1), 0)
     ]
-    assert [str(actions[-1]) for actions in program.actions] == ["0R0", "1R0", "2SB0>1"]
+    assert [" ".join(map(str, actions[-2:])) for actions in program.actions] == [
+        "0R0 0S0",
+        "1R0 1S0",
+        "2SB0>1 2S0",
+    ]
 
 
 def test_a_chain_waits_where_no_data_flow():
@@ -198,7 +202,7 @@ def test_program_survives_json():
     assert Program.from_json(program.to_json()) == program
 
 
-@pytest.mark.parametrize("text", ["2X0", "F0", "2F", "2F0>3x", "2SF0<3", "2RF0>3", ""])
+@pytest.mark.parametrize("text", ["2X0", "2S", "F0", "2F", "2F0>3x", "2SF0<3", "2RF0>3", ""])
 def test_what_is_not_an_action(text):
     with pytest.raises(ValueError, match=r"not an action|peer"):
         Action.parse(text)
@@ -235,8 +239,8 @@ def with_actions(program: Program, *rows: str) -> Program:
 
 
 PAIR = build_program(graph(2, (0, 1)), devices=[0, 1], num_microbatches=1)
-#   device 0: 0F0 0SF0>1 0RB0<1 0B0
-#   device 1: -1F0 1RF0<0 1F0 1B0 1SB0>0
+#   device 0: 0F0 0SF0>1 0RB0<1 0B0 0S0
+#   device 1: -1F0 1RF0<0 1F0 1B0 1SB0>0 1S0
 
 
 @pytest.mark.parametrize(
@@ -261,9 +265,9 @@ def test_broken_programs_are_found(first, second, message):
 def test_devices_that_only_hold_parameters_take_part_in_their_sums():
     stages = StageGraph(2, (StageEdge(0, 1, ("h",)),), parameter_readers=(("w", (0,)),))
     program = build_program(stages, devices=[0, 1], num_microbatches=1, holders=[(0, 2), (1,)])
-    assert str(program).splitlines()[-1].split() == ["device", "2:", "0R0"]
-    assert [str(row[-1]) for row in program.actions] == ["0R0", "1SB0>0", "0R0"]
-    wrong = replace(program, actions=(*program.actions[:1], (), program.actions[0][-1:]))
+    assert str(program).splitlines()[-1].split() == ["device", "2:", "0R0", "0S0"]
+    assert [str(row[-2]) for row in program.actions] == ["0R0", "1SB0>0", "0R0"]
+    wrong = replace(program, actions=(*program.actions[:1], (), program.actions[0][-2:]))
     with pytest.raises(ScheduleError, match="lacks"):
         validate(wrong)
     lost = (*program.actions[:1], (*program.actions[1], program.actions[2][0]))

@@ -96,7 +96,7 @@ def test_the_step_comes_instead_of_what_the_interpreter_takes() -> None:
     found = simulate(program, with_step(turn_s=0.5, action_s=0.25))
     for device, actions in enumerate(program.actions):
         gaps = [t for t in found.tasks if t.kind is TaskKind.OVERHEAD and t.device == device]
-        assert len(gaps) == len(actions) - 2
+        assert len(gaps) == len(actions) - 3  # nor before the first and the update
 
 
 def test_a_negative_step_is_refused() -> None:

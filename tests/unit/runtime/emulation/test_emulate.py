@@ -172,7 +172,7 @@ def test_shapes_of_a_model_that_no_machine_holds_run_with_replicas_and_several_s
     )
     assert run.timeline.source == "emulated"
     ran = {span.action for span in run.timeline.spans if span.action is not None}
-    assert ran == {str(action) for actions in program.actions for action in actions}
+    assert ran == {str(action) for device in range(4) for action in program.before_update(device)}
     assert run.step_s > 4 * 3e-3  # the busiest device alone; an emulation cannot be faster
 
 
@@ -209,7 +209,7 @@ def test_a_failing_rank_ends_all_with_its_error():
     program = build_program(toy.stages, devices=[0, 1], num_microbatches=1)
     costs = costs_of(program)
 
-    def broken(values: object, *, training: bool) -> list[torch.Tensor]:
+    def broken(values: object, call: object) -> list[torch.Tensor]:
         raise RuntimeError("stage 1 is broken")
 
     code = toy.code(1)

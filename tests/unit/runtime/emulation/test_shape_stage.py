@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel, capture
 from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
+from lightning_gpp.runtime.stage_run import StageCall
 
 META = torch.device("meta")
 
@@ -25,7 +26,7 @@ class Net(nn.Module):
         return self.head(self.body(x).relu())
 
 
-def never(values: Sequence[Any], *, training: bool) -> Sequence[Any]:
+def never(values: Sequence[Any], call: StageCall) -> Sequence[Any]:
     raise AssertionError("operators ran")
 
 
@@ -34,7 +35,7 @@ def stage_of(captured: CapturedModel, function: Any = None) -> ShapeStage:
     names = [item.value.name for item in graph.inputs]
     real = captured.stage([operator.name for operator in graph], names, graph.outputs)
     return ShapeStage(
-        function or real,
+        function or (lambda values, call: real(values, training=call.training)),
         graph,
         real.inputs,
         real.outputs,
@@ -50,7 +51,7 @@ def captured() -> CapturedModel:
 @pytest.mark.parametrize("samples", [6, 3, 12, 1])
 def test_shapes_follow_the_samples(captured: CapturedModel, samples: int) -> None:
     x = torch.ones(samples, 4, device=META, requires_grad=True)
-    (made,) = stage_of(captured, never)([x], training=True)
+    (made,) = stage_of(captured, never)([x], StageCall())
     assert made.shape == (samples, 2) and made.is_meta and made.requires_grad
     made.sum().backward()
     parameters = dict(captured.module.named_parameters())
@@ -61,12 +62,14 @@ def test_shapes_follow_the_samples(captured: CapturedModel, samples: int) -> Non
 
 def test_without_gradients_none_are_wanted(captured: CapturedModel) -> None:
     with torch.no_grad():
-        (made,) = stage_of(captured, never)([torch.ones(6, 4, device=META)], training=False)
+        (made,) = stage_of(captured, never)(
+            [torch.ones(6, 4, device=META)], StageCall(training=False)
+        )
     assert not made.requires_grad
 
 
 def test_inputs_of_other_shapes_are_left_to_the_operators(captured: CapturedModel) -> None:
-    (made,) = stage_of(captured)([torch.ones(6, 5, 4, device=META)], training=True)
+    (made,) = stage_of(captured)([torch.ones(6, 5, 4, device=META)], StageCall())
     assert made.shape == (6, 5, 2)
     with pytest.raises(AssertionError, match="operators ran"):
-        stage_of(captured, never)([torch.ones(6, 5, 4, device=META)], training=True)
+        stage_of(captured, never)([torch.ones(6, 5, 4, device=META)], StageCall())

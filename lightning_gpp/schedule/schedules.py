@@ -1,0 +1,218 @@
+"""Schedules as data: what planners, readers of programs and the strategy ask of an order.
+
+A schedule says in which order every stage does its forwards and backwards; where the user's step
+meets them, how many micro-batches stages hold, whether the pipeline drains before the parameters
+change and how many versions of them a stage needs follow from it, and nobody asks for its name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from lightning_gpp.graph import StageGraph
+from lightning_gpp.schedule.in_flight import in_flight_microbatches
+from lightning_gpp.schedule.orders import Steps, gpipe, k_f_k_b, most_in_flight
+
+
+class UserStep(Enum):
+    """Where the user's step meets the pipeline."""
+
+    AFTER_FORWARDS = "once, on the outputs of all micro-batches, before any backward"
+    PER_MICROBATCH = "for every micro-batch of the loss stage, in its forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """In which order every stage does its forwards and backwards, and what follows from it.
+
+    The functions take the stage graph, the number of smallest micro-batches, and the micro-batch
+    size of every stage in units of the smallest.
+
+    Attributes:
+        name: by which users choose it.
+        steps: gives the steps of every stage.
+        user_step: where the user's step comes in. Once after the forwards means that every stage
+            does all of its forwards before its first backward: it holds all micro-batches at the
+            peak, and a program has two halves with the user's step in between.
+        in_flight: gives :func:`most_in_flight` of the steps of every stage without making them;
+            None: by making them.
+        has_backward: whether it trains.
+        flushes: whether no micro-batch is in flight when the parameters change; otherwise
+            ``steps`` orders the micro-batches of all mini-batches of a program as one row.
+    """
+
+    name: str
+    steps: Callable[[StageGraph, int, Sequence[int]], dict[int, Steps]]
+    user_step: UserStep
+    in_flight: Callable[[StageGraph, int, Sequence[int]], dict[int, int]] | None = None
+    has_backward: bool = True
+    flushes: bool = True
+
+    @property
+    def forwards_first(self) -> bool:
+        """Whether every stage does all of its forwards before its first backward."""
+        return self.user_step is UserStep.AFTER_FORWARDS
+
+    def orders(
+        self,
+        stages: StageGraph,
+        num_microbatches: int,
+        multiples: Sequence[int],
+        num_minibatches: int = 1,
+    ) -> dict[int, Steps]:
+        """The steps of every stage in a program.
+
+        Args:
+            stages: the stage graph.
+            num_microbatches: smallest micro-batches of all mini-batches.
+            multiples: micro-batch size of every stage in units of the smallest.
+            num_minibatches: mini-batches, of equally many micro-batches.
+
+        >>> from lightning_gpp.graph import StageEdge
+        >>> chain = StageGraph(2, (StageEdge(0, 1, ("x",)),))
+        >>> GPIPE.orders(chain, 4, (1, 1), num_minibatches=2)[1]
+        (0, 1, -1, -2, 2, 3, -3, -4)
+        """
+        if not self.flushes:
+            return self.steps(stages, num_microbatches, multiples)
+        count = num_microbatches // num_minibatches
+        each = self.steps(stages, count, multiples)
+        return {
+            stage: tuple(
+                step + first if step >= 0 else step - first
+                for first in range(0, num_microbatches // size, count // size)
+                for step in each[stage]
+            )
+            for stage, size in enumerate(multiples)
+        }
+
+    def peak_in_flight(
+        self, stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
+    ) -> dict[int, int]:
+        """Stage -> :func:`most_in_flight` of its steps."""
+        if self.in_flight is not None:
+            return self.in_flight(stages, num_microbatches, multiples)
+        steps = self.steps(stages, num_microbatches, multiples)
+        return {stage: most_in_flight(found) for stage, found in steps.items()}
+
+    def weight_versions(
+        self, stages: StageGraph, minibatch_microbatches: int, multiples: Sequence[int]
+    ) -> dict[int, int]:
+        """Stage -> versions of its parameters that its micro-batches in flight began with.
+
+        A backward that is to meet the parameters of its forward needs as many: one where the
+        pipeline drains. A stage's parameters change after its last backward of a mini-batch.
+
+        Args:
+            stages: the stage graph.
+            minibatch_microbatches: smallest micro-batches of one mini-batch.
+            multiples: micro-batch size of every stage in units of the smallest.
+        """
+        if self.flushes:
+            return dict.fromkeys(range(stages.num_stages), 1)
+        many = math.lcm(*multiples) * 2 * stages.num_stages
+        held = self.peak_in_flight(stages, many, multiples)
+        most = max(held[stage] * size for stage, size in enumerate(multiples))
+        count = 2 + -(-most // minibatch_microbatches)
+        steps = self.orders(stages, count * minibatch_microbatches, multiples, count)
+        return {
+            stage: _most_versions(steps[stage], minibatch_microbatches // size)
+            for stage, size in enumerate(multiples)
+        }
+
+
+def _most_versions(steps: Steps, minibatch_microbatches: int) -> int:
+    """Most updates between the forward and the backward of a micro-batch, and one.
+
+    >>> _most_versions(k_f_k_b(num_microbatches=6, in_flight=3, k=1), minibatch_microbatches=1)
+    3
+    """
+    done = itertools.accumulate(
+        (step < 0 and (~step + 1) % minibatch_microbatches == 0 for step in steps), initial=0
+    )
+    before = dict(zip(steps, done))
+    return 1 + max((before[~step] - before[step] for step in steps if step >= 0), default=0)
+
+
+def _gpipe(stages: StageGraph, num_microbatches: int, multiples: Sequence[int]) -> dict[int, Steps]:
+    return {
+        stage: gpipe(num_microbatches // multiples[stage]) for stage in range(stages.num_stages)
+    }
+
+
+def _all_in_flight(
+    stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
+) -> dict[int, int]:
+    return {stage: num_microbatches // multiples[stage] for stage in range(stages.num_stages)}
+
+
+def _one_f_one_b(
+    stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
+) -> dict[int, Steps]:
+    in_flight = in_flight_microbatches(stages, num_microbatches, multiples)
+    are_alike = len(set(multiples)) == 1
+    steps = {}
+    for stage, size in enumerate(multiples):
+        others = () if are_alike else [multiples[other] for other in stages.successors[stage]]
+        k = steps_in_a_row(size, others)
+        steps[stage] = k_f_k_b(num_microbatches // size, in_flight[stage], k)
+    return steps
+
+
+def steps_in_a_row(multiple: int, successors: Sequence[int]) -> int:
+    """The ``k`` of a stage: micro-batches of its successor with the smallest, in its own.
+
+    More would starve that successor.
+
+    Args:
+        multiple: micro-batch size of the stage.
+        successors: those of its successors.
+
+    >>> steps_in_a_row(2, [8, 4])
+    2
+    """
+    return max(1, min((other // multiple for other in successors), default=1))
+
+
+def _forward_only(
+    stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
+) -> dict[int, Steps]:
+    return {
+        stage: tuple(range(num_microbatches // multiples[stage]))
+        for stage in range(stages.num_stages)
+    }
+
+
+GPIPE = Schedule("gpipe", _gpipe, UserStep.AFTER_FORWARDS, in_flight=_all_in_flight)
+"""All forwards, the user's step, all backwards: any loss is exact."""
+
+ONE_F_ONE_B = Schedule(
+    "1f1b", _one_f_one_b, UserStep.PER_MICROBATCH, in_flight=in_flight_microbatches
+)
+"""1F1B; kFkB where micro-batch sizes differ."""
+
+FORWARD_ONLY = Schedule(
+    "forward", _forward_only, UserStep.AFTER_FORWARDS, in_flight=_all_in_flight, has_backward=False
+)
+"""No backwards, for validation and prediction."""
+
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {schedule.name: schedule for schedule in (GPIPE, ONE_F_ONE_B)}
+)
+"""Training schedules by name, in the order in which they are preferred where memory allows."""
+
+
+def find_schedule(name: str) -> Schedule:
+    """The training schedule of a name.
+
+    Raises:
+        ValueError: there is none; the text names the known ones.
+    """
+    if name not in SCHEDULES:
+        raise ValueError(f"unknown schedule {name!r}; known schedules: {', '.join(SCHEDULES)}")
+    return SCHEDULES[name]
