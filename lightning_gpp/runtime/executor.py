@@ -287,7 +287,7 @@ class Run:
                 self.loss_start_ns = start_ns
             elif self.program.has_backward:
                 flight.keep_results(outputs)
-        if self.program.has_backward:
+        if self.program.feed_has_backward if stage == FEED else self.program.has_backward:
             flight.let_go()
             self.state.flights[stage, microbatch] = flight
 
@@ -331,12 +331,8 @@ class Run:
                 flight.add_gradients(edges[0].values, payload.tensors)
         if flight.results and self.boundary is not None:
             flight.add_result_gradients(self.boundary.output_gradients(microbatch))
-        is_shared = (
-            flight.loss is not None
-            and any(  # with the user's step, which goes on from FEED
-                edge.has_backward for edge in self.program.out_edges[FEED]
-            )
-        )
+        # With the user's step, which goes on from FEED, a loss shares its graph.
+        is_shared = flight.loss is not None and self.program.feed_has_backward
         flight.backward(retain_graph=is_shared or self.keeps_flights)
         for edges in self.program.in_groups[stage]:
             if edges[0].has_backward:

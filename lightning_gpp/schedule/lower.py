@@ -170,7 +170,7 @@ def _check_replicas(stage: int, devices: Sequence[int], multiple: int) -> None:
 def _feed_order(program: Program) -> list[Action]:
     count = program.stage_microbatches(FEED)
     order = [Action(FEED, Kind.FORWARD, i) for i in range(count)]
-    if program.has_backward and any(edge.has_backward for edge in program.out_edges[FEED]):
+    if program.feed_has_backward:
         order += [Action(FEED, Kind.BACKWARD, i) for i in range(count)]
     return order
 

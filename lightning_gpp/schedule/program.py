@@ -169,6 +169,11 @@ class Program:
             found[edge.target].append(edge)
         return {stage: tuple(edges) for stage, edges in found.items()}
 
+    @cached_property
+    def feed_has_backward(self) -> bool:
+        """Whether gradients go back into the user's step before the pipelined forward."""
+        return self.has_backward and any(edge.has_backward for edge in self.out_edges[FEED])
+
     def device(self, stage: int) -> int:
         """Device of a stage; the feed is where the loss is."""
         return self.devices[self.loss_stage if stage == FEED else stage]

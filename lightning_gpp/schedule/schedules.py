@@ -106,7 +106,9 @@ class Schedule:
         """Stage -> versions of its parameters that its micro-batches in flight began with.
 
         A backward that is to meet the parameters of its forward needs as many: one where the
-        pipeline drains. A stage's parameters change after its last backward of a mini-batch.
+        pipeline drains. A stage's parameters change after its last backward of a mini-batch;
+        those on the device of the loss later, where gradients go back into the user's step, which
+        this does not count.
 
         Args:
             stages: the stage graph.

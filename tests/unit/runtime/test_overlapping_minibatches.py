@@ -1,0 +1,182 @@
+"""Two mini-batches without draining in between: weights as the definition says.
+
+An experiment that shows that an order which does not flush is one more value of a schedule. Every
+micro-batch runs forward with the newest weights of its stage; its backward meets the same ones
+(weight stashing, PipeDream, SOSP 2019, section 3.3), however often they were updated in between.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.stage_dags import ToyBoundary, ToyStages
+from torch import Tensor
+
+from lightning_gpp.graph import FEED, StageEdge, StageGraph
+from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.run_state import RunState
+from lightning_gpp.runtime.thread_transport import ThreadHub
+from lightning_gpp.runtime.value_pieces import Cutter
+from lightning_gpp.schedule import ONE_F_ONE_B, Kind, Program, build_program
+
+CONTINUOUS = replace(ONE_F_ONE_B, name="continuous", flushes=False)
+LEARNING_RATE = 0.5
+DIAMOND = StageGraph(
+    4,
+    (
+        StageEdge(FEED, 0, ("x",), has_backward=False),
+        *(StageEdge(a, b, (f"v{a}",)) for a, b in [(0, 1), (0, 2), (1, 3), (2, 3)]),
+    ),
+)
+
+
+class Stashing:
+    """Weights of one stage: versions for forwards, plain gradient descent for updates."""
+
+    def __init__(self, toy: ToyStages, stage: int) -> None:
+        self.name = f"w{stage}"
+        self.weights = toy.weights
+
+    def given(self, stage: int, microbatch: int) -> dict[str, Tensor]:
+        """A copy with today's values whose gradient goes to the parameter itself."""
+        own = self.weights[self.name]
+        return {self.name: own + torch.zeros_like(own)}
+
+    def update(self, minibatch: int) -> None:
+        own = self.weights[self.name]
+        assert own.grad is not None
+        with torch.no_grad():
+            own.sub_(LEARNING_RATE * own.grad)  # in place, as optimizers do
+        own.grad = None
+
+
+def train(program: Program, toy: ToyStages, x: Tensor, *, stashes: bool = True) -> ToyBoundary:
+    """One thread per stage; afterwards the toy has the trained weights."""
+    count = program.num_stages
+    hub = ThreadHub(count)
+    boundary = ToyBoundary(x, [2] * program.num_microbatches, f"v{count - 1}")
+    errors: list[BaseException] = []
+
+    def work(stage: int) -> None:
+        stashing = Stashing(toy, stage)
+        state = RunState()
+        executor = Executor(
+            transport=hub.transport(stage),
+            rank_of_device=range(count),
+            stages={stage: toy.code(stage)},
+            output_names=(f"v{count - 1}",),
+            cutter=Cutter({name: (0,) for edge in program.edges for name in edge.values}),
+            timeout_s=20,
+            weights=stashing.given if stashes else None,
+            update=stashing.update,
+        )
+        mine = boundary if stage == count - 1 else None
+        sizes = [2] * program.num_microbatches
+        try:
+            run = executor.begin(program, sizes, training=True, boundary=mine, state=state)
+            run.whole()
+            run.update()
+            assert state.is_drained
+        except BaseException as error:
+            errors.append(error)
+            for mailbox in hub.mailboxes:
+                mailbox.fail(error)
+
+    threads = [threading.Thread(target=work, args=(stage,)) for stage in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return boundary
+
+
+def by_definition(program: Program, toy: ToyStages, x: Tensor) -> list[float]:
+    """The same training in one thread, from the versions that the program's order gives.
+
+    Returns:
+        The loss of every micro-batch.
+    """
+    num_stages, count = program.num_stages, program.num_microbatches
+    per_minibatch = count // program.num_minibatches
+    versions = [[toy.weights[f"w{stage}"].detach().clone()] for stage in range(num_stages)]
+    version_of: dict[tuple[int, int], int] = {}
+    for actions in program.actions:
+        updates = 0
+        for action in actions:
+            updates += action.kind is Kind.STEP
+            if action.kind is Kind.FORWARD:
+                version_of[action.stage, action.microbatch] = updates
+    losses = []
+    for minibatch in range(program.num_minibatches):
+        gradients = [torch.zeros_like(found[0]) for found in versions]
+        for microbatch in range(minibatch * per_minibatch, (minibatch + 1) * per_minibatch):
+            used = [
+                versions[s][version_of[s, microbatch]].clone().requires_grad_()
+                for s in range(num_stages)
+            ]
+            part = x[2 * microbatch : 2 * microbatch + 2]
+            values = {"x": part}
+            for stage in range(num_stages):
+                names = [v for e in program.edges if e.target == stage for v in e.values]
+                total = torch.stack([values[name] for name in names]).sum(0)
+                values[f"v{stage}"] = torch.tanh(total @ used[stage])
+            loss = values[f"v{num_stages - 1}"].square().mean() * 2 / len(x)
+            losses.append(loss.item())
+            for gradient, found in zip(gradients, torch.autograd.grad(loss, used)):
+                gradient += found
+        for stage, gradient in enumerate(gradients):
+            versions[stage].append(versions[stage][-1] - LEARNING_RATE * gradient)
+    for stage in range(num_stages):
+        toy.weights[f"w{stage}"].data.copy_(versions[stage][-1])
+    return losses
+
+
+@pytest.mark.parametrize("per_minibatch", [1, 2])
+def test_two_minibatches_overlap(per_minibatch: int) -> None:
+    program = build_program(
+        DIAMOND,
+        devices=range(4),
+        num_microbatches=2 * per_minibatch,
+        num_minibatches=2,
+        schedule=CONTINUOUS,
+    )
+    versions = CONTINUOUS.weight_versions(DIAMOND, per_minibatch, [1] * 4)
+    assert max(versions.values()) == (3 if per_minibatch == 1 else 2)
+    toy = ToyStages(DIAMOND)
+    reference, drained = toy.copy(), toy.copy()
+    x = torch.randn(4 * per_minibatch, 3, generator=torch.Generator().manual_seed(3)).double()
+    boundary = train(program, toy, x)
+    losses = by_definition(program, reference, x)
+    assert boundary.losses == pytest.approx(losses, rel=1e-12)
+    for name, weight in toy.weights.items():
+        torch.testing.assert_close(weight, reference.weights[name], rtol=1e-12, atol=1e-12)
+    # The definition differs from draining: the second mini-batch began with older weights.
+    flushed = build_program(
+        DIAMOND, devices=range(4), num_microbatches=2 * per_minibatch, num_minibatches=2
+    )
+    train(flushed, drained, x)
+    by_definition(flushed, again := ToyStages(DIAMOND), x)
+    for name, weight in drained.weights.items():
+        torch.testing.assert_close(weight, again.weights[name], rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(toy.weights["w0"], drained.weights["w0"], rtol=1e-6)
+
+
+def test_without_versions_autograd_refuses() -> None:
+    """An update between forward and backward is an error and no silent mixture."""
+    program = build_program(
+        DIAMOND, devices=range(4), num_microbatches=2, num_minibatches=2, schedule=CONTINUOUS
+    )
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        train(program, ToyStages(DIAMOND), torch.ones(4, 3).double(), stashes=False)
+
+
+def test_an_update_is_needed() -> None:
+    program = build_program(DIAMOND, devices=range(4), num_microbatches=2, num_minibatches=2)
+    executor = Executor(ThreadHub(4).transport(0), range(4), {})
+    with pytest.raises(ValueError, match="several mini-batches needs the executor's `update`"):
+        executor.begin(program, [1, 1], training=True)

@@ -1,0 +1,136 @@
+"""What a schedule says of itself, and that a new order is one more value."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers.stage_dags import stage_graphs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_gpp.graph import FEED, StageEdge, StageGraph
+from lightning_gpp.schedule import (
+    GPIPE,
+    ONE_F_ONE_B,
+    SCHEDULES,
+    Kind,
+    Program,
+    ScheduleError,
+    build_program,
+    dry_run,
+    find_schedule,
+    validate,
+)
+
+CONTINUOUS = replace(ONE_F_ONE_B, name="continuous", flushes=False)
+"""1F1B over all mini-batches of a program, without draining in between."""
+
+CHAIN = StageGraph(3, tuple(StageEdge(i, i + 1, (f"v{i}",)) for i in range(2)))
+
+
+def rows(program: Program) -> list[str]:
+    kinds = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
+    return [
+        " ".join(str(a) for a in actions if a.kind in kinds and a.stage >= 0)
+        for actions in program.actions
+    ]
+
+
+def test_minibatches_follow_each_other():
+    program = build_program(
+        CHAIN, devices=range(3), num_microbatches=4, num_minibatches=2, schedule="gpipe"
+    )
+    assert rows(program) == [
+        f"{s}F0 {s}F1 {s}B0 {s}B1 {s}S0 {s}F2 {s}F3 {s}B2 {s}B3 {s}S1" for s in range(3)
+    ]
+
+
+def test_minibatches_overlap():
+    program = build_program(
+        CHAIN, devices=range(3), num_microbatches=4, num_minibatches=2, schedule=CONTINUOUS
+    )
+    assert rows(program) == [
+        "0F0 0F1 0F2 0B0 0F3 0B1 0S0 0B2 0B3 0S1",
+        "1F0 1F1 1B0 1F2 1B1 1S0 1F3 1B2 1B3 1S1",
+        "2F0 2B0 2F1 2B1 2S0 2F2 2B2 2F3 2B3 2S1",
+    ]
+    flushed = build_program(
+        CHAIN, devices=range(3), num_microbatches=4, num_minibatches=2, schedule="1f1b"
+    )
+    assert dry_run(program).step_s < dry_run(flushed).step_s
+
+
+@pytest.mark.parametrize(("per_minibatch", "versions"), [(1, [3, 2, 1]), (2, [2, 2, 1])])
+def test_versions_follow_from_what_is_in_flight(per_minibatch, versions):
+    found = CONTINUOUS.weight_versions(CHAIN, per_minibatch, (1, 1, 1))
+    assert list(found.values()) == versions
+    for schedule in SCHEDULES.values():
+        assert set(schedule.weight_versions(CHAIN, per_minibatch, (1, 1, 1)).values()) == {1}
+
+
+@given(stage_graphs(), st.integers(1, 3))
+def test_versions_are_those_of_a_long_program(stages, per_minibatch):
+    edges = (replace(e, has_backward=e.source != FEED) for e in stages.edges)
+    stages, count = replace(stages, edges=tuple(edges)), 3 * stages.num_stages
+    program = build_program(
+        stages,
+        devices=range(stages.num_stages),
+        num_microbatches=count * per_minibatch,
+        num_minibatches=count,
+        schedule=CONTINUOUS,
+    )
+    expected = {}
+    for stage, actions in enumerate(program.actions):
+        updates, began, most = 0, {}, 0
+        for action in actions:
+            if action.kind is Kind.STEP:
+                updates += 1
+            elif action.stage == stage and action.kind is Kind.FORWARD:
+                began[action.microbatch] = updates
+            elif action.stage == stage and action.kind is Kind.BACKWARD:
+                most = max(most, updates - began[action.microbatch])
+        expected[stage] = 1 + most
+    multiples = [1] * stages.num_stages
+    assert CONTINUOUS.weight_versions(stages, per_minibatch, multiples) == expected
+
+
+def test_a_program_of_overlapping_minibatches_survives_no_other_place_of_the_update():
+    program = build_program(
+        CHAIN, devices=range(3), num_microbatches=2, num_minibatches=2, schedule=CONTINUOUS
+    )
+    actions = list(program.actions[0])
+    place = next(i for i, action in enumerate(actions) if action.kind is Kind.STEP)
+    late = [*actions[:place], *actions[place + 1 :]]
+    moved = replace(program, actions=(tuple(late), *program.actions[1:]))
+    with pytest.raises(ScheduleError, match=r"device 0 updates its parameters by .* \[1\]"):
+        validate(moved)
+    early = [actions[place], *late]
+    moved = replace(program, actions=(tuple(early), *program.actions[1:]))
+    with pytest.raises(ScheduleError, match="device 0 runs 0B0 after the update 0"):
+        validate(moved)
+
+
+@pytest.mark.parametrize(
+    ("num_microbatches", "num_minibatches", "multiples", "message"),
+    [
+        (4, 3, None, "num_minibatches must divide num_microbatches=4, got 3"),
+        (4, 0, None, "got 0"),
+        (4, 2, [4, 4, 4], "stage 0 takes 4 micro-batches at a time.* the 2 of one mini-batch"),
+    ],
+)
+def test_wrong_minibatches(num_microbatches, num_minibatches, multiples, message):
+    with pytest.raises(ValueError, match=message):
+        build_program(
+            CHAIN,
+            devices=range(3),
+            num_microbatches=num_microbatches,
+            num_minibatches=num_minibatches,
+            multiples=multiples,
+        )
+
+
+def test_names():
+    assert [find_schedule(name) for name in SCHEDULES] == [GPIPE, ONE_F_ONE_B]
+    with pytest.raises(ValueError, match="unknown schedule 'zigzag'; known schedules: gpipe, 1f1b"):
+        find_schedule("zigzag")
