@@ -167,7 +167,7 @@ def computing_s(plan: Plan, request: PlanRequest) -> float:
     unit_size = request.minibatch_size / num_microbatches(plan, request)
     slowest_s = 0.0
     for stage in plan.stages:
-        compute = stage_compute(request, stage, unit_size * stage.replica_multiple)
+        compute = stage_compute(request, stage, unit_size)
         per_sample_s = (compute.forward_s + compute.backward_s) / (
             unit_size * stage.microbatch_multiple
         )

@@ -214,9 +214,9 @@ def _stage(
     run: PipelineRun, request: PlanRequest, stage: Stage, unit_size: float, communication_s: float
 ) -> StageEvaluation:
     size = unit_size * stage.microbatch_multiple
-    share = size / stage.num_replicas
+    share = unit_size * max(stage.replica_multiples)
     in_flight = run.in_flight[stage.id]
-    compute = stage_compute(request, stage, share)
+    compute = stage_compute(request, stage, unit_size)
     # What it reads counts where it is kept for a second forward.
     read_bytes = _read_bytes(run, request, stage, share) if stage.recompute else 0.0
     memory = stage_memory(request, stage, compute, in_flight, read_bytes)

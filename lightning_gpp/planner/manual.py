@@ -30,6 +30,7 @@ class NamedStage:
         microbatch_multiple: as in :class:`~lightning_gpp.planner.plan.Stage`; by default the
             number of its devices.
         recompute: as in :class:`~lightning_gpp.planner.plan.Stage`.
+        shares: as there; together they are the ``microbatch_multiple``.
     """
 
     modules: tuple[str, ...]
@@ -37,6 +38,7 @@ class NamedStage:
     devices: tuple[int, ...] | None = None
     microbatch_multiple: int | None = None
     recompute: bool = False
+    shares: tuple[int, ...] = ()
 
     def stage(self, id: int, operators: tuple[str, ...], position: int) -> Stage:
         """The stage of a plan, with its operators known."""
@@ -44,8 +46,8 @@ class NamedStage:
         if devices is None:
             devices = (position if self.device is None else self.device,)
         if multiple is None:
-            multiple = len(devices)
-        return Stage(id, operators, devices, multiple, self.recompute)
+            multiple = sum(self.shares) or len(devices)
+        return Stage(id, operators, devices, multiple, self.recompute, self.shares)
 
     def __str__(self) -> str:
         return f"[{', '.join(self.modules)}]"

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lightning_gpp.schedule.replicas import check_shares
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -18,12 +20,15 @@ class Stage:
         id: position in topological order, from 0.
         operators: operator names, in topological order.
         devices: indices into the cluster's devices; more than one means data-parallel replicas:
-            each of them takes an equal, consecutive share of the samples of every micro-batch.
+            each of them takes a consecutive share of the samples of every micro-batch.
         microbatch_multiple: how many of the plan's smallest micro-batches the stage, with all of
             its replicas, processes at a time (GraphPipe's per-stage micro-batch size, arXiv
-            2406.17145 section 5.3). The number of devices divides it.
+            2406.17145 section 5.3).
         recompute: whether the stage keeps only its inputs between forward and backward, and runs
             its forward again before the backward.
+        shares: smallest micro-batches in the share of each replica, in the order of ``devices``,
+            together ``microbatch_multiple``; none: equal shares, so that the number of devices
+            divides it.
     """
 
     id: int
@@ -31,6 +36,7 @@ class Stage:
     devices: tuple[int, ...]
     microbatch_multiple: int = 1
     recompute: bool = False
+    shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.operators:
@@ -44,11 +50,13 @@ class Stage:
             )
         if len(set(self.devices)) != len(self.devices):
             raise ValueError(f"stage {self.id} names a device twice: {list(self.devices)}")
-        if self.microbatch_multiple % len(self.devices):
+        if self.shares:
+            check_shares(self.id, self.shares, self.devices, self.microbatch_multiple)
+        elif self.microbatch_multiple % len(self.devices):
             raise ValueError(
                 f"stage {self.id}: its {len(self.devices)} devices take equal shares of a "
                 f"micro-batch, so microbatch_multiple must be a multiple of {len(self.devices)}, "
-                f"got {self.microbatch_multiple}"
+                f"got {self.microbatch_multiple}; or give their shares"
             )
 
     @property
@@ -57,9 +65,10 @@ class Stage:
         return len(self.devices)
 
     @property
-    def replica_multiple(self) -> int:
-        """Smallest micro-batches in the share of one replica."""
-        return self.microbatch_multiple // len(self.devices)
+    def replica_multiples(self) -> tuple[int, ...]:
+        """Smallest micro-batches in the share of each replica."""
+        equal = self.microbatch_multiple // len(self.devices)
+        return self.shares or (equal,) * len(self.devices)
 
 
 @dataclass(frozen=True, slots=True)

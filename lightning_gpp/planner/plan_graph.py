@@ -21,12 +21,17 @@ class PlanGraph:
     Attributes:
         stages: the stage graph, the stage of the loss included.
         devices: devices of every stage.
-        multiples: smallest micro-batches that every stage, all replicas together, takes at a time.
+        shares: smallest micro-batches that each replica of every stage takes at a time.
     """
 
     stages: StageGraph
     devices: tuple[tuple[int, ...], ...]
-    multiples: tuple[int, ...]
+    shares: tuple[tuple[int, ...], ...]
+
+    @property
+    def multiples(self) -> tuple[int, ...]:
+        """Smallest micro-batches that every stage, all replicas together, takes at a time."""
+        return tuple(map(sum, self.shares))
 
     @property
     def units_at_a_time(self) -> int:
@@ -41,12 +46,11 @@ class PlanGraph:
     @property
     def ways(self) -> Ways:
         """The longest ways through the stages."""
-        units = [self.replica_multiple(stage) for stage in range(self.stages.num_stages)]
-        return longest_ways(units, self.stages.edges)
+        return longest_ways([max(shares) for shares in self.shares], self.stages.edges)
 
-    def replica_multiple(self, stage: int) -> int:
-        """Smallest micro-batches of a replica's share; the feed goes at the pace of the loss."""
-        return self.multiples[stage] // (1 if stage == FEED else len(self.devices[stage]))
+    def replica_multiples(self, stage: int) -> tuple[int, ...]:
+        """Smallest micro-batches of every replica; the feed goes at the pace of the loss."""
+        return (sum(self.shares[-1]),) if stage == FEED else self.shares[stage]
 
     def with_needs(self, needs: frozenset[str]) -> PlanGraph:
         """The same where these arguments of the forward, and no others, need a gradient."""
@@ -77,6 +81,7 @@ class PlanGraph:
             num_microbatches=num_microbatches,
             schedule=schedule,
             multiples=self.multiples,
+            shares=self.shares,
             check=check,
         )
 
@@ -124,6 +129,7 @@ class PlanGraph:
             devices=self.devices,
             num_microbatches=num_microbatches,
             multiples=self.multiples,
+            shares=self.shares,
             forward_only=True,
         )
 
@@ -136,16 +142,16 @@ def plan_graph(plan: Plan, graph: ModelGraph) -> PlanGraph:
     """
     operators = list(plan.stage_operators)
     devices = [stage.devices for stage in plan.stages]
-    multiples = [stage.microbatch_multiple for stage in plan.stages]
+    shares = [stage.replica_multiples for stage in plan.stages]
     last = plan.stages[-1]
     if last.num_replicas > 1:
         operators.append(())
         devices.append(last.devices[:1])
-        multiples.append(last.microbatch_multiple)
+        shares.append((last.microbatch_multiple,))
     stages = stage_graph(graph, operators)
     if plan.is_chain:
         stages = chained(stages)
-    return PlanGraph(stages, tuple(devices), tuple(multiples))
+    return PlanGraph(stages, tuple(devices), tuple(shares))
 
 
 def chained(stages: StageGraph) -> StageGraph:

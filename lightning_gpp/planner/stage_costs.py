@@ -1,7 +1,6 @@
 """What the stages of a plan cost: seconds of compute, bytes of memory, the sum of gradients.
 
-Compute is that of one replica for its share of a micro-batch, on the slowest of the stage's
-devices.
+Compute is that of the slowest replica for its share of a micro-batch.
 """
 
 from __future__ import annotations
@@ -41,21 +40,23 @@ class StageMemory:
         return self.fixed_bytes + self.activation_bytes
 
 
-def stage_compute(request: PlanRequest, stage: Stage, replica_size: float) -> StageCompute:
-    """Compute of one replica of a stage.
+def stage_compute(request: PlanRequest, stage: Stage, unit_size: float) -> StageCompute:
+    """Compute of the slowest replica of a stage, with the activations of the largest share.
 
     Args:
         request: the model, the devices and the costs.
         stage: the stage.
-        replica_size: samples of one replica's share of a micro-batch.
+        unit_size: samples of a smallest micro-batch.
     """
-    devices, kinds = request.cluster.devices, request.cluster.kinds
-    if len(kinds) > 1:
-        kinds = tuple(sorted({devices[device].kind for device in stage.devices}))
-    found = [kind_compute(request, stage, replica_size, kind) for kind in kinds]
-    if len(found) == 1:
-        return found[0]
-    return max(found, key=lambda compute: compute.forward_s + compute.backward_s)
+    devices, kinds, shares = request.cluster.devices, request.cluster.kinds, stage.replica_multiples
+    if len(kinds) == 1 and not stage.shares:
+        return kind_compute(request, stage, unit_size * shares[0], kinds[0])
+    replicas = {(devices[device].kind, units) for device, units in zip(stage.devices, shares)}
+    found = [
+        kind_compute(request, stage, unit_size * units, kind) for kind, units in sorted(replicas)
+    ]
+    slowest = max(found, key=lambda compute: compute.forward_s + compute.backward_s)
+    return slowest._replace(activation_bytes=max(c.activation_bytes for c in found))
 
 
 def kind_compute(

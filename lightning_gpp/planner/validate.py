@@ -113,7 +113,8 @@ def _check_multiples(placed: PlanGraph, edge: StageEdge) -> None:
 
 
 def _check_cut(placed: PlanGraph, graph: ModelGraph, edge: StageEdge) -> None:
-    if placed.replica_multiple(edge.source) == placed.replica_multiple(edge.target):
+    source, target = (placed.replica_multiples(end) for end in (edge.source, edge.target))
+    if source == target or len({*source, *target}) == 1:
         return
     for name in edge.values:
         if not graph.values[name].is_cuttable:

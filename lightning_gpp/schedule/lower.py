@@ -18,7 +18,7 @@ from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.merge import merge_stages
 from lightning_gpp.schedule.program import Program, ReduceGroup
-from lightning_gpp.schedule.replicas import Devices, devices_of, expand
+from lightning_gpp.schedule.replicas import Devices, check_shares, devices_of, expand
 from lightning_gpp.schedule.schedules import FORWARD_ONLY, ONE_F_ONE_B, Schedule, find_schedule
 from lightning_gpp.schedule.validate import validate
 from lightning_gpp.schedule.ways import longest_ways
@@ -34,6 +34,7 @@ def build_program(
     num_microbatches: int,
     schedule: str | Schedule = ONE_F_ONE_B,
     multiples: Sequence[int] | None = None,
+    shares: Sequence[Sequence[int]] | None = None,
     forward_only: bool = False,
     holders: Sequence[Sequence[int]] | None = None,
     num_minibatches: int = 1,
@@ -49,6 +50,7 @@ def build_program(
         schedule: the order, or its name in :data:`~lightning_gpp.schedule.SCHEDULES`.
         multiples: micro-batch size of every stage, all its replicas together, in units of the
             smallest; by default the number of its replicas.
+        shares: micro-batch size of every replica of every stage; by default equal shares.
         forward_only: leave the backwards out (validation, prediction).
         holders: devices that hold the parameters of every stage, where more do than run it here.
         num_minibatches: how many there are; each has as many micro-batches.
@@ -67,11 +69,11 @@ def build_program(
     """
     homes = [devices_of(entry) for entry in devices]
     sizes = list(multiples) if multiples is not None else [len(home) for home in homes]
-    _check(stages, homes, num_microbatches, sizes, forward_only=forward_only)
+    _check(stages, homes, num_microbatches, sizes, shares, forward_only=forward_only)
     _check_minibatches(num_minibatches, num_microbatches, sizes)
     found = find_schedule(schedule) if isinstance(schedule, str) else schedule
     found = FORWARD_ONLY if forward_only else found
-    expansion = expand(stages, homes, sizes)
+    expansion = expand(stages, homes, sizes, shares)
     skeleton = Program(
         schedule=found,
         num_microbatches=num_microbatches,
@@ -105,6 +107,7 @@ def _check(
     devices: Sequence[Sequence[int]],
     num_microbatches: int,
     multiples: Sequence[int],
+    shares: Sequence[Sequence[int]] | None,
     *,
     forward_only: bool,
 ) -> None:
@@ -117,7 +120,9 @@ def _check(
     if num_microbatches < 1:
         raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
     for stage, home in enumerate(devices):
-        _check_replicas(stage, home, multiples[stage])
+        _check_replicas(stage, home, multiples[stage], has_equal_shares=shares is None)
+        if shares is not None:
+            check_shares(stage, shares[stage], home, multiples[stage])
     if len(devices[-1]) > 1:
         raise ValueError(
             f"the last stage computes the loss on one device, got {list(devices[-1])}; add a stage "
@@ -155,12 +160,14 @@ def _check_minibatches(
             )
 
 
-def _check_replicas(stage: int, devices: Sequence[int], multiple: int) -> None:
+def _check_replicas(
+    stage: int, devices: Sequence[int], multiple: int, *, has_equal_shares: bool
+) -> None:
     if not devices or len(set(devices)) != len(devices):
         raise ValueError(f"stage {stage} needs one or more different devices, got {list(devices)}")
     if min(devices) < 0:
         raise ValueError(f"devices are counted from 0, got {min(devices)}")
-    if multiple % len(devices):
+    if has_equal_shares and multiple % len(devices):
         raise ValueError(
             f"the {len(devices)} replicas of stage {stage} take equal shares of a micro-batch, so "
             f"its multiple must be a multiple of {len(devices)}, got {multiple}"

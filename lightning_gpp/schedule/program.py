@@ -3,13 +3,13 @@
 Every replica of a stage is a stage of its own here, on a device of its own: the program's stage
 ids count replicas. All sizes are in *units*, the smallest micro-batches of the mini-batch. A stage
 that takes ``u`` units at a time divides the mini-batch into pieces of ``u`` units; its replicas
-take these pieces in turn, so piece ``i`` is micro-batch ``i // count`` of replica ``i % count``:
+take their shares of a piece one after the other, so each gets one micro-batch of every piece:
 
 .. code-block:: text
 
     units              0   1   2   3   4   5   6   7
     stage 0            0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7      takes 1 unit
-    stage 1, 2 copies  1F0---- 2F0---- 1F1---- 2F1----      take 2 units each
+    stage 1, 2 copies  1F0-------- 2F0 1F1-------- 2F1      take 3 units and 1
     stage 2            3F0------------ 3F1------------      takes 4 units
 
 What two stages hand over in one message is what a piece of the one and a piece of the other have
@@ -190,13 +190,24 @@ class Program:
 
     def stage_microbatches(self, stage: int) -> int:
         """How many micro-batches of its own size a stage processes."""
-        return self.num_microbatches // (self.multiple(stage) * self.replica(stage).count)
+        return self.num_microbatches // self._pieces[stage][1]
 
     def units(self, stage: int, microbatch: int) -> range:
         """The units in one micro-batch of a stage."""
-        replica, size = self.replica(stage), self.multiple(stage)
-        start = (microbatch * replica.count + replica.index) * size
-        return range(start, start + size)
+        first, size = self._pieces[stage]
+        start = microbatch * size + first
+        return range(start, start + self.multiple(stage))
+
+    @cached_property
+    def _pieces(self) -> dict[int, tuple[int, int]]:
+        """Stage (or feed) -> where its share of a piece begins, and units in the piece."""
+        found = {FEED: (0, self.multiple(FEED))}
+        for stage in range(self.num_stages):
+            replica = self.replica(stage)
+            first = stage - replica.index
+            sizes = self.multiples[first : first + replica.count]
+            found[stage] = sum(sizes[: replica.index]), sum(sizes)
+        return found
 
     def minibatch(self, action: Action) -> int:
         """The mini-batch that a compute action, a sum or an update is of."""
@@ -227,15 +238,16 @@ class Program:
         return {pair: tuple(self._parts(*pair)) for pair in self.edge}
 
     def _parts(self, source: int, target: int) -> Iterator[Part]:
-        size, replica = self.multiple(target), self.replica(target)
+        first, size = self._pieces[target]
         for microbatch in range(self.stage_microbatches(source)):
             units = self.units(source, microbatch)
-            piece = units.start // size
-            piece += (replica.index - piece) % replica.count
-            while piece * size < units.stop:
-                start, stop = max(units.start, piece * size), min(units.stop, (piece + 1) * size)
-                yield Part(microbatch, piece // replica.count, start, stop)
-                piece += replica.count
+            piece = max(0, (units.start - first - self.multiple(target)) // size + 1)
+            while piece * size + first < units.stop:
+                taken = self.units(target, piece)
+                yield Part(
+                    microbatch, piece, max(units.start, taken.start), min(units.stop, taken.stop)
+                )
+                piece += 1
 
     def message_range(self, edge: StageEdge, stage: int, microbatch: int) -> range:
         """Indices of the messages on ``edge`` that belong to one micro-batch of ``stage``."""

@@ -1,12 +1,15 @@
 """Replicas of a stage become stages of the program, each on its own device.
 
 A stage on ``d`` devices that takes ``k`` units at a time is divided into ``d`` replicas that take
-``k / d`` consecutive units each (GraphPipe, arXiv 2406.17145, section 4: data parallelism inside
-of a stage). Orders and in-flight counts are those of the whole stage; every replica follows them.
+consecutive shares of them, ``k / d`` each where nothing else is said (GraphPipe, arXiv 2406.17145,
+section 4: data parallelism inside of a stage). Orders and in-flight counts are those of the whole
+stage; every replica follows them.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,20 +47,29 @@ class Expansion:
         }
 
 
-def expand(stages: StageGraph, devices: Devices, multiples: Sequence[int]) -> Expansion:
+def expand(
+    stages: StageGraph,
+    devices: Devices,
+    multiples: Sequence[int],
+    shares: Sequence[Sequence[int]] | None = None,
+) -> Expansion:
     """Makes every replica a stage.
 
     Args:
         stages: the stage graph of the plan.
         devices: of every stage.
         multiples: units in one micro-batch of every stage, all of its replicas together.
+        shares: of which each replica takes so many; by default they take equally many.
 
     >>> chain = StageGraph(2, (StageEdge(0, 1, ("x",)),))
     >>> expansion = expand(chain, [(0, 1), 2], multiples=[2, 2])
     >>> expansion.multiples, [(edge.source, edge.target) for edge in expansion.edges]
     ((1, 1, 2), [(0, 2), (1, 2)])
+    >>> expand(chain, [(0, 1), 2], multiples=[3, 3], shares=[(2, 1), (3,)]).multiples
+    (2, 1, 3)
     """
     homes = [devices_of(entry) for entry in devices]
+    taken = shares or [(size // len(home),) * len(home) for home, size in zip(homes, multiples)]
     first = [0]
     for home in homes:
         first.append(first[-1] + len(home))
@@ -68,20 +80,27 @@ def expand(stages: StageGraph, devices: Devices, multiples: Sequence[int]) -> Ex
             for index in range(len(home))
         ),
         devices=tuple(device for home in homes for device in home),
-        multiples=tuple(
-            multiples[stage] // len(home) for stage, home in enumerate(homes) for _ in home
-        ),
+        multiples=tuple(size for sizes in taken for size in sizes),
         edges=tuple(
             sorted(
                 (
                     replace(edge, source=source, target=target)
                     for edge in stages.edges
-                    for source, target in _pairs(edge, homes, multiples, first)
+                    for source, target in _pairs(edge, taken, first)
                 ),
                 key=lambda edge: (edge.source, edge.target),
             )
         ),
     )
+
+
+def check_shares(stage: int, shares: Sequence[int], devices: Sequence[int], multiple: int) -> None:
+    """Raises ValueError where the replicas of a stage cannot take these shares."""
+    if len(shares) != len(devices) or min(shares) < 1 or sum(shares) != multiple:
+        raise ValueError(
+            f"stage {stage}: expected one share of at least 1 for each of its {len(devices)} "
+            f"devices, together {multiple} (its microbatch_multiple), got {list(shares)}"
+        )
 
 
 def devices_of(entry: int | Sequence[int]) -> tuple[int, ...]:
@@ -90,24 +109,36 @@ def devices_of(entry: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _pairs(
-    edge: StageEdge,
-    homes: Sequence[Sequence[int]],
-    multiples: Sequence[int],
-    first: Sequence[int],
+    edge: StageEdge, shares: Sequence[Sequence[int]], first: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
     """The replicas at both ends of an edge that have units in common."""
-    counts = (1 if edge.source == FEED else len(homes[edge.source]), len(homes[edge.target]))
-    paces = (multiples[edge.source], multiples[edge.target])  # the feed goes at the loss's pace
-    if counts == (1, 1):
-        yield FEED if edge.source == FEED else first[edge.source], first[edge.target]
-        return
-    sizes = (paces[0] // counts[0], paces[1] // counts[1])
+    is_feed = edge.source == FEED  # it goes at the pace of the loss
+    source = _Rounds((sum(shares[-1]),) if is_feed else shares[edge.source])
+    target = _Rounds(shares[edge.target])
     found = set()
-    unit, period = 0, math.lcm(*paces)
-    while unit < period:
-        source, target = (unit // size for size in sizes)
-        found.add((source % counts[0], target % counts[1]))
-        unit = min((source + 1) * sizes[0], (target + 1) * sizes[1])
-    for source, target in sorted(found):
-        start = FEED if edge.source == FEED else first[edge.source] + source
-        yield start, first[edge.target] + target
+    unit, end = 0, math.lcm(source.num_units, target.num_units)
+    while unit < end:
+        found.add((source.replica(unit), target.replica(unit)))
+        unit = min(source.next_start(unit), target.next_start(unit))
+    for of_source, of_target in sorted(found):
+        yield FEED if is_feed else first[edge.source] + of_source, first[edge.target] + of_target
+
+
+class _Rounds:
+    """The replicas of a stage take their shares in turn, round by round.
+
+    Args:
+        shares: units of each.
+    """
+
+    def __init__(self, shares: Sequence[int]) -> None:
+        self._ends = list(itertools.accumulate(shares))
+        self.num_units = self._ends[-1]
+
+    def replica(self, unit: int) -> int:
+        """Who takes a unit."""
+        return bisect.bisect_right(self._ends, unit % self.num_units)
+
+    def next_start(self, unit: int) -> int:
+        """The first unit that another share begins with."""
+        return unit - unit % self.num_units + self._ends[self.replica(unit)]

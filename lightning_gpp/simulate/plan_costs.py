@@ -106,7 +106,7 @@ def program_costs(
         raise ValueError(f"unknown overlap {overlap!r}; known: {', '.join(get_args(Overlap))}")
     pipeline = plan_graph(plan, request.graph)
     unit_size = request.minibatch_size / num_microbatches(plan, request)
-    expansion = expand(pipeline.stages, pipeline.devices, pipeline.multiples)
+    expansion = expand(pipeline.stages, pipeline.devices, pipeline.multiples, pipeline.shares)
     forward, backward = {}, {}
     for edge in expansion.edges:
         size = edge_bytes(request.graph, edge.values, has_backward=edge.has_backward)
@@ -145,12 +145,12 @@ def _stage_costs(
     """Of every replica of every stage; the stage of the loss costs nothing if it is one."""
     inputs = input_bytes(request.graph, pipeline.stages)
     for number, devices in enumerate(pipeline.devices):
-        for device in devices:
+        for device, units in zip(devices, pipeline.shares[number]):
             if number == plan.num_stages:
                 yield StageCosts(0.0, 0.0)
                 continue
             stage = plan.stages[number]
-            share = unit_size * stage.replica_multiple
+            share = unit_size * units
             read_bytes = sum(size.forward(share) for size in inputs[number])
             compute = kind_compute(request, stage, share, request.cluster.devices[device].kind)
             yield StageCosts(
@@ -198,16 +198,23 @@ class _Sums:
             yield Bucket(index, piece.size_bytes, min(1.0, fraction))
 
     def _gradients(self, stage: Stage, parameters: Sequence[str]) -> Gradients:
-        """What a backward of a stage makes, on the slowest kind of its devices.
+        """What a backward of a stage makes, on the slowest of its replicas.
 
         A stage that recomputes runs its forward first.
         """
-        share = self.unit_size * stage.replica_multiple
-        kinds = {self.request.cluster.devices[device].kind for device in stage.devices}
-        computes = {kind: kind_compute(self.request, stage, share, kind) for kind in sorted(kinds)}
-        kind = max(computes, key=lambda name: computes[name].backward_s)
+        devices = self.request.cluster.devices
+        replicas = {
+            (devices[device].kind, self.unit_size * units)
+            for device, units in zip(stage.devices, stage.replica_multiples)
+        }
+        computes = {
+            (kind, share): kind_compute(self.request, stage, share, kind)
+            for kind, share in sorted(replicas)
+        }
+        slowest = max(computes, key=lambda replica: computes[replica].backward_s)
+        kind, share = slowest
         layers = kind_layers(self.request, share, kind, stage.operators, set(parameters))
-        again_s = computes[kind].forward_s if stage.recompute else 0.0
+        again_s = computes[slowest].forward_s if stage.recompute else 0.0
         found = layer_gradients(layers)
         return Gradients(
             [GradientPiece(piece.size_bytes, again_s + piece.ready_s) for piece in found.pieces],

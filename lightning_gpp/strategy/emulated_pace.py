@@ -45,7 +45,7 @@ def _slowness(
         stage = program.replica(number).stage
         if stage == plan.num_stages:  # takes the outputs of replicas
             continue
-        share = unit_size * plan.stages[stage].replica_multiple
+        share = unit_size * program.multiple(number)
         found = request.costs.at(share, real_kind).operators
         real = [found[name] for name in plan.stages[stage].operators]
         forward_s = sum(each.forward_s for each in real)

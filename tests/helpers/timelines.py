@@ -92,7 +92,7 @@ class _Keep(lp.Callback):
         session: Any = trainer.strategy.session  # type: ignore[attr-defined]
         program = session.pipeline.last_trained
         device = session.pipeline.rank_of_device.index(trainer.global_rank)
-        self.run.program = [str(action) for action in program.actions[device]]
+        self.run.program = [str(action) for action in program.before_update(device)]
         self.run.recorder_is_on = session.recorder.is_on
         if session.pipeline.planned is not None:
             self.run.notes = session.pipeline.planned.notes

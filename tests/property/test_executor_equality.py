@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from helpers.stage_dags import ToyStages, comparing_loss, run_on_threads, stage_graphs
 from hypothesis import given, settings
@@ -23,22 +25,30 @@ IN_PARTS = [("gpipe", 1), ("gpipe", 2)]
 
 
 @st.composite
-def placements(draw: st.DrawFn, num_stages: int, num_microbatches: int) -> tuple[list, list[int]]:
-    """Devices (of the replicas) and multiple of every stage."""
-    homes, multiples = [], []
+def divisions(draw: st.DrawFn, multiple: int, count: int) -> tuple[int, ...]:
+    """Shares of at least one."""
+    inner = draw(st.permutations(range(1, multiple)))[: count - 1]
+    ends = [0, *sorted(inner), multiple]
+    return tuple(end - start for start, end in itertools.pairwise(ends))
+
+
+@st.composite
+def placements(draw: st.DrawFn, num_stages: int, num_microbatches: int) -> tuple[list, list]:
+    """Devices and shares of the replicas of every stage."""
+    homes, shares = [], []
     for _ in range(num_stages):
-        multiple = draw(st.sampled_from([m for m in (1, 2, 4) if num_microbatches % m == 0]))
-        count = draw(st.sampled_from([n for n in (1, 2, 4) if multiple % n == 0]))
+        multiple = draw(st.sampled_from([m for m in (1, 2, 4, 8) if num_microbatches % m == 0]))
+        count = draw(st.integers(1, min(4, multiple)))
         homes.append(tuple(draw(st.permutations(range(4)))[:count]))
-        multiples.append(multiple)
-    return homes, multiples
+        shares.append(draw(divisions(multiple, count)))
+    return homes, shares
 
 
-def placed(toy: ToyStages, homes: list, multiples: list[int]) -> tuple[StageGraph, list, list[int]]:
+def placed(toy: ToyStages, homes: list, shares: list) -> tuple[StageGraph, list, list]:
     """With a stage of the loss after a last stage that has replicas."""
     if len(homes[-1]) == 1:
-        return toy.stages, homes, multiples
-    return toy.with_loss_stage(), [*homes, homes[-1][:1]], [*multiples, multiples[-1]]
+        return toy.stages, homes, shares
+    return toy.with_loss_stage(), [*homes, homes[-1][:1]], [*shares, (sum(shares[-1]),)]
 
 
 @given(
@@ -56,7 +66,7 @@ def test_program_trains_like_one_device(stages, data, mode, num_microbatches, is
         st.lists(st.integers(0, count - 1), min_size=count, max_size=count) | st.none()
     )
     toy = ToyStages(chained(stages) if is_chain else stages, weight_of)
-    stages, homes, multiples = placed(toy, *data.draw(placements(count, num_microbatches)))
+    stages, homes, shares = placed(toy, *data.draw(placements(count, num_microbatches)))
     sizes = data.draw(
         st.lists(st.integers(1, 3), min_size=num_microbatches, max_size=num_microbatches)
     )
@@ -65,7 +75,8 @@ def test_program_trains_like_one_device(stages, data, mode, num_microbatches, is
         devices=homes,
         num_microbatches=num_microbatches,
         schedule=schedule,
-        multiples=multiples,
+        multiples=list(map(sum, shares)),
+        shares=shares,
     )
     assert Program.from_json(program.to_json()) == program
     x = torch.randn(sum(sizes), 3, dtype=torch.float64, requires_grad=True)
@@ -95,20 +106,22 @@ def test_program_trains_like_one_device(stages, data, mode, num_microbatches, is
 @settings(deadline=None)
 def test_programs_with_replicas_complete(stages, data, schedule, num_microbatches):
     """No deadlock, every unit once forward and once backward, in flight as the plan counts."""
-    homes, multiples = [], []
+    homes, shares = [], []
     for _ in range(stages.num_stages):
         multiple = data.draw(st.sampled_from([1, 2, 6, 6]))
         home = data.draw(st.permutations(range(6)))
-        count = data.draw(st.sampled_from([n for n in (1, 2, 3, 6) if multiple % n == 0]))
+        count = data.draw(st.integers(1, multiple))
         homes.append(tuple(home[:count]))
-        multiples.append(multiple)
-    stages, homes, multiples = placed(ToyStages(stages), homes, multiples)
+        shares.append(data.draw(divisions(multiple, count)))
+    stages, homes, shares = placed(ToyStages(stages), homes, shares)
+    multiples = list(map(sum, shares))
     program = build_program(
         stages,
         devices=homes,
         num_microbatches=num_microbatches,
         schedule=schedule,
         multiples=multiples,
+        shares=shares,
     )
     seen = dry_run(program)
     in_flight = in_flight_microbatches(stages, num_microbatches, multiples)

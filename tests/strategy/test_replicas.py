@@ -201,3 +201,16 @@ def test_one_micro_batch_is_not_shared(pool: WorkerPool) -> None:
     strategy = {"num_microbatches": 1, "costs": proportional_costs(training), "cluster": FREE}
     results = assert_equal_training(pool, training, num_ranks=2, **strategy)
     assert not results[0].own_parameters & results[1].own_parameters
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_replicas_with_unequal_shares(pool: WorkerPool, schedule: str) -> None:
+    """Two thirds and one third of every micro-batch; the last batch has five samples for twelve."""
+    training = Training(BUILD, DataSpec(num_inputs=2, num_samples=29))
+    plan = [
+        {"modules": TOWERS, "devices": [0, 1], "shares": [2, 1]},
+        {"modules": TOP, "device": 2, "microbatch_multiple": 3},
+    ]
+    assert_equal_training(
+        *(pool, training), num_ranks=3, num_microbatches=6, plan=plan, schedule=schedule
+    )

@@ -81,7 +81,8 @@ def shares(plan: Plan, graph: ModelGraph) -> bool:
     stages = stage_graph(graph, plan.stage_operators)
     return any(
         plan.stages[edge.target].num_replicas > 1
-        and plan.stages[edge.source].replica_multiple > plan.stages[edge.target].replica_multiple
+        and max(plan.stages[edge.source].replica_multiples)
+        > max(plan.stages[edge.target].replica_multiples)
         and any(graph.values[name].variation is not Variation.SAMPLES for name in edge.values)
         for edge in stages.edges
         if edge.source != FEED

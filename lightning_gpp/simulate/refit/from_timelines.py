@@ -148,7 +148,7 @@ def _stage_records(recorded: Recorded, plan: Plan, request: PlanRequest) -> tupl
     found = []
     for (stage, kind), numbers in sorted(replicas.items()):
         one = plan.stages[stage]
-        share = unit_size * program.multiple(numbers[0])
+        share = unit_size * statistics.fmean(map(program.multiple, numbers))
         profile = request.profile(share, kind)
         forward_s, backward_s = _profile_seconds(one, profile)
         found.append(
