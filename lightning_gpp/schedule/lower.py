@@ -192,7 +192,10 @@ def _lowered(
     num_ended = 0
     actions: list[Action] = []
     for action in compute:
-        actions += _with_messages(program, action, sends)
+        before, after = _messages_around(program, action, sends)
+        actions += before
+        actions.append(action)
+        actions += after
         if action in ends:
             actions += _update(program, device, num_ended)
             num_ended += 1
@@ -202,19 +205,20 @@ def _lowered(
     return actions
 
 
-def _with_messages(program: Program, action: Action, sends: tuple[Edges, Edges]) -> list[Action]:
+def _messages_around(
+    program: Program, action: Action, sends: tuple[Edges, Edges]
+) -> tuple[list[Action], list[Action]]:
+    """What an action needs from other devices, and what others need of it."""
     out_edges, in_edges = sends
     if action.kind is Kind.FORWARD:
-        before = (Kind.RECEIVE_FORWARD, program.in_edges[action.stage])
-        after = (Kind.SEND_FORWARD, out_edges[action.stage])
-    else:
-        before = (Kind.RECEIVE_BACKWARD, program.out_edges[action.stage])
-        after = (Kind.SEND_BACKWARD, in_edges[action.stage])
-    return [
-        *_messages(program, action, *before),
-        action,
-        *_messages(program, action, *after),
-    ]
+        return (
+            _messages(program, action, Kind.RECEIVE_FORWARD, program.in_edges[action.stage]),
+            _messages(program, action, Kind.SEND_FORWARD, out_edges[action.stage]),
+        )
+    return (
+        _messages(program, action, Kind.RECEIVE_BACKWARD, program.out_edges[action.stage]),
+        _messages(program, action, Kind.SEND_BACKWARD, in_edges[action.stage]),
+    )
 
 
 def _sends(program: Program) -> tuple[Edges, Edges]:

@@ -211,6 +211,8 @@ class Program:
 
     def minibatch(self, action: Action) -> int:
         """The mini-batch that a compute action, a sum or an update is of."""
+        if self.num_minibatches == 1:
+            return 0
         if action.kind is Kind.STEP:
             return action.microbatch
         if action.kind is Kind.REDUCE:
@@ -239,14 +241,13 @@ class Program:
 
     def _parts(self, source: int, target: int) -> Iterator[Part]:
         first, size = self._pieces[target]
+        share = self.multiple(target)
         for microbatch in range(self.stage_microbatches(source)):
             units = self.units(source, microbatch)
-            piece = max(0, (units.start - first - self.multiple(target)) // size + 1)
-            while piece * size + first < units.stop:
-                taken = self.units(target, piece)
-                yield Part(
-                    microbatch, piece, max(units.start, taken.start), min(units.stop, taken.stop)
-                )
+            piece = max(0, (units.start - first - share) // size + 1)
+            while (start := piece * size + first) < units.stop:
+                stop = min(units.stop, start + share)
+                yield Part(microbatch, piece, max(units.start, start), stop)
                 piece += 1
 
     def message_range(self, edge: StageEdge, stage: int, microbatch: int) -> range:
