@@ -26,8 +26,8 @@ from lightning_gpp.jobs.problem import workload_of
 from lightning_gpp.jobs.searched import search
 from lightning_gpp.jobs.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner.make_plan import plan_request
-from lightning_gpp.planner.text_table import text_table, wrapped
-from lightning_gpp.planner.units_of_measure import count_text
+from lightning_gpp.text_table import text_table, wrapped
+from lightning_gpp.units_of_measure import count_text
 
 REFERENCE = "graphpipe"
 OTHERS = ("sequential", "data_parallel", "pipedream", "piper", "balanced")

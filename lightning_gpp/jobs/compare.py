@@ -21,7 +21,7 @@ from lightning_gpp.jobs.options import as_limit_s, as_list
 from lightning_gpp.jobs.problem import problem_of
 from lightning_gpp.jobs.searched import check_planner, search_within
 from lightning_gpp.planner import PLANNERS
-from lightning_gpp.planner.describe import describe_source
+from lightning_gpp.reports.plan.describe import describe_source
 from lightning_gpp.sweep import split_override
 
 

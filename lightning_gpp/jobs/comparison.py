@@ -10,9 +10,9 @@ from pathlib import Path
 
 from lightning_gpp.jobs.searched import Searched
 from lightning_gpp.planner import PlanEvaluation, refusal_notes
-from lightning_gpp.planner.explain import does_not_fit
-from lightning_gpp.planner.text_table import text_table, wrapped
-from lightning_gpp.planner.units_of_measure import (
+from lightning_gpp.reports.plan.explain import does_not_fit
+from lightning_gpp.text_table import text_table, wrapped
+from lightning_gpp.units_of_measure import (
     bytes_text,
     number_text,
     samples_text,

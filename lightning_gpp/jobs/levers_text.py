@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from lightning_gpp.jobs.simulated import Simulated
 from lightning_gpp.jobs.speedup import Speedups
-from lightning_gpp.planner.text_table import text_table, wrapped
-from lightning_gpp.planner.units_of_measure import number_text, seconds_text
 from lightning_gpp.simulate.what_if.levers import Lever
+from lightning_gpp.text_table import text_table, wrapped
+from lightning_gpp.units_of_measure import number_text, seconds_text
 
 LEAST_GAIN = 5e-4
 """Gains below this part of the throughput would read +0.0 %."""

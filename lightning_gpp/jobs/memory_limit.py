@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lightning_gpp.jobs.searched import Searched, search
 from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest
-from lightning_gpp.planner.units_of_measure import bytes_text, percent_text, seconds_text
+from lightning_gpp.units_of_measure import bytes_text, percent_text, seconds_text
 
 WORTH_ASKING = 0.4
 """Micro-batches of twice the size may need twice the memory: below this part of a device's nothing

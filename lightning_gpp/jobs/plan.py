@@ -20,21 +20,21 @@ from lightning_gpp.planner import (
     PlanEvaluation,
     PlanRequest,
     choose_schedule,
-    describe_plan,
     evaluate_plan,
     on_all_devices,
     resolve_plan,
     save_plan,
     validate_plan,
 )
-from lightning_gpp.planner.explain import (
+from lightning_gpp.planner.forks_and_joins import forks_and_joins
+from lightning_gpp.planner.graphpipe import SearchResult
+from lightning_gpp.reports import describe_plan
+from lightning_gpp.reports.plan.explain import (
     describe_alternatives,
     describe_device_columns,
     describe_devices,
 )
-from lightning_gpp.planner.forks_and_joins import forks_and_joins
-from lightning_gpp.planner.graphpipe import SearchResult
-from lightning_gpp.planner.text_table import wrapped
+from lightning_gpp.text_table import wrapped
 
 QUICK_PLANNERS = ("graphpipe", "sequential")
 """Planners that take no longer than a person waits; others are asked on request."""
@@ -57,7 +57,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     metrics = plan_metrics(chosen)
     save_metrics(metrics, folder)
     if config.job.picture:
-        from lightning_gpp.planner.plan_picture import write_plan_picture
+        from lightning_gpp.reports.plan.plan_picture import write_plan_picture
 
         write_plan_picture(folder / "plan.png", chosen.evaluation, chosen.request)
     print(written_to(folder))

@@ -19,10 +19,10 @@ from lightning_gpp.data_file import read_text
 from lightning_gpp.graph import graph_from_json
 from lightning_gpp.jobs.options import as_flag, as_mapping, as_text
 from lightning_gpp.planner import PlanRequest, plan_request
-from lightning_gpp.planner.text_table import wrapped
-from lightning_gpp.planner.units_of_measure import count_text
 from lightning_gpp.schedule.orders import check_schedule
 from lightning_gpp.strict_json import parse_json
+from lightning_gpp.text_table import wrapped
+from lightning_gpp.units_of_measure import count_text
 from lightning_gpp.workloads import (
     WORKLOADS,
     Workload,

@@ -14,7 +14,7 @@ from lightning_gpp.planner import (
     ask_scheduled,
     evaluate_plan,
 )
-from lightning_gpp.planner.explain import Alternative
+from lightning_gpp.reports.plan.explain import Alternative
 
 NUM_NEXT = 3
 """Next best plans that are kept."""

@@ -27,13 +27,13 @@ from lightning_gpp.jobs.speedup import (
     write_speedup_picture,
 )
 from lightning_gpp.planner import save_plan
-from lightning_gpp.planner.describe import describe_head, describe_stages
-from lightning_gpp.planner.text_table import wrapped
-from lightning_gpp.simulate import write_step
+from lightning_gpp.reports import write_step
+from lightning_gpp.reports.plan.describe import describe_head, describe_stages
 from lightning_gpp.simulate.ssgd.program import Ssgd
 from lightning_gpp.simulate.what_if.changes import WhatIf
 from lightning_gpp.simulate.what_if.levers import levers
 from lightning_gpp.simulate.what_if.plan_case import PlanCase
+from lightning_gpp.text_table import wrapped
 
 TWICE = "Twice the devices: with mini-batches of twice the size, and the planner's plan for them."
 """What the lever means."""

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from lightning_gpp.jobs.simulated import Simulated
-from lightning_gpp.planner.explain import joined_rows
-from lightning_gpp.planner.text_table import text_table, wrapped
-from lightning_gpp.planner.units_of_measure import (
+from lightning_gpp.reports.plan.explain import joined_rows
+from lightning_gpp.simulate.simulation import TaskKind
+from lightning_gpp.simulate.usage import ChannelUsage, DeviceUsage
+from lightning_gpp.text_table import text_table, wrapped
+from lightning_gpp.units_of_measure import (
     bytes_text,
     count_text,
     indices_text,
@@ -16,8 +18,6 @@ from lightning_gpp.planner.units_of_measure import (
     percent_text,
     seconds_text,
 )
-from lightning_gpp.simulate.simulation import TaskKind
-from lightning_gpp.simulate.usage import ChannelUsage, DeviceUsage
 
 MOST_CHANNELS = 6
 """Channels that the table shows."""

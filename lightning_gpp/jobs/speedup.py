@@ -9,11 +9,11 @@ from pathlib import Path
 from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
 from lightning_gpp.planner import ask_scheduled
 from lightning_gpp.planner.data_parallel import NAME as DATA_PARALLEL
-from lightning_gpp.planner.units_of_measure import count_text
 from lightning_gpp.simulate.ssgd.layers import model_layers
 from lightning_gpp.simulate.ssgd.program import VARIANTS, Ssgd
 from lightning_gpp.simulate.what_if.changes import WhatIf
 from lightning_gpp.simulate.what_if.plan_case import PlanCase
+from lightning_gpp.units_of_measure import count_text
 
 FILE = "speedup.png"
 

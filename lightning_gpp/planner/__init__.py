@@ -3,11 +3,9 @@
 from lightning_gpp.planner.all_devices import num_devices_used, on_all_devices
 from lightning_gpp.planner.base import Planner, PlanRequest
 from lightning_gpp.planner.best_plan import refusal_notes
-from lightning_gpp.planner.describe import describe_plan
 from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_below, evaluate_plan
 from lightning_gpp.planner.make_plan import PLANNERS, answer, ask, make_plan, plan_request
 from lightning_gpp.planner.manual import PlanLike, resolve_plan
-from lightning_gpp.planner.picture import draw_stage_graph
 from lightning_gpp.planner.plan import Plan, Stage
 from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.plan_json import load_plan, plan_from_json, plan_to_json, save_plan
@@ -30,8 +28,6 @@ __all__ = [
     "ask",
     "ask_scheduled",
     "choose_schedule",
-    "describe_plan",
-    "draw_stage_graph",
     "evaluate_below",
     "evaluate_plan",
     "load_plan",

@@ -18,8 +18,8 @@ from lightning_gpp.planner.pipeline_run import num_microbatches
 from lightning_gpp.planner.plan import Plan
 from lightning_gpp.planner.plan_graph import plan_graph
 from lightning_gpp.planner.stage_costs import stage_compute
-from lightning_gpp.planner.units_of_measure import bytes_text
 from lightning_gpp.planner.validate import check_cuts
+from lightning_gpp.units_of_measure import bytes_text
 
 WITHOUT_REPLICAS = ", without replicas"
 """Behind the name of a planner whose plans with replicas cannot run."""

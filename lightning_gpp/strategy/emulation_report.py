@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_gpp.planner.units_of_measure import seconds_text
 from lightning_gpp.runtime.emulation import Slip, SlipReport
+from lightning_gpp.units_of_measure import seconds_text
 
 
 @dataclass(frozen=True, slots=True)

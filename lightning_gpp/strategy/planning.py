@@ -29,13 +29,13 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.planner.graphpipe import SearchResult
-from lightning_gpp.planner.units_of_measure import seconds_text
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.costs_given import LAST_REFIT
 from lightning_gpp.strategy.devices_at_hand import in_plan_order, resolve_cluster
 from lightning_gpp.strategy.measuring import Measured
 from lightning_gpp.strategy.plan_cache import PlanCache, refit_key
 from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.units_of_measure import seconds_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,10 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lightning_gpp.reports import write_step
 from lightning_gpp.runtime.clock import measure_offset
 from lightning_gpp.runtime.measured import RankRecord, measured_timeline
-from lightning_gpp.simulate import (
-    SpanKind,
-    Timeline,
-    shares,
-    write_step,
-)
+from lightning_gpp.simulate import SpanKind, Timeline, shares
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.plan_cache import PlanCache
 from lightning_gpp.strategy.recorder import StepRecorder

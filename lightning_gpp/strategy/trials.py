@@ -18,7 +18,6 @@ from torch import Tensor
 
 from lightning_gpp.capture.rollback import rollback
 from lightning_gpp.planner import evaluate_plan
-from lightning_gpp.planner.units_of_measure import seconds_text
 from lightning_gpp.runtime.executor import Boundary
 from lightning_gpp.runtime.handover import NothingCameError
 from lightning_gpp.strategy.cutting import (
@@ -33,6 +32,7 @@ from lightning_gpp.strategy.messages import Trial
 from lightning_gpp.strategy.one_piece import one_piece_step_s
 from lightning_gpp.strategy.pipelined_call import CallBoundary
 from lightning_gpp.strategy.report import show
+from lightning_gpp.units_of_measure import seconds_text
 
 if TYPE_CHECKING:
     from lightning_gpp.strategy.session import Session

@@ -15,8 +15,6 @@ from lightning_gpp.graph import ModelGraph, graph_from_json, graph_to_json
 from lightning_gpp.planner import (
     Plan,
     Stage,
-    describe_plan,
-    draw_stage_graph,
     evaluate_plan,
     plan_from_json,
     plan_request,
@@ -28,6 +26,7 @@ from lightning_gpp.planner import (
 from lightning_gpp.planner.coarsen import coarse_units
 from lightning_gpp.planner.device_time import device_times
 from lightning_gpp.planner.units import build_units, indivisible_groups
+from lightning_gpp.reports import describe_plan, draw_stage_graph
 from lightning_gpp.schedule import SCHEDULES
 
 num_devices_st = st.integers(1, 4)

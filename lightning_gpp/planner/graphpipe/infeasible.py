@@ -15,7 +15,7 @@ from lightning_gpp.planner.does_not_fit import (
 )
 from lightning_gpp.planner.graphpipe.limits import Divisions
 from lightning_gpp.planner.graphpipe.problem import Problem
-from lightning_gpp.planner.units_of_measure import bytes_text
+from lightning_gpp.units_of_measure import bytes_text
 
 MOST_DEVICES = 4096
 """More devices than these are not proposed."""

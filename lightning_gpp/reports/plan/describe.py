@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_gpp.cost import ANY_DEVICE
+from lightning_gpp.graph.operator_names import summarize_operators
 from lightning_gpp.planner.base import ADAM_VALUES, PlanRequest
-from lightning_gpp.planner.bounds import describe_bounds
 from lightning_gpp.planner.does_not_fit import HOLDS_ALL, HOLDS_FEW
 from lightning_gpp.planner.evaluate import PlanEvaluation, StageEvaluation, plan_devices
-from lightning_gpp.planner.message_sizes import sized_stages
-from lightning_gpp.planner.operator_names import summarize_operators
-from lightning_gpp.planner.picture import draw_stage_graph
 from lightning_gpp.planner.plan import Plan
-from lightning_gpp.planner.text_table import text_table, wrapped
-from lightning_gpp.planner.units_of_measure import (
+from lightning_gpp.reports.plan.bounds import describe_bounds
+from lightning_gpp.reports.plan.message_sizes import sized_stages
+from lightning_gpp.reports.plan.picture_text import draw_stage_graph
+from lightning_gpp.text_table import text_table, wrapped
+from lightning_gpp.units_of_measure import (
     bytes_text,
     count_text,
     devices_text,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lightning_gpp.planner.evaluate import PlanEvaluation
-from lightning_gpp.planner.text_table import wrapped
-from lightning_gpp.planner.units_of_measure import (
+from lightning_gpp.text_table import wrapped
+from lightning_gpp.units_of_measure import (
     bytes_text,
     devices_text,
     percent_text,

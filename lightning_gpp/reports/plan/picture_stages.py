@@ -2,7 +2,7 @@
 
 Branches stand side by side, replicas of a stage are stacked boxes, the bottleneck has a mark.
 Graphs that are much deeper than wide are folded into bands beside each other, so that a chain of
-32 stages stays readable. Columns are those of :mod:`lightning_gpp.planner.picture_layout`, in
+32 stages stays readable. Columns are those of :mod:`lightning_gpp.reports.plan.picture_layout`, in
 characters of a monospaced font. Colours are those of Okabe and Ito ("Color Universal Design",
 2008), lightened where text stands on them.
 """
@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_gpp.graph import FEED, StageGraph
-from lightning_gpp.planner.picture_bands import Bands, fold
-from lightning_gpp.planner.picture_layout import Item, Segment, edge_of, lay_out
-from lightning_gpp.planner.picture_shapes import Line, Picture, Point, Rectangle, Text, curve
+from lightning_gpp.reports.plan.picture_bands import Bands, fold
+from lightning_gpp.reports.plan.picture_layout import Item, Segment, edge_of, lay_out
+from lightning_gpp.reports.plan.picture_shapes import Line, Picture, Point, Rectangle, Text, curve
 
 TEXT_PT, SMALL_PT, TITLE_PT = 8.0, 7.0, 12.0
 CHARACTER_IN = 0.602 * TEXT_PT / 72

@@ -10,21 +10,21 @@ from lightning_gpp.planner import (
     Plan,
     PlanRequest,
     Stage,
-    describe_plan,
     evaluate_plan,
     plan_request,
     resolve_plan,
 )
-from lightning_gpp.planner.describe import describe_source
 from lightning_gpp.planner.device_time import device_times
-from lightning_gpp.planner.explain import (
+from lightning_gpp.reports import describe_plan
+from lightning_gpp.reports.plan.describe import describe_source
+from lightning_gpp.reports.plan.explain import (
     Alternative,
     describe_alternatives,
     describe_device_columns,
     describe_devices,
     why_it_lost,
 )
-from lightning_gpp.planner.units_of_measure import bytes_text, seconds_text
+from lightning_gpp.units_of_measure import bytes_text, seconds_text
 
 GRAPH = literal_graph(
     {

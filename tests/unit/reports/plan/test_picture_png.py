@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lightning_gpp.planner.picture_png import DPI, write_png
-from lightning_gpp.planner.picture_shapes import Line, Picture, Rectangle, Text, curve
+from lightning_gpp.reports.plan.picture_png import DPI, write_png
+from lightning_gpp.reports.plan.picture_shapes import Line, Picture, Rectangle, Text, curve
 
 WHITE, RED, BLACK = (255, 255, 255), (255, 0, 0), (0, 0, 0)
 
@@ -92,8 +92,8 @@ def test_drawing_imports_no_matplotlib(path: Path) -> None:
     """It would take longer than a plan; its fonts are found without it."""
     code = (
         "import sys; from pathlib import Path\n"
-        "from lightning_gpp.planner.picture_png import write_png\n"
-        "from lightning_gpp.planner.picture_shapes import Picture, Text\n"
+        "from lightning_gpp.reports.plan.picture_png import write_png\n"
+        "from lightning_gpp.reports.plan.picture_shapes import Picture, Text\n"
         f"write_png(Picture(1.0, 1.0, (Text(0.1, 0.5, 'a', 8.0),)), Path({str(path)!r}))\n"
         "print([n for n in ('matplotlib', 'numpy') if n in sys.modules])\n"
     )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from lightning_gpp.simulate.show.page_data import page_data
+from lightning_gpp.reports.step.page_data import page_data
 from lightning_gpp.simulate.timeline.timeline import Timeline
 
 SCRIPTS = ("layout", "draw", "hover", "input")
@@ -54,5 +54,5 @@ def script_json(data: object) -> str:
 
 
 def _file(name: str) -> str:
-    file = files("lightning_gpp.simulate.show") / "page_files" / name
+    file = files("lightning_gpp.reports.step") / "page_files" / name
     return file.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from lightning_gpp.planner.picture_shapes import Line, Picture, Point, Rectangle, Text
+from lightning_gpp.reports.plan.picture_shapes import Line, Picture, Point, Rectangle, Text
 
 DPI = 120
 FINER = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from helpers.graphs import stage_edges
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
-from lightning_gpp.planner import draw_stage_graph
+from lightning_gpp.reports import draw_stage_graph
 
 
 def drawn(num_stages: int, edges: str, *, max_width: int = 100, ascii_only: bool = False) -> str:

@@ -19,8 +19,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from lightning_gpp.graph import FEED, StageGraph
-from lightning_gpp.planner.picture_layout import Item, Layout, Segment, edge_of, lay_out
-from lightning_gpp.planner.units_of_measure import bytes_text
+from lightning_gpp.reports.plan.picture_layout import Item, Layout, Segment, edge_of, lay_out
+from lightning_gpp.units_of_measure import bytes_text
 
 TEXT_WIDTHS = (40, 32, 26, 22, 18, 15, 12, 10)
 """Widths to which the text in the boxes is wrapped, until the picture is narrow enough."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from helpers.graphs import literal_graph
 
-from lightning_gpp.planner.operator_names import summarize_operators
+from lightning_gpp.graph.operator_names import summarize_operators
 
 GRAPH = literal_graph(
     {

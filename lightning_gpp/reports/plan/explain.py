@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.device_time import DeviceTime, device_times
 from lightning_gpp.planner.evaluate import PlanEvaluation
-from lightning_gpp.planner.text_table import text_table, wrapped
-from lightning_gpp.planner.units_of_measure import (
+from lightning_gpp.text_table import text_table, wrapped
+from lightning_gpp.units_of_measure import (
     bytes_text,
     indices_text,
     percent_text,

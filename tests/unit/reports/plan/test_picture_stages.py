@@ -6,10 +6,10 @@ import pytest
 from helpers.graphs import stage_edges
 
 from lightning_gpp.graph import StageEdge, StageGraph
-from lightning_gpp.planner.picture_bands import fold
-from lightning_gpp.planner.picture_layout import lay_out
-from lightning_gpp.planner.picture_shapes import Line, Picture, Rectangle, Text
-from lightning_gpp.planner.picture_stages import StageBox, stage_graph_picture
+from lightning_gpp.reports.plan.picture_bands import fold
+from lightning_gpp.reports.plan.picture_layout import lay_out
+from lightning_gpp.reports.plan.picture_shapes import Line, Picture, Rectangle, Text
+from lightning_gpp.reports.plan.picture_stages import StageBox, stage_graph_picture
 
 
 def box(stage: int, *, num_replicas: int = 1, is_bottleneck: bool = False) -> StageBox:

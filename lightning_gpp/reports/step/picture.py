@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_gpp.simulate.show.paint import IDLE_COLOUR, PAINTS, PATH_COLOUR
-from lightning_gpp.simulate.show.picture_memory import draw_memory, memory_text
-from lightning_gpp.simulate.show.picture_rows import Rows, lane_in
-from lightning_gpp.simulate.show.picture_step import LEFT_IN, TEXT_PT, draw_timeline
-from lightning_gpp.simulate.show.picture_text import (
+from lightning_gpp.reports.step.paint import IDLE_COLOUR, PAINTS, PATH_COLOUR
+from lightning_gpp.reports.step.picture_memory import draw_memory, memory_text
+from lightning_gpp.reports.step.picture_rows import Rows, lane_in
+from lightning_gpp.reports.step.picture_step import LEFT_IN, TEXT_PT, draw_timeline
+from lightning_gpp.reports.step.picture_text import (
     num_microbatches,
     path_text,
     stage_lines,

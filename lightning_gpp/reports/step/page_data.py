@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lightning_gpp.planner.units_of_measure import percent_text
-from lightning_gpp.simulate.show.paint import (
+from lightning_gpp.reports.step.paint import (
     ABOVE_COLOUR,
     IDLE_COLOUR,
     MEMORY_COLOUR,
@@ -19,13 +18,14 @@ from lightning_gpp.simulate.show.paint import (
     PAINTS,
     PATH_COLOUR,
 )
-from lightning_gpp.simulate.show.path_line import path_pieces
-from lightning_gpp.simulate.show.picture_memory import peak_text
-from lightning_gpp.simulate.show.picture_text import path_text, subtitle, title
+from lightning_gpp.reports.step.path_line import path_pieces
+from lightning_gpp.reports.step.picture_memory import peak_text
+from lightning_gpp.reports.step.picture_text import path_text, subtitle, title
 from lightning_gpp.simulate.timeline.shares import shares
 from lightning_gpp.simulate.timeline.span import Span
 from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline
 from lightning_gpp.simulate.timeline.transfer import Transfer, transfer_lanes
+from lightning_gpp.units_of_measure import percent_text
 
 WHOLE_ROW = -1
 """Instead of the number of a stage's lane within the row of its rank."""

@@ -7,13 +7,13 @@ from collections import Counter
 from pathlib import Path
 
 from lightning_gpp.graph import FEED, StageGraph
+from lightning_gpp.graph.operator_names import summarize_operators
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.evaluate import PlanEvaluation, StageEvaluation
-from lightning_gpp.planner.message_sizes import sized_stages
-from lightning_gpp.planner.operator_names import summarize_operators
-from lightning_gpp.planner.picture_png import write_png
-from lightning_gpp.planner.picture_stages import StageBox, stage_graph_picture
-from lightning_gpp.planner.units_of_measure import (
+from lightning_gpp.reports.plan.message_sizes import sized_stages
+from lightning_gpp.reports.plan.picture_png import write_png
+from lightning_gpp.reports.plan.picture_stages import StageBox, stage_graph_picture
+from lightning_gpp.units_of_measure import (
     bytes_text,
     count_text,
     devices_text,

@@ -19,9 +19,9 @@ import helpers
 import pytest
 from helpers.steps import predicted_and_measured, simulated
 
+from lightning_gpp.reports.step.page import page_html, write_page
+from lightning_gpp.reports.step.page_data import page_data
 from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage, predicted_timeline
-from lightning_gpp.simulate.show.page import page_html, write_page
-from lightning_gpp.simulate.show.page_data import page_data
 
 BROWSER = Path(helpers.__file__).with_name("page_browser.js")
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_gpp.planner.picture_layout import Item, Layout, Segment, edge_of
+from lightning_gpp.reports.plan.picture_layout import Item, Layout, Segment, edge_of
 
 Point = tuple[float, float]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_gpp.simulate.show.page import write_page
-from lightning_gpp.simulate.show.picture import write_picture
-from lightning_gpp.simulate.show.trace import write_trace
+from lightning_gpp.reports.step.page import write_page
+from lightning_gpp.reports.step.picture import write_picture
+from lightning_gpp.reports.step.trace import write_trace
 from lightning_gpp.simulate.timeline.timeline import Timeline
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_gpp.simulate.show.paint import Paint
+from lightning_gpp.reports.step.paint import Paint
 from lightning_gpp.simulate.timeline.span import Span
 from lightning_gpp.simulate.timeline.timeline import Timeline
 
