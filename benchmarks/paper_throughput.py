@@ -33,7 +33,7 @@ from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
 from lightning_gpp.jobs.problem import workload_of
 from lightning_gpp.jobs.searched import search_within
 from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, evaluate_plan
-from lightning_gpp.planner.plan_json import load_plan, save_plan
+from lightning_gpp.planner.plan.plan_json import load_plan, save_plan
 from lightning_gpp.runtime.emulation import EmulatedRun
 from lightning_gpp.simulate.plan_costs import simulate_plan
 from lightning_gpp.text_table import text_table

@@ -37,8 +37,8 @@ from lightning_gpp.jobs.problem import workload_of
 from lightning_gpp.jobs.searched import search
 from lightning_gpp.jobs.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, PlanRequest
-from lightning_gpp.planner.linear import linear_layers
 from lightning_gpp.planner.pipedream.recurrence import Level, pipedream_stages
+from lightning_gpp.planner.units.linear import linear_layers
 from lightning_gpp.text_table import text_table
 from lightning_gpp.units_of_measure import bytes_text, seconds_text
 

@@ -31,9 +31,9 @@ from pathlib import Path
 from lightning_gpp.cluster import Cluster, all_reduce_s, cluster_preset
 from lightning_gpp.jobs.problem import workload_of
 from lightning_gpp.planner import PlanRequest, ask, evaluate_plan
-from lightning_gpp.planner.pipeline_run import num_microbatches
-from lightning_gpp.planner.plan import Plan
-from lightning_gpp.planner.plan_graph import plan_graph
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.plan.plan_graph import plan_graph
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.schedule import Action, Program, last_backward
 from lightning_gpp.simulate import ProgramCosts, Simulation, TaskKind, program_costs, simulate_plan
 from lightning_gpp.simulate.engine.message_costs import compute_s, costs_of_message

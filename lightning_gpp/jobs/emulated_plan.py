@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
-from lightning_gpp.planner.pipeline_run import num_microbatches
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.runtime.emulation import EmulatedRun, emulate_shapes
 from lightning_gpp.simulate.plan_costs import program_costs
 from lightning_gpp.simulate.program_costs import ProgramCosts

@@ -26,8 +26,8 @@ from lightning_gpp.planner import (
     save_plan,
     validate_plan,
 )
-from lightning_gpp.planner.forks_and_joins import forks_and_joins
 from lightning_gpp.planner.graphpipe import SearchResult
+from lightning_gpp.planner.plan.forks_and_joins import forks_and_joins
 from lightning_gpp.reports import describe_plan
 from lightning_gpp.reports.plan.explain import (
     describe_alternatives,

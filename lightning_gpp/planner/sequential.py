@@ -14,7 +14,7 @@ from lightning_gpp.planner.graphpipe.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.polish import polished
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
 from lightning_gpp.planner.graphpipe.result import Choice, SearchResult
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
 
 NAME = "sequential"
 

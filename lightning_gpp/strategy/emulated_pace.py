@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from lightning_gpp.planner import Plan, PlanRequest
-from lightning_gpp.planner.pipeline_run import num_microbatches
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.runtime.emulation.time_scale import SHORT, choose_time_scale
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lightning_gpp.cluster import Cluster, all_reduce_channels, channels
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
-from lightning_gpp.planner.pipeline_run import num_microbatches
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.runtime.emulation import (
     EmulatedClock,
     EmulatedRank,

@@ -23,7 +23,7 @@ from helpers.training import (
     train,
 )
 from lightning_gpp.graph import StageEdge
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
 
 Strategy = dict[str, Any] | None
 

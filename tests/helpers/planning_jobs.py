@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from helpers.jobs import plan_of_fit
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
 
 
 def plan_and_messages(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, list[str]]:

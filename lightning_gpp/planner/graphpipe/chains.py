@@ -1,8 +1,8 @@
 """Chains of work and messages in a step: each is a lower bound of it, the longest an estimate.
 
-The judge (:func:`lightning_gpp.planner.evaluate.evaluate_plan`) plays all micro-batches of a plan.
-Three kinds of chains of what it plays are nearly always among the longest, and can be written down
-without playing anything:
+The judge (:func:`lightning_gpp.planner.step_time.evaluate.evaluate_plan`) plays all micro-batches
+of a plan. Three kinds of chains of what it plays are nearly always among the longest, and can be
+written down without playing anything:
 
 - *work*: a stage gets its first micro-batch, forwards what it may have in flight or waits for its
   first gradient, does the rest of its work, and its last gradient goes back to where the model

@@ -13,11 +13,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from lightning_gpp.planner.evaluate import PlanEvaluation
 from lightning_gpp.planner.graphpipe.division import Divider, Division, division_of
 from lightning_gpp.planner.graphpipe.neighbours import merged, paced, shifted, staffed, swapped
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.search import Candidate
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
 
 Change = Callable[[Division, Divider, float], Iterable[Division]]
 """A kind of change: all that comes of a division, apart from steps that are sure to be longer."""

@@ -15,7 +15,7 @@ from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.flows import unit_flows
 from lightning_gpp.planner.graphpipe.holdings import Holdings
 from lightning_gpp.planner.graphpipe.layout import Interval
-from lightning_gpp.planner.units import UnitGraph
+from lightning_gpp.planner.units.units import UnitGraph
 
 Intervals = tuple[Interval, ...]
 

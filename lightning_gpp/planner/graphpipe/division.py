@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from lightning_gpp.planner.dag import find_cycle
 from lightning_gpp.planner.graphpipe.frontier import NO_OFFSET, units_in_flight
 from lightning_gpp.planner.graphpipe.layout import Interval
 from lightning_gpp.planner.graphpipe.placement import FoundStage, found_stage
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.rates import Crew
 from lightning_gpp.planner.graphpipe.search import Candidate, placed
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.units.dag import find_cycle
 
 UNLIKELY = 1.02
 """With a step so many times too long on some devices, others are not tried."""

@@ -1,7 +1,8 @@
 """What a step of found stages takes at least, which is nearly what it takes.
 
 The stages and devices of a plan, with the seconds that the judge
-(:func:`lightning_gpp.planner.evaluate.evaluate_plan`) would take, as chains of work and messages.
+(:func:`lightning_gpp.planner.step_time.evaluate.evaluate_plan`) would take, as chains of work and
+messages.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from lightning_gpp.cluster import Link
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.edge_bytes import edge_bytes
 from lightning_gpp.planner.graphpipe.chains import Chains, ChainStage, Hop
-from lightning_gpp.planner.stage_costs import reduce_line
-from lightning_gpp.planner.traffic import share_s
+from lightning_gpp.planner.step_time.stage_costs import reduce_line
+from lightning_gpp.planner.step_time.traffic import share_s
 from lightning_gpp.schedule.in_flight import units_by_successors
 from lightning_gpp.schedule.orders import steps_in_a_row
 from lightning_gpp.schedule.ways import longest_ways

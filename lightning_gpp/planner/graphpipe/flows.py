@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lightning_gpp.graph import FEED, ModelGraph
 from lightning_gpp.planner.edge_bytes import EdgeBytes, edge_bytes
-from lightning_gpp.planner.units import UnitGraph
+from lightning_gpp.planner.units.units import UnitGraph
 
 
 @dataclass(frozen=True, slots=True)

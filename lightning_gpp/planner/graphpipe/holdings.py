@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.graphpipe.layout import Interval
-from lightning_gpp.planner.units import UnitGraph
+from lightning_gpp.planner.units.units import UnitGraph
 
 
 class Holdings:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lightning_gpp.planner.dag import topological_order
 from lightning_gpp.planner.graphpipe.contents import Intervals
 from lightning_gpp.planner.graphpipe.frontier import Trace, collect_cuts
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.rates import Crew, Rates
 from lightning_gpp.planner.graphpipe.space import Space
-from lightning_gpp.planner.plan import Plan, Stage
+from lightning_gpp.planner.plan.plan import Plan, Stage
+from lightning_gpp.planner.units.dag import topological_order
 
 Devices = tuple[int, ...]
 

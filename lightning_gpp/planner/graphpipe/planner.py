@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.data_parallel import shared_by_all
-from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
 from lightning_gpp.planner.graphpipe.climb import climbed
 from lightning_gpp.planner.graphpipe.division import Divider
 from lightning_gpp.planner.graphpipe.equal_devices import as_if_equal
@@ -14,7 +13,8 @@ from lightning_gpp.planner.graphpipe.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.polish import polished
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
 from lightning_gpp.planner.graphpipe.result import Choice, SearchResult
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
 NAME = "graphpipe"
 

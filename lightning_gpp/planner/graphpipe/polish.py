@@ -13,9 +13,9 @@ from dataclasses import replace
 from itertools import islice
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.evaluate import PlanEvaluation, StageEvaluation, evaluate_plan
-from lightning_gpp.planner.plan import Plan
-from lightning_gpp.planner.units import UnitGraph
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, StageEvaluation, evaluate_plan
+from lightning_gpp.planner.units.units import UnitGraph
 
 MOST_MOVES = 12
 """Moves of one plan that are evaluated."""

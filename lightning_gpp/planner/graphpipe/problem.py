@@ -16,7 +16,7 @@ from lightning_gpp.planner.graphpipe.layout import Layout, heavy_first, lay_out
 from lightning_gpp.planner.graphpipe.rates import Crew, Prices
 from lightning_gpp.planner.graphpipe.space import Space
 from lightning_gpp.planner.graphpipe.usage import Usage
-from lightning_gpp.planner.units import UnitGraph, build_units, indivisible_groups
+from lightning_gpp.planner.units.units import UnitGraph, build_units, indivisible_groups
 
 MAX_UNITS = 120
 """Models of more units are made coarser."""

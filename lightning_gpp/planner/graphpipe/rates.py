@@ -1,6 +1,7 @@
 """What a stage made of given units would take, without knowing the rest of the plan.
 
-The quantities of :mod:`lightning_gpp.planner.evaluate`, but messages take the slowest link.
+The quantities of :mod:`lightning_gpp.planner.step_time.evaluate`, but messages take the slowest
+link.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import NamedTuple
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.contents import Content, Contents, Intervals
 from lightning_gpp.planner.graphpipe.load import Load
-from lightning_gpp.planner.stage_costs import reduce_line
-from lightning_gpp.planner.units import UnitGraph
+from lightning_gpp.planner.step_time.stage_costs import reduce_line
+from lightning_gpp.planner.units.units import UnitGraph
 
 
 class Rate(NamedTuple):

@@ -9,7 +9,6 @@ from functools import cached_property
 from statistics import geometric_mean
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.evaluate import PlanEvaluation
 from lightning_gpp.planner.graphpipe.least import LeastSteps
 from lightning_gpp.planner.graphpipe.limits import Divisions
 from lightning_gpp.planner.graphpipe.look import HOPELESS, Look
@@ -17,7 +16,8 @@ from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.rates import Crew
 from lightning_gpp.planner.graphpipe.search import Candidate, data_parallel, placed
 from lightning_gpp.planner.graphpipe.space import Space
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
 
 STAGES_IN_A_ROW = 4
 """Guess of the depth of a plan, to begin with micro-batch sizes that are likely."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
 from lightning_gpp.planner.graphpipe.frontier import Cut
 from lightning_gpp.planner.graphpipe.placement import (
     Devices,
@@ -18,6 +17,7 @@ from lightning_gpp.planner.graphpipe.placement import (
 )
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.space import Space
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 
-from lightning_gpp.planner.evaluate import ROUNDING
 from lightning_gpp.planner.graphpipe.branches import Branches
 from lightning_gpp.planner.graphpipe.frames import Frame, Frames
 from lightning_gpp.planner.graphpipe.layout import Run
 from lightning_gpp.planner.graphpipe.rates import Crew, Rates
 from lightning_gpp.planner.graphpipe.usage import Usage
+from lightning_gpp.planner.step_time.evaluate import ROUNDING
 
 
 class Space:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_gpp.planner.evaluate import PlanEvaluation
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
 from lightning_gpp.text_table import wrapped
 from lightning_gpp.units_of_measure import (
     bytes_text,

@@ -1,7 +1,7 @@
 """A plan as text: what is where, what it takes, and a picture of the stage graph.
 
-Every number is of :func:`~lightning_gpp.planner.evaluate.evaluate_plan`, by which plans are
-compared too.
+Every number is of :func:`~lightning_gpp.planner.step_time.evaluate.evaluate_plan`, by which plans
+are compared too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from lightning_gpp.cost import ANY_DEVICE
 from lightning_gpp.graph.operator_names import summarize_operators
 from lightning_gpp.planner.base import ADAM_VALUES, PlanRequest
 from lightning_gpp.planner.does_not_fit import HOLDS_ALL, HOLDS_FEW
-from lightning_gpp.planner.evaluate import PlanEvaluation, StageEvaluation, plan_devices
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, StageEvaluation, plan_devices
 from lightning_gpp.reports.plan.bounds import describe_bounds
 from lightning_gpp.reports.plan.message_sizes import sized_stages
 from lightning_gpp.reports.plan.picture_text import draw_stage_graph

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.device_time import DeviceTime, device_times
-from lightning_gpp.planner.evaluate import PlanEvaluation
+from lightning_gpp.planner.step_time.device_time import DeviceTime, device_times
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
 from lightning_gpp.text_table import text_table, wrapped
 from lightning_gpp.units_of_measure import (
     bytes_text,

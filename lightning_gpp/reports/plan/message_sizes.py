@@ -7,9 +7,9 @@ from dataclasses import replace
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.edge_bytes import edge_bytes
-from lightning_gpp.planner.pipeline_run import num_microbatches
-from lightning_gpp.planner.plan import Plan
-from lightning_gpp.planner.plan_graph import plan_graph
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.plan.plan_graph import plan_graph
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 
 
 def sized_stages(plan: Plan, request: PlanRequest) -> StageGraph:

@@ -9,7 +9,7 @@ from pathlib import Path
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.graph.operator_names import summarize_operators
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.evaluate import PlanEvaluation, StageEvaluation
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, StageEvaluation
 from lightning_gpp.reports.plan.message_sizes import sized_stages
 from lightning_gpp.reports.plan.picture_png import write_png
 from lightning_gpp.reports.plan.picture_stages import StageBox, stage_graph_picture

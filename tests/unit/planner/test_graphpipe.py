@@ -9,9 +9,9 @@ from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import make_plan, validate_plan
-from lightning_gpp.planner.evaluate import evaluate_plan
 from lightning_gpp.planner.graphpipe import search_plans
 from lightning_gpp.planner.make_plan import PLANNERS, plan_request
+from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 
 FREE = Link(bandwidth_bytes_per_s=1e15)
 

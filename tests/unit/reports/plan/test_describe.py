@@ -14,7 +14,7 @@ from lightning_gpp.planner import (
     plan_request,
     resolve_plan,
 )
-from lightning_gpp.planner.device_time import device_times
+from lightning_gpp.planner.step_time.device_time import device_times
 from lightning_gpp.reports import describe_plan
 from lightning_gpp.reports.plan.describe import describe_source
 from lightning_gpp.reports.plan.explain import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from lightning_gpp.checks import short_list
 from lightning_gpp.graph import ModelGraph, OpNode
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
 
 MOST_LINES = 6
 """More of them are only counted."""

@@ -9,11 +9,11 @@ from typing import Protocol
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.least_step import least_step_s
-from lightning_gpp.planner.plan import Plan
-from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
-from lightning_gpp.planner.timing import TimedStage, Timing, play
-from lightning_gpp.planner.traffic import Traffic, plan_traffic
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
+from lightning_gpp.planner.step_time.least_step import least_step_s
+from lightning_gpp.planner.step_time.timing import TimedStage, Timing, play
+from lightning_gpp.planner.step_time.traffic import Traffic, plan_traffic
 from lightning_gpp.schedule import (
     Action,
     Kind,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from lightning_gpp.cluster import Link
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.plan_graph import PlanGraph
-from lightning_gpp.planner.timing import Messages
+from lightning_gpp.planner.plan.plan_graph import PlanGraph
+from lightning_gpp.planner.step_time.timing import Messages
 from lightning_gpp.schedule import SCHEDULES
 
 Pair = tuple[int, int]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner.dag import find_cycle, topological_order
-from lightning_gpp.planner.units import output_makers
+from lightning_gpp.planner.units.dag import find_cycle, topological_order
+from lightning_gpp.planner.units.units import output_makers
 
 Reach = dict[str, dict[int, str]]
 """Operator -> stages whose values reach it, each with one value that left the stage on the way."""

@@ -1,6 +1,6 @@
 """A plan: which operators form which stage on which device.
 
-Plans are plain data with a JSON form (:mod:`lightning_gpp.planner.plan_json`): they can be
+Plans are plain data with a JSON form (:mod:`lightning_gpp.planner.plan.plan_json`): they can be
 printed, compared, edited by hand and given to the strategy.
 """
 

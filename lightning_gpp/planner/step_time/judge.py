@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.contiguous import StageUnits
-from lightning_gpp.planner.plan import Plan, Stage
-from lightning_gpp.planner.predict import predict
-from lightning_gpp.planner.units import UnitGraph
+from lightning_gpp.planner.plan.plan import Plan, Stage
+from lightning_gpp.planner.step_time.predict import predict
+from lightning_gpp.planner.units.contiguous import StageUnits
+from lightning_gpp.planner.units.units import UnitGraph
 
 DRY_RUN_ACTIONS = 40_000
 """Compute actions to play in all dry runs of one search; about two seconds."""

@@ -13,8 +13,8 @@ from itertools import accumulate
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.orders import candidate_orders
-from lightning_gpp.planner.units import build_units, indivisible_groups
+from lightning_gpp.planner.units.orders import candidate_orders
+from lightning_gpp.planner.units.units import build_units, indivisible_groups
 
 
 @dataclass(frozen=True, slots=True)

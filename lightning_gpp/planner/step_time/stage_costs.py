@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lightning_gpp.cluster import Cluster, all_reduce_s
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.plan import Stage
+from lightning_gpp.planner.plan.plan import Stage
 from lightning_gpp.planner.request_tables import StageCompute
 
 

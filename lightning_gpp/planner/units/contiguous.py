@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from lightning_gpp.cluster import Link
 from lightning_gpp.graph import FEED
-from lightning_gpp.planner.units import UnitGraph
+from lightning_gpp.planner.units.units import UnitGraph
 
 SLACKS = (1.0, 1.1, 1.3)
 """Cuts with few bytes are sought with stages up to this times the smallest bottleneck."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from lightning_gpp.checks import short_list
 from lightning_gpp.graph import ModelGraph, stage_graph
-from lightning_gpp.planner.module_names import claim_operators, is_module
-from lightning_gpp.planner.plan import Plan, Stage
-from lightning_gpp.planner.plan_json import load_plan, plan_from_data
-from lightning_gpp.planner.stage_order import ordered_stages
+from lightning_gpp.planner.plan.module_names import claim_operators, is_module
+from lightning_gpp.planner.plan.plan import Plan, Stage
+from lightning_gpp.planner.plan.plan_json import load_plan, plan_from_data
+from lightning_gpp.planner.plan.stage_order import ordered_stages
 from lightning_gpp.strict_json import from_data
 
 PlanLike = Plan | str | Path | Mapping[str, Any] | Sequence[Any]
@@ -27,9 +27,9 @@ class NamedStage:
         modules: qualified names of modules (``"encoders.image"``) or names of operators.
         device: index of its device; the position in the list if not given.
         devices: indices of the devices of its replicas, instead of ``device``.
-        microbatch_multiple: as in :class:`~lightning_gpp.planner.plan.Stage`; by default the
+        microbatch_multiple: as in :class:`~lightning_gpp.planner.plan.plan.Stage`; by default the
             number of its devices.
-        recompute: as in :class:`~lightning_gpp.planner.plan.Stage`.
+        recompute: as in :class:`~lightning_gpp.planner.plan.plan.Stage`.
     """
 
     modules: tuple[str, ...]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_gpp.data_file import read_text
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.strict_json import JsonFormat
 
 FORMAT = JsonFormat("lightning_gpp.plan", version=1)
@@ -16,7 +16,7 @@ FORMAT = JsonFormat("lightning_gpp.plan", version=1)
 def plan_to_json(plan: Plan) -> str:
     """The plan as a JSON document.
 
-    >>> from lightning_gpp.planner.plan import Stage
+    >>> from lightning_gpp.planner.plan.plan import Stage
     >>> plan = Plan((Stage(0, ("encoder",), devices=(0,)),))
     >>> plan_from_json(plan_to_json(plan)) == plan
     True

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.pipeline_run import PipelineRun, pipeline_run
-from lightning_gpp.planner.plan import Plan, Stage
-from lightning_gpp.planner.stage_costs import (
+from lightning_gpp.planner.plan.plan import Plan, Stage
+from lightning_gpp.planner.step_time.pipeline_run import PipelineRun, pipeline_run
+from lightning_gpp.planner.step_time.stage_costs import (
     StageMemory,
     stage_compute,
     stage_memory,
@@ -166,7 +166,7 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
     """What a plan would do; None where its step is longer than so many seconds.
 
     As :func:`evaluate_plan`, but for most of the plans that are too slow a lower bound of the step
-    tells so in a fraction of the time (:mod:`lightning_gpp.planner.least_step`).
+    tells so in a fraction of the time (:mod:`lightning_gpp.planner.step_time.least_step`).
 
     Args:
         plan: the plan.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lightning_gpp.graph import FEED, ModelGraph, StageEdge
-from lightning_gpp.planner.plan import Plan, Stage
-from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
-from lightning_gpp.planner.units import output_makers, state_holders
+from lightning_gpp.planner.plan.plan import Plan, Stage
+from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
+from lightning_gpp.planner.units.units import output_makers, state_holders
 
 
 def validate_plan(plan: Plan, graph: ModelGraph, num_devices: int) -> PlanGraph:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from lightning_gpp.cluster import Cluster, uniform_cluster
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner.plan import Plan
-from lightning_gpp.planner.plan_graph import plan_graph
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.schedule import Action, DryRun, Kind, Program, dry_run
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner.units import UnitGraph, build_units, indivisible_groups
+from lightning_gpp.planner.units.units import UnitGraph, build_units, indivisible_groups
 
 MAX_UNITS = 192
 """Graphs of more units are made coarser."""

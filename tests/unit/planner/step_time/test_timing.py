@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lightning_gpp.graph import FEED
-from lightning_gpp.planner.least_step import least_step_s
-from lightning_gpp.planner.timing import Messages, TimedStage, play
+from lightning_gpp.planner.step_time.least_step import least_step_s
+from lightning_gpp.planner.step_time.timing import Messages, TimedStage, play
 from lightning_gpp.schedule import one_f_one_b
 
 ONE = Messages(1, 1, 0.0)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from helpers.graphs import literal_graph
 
 from lightning_gpp.planner import resolve_plan
-from lightning_gpp.planner.forks_and_joins import MOST_LINES, forks_and_joins
+from lightning_gpp.planner.plan.forks_and_joins import MOST_LINES, forks_and_joins
 
 FORK_JOIN = literal_graph(
     {"stem": "x", "a": "stem", "b": "stem", "c": "stem", "cat()": "a b c", "head": "cat()"}

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from lightning_gpp.graph import FEED, ModelGraph, StageEdge, StageGraph, stage_graph
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.schedule import Program, build_program
 from lightning_gpp.schedule.ways import Ways, longest_ways
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.evaluate import PlanEvaluation, StageEvaluation
-from lightning_gpp.planner.pipeline_run import pipeline_run
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, StageEvaluation
+from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class DeviceTime:
 def device_times(evaluation: PlanEvaluation, request: PlanRequest) -> tuple[DeviceTime, ...]:
     """How every device that a plan uses spends a step, in the order of the devices.
 
-    Played as :func:`~lightning_gpp.planner.evaluate.evaluate_plan` plays it. Where the step is
-    longer than that because a link has to carry more than the order shows, the rest counts as
-    waiting at the end.
+    Played as :func:`~lightning_gpp.planner.step_time.evaluate.evaluate_plan` plays it. Where the
+    step is longer than that because a link has to carry more than the order shows, the rest counts
+    as waiting at the end.
     """
     run = pipeline_run(evaluation.plan, request)
     timing = run.play(evaluation.stages, record=True)

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import FEED, ModelGraph
-from lightning_gpp.planner.dag import find_cycle, group_successors, topological_order
+from lightning_gpp.planner.units.dag import find_cycle, group_successors, topological_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lightning_gpp.planner.contiguous import StageUnits
-from lightning_gpp.planner.dag import find_cycle, topological_order
-from lightning_gpp.planner.units import UnitGraph
+from lightning_gpp.planner.units.contiguous import StageUnits
+from lightning_gpp.planner.units.dag import find_cycle, topological_order
+from lightning_gpp.planner.units.units import UnitGraph
 
 
 def neighbours(units: UnitGraph, stages: StageUnits) -> Iterator[StageUnits]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lightning_gpp.graph import FEED
-from lightning_gpp.planner.timing import Messages, TimedStage
+from lightning_gpp.planner.step_time.timing import Messages, TimedStage
 
 
 def least_step_s(
@@ -25,7 +25,7 @@ def least_step_s(
     forward: Mapping[tuple[int, int], Messages],
     backward: Mapping[tuple[int, int], Messages],
 ) -> float:
-    """A lower bound of the step that :func:`~lightning_gpp.planner.timing.play` finds.
+    """A lower bound of the step that :func:`~lightning_gpp.planner.step_time.timing.play` finds.
 
     It holds for all orders in which a stage does its backwards in the order of the micro-batches
     and its forwards too, as all schedules do.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from lightning_gpp.planner.units import UnitGraph
+from lightning_gpp.planner.units.units import UnitGraph
 
 MAX_FINALS = 3
 """With several outputs, how many choices of the unit that comes last are tried."""
