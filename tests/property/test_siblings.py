@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gpp.cost import Costs
-from lightning_gpp.planner.graphpipe import siblings
-from lightning_gpp.planner.graphpipe.frontier import Way, collect_cuts
-from lightning_gpp.planner.graphpipe.layout import Run
-from lightning_gpp.planner.graphpipe.partition import Partition
-from lightning_gpp.planner.graphpipe.problem import branching, search_units
-from lightning_gpp.planner.graphpipe.space import Space
+from lightning_gpp.planner.graphpipe.divide import siblings
+from lightning_gpp.planner.graphpipe.divide.frontier import Way, collect_cuts
+from lightning_gpp.planner.graphpipe.divide.partition import Partition
+from lightning_gpp.planner.graphpipe.space.layout import Run
+from lightning_gpp.planner.graphpipe.space.problem import branching, search_units
+from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.make_plan import plan_request
 
 
