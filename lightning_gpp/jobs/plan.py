@@ -98,7 +98,7 @@ def chosen_plan(config: DictConfig, problem: Problem) -> Chosen:
     request = replace(request, schedule=searched.schedule)
     notes = (*(f"Search: {note}." for note in searched.notes), *searched.schedule_notes)
     if problem.uses_all_devices and (fuller := on_all_devices(found.plan, request)) != found.plan:
-        from lightning_gpp.strategy.planning import why_fuller
+        from lightning_gpp.strategy.planning.planning import why_fuller
 
         note = why_fuller(found.plan, fuller, request)
         return Chosen(evaluate_plan(fuller, request), request, searched, (*notes, note))

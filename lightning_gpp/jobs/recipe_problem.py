@@ -25,17 +25,17 @@ from lightning_gpp.jobs.problem import Problem, refitted, schedule_of, strategy_
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.planner import plan_request
 from lightning_gpp.simulate.refit.refit import Refit
-from lightning_gpp.strategy.costs_given import resolve_costs
-from lightning_gpp.strategy.instance_attribute import instance_attribute
-from lightning_gpp.strategy.microbatches import (
+from lightning_gpp.strategy.cutting.microbatches import (
     batch_size,
     cut_batch,
     default_microbatches,
     microbatch_sizes,
 )
+from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.pipeline import pipelined_module
-from lightning_gpp.strategy.plan_cache import CacheLike, PlanCache, refit_key
-from lightning_gpp.strategy.planning import most_replicas
+from lightning_gpp.strategy.planning.costs_given import resolve_costs
+from lightning_gpp.strategy.planning.plan_cache import CacheLike, PlanCache, refit_key
+from lightning_gpp.strategy.planning.planning import most_replicas
 
 
 class _SeenError(Exception):

@@ -26,41 +26,41 @@ from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import PLANNERS, Plan
 from lightning_gpp.runtime.executor import ActionRecord
 from lightning_gpp.schedule import SCHEDULES
-from lightning_gpp.strategy.costs_given import CostsLike, resolve_costs
-from lightning_gpp.strategy.devices_at_hand import ClusterLike, check_cluster
-from lightning_gpp.strategy.emulated import EmulatedAccelerator
-from lightning_gpp.strategy.emulation_report import EmulationReport
-from lightning_gpp.strategy.finetuning import finetuning_hooks
-from lightning_gpp.strategy.held_elsewhere import ONLY_SOME
-from lightning_gpp.strategy.hooks import HookRelay
+from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike, check_cluster
+from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
+from lightning_gpp.strategy.devices.pool import PoolAccelerator
+from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
+from lightning_gpp.strategy.emulation.shape_only import (
+    META,
+    drop_values,
+    refuse_checkpoint,
+    refuse_decisions,
+)
 from lightning_gpp.strategy.lightning_private import (
     LightningOptimizer,
     SIGTERMException,
     SubprocessScriptLauncher,
     init_dist_connection,
 )
-from lightning_gpp.strategy.loaders import RemoteBatch, as_long_as_leaders, led_loaders
-from lightning_gpp.strategy.lost_weights import refuse_lost_weights
-from lightning_gpp.strategy.manual_optimization import ManualOptimization
-from lightning_gpp.strategy.metrics import keep_local
-from lightning_gpp.strategy.one_replica import OneReplicaStrategy
+from lightning_gpp.strategy.logging.metrics import keep_local
+from lightning_gpp.strategy.logging.throughput import count_one_replica
 from lightning_gpp.strategy.pipeline import Pipeline
-from lightning_gpp.strategy.plan_cache import CacheLike
-from lightning_gpp.strategy.pool import PoolAccelerator
-from lightning_gpp.strategy.precision import pipeline_precision
-from lightning_gpp.strategy.process_launcher import ProcessLauncher
+from lightning_gpp.strategy.planning.costs_given import CostsLike, resolve_costs
+from lightning_gpp.strategy.planning.plan_cache import CacheLike
+from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
+from lightning_gpp.strategy.ranks.termination import ended_together
 from lightning_gpp.strategy.refusals import check_name, refuse_callbacks
 from lightning_gpp.strategy.report import describe_planned, show
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Settings
-from lightning_gpp.strategy.shape_only import (
-    META,
-    drop_values,
-    refuse_checkpoint,
-    refuse_decisions,
-)
-from lightning_gpp.strategy.termination import ended_together
-from lightning_gpp.strategy.throughput import count_one_replica
+from lightning_gpp.strategy.state.finetuning import finetuning_hooks
+from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
+from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
+from lightning_gpp.strategy.state.one_replica import OneReplicaStrategy
+from lightning_gpp.strategy.state.precision import pipeline_precision
+from lightning_gpp.strategy.step.hooks import HookRelay
+from lightning_gpp.strategy.step.loaders import RemoteBatch, as_long_as_leaders, led_loaders
+from lightning_gpp.strategy.step.manual_optimization import ManualOptimization
 
 log = logging.getLogger(__name__)
 

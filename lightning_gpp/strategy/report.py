@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.reports import describe_plan
-from lightning_gpp.strategy.planning import Planned
+from lightning_gpp.strategy.planning.planning import Planned
 
 
 def describe_planned(planned: Planned) -> str:

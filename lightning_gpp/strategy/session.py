@@ -20,33 +20,39 @@ from lightning_gpp.runtime.executor import ActionRecord, Boundary, Run
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.open_transport import open_transport
 from lightning_gpp.schedule import SCHEDULES
-from lightning_gpp.strategy.batch_steps import BatchSteps
 from lightning_gpp.strategy.build import Builder
-from lightning_gpp.strategy.control import Control
-from lightning_gpp.strategy.early_modules import EarlyModules
-from lightning_gpp.strategy.emulation_report import EmulationReport
-from lightning_gpp.strategy.failure import FailureWatch
-from lightning_gpp.strategy.followers import Follower
-from lightning_gpp.strategy.forward_calls import BeginAnewError
-from lightning_gpp.strategy.held_elsewhere import HeldElsewhere, lifted
-from lightning_gpp.strategy.leader_state import LeaderState
+from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
+from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
+from lightning_gpp.strategy.emulation.shape_only import META, noting
 from lightning_gpp.strategy.lightning_private import DataloaderIter, tell_device
-from lightning_gpp.strategy.loaders import LedDataloaderIter
-from lightning_gpp.strategy.logs import LedLog, LogCall, recording, replay
-from lightning_gpp.strategy.lost_weights import note_lost_weights
-from lightning_gpp.strategy.manual_optimization import ManualOptimization
-from lightning_gpp.strategy.messages import Forward, Minibatch, News, StepEnd, StepPerMicrobatch
-from lightning_gpp.strategy.microbatch_steps import MicrobatchSteps
-from lightning_gpp.strategy.microbatches import default_microbatches, unit_sizes
-from lightning_gpp.strategy.open_call import OpenCall
-from lightning_gpp.strategy.optimizers import PartialOptimizer
-from lightning_gpp.strategy.own_gradients import OwnGradients
+from lightning_gpp.strategy.logging.logs import LedLog, LogCall, recording, replay
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_parameters
-from lightning_gpp.strategy.planning import Example
-from lightning_gpp.strategy.recorder import StepRecorder
+from lightning_gpp.strategy.planning.planning import Example
+from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.strategy.ranks.failure import FailureWatch
+from lightning_gpp.strategy.ranks.messages import (
+    Forward,
+    Minibatch,
+    News,
+    StepEnd,
+    StepPerMicrobatch,
+)
+from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import warn_of_state
 from lightning_gpp.strategy.settings import Settings
-from lightning_gpp.strategy.shape_only import META, noting
+from lightning_gpp.strategy.state.early_modules import EarlyModules
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
+from lightning_gpp.strategy.state.leader_state import LeaderState
+from lightning_gpp.strategy.state.lost_weights import note_lost_weights
+from lightning_gpp.strategy.state.optimizers import PartialOptimizer
+from lightning_gpp.strategy.state.own_gradients import OwnGradients
+from lightning_gpp.strategy.step.batch_steps import BatchSteps
+from lightning_gpp.strategy.step.followers import Follower
+from lightning_gpp.strategy.step.forward_calls import BeginAnewError
+from lightning_gpp.strategy.step.loaders import LedDataloaderIter
+from lightning_gpp.strategy.step.manual_optimization import ManualOptimization
+from lightning_gpp.strategy.step.microbatch_steps import MicrobatchSteps
+from lightning_gpp.strategy.step.open_call import OpenCall
 
 
 class Session:
@@ -190,7 +196,7 @@ class Session:
         """Rank 0: tells the others what to do, and what happened since the last message.
 
         Args:
-            message: of :mod:`lightning_gpp.strategy.messages`.
+            message: of :mod:`lightning_gpp.strategy.ranks.messages`.
             value: tensors that go with it.
         """
         news = News(

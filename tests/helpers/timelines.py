@@ -15,7 +15,7 @@ from helpers.training import MemoryLogger, make_trainer, quiet
 from lightning_gpp import TimelineCallback
 from lightning_gpp.runtime.executor import ActionRecord
 from lightning_gpp.simulate import Timeline
-from lightning_gpp.strategy.step_reports import StepReport
+from lightning_gpp.strategy.recording.step_reports import StepReport
 
 
 @dataclass

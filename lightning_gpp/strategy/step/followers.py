@@ -1,0 +1,106 @@
+"""What the other ranks do while rank 0 runs the user's code: they follow its calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.strategy.ranks.messages import (
+    Backward,
+    BackwardEnd,
+    Build,
+    Forward,
+    News,
+    ReadBatch,
+    Trial,
+)
+from lightning_gpp.strategy.step.loaders import read_on
+from lightning_gpp.strategy.step.open_call import OpenCall
+from lightning_gpp.strategy.step.trials import take_part
+
+if TYPE_CHECKING:
+    from lightning_gpp.strategy.session import Session
+
+M = TypeVar("M")
+
+
+class Follower:
+    """Follows rank 0.
+
+    Args:
+        session: of this rank.
+
+    Attributes:
+        value: what was told with the message at which :meth:`until` ended.
+        batches: what a step that reads by itself reads from.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._calls: dict[int, OpenCall] = {}
+        self._anchor = torch.zeros((), requires_grad=True)
+        self.value: Any = None
+        self.batches: Any = None
+
+    def until(self, *ends: type[M], doing: str) -> M:
+        """Does what rank 0 does, up to a message of one of these types, which is returned.
+
+        What was told with that message is in :attr:`value`.
+        """
+        while True:
+            message, news, self.value = self._session.control.hear(f"waiting for rank 0's {doing}")
+            self._apply(news)
+            if isinstance(message, ends):
+                return message
+            self._follow(message)
+
+    def _apply(self, news: News) -> None:
+        if news.changes:
+            self._session.leader_state.apply(news.changes)
+        for number in news.dropped:
+            self._calls.pop(number, None)
+        self._session.take_gradients(news.gradients)
+
+    def _follow(self, message: Any) -> None:
+        session = self._session
+        match message:
+            case Build():
+                with message.autocast.on(session.device):
+                    session.build(None)
+            case ReadBatch():
+                read_on(self.batches)
+            case Trial():
+                take_part(session, message)
+            case Forward(call=None):
+                session.run_forward(message, None)
+            case Forward():
+                assert message.call is not None
+                call = self._calls[message.call] = session.open_call(message, None)
+                with message.autocast.on(session.device):
+                    call.forward()
+            case Backward():
+                call = self._calls[message.call]
+                if not message.retain:
+                    del self._calls[message.call]
+                call.backward(retain=message.retain, hands_out=message.hands_out)
+            case _:
+                session.follow_manual(message)
+
+    def loss(self, value: Tensor) -> Tensor:
+        """A loss with this value whose backward follows rank 0's."""
+        loss: Tensor = _Followed.apply(self._anchor, value, self)  # type: ignore[no-untyped-call]
+        return loss
+
+
+class _Followed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, value: Tensor, follower: Follower) -> Tensor:
+        ctx.follower = follower
+        return value.detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, None, None]:
+        ctx.follower.until(BackwardEnd, doing="backward")
+        return None, None, None
