@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.graph_inputs import GraphInputs
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.structure import flatten
+from lightning_gpp.capture.values.graph_inputs import GraphInputs
+from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
 from lightning_gpp.strategy.cutting.slices import Slices
 

@@ -2,7 +2,7 @@
 
 The graphs lie side by side: those of a micro-batch are consecutive nodes, edges and rows of every
 tensor, and what counts nodes or graphs counts from the first of them. Which tensor holds what is
-told as :mod:`lightning_gpp.capture.graph_inputs` does.
+told as :mod:`lightning_gpp.capture.values.graph_inputs` does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.graph_inputs import GraphInputs
+from lightning_gpp.capture.values.graph_inputs import GraphInputs
 from lightning_gpp.strategy.cutting.slices import Slices
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.capture.arguments import Arguments
-from lightning_gpp.capture.placed import placed
-from lightning_gpp.capture.rollback import rollback
-from lightning_gpp.capture.samples import Sample, first_sample
+from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.values.placed import placed
+from lightning_gpp.capture.values.samples import Sample, first_sample
 from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
 from lightning_gpp.strategy.cutting.slices import Slices
 from lightning_gpp.strategy.planning.planning import Example

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.capture.structure import flatten
+from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Dims, Values, join_values
 
 _ROUNDINGS = 16

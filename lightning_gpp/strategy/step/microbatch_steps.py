@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.rollback import rollback
+from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, input_slices
 from lightning_gpp.strategy.cutting.microbatches import (

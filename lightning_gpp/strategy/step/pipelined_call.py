@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.capture import CapturedModel
-from lightning_gpp.capture.structure import Structure, flatten
+from lightning_gpp.capture.values.structure import Structure, flatten
 from lightning_gpp.runtime.payload import tensors_in
 from lightning_gpp.runtime.pieces import cut
 from lightning_gpp.strategy.cutting.cutting import (

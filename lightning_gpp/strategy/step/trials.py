@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.rollback import rollback
+from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.runtime.executor import Boundary
 from lightning_gpp.runtime.handover import NothingCameError
