@@ -31,15 +31,7 @@ from pathlib import Path
 import torch
 
 from lightning_gpp.cluster import Cluster, Device, Link
-from lightning_gpp.graph import (
-    FEED,
-    GraphInput,
-    ModelGraph,
-    OpNode,
-    Parameter,
-    TensorSpec,
-    Value,
-)
+from lightning_gpp.graph import FEED, GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
 from lightning_gpp.planner import Plan, Stage, plan_graph
 from lightning_gpp.runtime.emulation import EmulatedRun, emulate_shapes
 from lightning_gpp.schedule import Program

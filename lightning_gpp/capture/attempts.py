@@ -45,12 +45,7 @@ from lightning_gpp.capture.tracing.modes import check_same_graph, mode_flags
 from lightning_gpp.capture.tracing.reads import watched_reads
 from lightning_gpp.capture.tracing.trace import Trace, guard
 from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.samples import (
-    Sample,
-    few_samples,
-    first_sample,
-    other_samples,
-)
+from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
 from lightning_gpp.capture.values.withheld import withheld_outputs
 
 _logger = logging.getLogger(__name__)

@@ -23,12 +23,7 @@ from lightning_gpp.schedule.orders import check_schedule
 from lightning_gpp.strict_json import parse_json
 from lightning_gpp.text_table import wrapped
 from lightning_gpp.units_of_measure import count_text
-from lightning_gpp.workloads import (
-    WORKLOADS,
-    Workload,
-    read_pipedream_profile,
-    read_piper_workload,
-)
+from lightning_gpp.workloads import WORKLOADS, Workload, read_pipedream_profile, read_piper_workload
 
 if TYPE_CHECKING:
     from lightning_gpp.simulate.refit.refit import Refit

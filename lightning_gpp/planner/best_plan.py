@@ -7,12 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.does_not_fit import (
-    HOLD_FEWER,
-    HOLDS_ALL,
-    HOLDS_FEW,
-    DoesNotFitError,
-)
+from lightning_gpp.planner.does_not_fit import HOLD_FEWER, HOLDS_ALL, HOLDS_FEW, DoesNotFitError
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.planner.plan.validate import check_cuts

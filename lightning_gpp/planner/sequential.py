@@ -12,8 +12,8 @@ from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.choose.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.choose.result import Choice, SearchResult
+from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
 from lightning_gpp.planner.graphpipe.refine.polish import polished
-from lightning_gpp.planner.graphpipe.space.problem import Problem, branching, linear, search_units
 from lightning_gpp.planner.plan.plan import Plan
 
 NAME = "sequential"

@@ -19,7 +19,7 @@ from lightning_gpp.graph import ModelGraph, StageEdge, StageGraph
 from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions
-from lightning_gpp.planner.graphpipe.space.problem import branching, linear, search_units
+from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
 from lightning_gpp.schedule import peak_in_flight
 
 REPLICAS = (1, 2, 4)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gpp.graph import ModelGraph
+from lightning_gpp.planner.graphpipe.problem import branching, search_units
 from lightning_gpp.planner.graphpipe.space.branches import Branches
 from lightning_gpp.planner.graphpipe.space.layout import Run, joined
-from lightning_gpp.planner.graphpipe.space.problem import branching, search_units
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.make_plan import plan_request
 

@@ -13,8 +13,8 @@ from lightning_gpp.planner.graphpipe.divide.first_stages import FirstStages
 from lightning_gpp.planner.graphpipe.divide.others import Others
 from lightning_gpp.planner.graphpipe.divide.partition import Partition
 from lightning_gpp.planner.graphpipe.divide.rooms import Rooms
+from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
 from lightning_gpp.planner.graphpipe.space import frames
-from lightning_gpp.planner.graphpipe.space.problem import branching, linear, search_units
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 SAMPLE = 4

@@ -17,7 +17,7 @@ from lightning_gpp.planner.graphpipe import search_plans
 from lightning_gpp.planner.graphpipe.candidates.search import Candidate
 from lightning_gpp.planner.graphpipe.choose.least import LeastSteps, least_step
 from lightning_gpp.planner.graphpipe.choose.look import HOPELESS, Look
-from lightning_gpp.planner.graphpipe.space.problem import branching, linear, search_units
+from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
 from lightning_gpp.planner.make_plan import PLANNERS, plan_request
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 

@@ -13,8 +13,8 @@ from lightning_gpp.cost import Costs
 from lightning_gpp.planner.graphpipe.divide import siblings
 from lightning_gpp.planner.graphpipe.divide.frontier import Way, collect_cuts
 from lightning_gpp.planner.graphpipe.divide.partition import Partition
+from lightning_gpp.planner.graphpipe.problem import branching, search_units
 from lightning_gpp.planner.graphpipe.space.layout import Run
-from lightning_gpp.planner.graphpipe.space.problem import branching, search_units
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.make_plan import plan_request
 

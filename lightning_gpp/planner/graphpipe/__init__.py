@@ -2,17 +2,20 @@
 
 GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 
+``problem``: the model as units, and the micro-batch sizes and devices.
+
 ``space``: what may be chosen.
 
-- ``problem`` (with ``collapse``): the model as units, and the micro-batch sizes and devices;
-- ``layout``: its series-parallel tree as runs and blocks, ``frames``: where a stage may end;
+- ``layout`` (with ``collapse``): the model's series-parallel tree as runs and blocks; ``frames``:
+  where a stage may end;
 - ``rates`` (with ``contents``, ``holdings``, ``flows``): what a stage takes, and how many
   micro-batches it can hold;
 - ``space``: what may be chosen with one smallest micro-batch.
 
 ``divide``: all divisions of a space that are fast enough.
 
-- ``partition`` (with ``frontier``, ``tables``): the dynamic program for one limit;
+- ``partition`` (with ``frontier``, ``tables``): the dynamic program for one ``limit``;
+- ``first_stages``: the ways of a place by their first stage;
 - ``siblings`` (with ``packings``, ``packing``, ``others``): the branches beside the one that it
   follows;
 - ``joins``: stages that take branches in.

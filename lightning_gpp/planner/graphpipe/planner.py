@@ -8,11 +8,11 @@ from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.data_parallel import shared_by_all
 from lightning_gpp.planner.graphpipe.choose.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.choose.result import Choice, SearchResult
+from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
 from lightning_gpp.planner.graphpipe.refine.climb import climbed
 from lightning_gpp.planner.graphpipe.refine.division import Divider
 from lightning_gpp.planner.graphpipe.refine.polish import polished
 from lightning_gpp.planner.graphpipe.space.equal_devices import as_if_equal
-from lightning_gpp.planner.graphpipe.space.problem import Problem, branching, linear, search_units
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 

@@ -14,11 +14,7 @@ from typing import Literal
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.step_time.pipeline_run import PipelineRun, pipeline_run
-from lightning_gpp.planner.step_time.stage_costs import (
-    StageMemory,
-    stage_compute,
-    stage_memory,
-)
+from lightning_gpp.planner.step_time.stage_costs import StageMemory, stage_compute, stage_memory
 
 Bound = Literal["compute", "communication"]
 

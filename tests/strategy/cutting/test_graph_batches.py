@@ -18,11 +18,7 @@ pytest.importorskip("torch_geometric")
 from torch_geometric.data import Batch, Data
 
 from lightning_gpp.recipes.gnn import GraphNetwork, Motifs
-from lightning_gpp.strategy.cutting.microbatches import (
-    batch_size,
-    cut_batch,
-    refuse_full_graph,
-)
+from lightning_gpp.strategy.cutting.microbatches import batch_size, cut_batch, refuse_full_graph
 
 
 def graph(num_nodes: int) -> Data:

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lightning_gpp.cluster import Link
-from lightning_gpp.graph import FEED, StageEdge
+from lightning_gpp.graph import FEED, ModelGraph, StageEdge
+from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.edge_bytes import edge_bytes
 from lightning_gpp.planner.graphpipe.candidates.chains import Chains, ChainStage, Hop
+from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
+from lightning_gpp.planner.graphpipe.space.layout import Layout
 from lightning_gpp.planner.step_time.stage_costs import reduce_line
 from lightning_gpp.planner.step_time.traffic import share_s
+from lightning_gpp.planner.units.units import UnitGraph
 from lightning_gpp.schedule.in_flight import units_by_successors
 from lightning_gpp.schedule.orders import steps_in_a_row
 from lightning_gpp.schedule.ways import longest_ways
-
-if TYPE_CHECKING:
-    from lightning_gpp.planner.graphpipe.candidates.placement import FoundStage
-    from lightning_gpp.planner.graphpipe.space.problem import Problem
 
 LOSS = -2
 """The place of the loss, which reads the outputs of the model."""
@@ -67,12 +67,18 @@ class LinkSeconds(NamedTuple):
 
 
 class Estimates:
-    """Estimates for the stages that are found in one problem."""
+    """Estimates for the stages that are found in one problem.
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._request = problem.request
-        self._flows = _flows(problem)
+    Args:
+        request: the question.
+        units: what is never divided.
+        layout: the order of the units.
+    """
+
+    def __init__(self, request: PlanRequest, units: UnitGraph, layout: Layout) -> None:
+        self._request = request
+        self._num_places = len(layout.order)
+        self._flows = _flows(request.graph, units, layout)
         self._links: dict[tuple[Devices, Devices], LinkSeconds] = {}
         self._host_links: dict[tuple[Hosts, Hosts], Link | None] = {}
         self._hosts_of: dict[Devices, Hosts] = {}
@@ -97,7 +103,7 @@ class Estimates:
             stages: as they are numbered.
             is_chain: whether every stage waits for the one before it.
         """
-        home = [0] * (len(self._problem.layout.order) + 2)
+        home = [0] * (self._num_places + 2)
         for number, stage in enumerate(stages):
             for place in stage.places:
                 home[place] = number
@@ -310,11 +316,12 @@ class _Traffic(NamedTuple):
     hops: list[list[Hop]]
 
 
-def _flows(problem: Problem) -> list[tuple[int, tuple[int, ...], Carried]]:
+def _flows(
+    graph: ModelGraph, units: UnitGraph, layout: Layout
+) -> list[tuple[int, tuple[int, ...], Carried]]:
     """(place that makes values, other places that read them, what they are)."""
-    graph, place = problem.request.graph, problem.layout.place
     place_of = {
-        name: place[unit] for unit, names in enumerate(problem.units.operators) for name in names
+        name: layout.place[unit] for unit, names in enumerate(units.operators) for name in names
     }
     readers: dict[str, set[int]] = {name: {LOSS} for name in graph.outputs}
     for operator in graph:

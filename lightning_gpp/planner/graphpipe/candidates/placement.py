@@ -8,42 +8,19 @@ choice, so that their groups do not lie across hosts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
 from lightning_gpp.planner.graphpipe.divide.frontier import Trace, collect_cuts
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.space.contents import Intervals
-from lightning_gpp.planner.graphpipe.space.problem import Problem
-from lightning_gpp.planner.graphpipe.space.rates import Crew, Rates
+from lightning_gpp.planner.graphpipe.space.crew import Crew
+from lightning_gpp.planner.graphpipe.space.rates import Rates
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.units.dag import topological_order
 
 Devices = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FoundStage:
-    """A stage before it has a number and devices.
-
-    Attributes:
-        places: places of its units in the layout.
-        crew: its devices.
-        units: its smallest micro-batches in flight, as the search took them.
-        recompute: whether it runs its forward twice.
-        seconds_per_sample: as the search took it.
-        forward_s: seconds of a forward of a replica's share of a micro-batch.
-        backward_s: the same of the backward; with recomputation the second forward included.
-        gradient_bytes: of its parameters' gradients.
-    """
-
-    places: tuple[int, ...]
-    crew: Crew
-    units: int
-    recompute: bool
-    seconds_per_sample: float
-    forward_s: float
-    backward_s: float
-    gradient_bytes: int
 
 
 def found_stages(trace: Trace | None, space: Space, limit_s: float) -> list[FoundStage]:

@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
 from lightning_gpp.planner.graphpipe.candidates.placement import (
     Devices,
-    FoundStage,
     found_stages,
     numbered_stages,
     placements,
     plan_of,
 )
 from lightning_gpp.planner.graphpipe.divide.frontier import Cut
-from lightning_gpp.planner.graphpipe.space.problem import Problem
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 

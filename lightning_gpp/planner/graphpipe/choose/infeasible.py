@@ -7,14 +7,9 @@ from dataclasses import replace
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.does_not_fit import (
-    HOLD_FEWER,
-    HOLDS_ALL,
-    HOLDS_FEW,
-    DoesNotFitError,
-)
+from lightning_gpp.planner.does_not_fit import HOLD_FEWER, HOLDS_ALL, HOLDS_FEW, DoesNotFitError
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions
-from lightning_gpp.planner.graphpipe.space.problem import Problem
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.units_of_measure import bytes_text
 
 MOST_DEVICES = 4096

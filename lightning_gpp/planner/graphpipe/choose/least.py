@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.space.load import columns_min
-from lightning_gpp.planner.graphpipe.space.problem import Problem
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 

@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lightning_gpp.planner.graphpipe.candidates.placement import FoundStage, found_stages
+from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
+from lightning_gpp.planner.graphpipe.candidates.placement import found_stages
 from lightning_gpp.planner.graphpipe.divide.partition import Partition
 from lightning_gpp.planner.graphpipe.space.space import Space
 
@@ -70,7 +71,7 @@ class Divisions:
         partition = Partition(self.space, limit_s)
         ways = partition.ways()
         if not ways:
-            self.low_s = max(limit_s, partition.next_limit_s * (1 - 1e-9))
+            self.low_s = max(limit_s, partition.limit.next_limit_s * (1 - 1e-9))
             return None
         divisions = tuple(tuple(found_stages(way.trace, self.space, limit_s)) for way in ways)
         slowest = [max(stage.seconds_per_sample for stage in stages) for stages in divisions]

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from lightning_gpp.planner.graphpipe.candidates.placement import FoundStage
+from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
 from lightning_gpp.planner.graphpipe.candidates.search import Candidate, placed
 from lightning_gpp.planner.graphpipe.choose.least import LeastSteps
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions, Found
-from lightning_gpp.planner.graphpipe.space.problem import Problem
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 LEAST_FILL = 0.5

@@ -13,8 +13,8 @@ from lightning_gpp.planner.graphpipe.candidates.search import Candidate, data_pa
 from lightning_gpp.planner.graphpipe.choose.least import LeastSteps
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions
 from lightning_gpp.planner.graphpipe.choose.look import HOPELESS, Look
-from lightning_gpp.planner.graphpipe.space.problem import Problem
-from lightning_gpp.planner.graphpipe.space.rates import Crew
+from lightning_gpp.planner.graphpipe.problem import Problem
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation

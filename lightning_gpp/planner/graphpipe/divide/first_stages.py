@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from lightning_gpp.planner.graphpipe.divide.frontier import (
     MODEL_END,
@@ -21,15 +20,16 @@ from lightning_gpp.planner.graphpipe.divide.frontier import (
     add_way,
     units_in_flight,
 )
-from lightning_gpp.planner.graphpipe.divide.joins import Join
+from lightning_gpp.planner.graphpipe.divide.joins import Join, Joins
+from lightning_gpp.planner.graphpipe.divide.limit import Limit
+from lightning_gpp.planner.graphpipe.divide.others import Others
+from lightning_gpp.planner.graphpipe.divide.rooms import Rooms
 from lightning_gpp.planner.graphpipe.divide.tables import NO_WAYS, Table
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.frames import Frame, Point
 from lightning_gpp.planner.graphpipe.space.layout import Interval, joined
-from lightning_gpp.planner.graphpipe.space.rates import Crew, CrewRates
+from lightning_gpp.planner.graphpipe.space.rates import CrewRates
 from lightning_gpp.planner.graphpipe.space.space import Space
-
-if TYPE_CHECKING:
-    from lightning_gpp.planner.graphpipe.divide.partition import Partition
 
 FEW_ENDS = 4
 """In larger models, ends of a stage that are tried one by one, the longest first."""
@@ -80,13 +80,26 @@ class _Start:
 
 
 class FirstStages:
-    """Finds, for one limit, the ways of one place after the other."""
+    """Finds, for one limit, the ways of one place after the other.
 
-    def __init__(self, partition: Partition, space: Space) -> None:
-        self._partition = partition
+    Args:
+        space: what may be chosen.
+        limit: most seconds per sample of a stage.
+        rooms: the devices that are left for what follows a boundary.
+        others: the fewest devices of branches beside owners.
+        joins: the stages with joins.
+    """
+
+    def __init__(
+        self, space: Space, limit: Limit, rooms: Rooms, others: Others, joins: Joins
+    ) -> None:
+        self._limit = limit
+        self._rooms = rooms
+        self._others = others
+        self._joins = joins
         self._space = space
         self._usage = space.usage
-        self._limit_s = partition.limit_s
+        self._limit_s = limit.limit_s
         self._seats = [
             Seat(
                 crew,
@@ -107,8 +120,8 @@ class FirstStages:
     def fill_sparsely(self, table: Table) -> None:
         """Finds the ways at the places of a frame that stages from its beginning reach."""
         rooms, stops = (
-            self._partition.rooms.of(table.frame),
-            self._partition.rooms.stops(table.frame),
+            self._rooms.of(table.frame),
+            self._rooms.stops(table.frame),
         )
         counts = [seat.crew.num_replicas for seat in self._seats]
         table.bound(counts, stops)
@@ -126,7 +139,7 @@ class FirstStages:
     def fill(self, table: Table, boundary: int) -> None:
         """Finds the ways at a place."""
         frame = table.frame
-        room = self._partition.rooms.of(frame)[boundary]
+        room = self._rooms.of(frame)[boundary]
         if room > 0:
             self._cut(_Start(table, frame, boundary, room, table.ways[boundary]))
         table.close(boundary)
@@ -159,7 +172,7 @@ class FirstStages:
         table, boundary, room = start.table, start.boundary, start.room
         is_small = self._space.is_small
         found = []
-        for seat, stop in zip(self._seats, self._partition.rooms.stops(start.frame)[boundary]):
+        for seat, stop in zip(self._seats, self._rooms.stops(start.frame)[boundary]):
             num_replicas, multiple = seat.num_replicas, seat.multiple
             if num_replicas + table.behind[stop] > room or stop <= boundary:
                 continue
@@ -237,7 +250,7 @@ class FirstStages:
             )
             if boundary < len(child.run):
                 next_s = sums[child.run.bounds[boundary + 1]] - sums[start]
-                self._partition.too_slow(next_s - left_s + self._limit_s)
+                self._limit.too_slow(next_s - left_s + self._limit_s)
             last = 0 if self._space.is_small else max(0, boundary - 1)
             for end in range(boundary, last - 1, -1):
                 head = Point(child, end, (), point.crossed)
@@ -252,7 +265,7 @@ class FirstStages:
         """Adds the ways whose first stage is of some intervals; says what became of it."""
         space, crew, multiple = self._space, seat.crew, seat.crew.multiple
         may_grow = space.is_small and bool(point.crossed)
-        most = self._partition.most_in_flight(intervals, seat.rates)
+        most = self._limit.most_in_flight(intervals, seat.rates)
         if most < 1 and not may_grow:
             start.table.has_refused = True
             return NOT_POSSIBLE
@@ -292,7 +305,7 @@ class FirstStages:
             if usage.total(total) > spare:
                 continue
             if units not in joins:
-                joins[units] = self._partition.joins.of(point.crossed, intervals, crew, units)
+                joins[units] = self._joins.of(point.crossed, intervals, crew, units)
             for found in joins[units]:
                 if usage.fits(total + found.used, room):
                     cut = Cut(found.intervals, crew, units, trace)
@@ -308,8 +321,7 @@ class FirstStages:
         sums = seat.rates.least_seconds
         left_s = self._limit_s - sum(sums[stop] - sums[first] for first, stop in intervals)
         beside = (
-            self._partition.others.fewest_beside(frame.others, seat.crew, left_s)
-            for frame in point.crossed
+            self._others.fewest_beside(frame.others, seat.crew, left_s) for frame in point.crossed
         )
         return start.room - sum(beside)
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.layout import Interval, Run, joined
-from lightning_gpp.planner.graphpipe.space.rates import Crew
 from lightning_gpp.planner.graphpipe.space.usage import Usage
 
 MAX_WAYS = 48

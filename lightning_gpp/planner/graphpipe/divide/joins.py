@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from lightning_gpp.planner.graphpipe.divide.frontier import Beside, Trace, units_in_flight
+from lightning_gpp.planner.graphpipe.divide.limit import Limit
 from lightning_gpp.planner.graphpipe.divide.siblings import FEW_BRANCHES, Siblings
 from lightning_gpp.planner.graphpipe.space.branches import Group
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.frames import Frame
 from lightning_gpp.planner.graphpipe.space.layout import Interval, Run, joined
-from lightning_gpp.planner.graphpipe.space.rates import Crew
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.graphpipe.space.tails import end_of, fewest_devices, sparing_size
-
-if TYPE_CHECKING:
-    from lightning_gpp.planner.graphpipe.divide.partition import Partition
 
 Places = tuple[Interval, ...]
 
@@ -45,8 +42,8 @@ class Join:
 class Joins:
     """Finds, for one limit, the stages with joins."""
 
-    def __init__(self, partition: Partition, space: Space, siblings: Siblings) -> None:
-        self._partition = partition
+    def __init__(self, space: Space, limit: Limit, siblings: Siblings) -> None:
+        self._limit = limit
         self._space = space
         self._siblings = siblings
         self._sparing: dict[tuple[int, int, int], int | None] = {}
@@ -75,7 +72,7 @@ class Joins:
                 for sides in self._siblings.ways(left, need, offset)
             ]
         if self._space.is_small:
-            return [j for j in joins if self._partition.fits(j.intervals, crew, units)]
+            return [j for j in joins if self._limit.fits(j.intervals, crew, units)]
         return joins
 
     def _longer(
@@ -106,11 +103,11 @@ class Joins:
         """A stage with the ends of branches that spare the rest of them a device, if there are."""
         pieces: list[Piece] = []
         sizes = {}
-        room_s = self._partition.limit_s - self._seconds(stage, crew)
+        room_s = self._limit.limit_s - self._seconds(stage, crew)
         for alike in self._space.branches.by_weight(runs).values():
             last_s = self._seconds((end_of(alike[0], len(alike[0]) - 1),), crew)
             if last_s > room_s:
-                self._partition.too_slow(self._partition.limit_s + (last_s - room_s))
+                self._limit.too_slow(self._limit.limit_s + (last_s - room_s))
                 continue
             size = self._sparing_size(alike[0], units + crew.multiple, units - crew.multiple)
             if size is not None:
@@ -127,17 +124,17 @@ class Joins:
         self, stage: Places, pieces: Sequence[Piece], crew: Crew, units: int
     ) -> tuple[Places, set[Run]]:
         """A stage with pieces of branches, as far as its time and memory allow, in their order."""
-        limit_s = self._partition.limit_s
+        limit_s = self._limit.limit_s
         room_s = limit_s - self._seconds(stage, crew)
         taken: list[Piece] = []
         for piece in pieces:
             if piece[0] > room_s:
-                self._partition.too_slow(limit_s + (piece[0] - room_s))
+                self._limit.too_slow(limit_s + (piece[0] - room_s))
             else:
                 room_s -= piece[0]
                 taken.append(piece)
         longer = joined(stage, *(interval for _, _, interval in taken))
-        if taken and not self._partition.fits(longer, crew, units):
+        if taken and not self._limit.fits(longer, crew, units):
             return self._with_memory(stage, pieces, crew, units)
         return longer, {run for _, run, _ in taken}
 
@@ -145,11 +142,11 @@ class Joins:
         self, stage: Places, pieces: Sequence[Piece], crew: Crew, units: int
     ) -> tuple[Places, set[Run]]:
         """The same piece by piece, where they do not all find memory together."""
-        room_s = self._partition.limit_s - self._seconds(stage, crew)
+        room_s = self._limit.limit_s - self._seconds(stage, crew)
         taken = set()
         for piece_s, run, interval in pieces:
             longer = joined(stage, interval)
-            if piece_s <= room_s and self._partition.fits(longer, crew, units):
+            if piece_s <= room_s and self._limit.fits(longer, crew, units):
                 stage = longer
                 room_s -= piece_s
                 taken.add(run)
@@ -167,9 +164,9 @@ class Joins:
             units = {crew: units_in_flight(need, offset, crew.multiple) for crew in sums}
 
             def fits(interval: Interval, crew: Crew) -> bool:
-                return self._partition.fits((interval,), crew, units[crew])
+                return self._limit.fits((interval,), crew, units[crew])
 
-            num_devices = fewest_devices(run, self._partition.limit_s, sums, fits)
+            num_devices = fewest_devices(run, self._limit.limit_s, sums, fits)
             self._sparing[key] = sparing_size(num_devices)
         return self._sparing[key]
 

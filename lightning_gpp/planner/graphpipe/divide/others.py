@@ -14,8 +14,8 @@ from itertools import accumulate
 from operator import mul
 
 from lightning_gpp.planner.graphpipe.divide.rooms import TOLERANCE, Rooms
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.layout import Run
-from lightning_gpp.planner.graphpipe.space.rates import Crew
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 Kinds = tuple[tuple[Run, int], ...]

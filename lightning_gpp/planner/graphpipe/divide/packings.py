@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lightning_gpp.planner.graphpipe.divide.packing import Stack, first_fit
 from lightning_gpp.planner.graphpipe.space.branches import Group, Mix, is_one
-from lightning_gpp.planner.graphpipe.space.rates import Crew
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 

@@ -29,25 +29,21 @@ import math
 from lightning_gpp.planner.graphpipe.divide.first_stages import FirstStages
 from lightning_gpp.planner.graphpipe.divide.frontier import MODEL_END, Beside, Way, add_way
 from lightning_gpp.planner.graphpipe.divide.joins import Joins
+from lightning_gpp.planner.graphpipe.divide.limit import Limit
 from lightning_gpp.planner.graphpipe.divide.others import Others
 from lightning_gpp.planner.graphpipe.divide.rooms import Rooms
 from lightning_gpp.planner.graphpipe.divide.siblings import Siblings
 from lightning_gpp.planner.graphpipe.divide.tables import Table, Tables
 from lightning_gpp.planner.graphpipe.space.frames import Frame
-from lightning_gpp.planner.graphpipe.space.layout import Interval, Run
-from lightning_gpp.planner.graphpipe.space.rates import Crew, CrewRates
+from lightning_gpp.planner.graphpipe.space.layout import Run
 from lightning_gpp.planner.graphpipe.space.space import Space
-
-ROUNDING = 1 + 1e-12
 
 
 class Partition:
     """The ways that respect one limit.
 
     Attributes:
-        limit_s: most seconds per sample of a stage.
-        next_limit_s: the least limit seen so far at which a stage would be possible that this one
-            forbids; no limit in between has other ways.
+        limit: most seconds per sample of a stage.
         rooms: the devices that are left for what follows a boundary.
         others: the fewest devices of branches beside owners.
         siblings: the ways of branches beside owners.
@@ -57,23 +53,22 @@ class Partition:
     def __init__(self, space: Space, limit_s: float) -> None:
         self._space = space
         self._usage = space.usage
-        self.limit_s = limit_s * ROUNDING
-        self.next_limit_s = math.inf
+        self.limit = Limit(space, limit_s)
         self._sides: dict[tuple[int, int, int], list[Way]] = {}
-        self.rooms = Rooms(space, self.limit_s)
-        self.others = Others(space, self.limit_s, self.rooms)
-        self.siblings = Siblings(self, space)
-        self.joins = Joins(self, space, self.siblings)
-        self._first_stages = FirstStages(self, space)
+        self.rooms = Rooms(space, self.limit.limit_s)
+        self.others = Others(space, self.limit.limit_s, self.rooms)
+        self.siblings = Siblings(space, self.limit, self.side)
+        self.joins = Joins(space, self.limit, self.siblings)
+        self._first_stages = FirstStages(space, self.limit, self.rooms, self.others, self.joins)
 
     def ways(self) -> list[Way]:
         """The ways to divide the whole model."""
         root, rooms = self._space.root, self.rooms
         if rooms.of(root)[-1] < 0:
-            self.too_slow(min(rooms.next_limit_s, rooms.next_work_s))
+            self.limit.too_slow(min(rooms.next_limit_s, rooms.next_work_s))
             return []
         found = self._solve(root, MODEL_END)
-        self.too_slow(
+        self.limit.too_slow(
             min(rooms.next_limit_s, rooms.next_work_s if self._space.is_small else math.inf)
         )
         return found
@@ -89,28 +84,6 @@ class Partition:
             frame = self._space.side_frame(run)
             found = self._sides[key] = self._solve(frame, behind)
         return found
-
-    def fits(self, intervals: tuple[Interval, ...], crew: Crew, units: int) -> bool:
-        """Whether a stage is fast enough and finds enough memory."""
-        most = self.most_in_flight(intervals, self._space.rates.of(crew))
-        return self._space.in_flight(units, crew) <= most
-
-    def most_in_flight(self, intervals: tuple[Interval, ...], rates: CrewRates) -> float:
-        """Micro-batches in flight that a stage has memory for; -1 where it is too slow."""
-        rate = rates(intervals)
-        most = rate.most_in_flight
-        if rate.seconds_per_sample > self.limit_s:
-            self.too_slow(rate.seconds_per_sample)
-            most = -1.0
-        if rate.recomputed_seconds_per_sample <= self.limit_s:
-            return max(most, rate.recomputed_most_in_flight)
-        self.too_slow(rate.recomputed_seconds_per_sample)
-        return most
-
-    def too_slow(self, seconds_per_sample: float) -> None:
-        """Notes what a stage takes that does not keep to the limit."""
-        if seconds_per_sample < self.next_limit_s:
-            self.next_limit_s = seconds_per_sample
 
     def _solve(self, frame: Frame, end: Way) -> list[Way]:
         tables: Tables = {}

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.frames import Frame
-from lightning_gpp.planner.graphpipe.space.rates import Crew
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 TOLERANCE = 1e-11

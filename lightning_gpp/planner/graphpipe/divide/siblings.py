@@ -6,9 +6,8 @@ Light branches share a stage. With few branches all groups are tried; with many,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from lightning_gpp.planner.graphpipe.divide.frontier import (
     NO_OFFSET,
@@ -18,14 +17,12 @@ from lightning_gpp.planner.graphpipe.divide.frontier import (
     add_way,
     units_in_flight,
 )
+from lightning_gpp.planner.graphpipe.divide.limit import Limit
 from lightning_gpp.planner.graphpipe.divide.packing import Stack, first_fit, groups_of
 from lightning_gpp.planner.graphpipe.divide.packings import Packing, Packings
 from lightning_gpp.planner.graphpipe.space.branches import Group, Mix, is_one
-from lightning_gpp.planner.graphpipe.space.layout import Interval
+from lightning_gpp.planner.graphpipe.space.layout import Interval, Run
 from lightning_gpp.planner.graphpipe.space.space import Space
-
-if TYPE_CHECKING:
-    from lightning_gpp.planner.graphpipe.divide.partition import Partition
 
 FEW_BRANCHES = 6
 """In small models, up to this many branches are grouped in all ways."""
@@ -35,13 +32,20 @@ NOTHING = Way(0, NO_OFFSET, 0, (), None)
 
 
 class Siblings:
-    """Finds, for one limit, the ways of the branches beside owners."""
+    """Finds, for one limit, the ways of the branches beside owners.
 
-    def __init__(self, partition: Partition, space: Space) -> None:
-        self._partition = partition
+    Args:
+        space: what may be chosen.
+        limit: most seconds per sample of a stage.
+        side: the ways to divide one branch, given what follows it.
+    """
+
+    def __init__(self, space: Space, limit: Limit, side: Callable[[Run, Way], list[Way]]) -> None:
+        self._limit = limit
+        self._side = side
         self._space = space
         self._branches = space.branches
-        self._packings = Packings(space, partition.limit_s)
+        self._packings = Packings(space, limit.limit_s)
         self._multiples = sorted({crew.multiple for crew in space.crews})
         self._ways: dict[tuple[Group, int, int], list[Way]] = {}
         self._options_of: dict[tuple[Mix, int, int], list[Way]] = {}
@@ -62,7 +66,7 @@ class Siblings:
                 self._all_groups(runs, need, offset, NOTHING, found)
             else:
                 self._packed(runs, need, offset, found)
-            self._partition.too_slow(self._packings.next_limit_s)
+            self._limit.too_slow(self._packings.next_limit_s)
         return found
 
     def _all_groups(self, runs: Group, need: int, offset: int, done: Way, ways: list[Way]) -> None:
@@ -116,13 +120,13 @@ class Siblings:
 
         def fits(mix: Mix) -> bool:
             places = self._branches.places(mix, by_weight)
-            return self._partition.fits(places, crew, flights[crew.multiple])
+            return self._limit.fits(places, crew, flights[crew.multiple])
 
         if all(is_one(mix) or fits(mix) for mix, _ in packing.stacks):
             return packing.stacks
         loads = self._branches.loads(runs)[packing.crew_index]
-        stacks, next_limit_s = first_fit(loads, self._partition.limit_s, fits)
-        self._partition.too_slow(next_limit_s)
+        stacks, next_limit_s = first_fit(loads, self._limit.limit_s, fits)
+        self._limit.too_slow(next_limit_s)
         return stacks
 
     def _divided(
@@ -151,7 +155,7 @@ class Siblings:
         if found is None:
             if is_one(mix):
                 (run, *_) = by_weight[mix[0][0]]
-                found = self._partition.side(run, Way(need, offset, 0, (), None))
+                found = self._side(run, Way(need, offset, 0, (), None))
             else:
                 places = self._branches.places(mix, by_weight)
                 found = self._of_stage(mix, places, need, offset)
@@ -165,7 +169,7 @@ class Siblings:
         kinds = set()
         for crew in self._packings.bound(mix).fast:
             units = units_in_flight(need, offset, crew.multiple)
-            if crew.kind not in kinds and self._partition.fits(places, crew, units):
+            if crew.kind not in kinds and self._limit.fits(places, crew, units):
                 kinds.add(crew.kind)
                 used = self._space.usage.of(crew.num_replicas, crew.kind)
                 cut = Cut(places, crew, units, None)

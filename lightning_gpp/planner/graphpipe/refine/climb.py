@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from lightning_gpp.planner.graphpipe.candidates.search import Candidate
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.refine.division import Divider, Division, division_of
 from lightning_gpp.planner.graphpipe.refine.neighbours import (
     merged,
@@ -22,7 +23,6 @@ from lightning_gpp.planner.graphpipe.refine.neighbours import (
     staffed,
     swapped,
 )
-from lightning_gpp.planner.graphpipe.space.problem import Problem
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
 
 Change = Callable[[Division, Divider, float], Iterable[Division]]

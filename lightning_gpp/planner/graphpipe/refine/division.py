@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from lightning_gpp.planner.graphpipe.candidates.placement import FoundStage, found_stage
+from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
+from lightning_gpp.planner.graphpipe.candidates.placement import found_stage
 from lightning_gpp.planner.graphpipe.candidates.search import Candidate, placed
 from lightning_gpp.planner.graphpipe.divide.frontier import NO_OFFSET, units_in_flight
+from lightning_gpp.planner.graphpipe.problem import Problem
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.layout import Interval
-from lightning_gpp.planner.graphpipe.space.problem import Problem
-from lightning_gpp.planner.graphpipe.space.rates import Crew
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.units.dag import find_cycle
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from lightning_gpp.planner.graphpipe.refine.borders import balanced_borders
 from lightning_gpp.planner.graphpipe.refine.division import Divider, Division, in_line, tidied
-from lightning_gpp.planner.graphpipe.space.rates import Crew
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 
 SHIFTS = (1, -1, 2, -2, 4, -4, 8, -8)
 """Places by which a border moves."""

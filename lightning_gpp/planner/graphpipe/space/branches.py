@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.layout import Interval, Run, joined
-from lightning_gpp.planner.graphpipe.space.rates import Crew, Rates
+from lightning_gpp.planner.graphpipe.space.rates import Rates
 
 Group = tuple[Run, ...]
 """Whole branches of one block in one stage."""

@@ -8,23 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from lightning_gpp.planner.graphpipe.space.rates import Crew, Rates
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 
 
 class Load:
     """The work of all units, where stages have one of some crews.
 
     Args:
-        rates: what units take.
+        least_each: of a crew, the seconds per sample that the unit at every place takes at least.
+        kept_each: of a crew, the bytes of activations that the unit at every place keeps.
         crews: the devices that a stage may have.
         num_devices: how many devices there are.
     """
 
-    def __init__(self, rates: Rates, crews: Sequence[Crew], num_devices: int) -> None:
-        self._rates = rates
+    def __init__(
+        self,
+        least_each: Callable[[Crew], Sequence[float]],
+        kept_each: Callable[[Crew], Sequence[float]],
+        crews: Sequence[Crew],
+        num_devices: int,
+    ) -> None:
+        self._least_each = least_each
+        self._kept_each = kept_each
         self._crews = crews
         self._num_devices = num_devices
 
@@ -32,7 +38,7 @@ class Load:
     def work(self) -> list[float]:
         """Running sums over the places of device-seconds per sample that units take at least."""
         each = [
-            [crew.num_replicas * step_s for step_s in self._rates.least_each(crew)]
+            [crew.num_replicas * step_s for step_s in self._least_each(crew)]
             for crew in self._crews
         ]
         return [*accumulate(columns_min(each), initial=0.0)]
@@ -40,7 +46,7 @@ class Load:
     @cached_property
     def lower_bound_s(self) -> float:
         """Seconds per sample that no division can beat: equal shares, or the slowest units."""
-        each_s = columns_min([self._rates.least_each(crew) for crew in self._crews])
+        each_s = columns_min([self._least_each(crew) for crew in self._crews])
         num_stages = self._num_devices // min(crew.num_replicas for crew in self._crews)
         slowest_s = crowded_s(each_s, num_stages) if len(self._crews) == 1 else max(each_s)
         return max(self.work[-1] / self._num_devices, slowest_s)
@@ -52,7 +58,7 @@ class Load:
             in_flight: micro-batches that a stage on some devices holds at least.
         """
         each = [
-            [crew.num_replicas * in_flight(crew) * kept for kept in self._rates.of(crew).kept_each]
+            [crew.num_replicas * in_flight(crew) * kept for kept in self._kept_each(crew)]
             for crew in self._crews
         ]
         return sum(columns_min(each))

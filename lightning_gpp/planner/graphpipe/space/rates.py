@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.space.contents import Content, Contents, Intervals
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.load import Load
 from lightning_gpp.planner.step_time.stage_costs import reduce_line
 from lightning_gpp.planner.units.units import UnitGraph
@@ -68,20 +69,6 @@ class UnitTimes:
                 ],
             )
         return found
-
-
-class Crew(NamedTuple):
-    """The devices of a stage, and how it uses them.
-
-    Attributes:
-        num_replicas: how many devices, all of one kind.
-        kind: their kind, as an index into the kinds of the cluster.
-        multiple: its micro-batch, all replicas together, in units of the smallest one.
-    """
-
-    num_replicas: int
-    kind: int
-    multiple: int
 
 
 class ReduceTimes:
@@ -228,7 +215,9 @@ class Rates:
         """What all units take, where stages have one of some crews of all devices."""
         found = self._loads.get(crews)
         if found is None:
-            found = self._loads[crews] = Load(self, crews, num_devices)
+            found = self._loads[crews] = Load(
+                self.least_each, lambda crew: self.of(crew).kept_each, crews, num_devices
+            )
         return found
 
     def __call__(self, intervals: Intervals, crew: Crew) -> Rate:

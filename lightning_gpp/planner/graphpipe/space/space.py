@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from lightning_gpp.planner.graphpipe.space.branches import Branches
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.frames import Frame, Frames
 from lightning_gpp.planner.graphpipe.space.layout import Run
-from lightning_gpp.planner.graphpipe.space.rates import Crew, Rates
+from lightning_gpp.planner.graphpipe.space.rates import Rates
 from lightning_gpp.planner.graphpipe.space.usage import Usage
 from lightning_gpp.planner.step_time.evaluate import ROUNDING
 

@@ -13,8 +13,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.layout import Interval, Run
-from lightning_gpp.planner.graphpipe.space.rates import Crew
 
 
 class Beginnings:

@@ -12,7 +12,7 @@ from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.graphpipe.candidates.chains import Chains, ChainStage, Hop
 from lightning_gpp.planner.graphpipe.choose.least import LeastSteps
 from lightning_gpp.planner.graphpipe.choose.look import Look
-from lightning_gpp.planner.graphpipe.space.problem import branching, search_units
+from lightning_gpp.planner.graphpipe.problem import branching, search_units
 from lightning_gpp.planner.make_plan import plan_request
 
 

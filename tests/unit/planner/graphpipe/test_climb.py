@@ -9,13 +9,8 @@ from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
-from lightning_gpp.planner import (
-    Plan,
-    PlanEvaluation,
-    PlanRequest,
-    Stage,
-    evaluate_plan,
-)
+from lightning_gpp.planner import Plan, PlanEvaluation, PlanRequest, Stage, evaluate_plan
+from lightning_gpp.planner.graphpipe.problem import branching, search_units
 from lightning_gpp.planner.graphpipe.refine.climb import Budget, Climb, budget_for
 from lightning_gpp.planner.graphpipe.refine.division import Divider, Division, division_of, tidied
 from lightning_gpp.planner.graphpipe.refine.neighbours import (
@@ -25,8 +20,7 @@ from lightning_gpp.planner.graphpipe.refine.neighbours import (
     staffed,
     swapped,
 )
-from lightning_gpp.planner.graphpipe.space.problem import branching, search_units
-from lightning_gpp.planner.graphpipe.space.rates import Crew
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 
 LAYERS = 8
 KINDS = {

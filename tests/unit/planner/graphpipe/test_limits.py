@@ -10,7 +10,7 @@ from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions
 from lightning_gpp.planner.graphpipe.divide.partition import Partition
-from lightning_gpp.planner.graphpipe.space.problem import branching, search_units
+from lightning_gpp.planner.graphpipe.problem import branching, search_units
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 LAYER_S = 3.0 / 4

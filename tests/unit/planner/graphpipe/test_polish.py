@@ -7,8 +7,8 @@ from helpers.graphs import literal_graph, profile_of
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan, validate_plan
+from lightning_gpp.planner.graphpipe.problem import search_units
 from lightning_gpp.planner.graphpipe.refine.polish import polished
-from lightning_gpp.planner.graphpipe.space.problem import search_units
 
 BRANCHES = 5
 LENGTH = 4

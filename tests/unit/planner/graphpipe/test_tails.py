@@ -10,8 +10,8 @@ from helpers.graphs import literal_graph, profile_of
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import PlanRequest, answer, evaluate_plan
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.layout import Run
-from lightning_gpp.planner.graphpipe.space.rates import Crew
 from lightning_gpp.planner.graphpipe.space.tails import (
     Beginnings,
     end_of,

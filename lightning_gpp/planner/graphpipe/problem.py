@@ -11,9 +11,10 @@ from lightning_gpp.graph.series_parallel import Leaf, Series, Tree, decompose, l
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.candidates.estimate import Estimates
 from lightning_gpp.planner.graphpipe.space.collapse import light_groups
+from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.frames import Frames
 from lightning_gpp.planner.graphpipe.space.layout import Layout, heavy_first, lay_out
-from lightning_gpp.planner.graphpipe.space.rates import Crew, Prices
+from lightning_gpp.planner.graphpipe.space.rates import Prices
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.graphpipe.space.usage import Usage
 from lightning_gpp.planner.units.units import UnitGraph, build_units, indivisible_groups
@@ -87,7 +88,7 @@ class Problem:
     @cached_property
     def estimates(self) -> Estimates:
         """Estimates of steps."""
-        return Estimates(self)
+        return Estimates(self.request, self.units, self.layout)
 
     @cached_property
     def available(self) -> tuple[int, ...]:
