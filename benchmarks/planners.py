@@ -33,9 +33,9 @@ from pathlib import Path
 
 from lightning_gpp.cluster import cluster_preset
 from lightning_gpp.jobs.comparison import ComparedPlan, compared
-from lightning_gpp.jobs.problem import workload_of
-from lightning_gpp.jobs.searched import search
-from lightning_gpp.jobs.time_limit import OutOfTimeError, call_within
+from lightning_gpp.jobs.problem.workload_problem import workload_of
+from lightning_gpp.jobs.search.searched import search
+from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, PlanRequest
 from lightning_gpp.planner.pipedream.recurrence import Level, pipedream_stages
 from lightning_gpp.planner.units.linear import linear_layers

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lightning_gpp.cluster import Cluster, all_reduce_s, cluster_preset
-from lightning_gpp.jobs.problem import workload_of
+from lightning_gpp.jobs.problem.workload_problem import workload_of
 from lightning_gpp.planner import PlanRequest, ask, evaluate_plan
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.plan_graph import plan_graph

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from lightning_gpp.jobs.searched import Searched
+from lightning_gpp.jobs.search.searched import Searched
 from lightning_gpp.planner import PlanEvaluation, refusal_notes
 from lightning_gpp.reports.plan.explain import does_not_fit
 from lightning_gpp.text_table import text_table, wrapped

@@ -10,10 +10,11 @@ from omegaconf import DictConfig
 
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
-from lightning_gpp.jobs.memory_limit import memory_limit_note
 from lightning_gpp.jobs.options import as_list
-from lightning_gpp.jobs.problem import Problem, problem_of, strategy_option
-from lightning_gpp.jobs.searched import Searched, check_planner, search
+from lightning_gpp.jobs.problem.problem import Problem, strategy_option
+from lightning_gpp.jobs.problem.problem_of import problem_of
+from lightning_gpp.jobs.search.memory_limit import memory_limit_note
+from lightning_gpp.jobs.search.searched import Searched, check_planner, search
 from lightning_gpp.planner import (
     PLANNERS,
     Plan,

@@ -10,16 +10,21 @@ from omegaconf import DictConfig
 
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
-from lightning_gpp.jobs.levers_text import describe_levers, describe_speedups, describe_what_if
 from lightning_gpp.jobs.options import as_list
 from lightning_gpp.jobs.plan import chosen_plan, chosen_planner
-from lightning_gpp.jobs.problem import Problem, problem_of
-from lightning_gpp.jobs.searched import check_planner
-from lightning_gpp.jobs.simulated import Simulated
-from lightning_gpp.jobs.simulation_json import save_simulation
-from lightning_gpp.jobs.simulation_options import run_of, what_if_of, with_links
-from lightning_gpp.jobs.simulation_text import describe_simulation
-from lightning_gpp.jobs.speedup import (
+from lightning_gpp.jobs.problem.problem import Problem
+from lightning_gpp.jobs.problem.problem_of import problem_of
+from lightning_gpp.jobs.search.searched import check_planner
+from lightning_gpp.jobs.simulation.levers_text import (
+    describe_levers,
+    describe_speedups,
+    describe_what_if,
+)
+from lightning_gpp.jobs.simulation.simulated import Simulated
+from lightning_gpp.jobs.simulation.simulation_json import save_simulation
+from lightning_gpp.jobs.simulation.simulation_options import run_of, what_if_of, with_links
+from lightning_gpp.jobs.simulation.simulation_text import describe_simulation
+from lightning_gpp.jobs.simulation.speedup import (
     Speedups,
     device_counts,
     find_speedups,

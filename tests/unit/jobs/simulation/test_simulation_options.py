@@ -9,8 +9,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.cluster import Cluster, Device, HostLink, Link, uniform_cluster
-from lightning_gpp.jobs.simulation_options import run_of, step_of, what_if_of, with_links
-from lightning_gpp.jobs.speedup import device_counts
+from lightning_gpp.jobs.simulation.simulation_options import run_of, step_of, what_if_of, with_links
+from lightning_gpp.jobs.simulation.speedup import device_counts
 from lightning_gpp.simulate.program_costs import Overhead
 from lightning_gpp.simulate.what_if.changes import WhatIf
 

@@ -1,28 +1,24 @@
-"""What the planning jobs plan: a published workload, a graph file, or a recipe's module."""
+"""What the planning jobs plan: a published workload, or a graph file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lightning_gpp.checks import check_whole
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import Costs, graph_work, load_costs
 from lightning_gpp.data_file import read_text
 from lightning_gpp.graph import graph_from_json
-from lightning_gpp.jobs.options import as_flag, as_mapping, as_text
-from lightning_gpp.planner import PlanRequest, plan_request
-from lightning_gpp.schedule.orders import check_schedule
+from lightning_gpp.jobs.options import as_flag, as_text
+from lightning_gpp.jobs.problem.problem import Problem, refitted, schedule_of
+from lightning_gpp.planner import plan_request
 from lightning_gpp.strict_json import parse_json
-from lightning_gpp.text_table import wrapped
-from lightning_gpp.units_of_measure import count_text
 from lightning_gpp.workloads import WORKLOADS, Workload, read_pipedream_profile, read_piper_workload
 
 if TYPE_CHECKING:
@@ -30,60 +26,6 @@ if TYPE_CHECKING:
 
 EMPTY = Parameter.empty
 """Default of an argument without one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A question to planners, and where it comes from.
-
-    Attributes:
-        name: of the model.
-        source: where the graph and the costs come from.
-        request: the question.
-        schedule: the schedule that was asked for; None leaves it to what fits into memory, and the
-            schedule of the question plays no part.
-        notes: what else to know, such as that a cache was used.
-        uses_all_devices: whether no device may stay idle, as training has it by default.
-    """
-
-    name: str
-    source: str
-    request: PlanRequest
-    schedule: str | None = None
-    notes: tuple[str, ...] = ()
-    uses_all_devices: bool = False
-
-    def describe(self, *, max_width: int = 100) -> str:
-        """What is planned, for which devices, and where it is from."""
-        cluster = self.request.cluster
-        hosts = len({device.host for device in cluster.devices})
-        what = (
-            f"{self.name}: {count_text(len(self.request.graph), 'operator')} for "
-            f"{count_text(cluster.num_devices, 'device')} ({', '.join(cluster.kinds)}) in "
-            f"{count_text(hosts, 'host')}, mini-batches of {self.request.minibatch_size}"
-        )
-        return wrapped([what, f"  from {self.source}", *self.notes], max_width)
-
-
-def problem_of(config: DictConfig, folder: Path) -> Problem:
-    """The problem of a configuration: that of ``graph``, or of the recipe's module.
-
-    Args:
-        config: of the run.
-        folder: where the graph and the costs of a recipe's module are kept.
-
-    Raises:
-        ValueError: a file is missing or broken, a name is unknown, or the numbers make no sense.
-    """
-    cluster: Cluster = instantiate(config.cluster)
-    if config.graph is None:
-        # Imports torch and Lightning, which graphs of files do not need.
-        from lightning_gpp.jobs.recipe_problem import recipe_problem
-
-        return recipe_problem(config, cluster, folder)
-    graph = as_text("graph", config.graph) or ""
-    workload = workload_of(graph, options=as_mapping("graph_options", config.graph_options))
-    return workload_problem(workload, cluster, config)
 
 
 def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -> Problem:
@@ -111,18 +53,6 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
     return problem if refit is None else refitted(problem, refit)
 
 
-def schedule_of(config: DictConfig) -> str | None:
-    """The schedule that is asked for; None leaves it to what fits into memory.
-
-    Raises:
-        ValueError: there is none of this name.
-    """
-    schedule = as_text("schedule", config.schedule)
-    if schedule is not None:
-        check_schedule(schedule)
-    return schedule
-
-
 def refit_of(path: str) -> Refit | None:
     """The refit in a file; None where the file holds something else.
 
@@ -146,16 +76,6 @@ def check_seconds(costs: Costs, *, source: str) -> None:
         raise ValueError(
             f"{source}: no operator takes any time; expected seconds above 0 for at least one"
         )
-
-
-def refitted(problem: Problem, found: Refit) -> Problem:
-    """A problem with its costs and links as recorded steps say.
-
-    Raises:
-        ValueError: the refit is of another model.
-    """
-    note = f"Costs: {found.describe()}."
-    return replace(problem, request=found.request(problem.request), notes=(*problem.notes, note))
 
 
 def workload_of(graph: str, options: Mapping[str, Any] | None = None) -> Workload:
@@ -204,11 +124,3 @@ def read_graph_file(path: str | Path) -> Workload:
     graph = graph_from_json(read_text(path, "a model graph (JSON)"), source=str(path))
     size = graph.microbatch_size
     return Workload(Path(path).stem, graph, graph_work(graph), size, source=str(path))
-
-
-def strategy_option(config: DictConfig, name: str) -> Any:
-    """An option of the strategy; None where it has none of that name."""
-    if isinstance(config.strategy, str):
-        return None
-    found: Any = config.strategy.get(name)
-    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lightning_gpp.jobs.searched import Searched, search
+from lightning_gpp.jobs.search.searched import Searched, search
 from lightning_gpp.planner import PLANNERS, PlanEvaluation, PlanRequest
 from lightning_gpp.units_of_measure import bytes_text, percent_text, seconds_text
 

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lightning_gpp.jobs.simulated import Simulated
-from lightning_gpp.jobs.speedup import Speedups
+from lightning_gpp.jobs.simulation.simulated import Simulated
+from lightning_gpp.jobs.simulation.speedup import Speedups
 from lightning_gpp.simulate.simulation import TaskKind
 from lightning_gpp.simulate.usage import Usage
 from lightning_gpp.simulate.what_if.levers import Lever

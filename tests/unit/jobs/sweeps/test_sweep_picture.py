@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gpp.jobs import figures, sweep_picture
-from lightning_gpp.jobs.sweep_picture import varied_overrides, write_sweep_picture
-from lightning_gpp.sweep import SweptJob
+from lightning_gpp.jobs import figures
+from lightning_gpp.jobs.sweeps import sweep_picture
+from lightning_gpp.jobs.sweeps.sweep_picture import varied_overrides, write_sweep_picture
+from lightning_gpp.jobs.sweeps.swept_job import SweptJob
 
 
 def job(number: int, step_s: float = 0.5, **overrides: str) -> SweptJob:

@@ -21,7 +21,7 @@ from lightning_gpp.console import QuietConsole
 from lightning_gpp.cost import Costs
 from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.options import as_flag, as_text
-from lightning_gpp.jobs.problem import Problem, refitted, schedule_of, strategy_option
+from lightning_gpp.jobs.problem.problem import Problem, refitted, schedule_of, strategy_option
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.planner import plan_request
 from lightning_gpp.simulate.refit.refit import Refit

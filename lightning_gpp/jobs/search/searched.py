@@ -6,7 +6,7 @@ import gc
 import time
 from dataclasses import dataclass
 
-from lightning_gpp.jobs.time_limit import OutOfTimeError, call_within
+from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import (
     PLANNERS,
     PlanEvaluation,

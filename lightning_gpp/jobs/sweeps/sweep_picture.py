@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
-from lightning_gpp.sweep import SweptJob
+from lightning_gpp.jobs.sweeps.swept_job import SweptJob
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

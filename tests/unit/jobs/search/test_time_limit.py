@@ -9,8 +9,8 @@ import pytest
 from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.jobs.comparison import compared
-from lightning_gpp.jobs.searched import search, search_within
-from lightning_gpp.jobs.time_limit import OutOfTimeError, call_within
+from lightning_gpp.jobs.search.searched import search, search_within
+from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner.make_plan import plan_request
 
 CHAIN = literal_graph({"a": "x", "b": "a", "c": "b"})

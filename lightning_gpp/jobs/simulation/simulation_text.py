@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from lightning_gpp.jobs.simulated import Simulated
+from lightning_gpp.jobs.simulation.simulated import Simulated
 from lightning_gpp.reports.plan.explain import joined_rows
 from lightning_gpp.simulate.simulation import TaskKind
 from lightning_gpp.simulate.usage import ChannelUsage, DeviceUsage
