@@ -56,7 +56,7 @@ class Prediction(TimelineCallback):
         self.found: list[tuple[StepQuestion, Timeline]] = []
 
     def _show(self, trainer: pl.Trainer, timeline: Timeline) -> None:
-        question = StepQuestion.of(trainer.strategy.session.pipeline)
+        question = StepQuestion.of(trainer.strategy.session.run.pipeline)
         if question is not None:
             self.found.append((question, timeline))
 

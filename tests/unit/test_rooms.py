@@ -13,6 +13,7 @@ import pytest
 EVERYWHERE = {
     *("checks", "strict_json", "data_file", "document_cache", "text_table", "units_of_measure"),
     "_register",
+    "_version",
 }
 ALLOWED = {
     "graph": set(),

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-import lightning_gpp
+from lightning_gpp import _version
 from lightning_gpp.capture import CapturedModel, device_kind, module_content
 from lightning_gpp.cluster import cluster_to_json
 from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
@@ -178,7 +178,7 @@ def _precision(device: torch.device) -> dict[str, Any]:
 
 def _versions(rooms: tuple[str, ...]) -> dict[str, str]:
     return {
-        "lightning_gpp": lightning_gpp.__version__,
+        "lightning_gpp": _version.__version__,
         "code": _code_hash(rooms),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -189,7 +189,7 @@ def _versions(rooms: tuple[str, ...]) -> dict[str, str]:
 @cache
 def _code_hash(rooms: tuple[str, ...]) -> str:
     """Hash of the package's own files: the version alone does not tell two checkouts apart."""
-    root = Path(lightning_gpp.__file__).parent
+    root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for room in rooms:
         for path in sorted((root / room).rglob("*.py")):

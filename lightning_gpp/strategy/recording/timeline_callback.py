@@ -15,12 +15,12 @@ from lightning_gpp.runtime.clock import measure_offset
 from lightning_gpp.runtime.measured import RankRecord, measured_timeline
 from lightning_gpp.simulate import SpanKind, Timeline, shares
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.plan_cache import PlanCache
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports
 from lightning_gpp.strategy.recording.timeline_stages import timeline_stages
 from lightning_gpp.strategy.report import show
-from lightning_gpp.strategy.session import Session
 
 
 class TimelineCallback(pl.Callback):
@@ -84,7 +84,7 @@ class TimelineCallback(pl.Callback):
         self._reports = StepReports()
         self._done: set[int] = set()
         self._step = -1
-        self._session: Session | None = None
+        self._run: PipelinedRun | None = None
         self._hooks: list[Any] = []
 
     # When ------------------------------------------------------------------------------------
@@ -97,21 +97,21 @@ class TimelineCallback(pl.Callback):
                 f"{type(trainer.strategy).__name__} there is nothing to record."
             )
             return
-        self._session = trainer.strategy.session
+        self._run = trainer.strategy.session.run
         if self.dirpath is None:
             self.dirpath = Path(trainer.log_dir or trainer.default_root_dir)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """What was read before belongs to no step."""
-        if self._session is not None:
-            self._session.recorder.forget_read()
+        if self._run is not None:
+            self._run.recorder.forget_read()
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         """Begins to record where a chosen step begins."""
         step = trainer.global_step
-        if self._session is None or step not in self.steps or step in self._done:
+        if self._run is None or step not in self.steps or step in self._done:
             return
-        recorder = self._session.recorder
+        recorder = self._run.recorder
         if not recorder.is_on:
             recorder.start()
             self._step = step
@@ -122,14 +122,14 @@ class TimelineCallback(pl.Callback):
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         """All gradients are there."""
-        if self._session is not None:
-            self._session.recorder.begin(SpanKind.OPTIMIZER)
+        if self._run is not None:
+            self._run.recorder.begin(SpanKind.OPTIMIZER)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         """Shows the step if this was its last mini-batch."""
-        if self._session is None:
+        if self._run is None:
             return
-        recorder = self._session.recorder
+        recorder = self._run.recorder
         recorder.end()
         recorder.forget_read()
         if recorder.is_on and trainer.global_step > self._step:
@@ -139,28 +139,28 @@ class TimelineCallback(pl.Callback):
                 if trainer.is_global_zero:
                     show(f"No timeline of step {self._step}: no gradient went through the forward.")
                 return
-            with self._session.failures.guard():
-                timeline = _gather(self._session, record, self._step)
+            with self._run.failures.guard():
+                timeline = _gather(self._run, record, self._step)
                 if timeline is not None:
                     self._show(trainer, timeline)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A validation may come between the mini-batches of a step."""
-        if self._session is not None:
-            self._session.recorder.begin(SpanKind.VALIDATION)
+        if self._run is not None:
+            self._run.recorder.begin(SpanKind.VALIDATION)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """It is over."""
-        if self._session is not None:
-            self._session.recorder.end()
-            self._session.recorder.forget_read()
+        if self._run is not None:
+            self._run.recorder.end()
+            self._run.recorder.forget_read()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Names the steps that never came."""
-        if self._session is None:
+        if self._run is None:
             return
-        if self._session.recorder.is_on:
-            self._stop(self._session.recorder)
+        if self._run.recorder.is_on:
+            self._stop(self._run.recorder)
         missing = [str(step) for step in self.steps if step not in self._done]
         if missing and trainer.is_global_zero:
             show(
@@ -172,12 +172,12 @@ class TimelineCallback(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Leaves nothing behind; nobody waits for the others."""
-        if self._session is not None and self._session.recorder.is_on:
-            self._stop(self._session.recorder)
+        if self._run is not None and self._run.recorder.is_on:
+            self._stop(self._run.recorder)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Lets go of the run."""
-        self._session = None
+        self._run = None
 
     def _stop(self, recorder: StepRecorder) -> RankRecord:
         for hook in self._hooks:
@@ -225,40 +225,40 @@ class TimelineCallback(pl.Callback):
 
     def _predicted(self, timeline: Timeline) -> StepReport | str:
         """How the step compares with its prediction, or why it does not."""
-        assert self._session is not None and self._session.pipeline is not None
+        assert self._run is not None and self._run.pipeline is not None
         assert timeline.step is not None
-        report = self._reports.report(self._session.pipeline, timeline)
+        report = self._reports.report(self._run.pipeline, timeline)
         if isinstance(report, StepReport):
             self.reports[timeline.step] = report
         return report
 
     def _keep(self, report: StepReport) -> list[Path]:
         """Keeps the refit for the next run of this model; on emulated devices none is kept."""
-        session, found = self._session, report.refit
-        assert session is not None and session.pipeline is not None and self.dirpath is not None
+        run, found = self._run, report.refit
+        assert run is not None and run.pipeline is not None and self.dirpath is not None
         if found is None or report.comparison.measured.source != "measured":
             return []
-        assert session.pipeline.planned is not None
-        PlanCache(session.settings.cache).keep_refit(session.pipeline.planned.refit_key, found)
+        assert run.pipeline.planned is not None
+        PlanCache(run.settings.cache).keep_refit(run.pipeline.planned.refit_key, found)
         path = self.dirpath / "refit.json"
         path.write_text(found.to_json(), encoding="utf-8")
         return [path]
 
 
-def _gather(session: Session, record: RankRecord, step: int) -> Timeline | None:
+def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None:
     """All ranks: the timeline of the step on rank 0, None on the others."""
-    assert session.pipeline is not None
-    offset = measure_offset(session.transport, timeout_s=session.settings.timeout_s)
-    gathered = session.control.gather((record, offset), "gathering the timeline of a step")
+    assert run.pipeline is not None
+    offset = measure_offset(run.transport, timeout_s=run.settings.timeout_s)
+    gathered = run.control.gather((record, offset), "gathering the timeline of a step")
     if not gathered:
         return None
-    emulation = session.pipeline.emulation
+    emulation = run.pipeline.emulation
     return measured_timeline(
         [record if emulation is None else replace(record, marks=()) for record, _ in gathered],
         [offset for _, offset in gathered],
         step=step,
-        rank_of_device=session.pipeline.rank_of_device,
-        schedule=session.built.schedule,
-        stages=timeline_stages(session.pipeline),
+        rank_of_device=run.pipeline.rank_of_device,
+        schedule=run.built.schedule,
+        stages=timeline_stages(run.pipeline),
         time_scale=None if emulation is None else emulation.setup.time_scale,
     )

@@ -19,23 +19,23 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from torch.overrides import TorchFunctionMode
 
 from lightning_gpp.strategy.instance_attribute import instance_attribute
-from lightning_gpp.strategy.session import Session
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
 
 
-def finetuning_hooks(trainer: pl.Trainer, session: Session) -> ExitStack:
+def finetuning_hooks(trainer: pl.Trainer, run: PipelinedRun) -> ExitStack:
     """Puts itself between the Trainer and its finetuning callbacks until the stack is closed."""
     stack = ExitStack()
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, BaseFinetuning):
-            hook = _on_whole_groups(callback.on_train_epoch_start, session)
+            hook = _on_whole_groups(callback.on_train_epoch_start, run)
             stack.enter_context(instance_attribute(callback, "on_train_epoch_start", hook))
     return stack
 
 
-def _on_whole_groups(hook: Callable[..., Any], session: Session) -> Callable[..., Any]:
+def _on_whole_groups(hook: Callable[..., Any], run: PipelinedRun) -> Callable[..., Any]:
     @functools.wraps(hook)
     def with_whole_groups(*args: Any, **kwargs: Any) -> Any:
-        with session.whole_optimizers(), SameParameter():
+        with run.whole_optimizers(), SameParameter():
             return hook(*args, **kwargs)
 
     return with_whole_groups

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -11,13 +11,21 @@ from lightning.pytorch.plugins import DoublePrecision, HalfPrecision, Precision
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-if TYPE_CHECKING:
-    from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
-
 _SUPPORTED = (Precision, DoublePrecision, HalfPrecision)
 
 
-def pipeline_precision(plugin: Precision | None, strategy: GraphPipeStrategy) -> Precision | None:
+class HoldsParameters(Protocol):
+    """What clipping asks of the strategy."""
+
+    @property
+    def is_shape_only(self) -> bool:
+        """Whether tensors have shapes and no numbers."""
+
+    def counted_parameters(self) -> list[nn.Parameter] | None:
+        """Parameters that this rank counts; None where it counts all."""
+
+
+def pipeline_precision(plugin: Precision | None, strategy: HoldsParameters) -> Precision | None:
     """The plug-in with norm clipping over all ranks; None stays None.
 
     Raises:
@@ -44,7 +52,7 @@ class _ClipsOverRanks:
     """
 
     _clips_over_ranks = True
-    pipeline_strategy: GraphPipeStrategy
+    pipeline_strategy: HoldsParameters
 
     def clip_grad_by_value(self, optimizer: Optimizer, clip_val: int | float) -> None:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]

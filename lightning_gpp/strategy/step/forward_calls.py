@@ -12,7 +12,7 @@ through the stages in one piece, which is always right and only less concurrent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from lightning_gpp.capture import CapturedModel
 from lightning_gpp.strategy.cutting.cutting import Values, call_size, input_slices
 from lightning_gpp.strategy.instance_attribute import taken_away
 from lightning_gpp.strategy.pipeline import pipelined_module
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of
 from lightning_gpp.strategy.ranks.messages import Autocast, Backward, Build, Forward
 from lightning_gpp.strategy.step.open_call import OpenCall
@@ -32,52 +33,42 @@ class BeginAnewError(BaseException):
     """Raised through the user's step, which then runs for every micro-batch, from its beginning."""
 
 
-if TYPE_CHECKING:
-    from lightning_gpp.strategy.session import Session
-
-
 class ForwardCalls:
     """Stands in for the pipelined forward on rank 0.
 
     Args:
-        session: whose pipeline runs it.
+        run: whose pipeline runs it.
 
     Attributes:
         inner: a forward that the user had put on the module itself; None where there is none.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, run: PipelinedRun) -> None:
+        self._run = run
         self._is_separable: dict[bool, bool] = {}
         self._num_calls = 0
         self._anchor = torch.zeros((), requires_grad=True)
-        self._dropped: list[int] = []
         self.inner: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What forward returns."""
-        session = self._session
-        if session.pipeline is None:
+        run = self._run
+        if run.pipeline is None:
             self._build(args, kwargs)
-        captured = session.built.captured
+        captured = run.built.captured
         captured.check_reads()
         return captured.output(self._values(captured, captured.inputs(args, kwargs)))
 
-    def take_dropped(self) -> list[int]:
-        """Calls that were let go since this was asked last."""
-        taken, self._dropped[:] = list(self._dropped), []
-        return taken
-
     def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Builds the pipeline, on all ranks; this call is the example."""
-        session = self._session
-        target = pipelined_module(session.module, session.settings.module)
-        with taken_away(target, "forward", self.inner), session.control.together():
-            example = example_of(target, args, kwargs, session.unit_sizes)
-            session.lead(Build(Autocast.current(session.device)))
-            session.build(example)
-        session.leader_state.look_again()
-        if session.steps_per_microbatch and session.control.alone_in == "training_step":
+        run = self._run
+        target = pipelined_module(run.module, run.settings.module)
+        with taken_away(target, "forward", self.inner), run.control.together():
+            example = example_of(target, args, kwargs, run.unit_sizes)
+            run.lead(Build(Autocast.current(run.device)))
+            run.build(example)
+        run.leader_state.look_again()
+        if run.steps_per_microbatch and run.control.alone_in == "training_step":
             raise BeginAnewError
 
     def _values(self, captured: CapturedModel, inputs: Mapping[str, Tensor]) -> Values:
@@ -87,48 +78,48 @@ class ForwardCalls:
             return self._differentiable(captured, inputs, units)
         boundary = CallBoundary.of(captured, inputs, units)
         message = self._forward(captured, None, units, frozenset())
-        self._session.lead(message)
-        self._session.run_forward(message, boundary)
+        self._run.lead(message)
+        self._run.run_forward(message, boundary)
         return boundary.take_outputs()
 
     def _units(
         self, captured: CapturedModel, inputs: Mapping[str, Tensor], is_trained: bool
     ) -> list[int]:
         """Samples of each of the smallest micro-batches; one where the call cannot be cut."""
-        session = self._session
+        run = self._run
         num_samples = call_size(captured, inputs)
         if num_samples is None:
             return [1]
         if is_trained:
-            session.full_batch = max(session.full_batch, num_samples)
-        units = session.unit_sizes(num_samples, is_training=is_trained)
+            run.full_batch = max(run.full_batch, num_samples)
+        units = run.unit_sizes(num_samples, is_training=is_trained)
         if input_slices(captured, inputs, units) is None:
             return [num_samples]
         mode = captured.module.training
-        if len(units) > 1 and mode not in self._is_separable and not session.is_shape_only:
-            self._is_separable[mode] = find_out(session, inputs, units, is_trained=is_trained)
+        if len(units) > 1 and mode not in self._is_separable and not run.is_shape_only:
+            self._is_separable[mode] = find_out(run, inputs, units, is_trained=is_trained)
         units = units if self._is_separable.get(mode, True) else [num_samples]
         if mode:
-            session.show_state(len(units))
+            run.show_state(len(units))
         return units
 
     def _forward(
         self, captured: CapturedModel, call: int | None, units: list[int], needs: frozenset[str]
     ) -> Forward:
-        autocast = Autocast.current(self._session.device)
+        autocast = Autocast.current(self._run.device)
         return Forward(call, units, captured.module.training, needs, autocast)
 
     def _differentiable(
         self, captured: CapturedModel, inputs: Mapping[str, Tensor], units: list[int]
     ) -> Values:
-        session, number = self._session, self._num_calls
+        run, number = self._run, self._num_calls
         self._num_calls += 1
         needs = frozenset(name for name, tensor in inputs.items() if tensor.requires_grad)
-        sizes = session.built.step_sizes(units)
+        sizes = run.built.step_sizes(units)
         boundary = CallBoundary.of(captured, inputs, sizes, needs)
         message = self._forward(captured, number, units, needs)
-        session.lead(message)
-        call = _LedCall(session, number, session.open_call(message, boundary), self._dropped)
+        run.lead(message)
+        call = _LedCall(run, number, run.open_call(message, boundary), run.dropped)
         node = PipelinedCall(boundary, tuple(inputs), call.forward, call.backward, self._anchor)
         return node(inputs)
 
@@ -136,8 +127,8 @@ class ForwardCalls:
 class _LedCall:
     """A differentiable call, whose parts run on all ranks."""
 
-    def __init__(self, session: Session, number: int, call: OpenCall, dropped: list[int]) -> None:
-        self._session, self._number, self._call, self._dropped = session, number, call, dropped
+    def __init__(self, run: PipelinedRun, number: int, call: OpenCall, dropped: list[int]) -> None:
+        self._run, self._number, self._call, self._dropped = run, number, call, dropped
         self._is_over = False
 
     def __del__(self) -> None:
@@ -154,8 +145,8 @@ class _LedCall:
                 "activations are freed; keep them with backward(retain_graph=True) the first time"
             )
         self._is_over = not retain
-        with self._session.failures.guard():
-            self._session.lead(Backward(self._number, retain, hands_out))
-            self._session.own_gradients.look()
+        with self._run.failures.guard():
+            self._run.lead(Backward(self._number, retain, hands_out))
+            self._run.own_gradients.look()
             self._call.backward(retain=retain, hands_out=hands_out)
-            self._session.own_gradients.note()
+            self._run.own_gradients.note()

@@ -36,7 +36,7 @@ class HookRelay:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._module = session.module
+        self._module = session.run.module
         self._installed = contextlib.ExitStack()
 
     def install(self) -> None:
@@ -45,10 +45,10 @@ class HookRelay:
             if is_overridden(name, self._module):
                 self._put(self._module, name, functools.partial(self._relay, name))
         manual = self._session.manual
-        if manual is not None and self._session.control.is_leader:
+        if manual is not None and self._session.run.control.is_leader:
             manual.install()
         name = "on_before_batch_transfer"
-        is_leader = self._session.control.is_leader
+        is_leader = self._session.run.control.is_leader
         data = getattr(self._module.trainer, "datamodule", None)
         for owner in (self._module, data):
             is_there = owner is self._module and not is_leader
@@ -69,14 +69,14 @@ class HookRelay:
 
     def _relay(self, name: str, hook: _Hook) -> _Hook:
         def relayed(*args: Any, **kwargs: Any) -> Any:
-            with self._session.failures.guard():
+            with self._session.run.failures.guard():
                 return self._session.hook(name, hook, args, kwargs)
 
         return relayed
 
     def _led(self, name: str, hook: _Hook) -> _Hook:
         def led(*args: Any, **kwargs: Any) -> Any:
-            with self._session.alone(name):
+            with self._session.run.alone(name):
                 return hook(*args, **kwargs)
 
         return led

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -26,12 +26,10 @@ from lightning_gpp.strategy.lightning_private import (
     IndexBatchSampler,
     loaders_of_loops,
 )
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import EndOfDataError
 from lightning_gpp.strategy.ranks.messages import ReadBatch
-
-if TYPE_CHECKING:
-    from lightning_gpp.strategy.session import Session
 
 
 class RemoteBatch:
@@ -70,7 +68,7 @@ _REMOTE = (
 
 
 @contextlib.contextmanager
-def led_loaders(trainer: pl.Trainer, session: Session) -> Iterator[None]:
+def led_loaders(trainer: pl.Trainer, run: PipelinedRun) -> Iterator[None]:
     """While its body runs, the loops of a Trainer read their loaders through rank 0."""
     begin = CombinedLoader.__iter__
 
@@ -78,8 +76,8 @@ def led_loaders(trainer: pl.Trainer, session: Session) -> Iterator[None]:
         if not any(combined is each for each in loaders_of_loops(trainer)):
             return begin(combined)
         own = combined.flattened
-        with session.failures.guard():
-            combined.flattened = _readers(own, session)
+        with run.failures.guard():
+            combined.flattened = _readers(own, run)
         try:
             return begin(combined)
         finally:
@@ -101,10 +99,10 @@ def as_long_as_leaders(loader: Any, control: Control) -> Any:
 _LENGTH = "waiting for the length of rank 0's data loader"
 
 
-def _readers(loaders: Sequence[Any], session: Session) -> list[_Reader]:
-    kind = _LeadingReader if session.control.is_leader else _FollowingReader
-    lengths = session.control.share([sized_len(loader) for loader in loaders], _LENGTH)
-    return [kind(each, length, session) for each, length in zip(loaders, lengths, strict=True)]
+def _readers(loaders: Sequence[Any], run: PipelinedRun) -> list[_Reader]:
+    kind = _LeadingReader if run.control.is_leader else _FollowingReader
+    lengths = run.control.share([sized_len(loader) for loader in loaders], _LENGTH)
+    return [kind(each, length, run) for each, length in zip(loaders, lengths, strict=True)]
 
 
 class _Length:
@@ -132,9 +130,9 @@ class _Length:
 class _Reader(_Length):
     """Reads a loader together with the other ranks; a copy of it reads nothing."""
 
-    def __init__(self, loader: Any, length: int | None, session: Session) -> None:
+    def __init__(self, loader: Any, length: int | None, run: PipelinedRun) -> None:
         super().__init__(loader, length)
-        self._session = session
+        self._run = run
 
     def __reduce__(self) -> Any:
         return list, ()
@@ -144,9 +142,9 @@ class _LeadingReader(_Reader):
     """Rank 0: reads the user's loader and tells the others whether there is another batch."""
 
     def __iter__(self) -> Iterator[Any]:
-        with self._session.alone(_READING):
+        with self._run.alone(_READING):
             batches = iter(self._loader)
-        return _LeadingBatches(batches, self._session)
+        return _LeadingBatches(batches, self._run)
 
 
 class _FollowingReader(_Reader):
@@ -156,7 +154,7 @@ class _FollowingReader(_Reader):
         sampler = getattr(self._loader, "batch_sampler", None)
         if isinstance(sampler, IndexBatchSampler):
             sampler.seen_batch_indices = []  # as it is before its first batch; nothing is read here
-        return _FollowingBatches(self._session)
+        return _FollowingBatches(self._run)
 
 
 class _Batches(Iterator[Any]):
@@ -167,31 +165,29 @@ class _Batches(Iterator[Any]):
 
 
 class _LeadingBatches(_Batches):
-    def __init__(self, batches: Iterator[Any], session: Session) -> None:
-        self._batches, self._session = batches, session
+    def __init__(self, batches: Iterator[Any], run: PipelinedRun) -> None:
+        self._batches, self._run = batches, run
 
     def __next__(self) -> Any:
-        session, end = self._session, object()
-        with session.failures.guard():
+        run, end = self._run, object()
+        with run.failures.guard():
             start_ns = time.monotonic_ns()
-            with session.control.alone(_READING):
+            with run.control.alone(_READING):
                 batch = next(self._batches, end)
-            session.recorder.data_read(start_ns, time.monotonic_ns())
-            session.control.tell((batch is not end, None if batch is end else size_or_none(batch)))
+            run.recorder.data_read(start_ns, time.monotonic_ns())
+            run.control.tell((batch is not end, None if batch is end else size_or_none(batch)))
         if batch is end:
             raise StopIteration
         return batch
 
 
 class _FollowingBatches(_Batches):
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, run: PipelinedRun) -> None:
+        self._run = run
 
     def __next__(self) -> RemoteBatch:
-        with self._session.failures.guard():
-            more, num_samples = self._session.control.hear(
-                "waiting for rank 0 to read the next batch"
-            )
+        with self._run.failures.guard():
+            more, num_samples = self._run.control.hear("waiting for rank 0 to read the next batch")
         if not more:
             raise StopIteration
         return RemoteBatch(num_samples)
@@ -202,18 +198,18 @@ class LedDataloaderIter(Iterator[Any]):
 
     Args:
         batches: Lightning's.
-        session: of this rank.
+        run: of this rank.
     """
 
-    def __init__(self, batches: DataloaderIter, session: Session) -> None:
-        self._batches, self._session = batches, session
+    def __init__(self, batches: DataloaderIter, run: PipelinedRun) -> None:
+        self._batches, self._run = batches, run
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_batches"], name)  # done, fetched, length
 
     def __next__(self) -> Any:
-        self._session.lead(ReadBatch())
-        with self._session.control.together():
+        self._run.lead(ReadBatch())
+        with self._run.control.together():
             return read_on(self._batches)
 
 

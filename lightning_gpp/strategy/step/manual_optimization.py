@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import LightningOptimizer, do_nothing_closure
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import (
     ClosureEnd,
     ManualBackward,
@@ -24,9 +25,7 @@ from lightning_gpp.strategy.ranks.messages import (
     RelayedCall,
 )
 from lightning_gpp.strategy.step.batch_steps import led_backward
-
-if TYPE_CHECKING:
-    from lightning_gpp.strategy.session import Session
+from lightning_gpp.strategy.step.followers import Follower
 
 _MODULE_METHODS = ("toggle_optimizer", "untoggle_optimizer", "clip_gradients")
 
@@ -35,12 +34,16 @@ class ManualOptimization:
     """Relays what a training step on rank 0 does by hand.
 
     Args:
-        session: of this rank.
+        run: of this rank.
+        follower: what this rank does while rank 0 runs user code.
         wrapped: Lightning's wrappers of the optimizers.
     """
 
-    def __init__(self, session: Session, wrapped: Sequence[LightningOptimizer]) -> None:
-        self._session = session
+    def __init__(
+        self, run: PipelinedRun, follower: Follower, wrapped: Sequence[LightningOptimizer]
+    ) -> None:
+        self._run = run
+        self._follower = follower
         self._wrapped = wrapped
         self._is_told = False
         self._installed = contextlib.ExitStack()
@@ -48,7 +51,7 @@ class ManualOptimization:
     @property
     def _is_everywhere(self) -> bool:
         """Whether what runs now runs on all ranks."""
-        return self._is_told or self._session.control.alone_in is None
+        return self._is_told or self._run.control.alone_in is None
 
     @property
     def _optimizers(self) -> list[Optimizer]:
@@ -58,7 +61,7 @@ class ManualOptimization:
 
     def install(self) -> None:
         """Rank 0: what user code here does with optimizers, the others do too, from now on."""
-        module, stack = self._session.module, self._installed
+        module, stack = self._run.module, self._installed
 
         def put(obj: Any, method: str, owner: str | int) -> None:
             relay = self._relay(getattr(obj, method), owner, method)
@@ -88,24 +91,24 @@ class ManualOptimization:
                 return call(*args, **kwargs)
             refs = tuple(map(self._reference, args))
             named = {key: self._reference(value) for key, value in kwargs.items()}
-            self._session.lead(RelayedCall(owner, method, refs, named))
+            self._run.lead(RelayedCall(owner, method, refs, named))
             with self._all_ranks(), self._groups(method):
                 result = call(*args, **kwargs)
-            self._session.leader_state.look_again()
+            self._run.leader_state.look_again()
             return result
 
         return relayed
 
     def _groups(self, method: str) -> contextlib.AbstractContextManager[None]:
         """Toggling sees the groups of one device: what it freezes shows on every rank."""
-        return self._session.whole_optimizers() if "toggle" in method else contextlib.nullcontext()
+        return self._run.whole_optimizers() if "toggle" in method else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _all_ranks(self) -> Iterator[None]:
         """The body runs on all ranks."""
         before, self._is_told = self._is_told, True
         try:
-            with self._session.control.together():
+            with self._run.control.together():
                 yield
         finally:
             self._is_told = before
@@ -134,12 +137,12 @@ class ManualOptimization:
             yield closure
             return
         has_closure = closure is not do_nothing_closure
-        self._session.lead(OptimizerStep(self._index(optimizer), True, has_closure, arguments))
+        self._run.lead(OptimizerStep(self._index(optimizer), True, has_closure, arguments))
         if has_closure:
             closure = self._told(closure)
         with self._all_ranks():
             yield closure
-        self._session.leader_state.look_again()
+        self._run.leader_state.look_again()
 
     @contextlib.contextmanager
     def backward(self, loss: Tensor) -> Iterator[Tensor]:
@@ -147,23 +150,23 @@ class ManualOptimization:
         if self._is_everywhere:
             yield loss
             return
-        self._session.lead(ManualBackward(), loss.detach())
+        self._run.lead(ManualBackward(), loss.detach())
         with self._all_ranks():
-            yield led_backward(loss, self._session)
+            yield led_backward(loss, self._run)
 
     def _told(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, which user code of rank 0 is again, and whose end is told."""
-        name = self._session.control.alone_in
+        name = self._run.control.alone_in
         assert name is not None
 
         def told() -> Any:
             before, self._is_told = self._is_told, False
             try:
-                with self._session.control.alone(name):
+                with self._run.control.alone(name):
                     result = closure()
             finally:
                 self._is_told = before
-            self._session.lead(ClosureEnd())
+            self._run.lead(ClosureEnd())
             return result
 
         return told
@@ -174,13 +177,13 @@ class ManualOptimization:
             return None
         closure = kwargs.pop("closure", None) or (args[1] if len(args) > 1 else None)
         message = OptimizerStep(self._index(optimizer), False, closure is not None, dict(kwargs))
-        self._session.lead(message)
+        self._run.lead(message)
         if closure is not None:
             kwargs["closure"] = self._told(closure)
         return args[:1], kwargs
 
     def _after_step(self, *_: Any) -> None:
-        self._session.leader_state.look_again()
+        self._run.leader_state.look_again()
 
     # Other ranks -----------------------------------------------------------------------------
 
@@ -188,9 +191,8 @@ class ManualOptimization:
         """Other ranks: does what rank 0 does."""
         match message:
             case ManualBackward():
-                session = self._session
-                loss = session.follower.loss(session.follower.value)
-                session.module.manual_backward(loss)
+                loss = self._follower.loss(self._follower.value)
+                self._run.module.manual_backward(loss)
             case OptimizerStep():
                 self._follow_step(message)
             case RelayedCall():
@@ -205,7 +207,7 @@ class ManualOptimization:
     def _owner(self, owner: str | int) -> Any:
         if isinstance(owner, int):
             return self._optimizers[owner]
-        return self._session.module.get_submodule(owner)
+        return self._run.module.get_submodule(owner)
 
     def _resolved(self, value: Any) -> Any:
         return self._wrapped[value.index] if isinstance(value, OptimizerRef) else value
@@ -219,4 +221,4 @@ class ManualOptimization:
         optimizer.step(**arguments)
 
     def _closure(self) -> None:
-        self._session.follower.until(ClosureEnd, doing="closure")
+        self._follower.until(ClosureEnd, doing="closure")

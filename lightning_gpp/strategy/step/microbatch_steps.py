@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from lightning_gpp.strategy.cutting.microbatches import (
 from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.logging.logs import LedLog, recording, replay
 from lightning_gpp.strategy.pipeline import pipelined_module
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import Autocast, Build, Minibatch, StepEnd
 from lightning_gpp.strategy.step.followers import Follower
@@ -28,20 +29,17 @@ from lightning_gpp.strategy.step.loss_check import Cadence, CannotCompareError, 
 from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary, loss_of
 from lightning_gpp.strategy.step.trials import why_not_cut
 
-if TYPE_CHECKING:
-    from lightning_gpp.strategy.session import Session
-
 
 class MicrobatchSteps:
     """How rank 0 leads a training step, and how the others follow.
 
     Args:
-        session: whose pipeline runs them.
+        run: whose pipeline runs them.
         follower: what other ranks do.
     """
 
-    def __init__(self, session: Session, follower: Follower) -> None:
-        self._session = session
+    def __init__(self, run: PipelinedRun, follower: Follower) -> None:
+        self._run = run
         self._follower = follower
         self._threads = StepThreads()
         self._looked_at = Cadence()
@@ -53,8 +51,8 @@ class MicrobatchSteps:
         Raises:
             NotImplementedError: the module optimizes by hand, or reads its batches by itself.
         """
-        session = self._session
-        if not session.module.automatic_optimization:
+        run = self._run
+        if not run.module.automatic_optimization:
             raise NotImplementedError(
                 "manual optimization needs a training_step that runs once per batch; with the "
                 "schedule '1f1b' it runs for every micro-batch. Use schedule='gpipe'."
@@ -65,52 +63,52 @@ class MicrobatchSteps:
                 "schedule '1f1b' it runs for every micro-batch. Use schedule='gpipe'."
             )
         num_samples = batch_size(batch)
-        refuse_full_graph(batch, session.settings.num_microbatches)
-        method = getattr(session.module, name)
+        refuse_full_graph(batch, run.settings.num_microbatches)
+        method = getattr(run.module, name)
 
         def step(microbatch: Any) -> Any:
-            if session.device.type == "cuda":  # this is another thread
-                torch.cuda.set_device(session.device)
-            with session.held_elsewhere():
+            if run.device.type == "cuda":  # this is another thread
+                torch.cuda.set_device(run.device)
+            with run.held_elsewhere():
                 return method(microbatch, *args, **kwargs)
 
-        if session.pipeline is None:
+        if run.pipeline is None:
             self._build(name, step, batch, num_samples)
-        session.full_batch = session.full_batch or num_samples
-        session.built.captured.check_reads()
-        units = session.unit_sizes(num_samples)
-        session.show_state(len(units))
-        sizes = session.built.step_sizes(units)
+        run.full_batch = run.full_batch or num_samples
+        run.built.captured.check_reads()
+        units = run.unit_sizes(num_samples)
+        run.show_state(len(units))
+        sizes = run.built.step_sizes(units)
         boundary = self._boundary(step, cut_batch(batch, sizes), sizes)
-        boundary.captured = session.built.captured
+        boundary.captured = run.built.captured
         if (
             min(sizes) > 0
             and len(sizes) > 1
-            and not session.is_shape_only
+            and not run.is_shape_only
             and self._looked_at.is_due(batch)
         ):
             first = self._looked_at.next_pair(len(sizes))
-            boundary.seen = OutputGradients(session.built.captured.graph.batch_dims, sizes, first)
-        with session.control.alone(name), session.leader_state.watching(name), boundary.active():
+            boundary.seen = OutputGradients(run.built.captured.graph.batch_dims, sizes, first)
+        with run.control.alone(name), run.leader_state.watching(name), boundary.active():
             minibatch = Minibatch(units, boundary.needs())
-            session.lead(minibatch)
-            stash = session.train(minibatch, boundary)
+            run.lead(minibatch)
+            stash = run.train(minibatch, boundary)
             if boundary.seen is not None:
                 self._check_loss(step, batch, boundary, units)
         result, calls = boundary.result(), boundary.log_calls(batch)
-        replay(session.module, calls)
+        replay(run.module, calls)
         value = result["loss"] if isinstance(result, Mapping) else result
-        session.lead_end(calls, value)
+        run.lead_end(calls, value)
         loss = stash.loss(value)
         return {**result, "loss": loss} if isinstance(result, Mapping) else loss
 
     def follow(self, name: str) -> Tensor:
         """Other ranks: the loss."""
-        session, follower = self._session, self._follower
-        stash = session.train(follower.until(Minibatch, doing=name), None)
+        run, follower = self._run, self._follower
+        stash = run.train(follower.until(Minibatch, doing=name), None)
         end = follower.until(StepEnd, doing=f"result of {name}")
-        session.follow_end(end)
-        return stash.loss(follower.value.to(session.device))
+        run.follow_end(end)
+        return stash.loss(follower.value.to(run.device))
 
     def close(self) -> None:
         """Ends the threads of the steps."""
@@ -121,19 +119,19 @@ class MicrobatchSteps:
 
         It leaves no trace: random states, buffers and plain attributes of the module are put back.
         """
-        session = self._session
-        units = session.unit_sizes(num_samples)
-        parts = cut_batch(copy_tensors(session.where_module_is(batch)), units)
+        run = self._run
+        units = run.unit_sizes(num_samples)
+        parts = cut_batch(copy_tensors(run.where_module_is(batch)), units)
         boundary = self._boundary(step, parts, units)
         with (
-            session.control.alone(name),
-            session.leader_state.preserved(),
-            rollback(session.module),
+            run.control.alone(name),
+            run.leader_state.preserved(),
+            rollback(run.module),
             boundary.active(),
         ):
             call = boundary.call(0)
-        session.lead(Build(Autocast.current(session.device)))
-        session.build(Example(call.args, call.kwargs, num_samples, len(units)))
+        run.lead(Build(Autocast.current(run.device)))
+        run.build(Example(call.args, call.kwargs, num_samples, len(units)))
 
     def _check_loss(
         self,
@@ -147,9 +145,9 @@ class MicrobatchSteps:
         Raises:
             ValueError: they do not add up to it.
         """
-        session, captured, seen = self._session, self._session.built.captured, boundary.seen
+        run, captured, seen = self._run, self._run.built.captured, boundary.seen
         assert seen is not None
-        target = pipelined_module(session.module, session.settings.module)
+        target = pipelined_module(run.module, run.settings.module)
 
         both = cut_batch(batch, [size for size in seen.cut if size])[1 if seen.cut[0] else 0]
 
@@ -165,9 +163,9 @@ class MicrobatchSteps:
         why = None
         try:
             with (
-                session.leader_state.preserved(),
-                rollback(session.module),
-                recording(session.module, LedLog(session.module, makes_calls=False)),
+                run.leader_state.preserved(),
+                rollback(run.module),
+                recording(run.module, LedLog(run.module, makes_calls=False)),
                 torch.enable_grad(),
             ):
                 if seen.difference(loss_of_both) > 1 and not seen.is_random(loss_of_both):
@@ -192,7 +190,7 @@ class MicrobatchSteps:
         self, boundary: MicrobatchBoundary, units: Sequence[int], used: frozenset[str]
     ) -> str | None:
         """Why the forward must not be cut, as a few samples show; None if they do not."""
-        session, captured = self._session, self._session.built.captured
+        run, captured = self._run, self._run.built.captured
         if captured.takes_graphs:
             return None
         try:
@@ -201,18 +199,18 @@ class MicrobatchSteps:
             return None
         if input_slices(captured, inputs, units) is None:
             return None
-        return why_not_cut(session, inputs, units, is_trained=True, averaged=used)
+        return why_not_cut(run, inputs, units, is_trained=True, averaged=used)
 
     def _boundary(
         self, step: Callable[[Any], Any], parts: Sequence[Any], sizes: Sequence[int]
     ) -> MicrobatchBoundary:
-        session = self._session
+        run = self._run
         return MicrobatchBoundary(
-            session.module,
-            pipelined_module(session.module, session.settings.module),
+            run.module,
+            pipelined_module(run.module, run.settings.module),
             step,
             microbatches=parts,
             sizes=sizes,
             threads=self._threads,
-            is_shape_only=session.is_shape_only,
+            is_shape_only=run.is_shape_only,
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,13 +28,11 @@ from lightning_gpp.strategy.cutting.cutting import (
     with_other_neighbours,
 )
 from lightning_gpp.strategy.cutting.one_piece import one_piece_step_s
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Trial
 from lightning_gpp.strategy.report import show
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
 from lightning_gpp.units_of_measure import seconds_text
-
-if TYPE_CHECKING:
-    from lightning_gpp.strategy.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +51,24 @@ class Verdict:
 
 
 def find_out(
-    session: Session, inputs: Mapping[str, Tensor], units: Sequence[int], *, is_trained: bool
+    run: PipelinedRun, inputs: Mapping[str, Tensor], units: Sequence[int], *, is_trained: bool
 ) -> bool:
     """Rank 0: whether calls of the forward can be cut; says so once if not.
 
     Args:
-        session: whose pipeline runs them.
+        run: whose pipeline runs them.
         inputs: arguments of a call, by name.
         units: samples of each of the smallest micro-batches if it is cut.
         is_trained: whether it is cut as a mini-batch that trains.
     """
-    why_not = why_not_cut(session, inputs, units, is_trained=is_trained)
+    why_not = why_not_cut(run, inputs, units, is_trained=is_trained)
     if why_not is not None:
-        show(_in_one_piece(session, why_not, sum(units)))
+        show(_in_one_piece(run, why_not, sum(units)))
     return why_not is None
 
 
 def why_not_cut(
-    session: Session,
+    run: PipelinedRun,
     inputs: Mapping[str, Tensor],
     units: Sequence[int],
     *,
@@ -81,48 +78,48 @@ def why_not_cut(
     """Rank 0: tries a few samples; why cutting them changes the outputs, None if nothing says so.
 
     Args:
-        session: whose pipeline runs them.
+        run: whose pipeline runs them.
         inputs: arguments of a call, by name.
         units: samples of each of the smallest micro-batches if it is cut.
         is_trained: whether it is cut as a mini-batch that trains.
         averaged: outputs that are looked at, if those which are not one entry per sample are
             averaged; None looks at all, and does not.
     """
-    captured = session.built.captured
+    captured = run.built.captured
     if captured.decision is not None:  # a few samples may not show it
         return captured.decision
-    if len(units) % session.built.placed.units_at_a_time:
+    if len(units) % run.built.placed.units_at_a_time:
         is_trained = False  # too few for the stages' own micro-batches: all take the smallest
     few = [2 if min(units) > 1 else 1] * len(units)
     first = first_samples(captured, inputs, sum(few), sum(units))
     training = captured.module.training
-    verdict = _tried(session, first, Trial(few, is_trained, training), averaged)
+    verdict = _tried(run, first, Trial(few, is_trained, training), averaged)
     normalizes = any(operator.state for operator in captured.graph)
     is_open = not verdict.is_sure or (verdict.why_not is not None and normalizes)
     if training and is_open and not verdict.fails:
-        verdict = _tried(session, first, Trial(few, is_trained, False), averaged)
+        verdict = _tried(run, first, Trial(few, is_trained, False), averaged)
     return verdict.why_not if verdict.is_sure else None
 
 
 def _tried(
-    session: Session,
+    run: PipelinedRun,
     inputs: Mapping[str, Tensor],
     trial: Trial,
     averaged: frozenset[str] | None,
 ) -> Verdict:
-    captured = session.built.captured
+    captured = run.built.captured
     num_samples = sum(trial.units)
-    num_first = _num_apart(trial.units, session.built.placed.units_at_a_time)
+    num_first = _num_apart(trial.units, run.built.placed.units_at_a_time)
     others = with_other_neighbours(captured, inputs, num_samples, num_first or num_samples)
-    cut_sizes = session.built.step_sizes(trial.units) if trial.is_trained else trial.units
+    cut_sizes = run.built.step_sizes(trial.units) if trial.is_trained else trial.units
     passes = [(inputs, [num_samples]), (inputs, [num_samples]), (others, [num_samples])]
     boundaries = [
         CallBoundary.of(captured, {n: t.clone() for n, t in given.items()}, sizes)
         for given, sizes in (*passes, (inputs, cut_sizes))
     ]
-    session.lead(trial)
-    with session.control.together():
-        errors = take_part(session, trial, boundaries)
+    run.lead(trial)
+    with run.control.together():
+        errors = take_part(run, trial, boundaries)
     if errors:
         return Verdict(True, f"forward fails on a part of the samples ({errors[0]})", fails=True)
     if averaged is not None:
@@ -150,7 +147,7 @@ def _why_not(boundary: CallBoundary, whole: Values, averages: bool) -> str | Non
 
 
 def take_part(
-    session: Session, trial: Trial, boundaries: Sequence[Boundary | None] = (None,) * 4
+    run: PipelinedRun, trial: Trial, boundaries: Sequence[Boundary | None] = (None,) * 4
 ) -> list[str]:
     """All ranks: runs the forward in one piece, three times, and cut; leaves no trace.
 
@@ -160,24 +157,24 @@ def take_part(
     Returns:
         On rank 0 the errors, those of stages that got nothing from others last.
     """
-    pipeline = session.built
+    pipeline = run.built
     pipeline.record(None)
     whole = [sum(trial.units)]
     errors: list[str] = []
-    with rollback(session.module), torch.no_grad():
-        session.module.train(trial.training)
+    with rollback(run.module), torch.no_grad():
+        run.module.train(trial.training)
         for boundary in boundaries[:-1]:
             pipeline.run_forward(whole, training=trial.training, boundary=boundary, errors=errors)
-        run = pipeline.try_forward if trial.is_trained else pipeline.run_forward
-        run(trial.units, training=trial.training, boundary=boundaries[-1], errors=errors)
-    found = session.control.gather(errors, "waiting for what a trial of the forward showed")
+        try_cut = pipeline.try_forward if trial.is_trained else pipeline.run_forward
+        try_cut(trial.units, training=trial.training, boundary=boundaries[-1], errors=errors)
+    found = run.control.gather(errors, "waiting for what a trial of the forward showed")
     return sorted(itertools.chain(*found), key=lambda text: NothingCameError.__name__ in text)
 
 
-def _in_one_piece(session: Session, why: str, num_samples: int) -> str:
+def _in_one_piece(run: PipelinedRun, why: str, num_samples: int) -> str:
     """The line that says that batches are not cut, and what that costs."""
     costs = ""
-    planned = session.built.planned
+    planned = run.built.planned
     if planned is not None:
         cut_s = evaluate_plan(planned.plan, planned.request).step_s
         whole_s = one_piece_step_s(planned.plan, planned.request)

@@ -84,7 +84,7 @@ def test_another_model_has_another_key(other: Callable[[], CapturedModel]):
     "change",
     [
         lambda patch: patch.setattr("torch.__version__", "9.9"),
-        lambda patch: patch.setattr("lightning_gpp.__version__", "9.9"),
+        lambda patch: patch.setattr("lightning_gpp._version.__version__", "9.9"),
         lambda patch: patch.setattr(plan_cache, "_code_hash", lambda rooms: "other"),
         lambda patch: patch.setattr(plan_cache, "device_kind", lambda device: "other"),
         lambda patch: patch.setattr(plan_cache, "_processor_name", lambda: "other"),
