@@ -20,10 +20,10 @@ from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.runtime.handover import Handover
 from lightning_gpp.runtime.pace import Pace
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
-from lightning_gpp.runtime.reduction import GradientReduction
 from lightning_gpp.runtime.stage_run import Flight, StageCode, run_forward
-from lightning_gpp.runtime.sums import Sums
-from lightning_gpp.runtime.transport import Tag, Transport
+from lightning_gpp.runtime.sums.reduction import GradientReduction
+from lightning_gpp.runtime.sums.sums import Sums
+from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Action, Kind, Program, ReduceGroup
 

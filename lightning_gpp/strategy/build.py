@@ -15,10 +15,10 @@ from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
 from lightning_gpp.runtime.executor import Executor
-from lightning_gpp.runtime.process_sums import ProcessSums
 from lightning_gpp.runtime.stage_run import StageCode
-from lightning_gpp.runtime.sums import Ranks
-from lightning_gpp.runtime.transport import Transport
+from lightning_gpp.runtime.sums.process_sums import ProcessSums
+from lightning_gpp.runtime.sums.sums import Ranks
+from lightning_gpp.runtime.transport.transport import Transport
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import reduce_groups
 from lightning_gpp.strategy.devices.devices_at_hand import (

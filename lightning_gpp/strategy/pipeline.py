@@ -12,7 +12,7 @@ from torch import nn
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.planner import Plan, PlanGraph
 from lightning_gpp.runtime.executor import ActionRecord, Boundary, Executor, Run
-from lightning_gpp.runtime.process_sums import ProcessSums
+from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.schedule import FORWARD_ONLY, Program
 from lightning_gpp.strategy.emulation.emulation import Emulation
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from lightning_gpp.runtime.executor import ActionRecord, Boundary, Run
 from lightning_gpp.runtime.gradients import GradientStash
-from lightning_gpp.runtime.open_transport import open_transport
+from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.build import Builder
 from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
@@ -27,12 +27,7 @@ from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_pa
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
-from lightning_gpp.strategy.ranks.messages import (
-    Forward,
-    Minibatch,
-    News,
-    StepEnd,
-)
+from lightning_gpp.strategy.ranks.messages import Forward, Minibatch, News, StepEnd
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import warn_of_state
 from lightning_gpp.strategy.settings import Settings

@@ -11,7 +11,7 @@ from lightning_gpp.runtime.emulation.durations import DeviceSum, Durations
 from lightning_gpp.runtime.emulation.reservations import Reservations
 from lightning_gpp.runtime.emulation.slip import Slip, SlipReport
 from lightning_gpp.runtime.executor import SHARED_GRADIENTS
-from lightning_gpp.runtime.transport import Tag
+from lightning_gpp.runtime.transport.transport import Tag
 from lightning_gpp.schedule import Action, Program
 from lightning_gpp.simulate.program_costs import ProgramCosts
 

@@ -27,7 +27,7 @@ from lightning_gpp.runtime.emulation import (
 )
 from lightning_gpp.runtime.emulation.shape_stage import is_one_tensor
 from lightning_gpp.runtime.executor import Executor
-from lightning_gpp.runtime.sums import Ranks
+from lightning_gpp.runtime.sums.sums import Ranks
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts
 from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan

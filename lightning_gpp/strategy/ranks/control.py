@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lightning_gpp.runtime.payload import pack, unpack
-from lightning_gpp.runtime.transport import Tag, Transport
+from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.strategy.ranks.failure import FailureWatch, Raised
 
 _STEP: Tag = (-3, 0, 0, 0)

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lightning_gpp.runtime.heartbeats import Heartbeats
-from lightning_gpp.runtime.transport import TransportError
+from lightning_gpp.runtime.processes.heartbeats import Heartbeats
+from lightning_gpp.runtime.transport.transport import TransportError
 from lightning_gpp.strategy.lightning_private import SIGTERMException
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from lightning_gpp.runtime.rank_processes import end_with_starter, ended_after_error
+from lightning_gpp.runtime.processes.rank_processes import end_with_starter, ended_after_error
 from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher, SIGTERMException
 from lightning_gpp.strategy.ranks.failure import PeerError
 

@@ -18,9 +18,9 @@ from helpers.workers import WorkerPool
 
 from lightning_gpp import PoolAccelerator
 from lightning_gpp.cost import Costs, OpProfile, Profile
-from lightning_gpp.runtime import host_staging
-from lightning_gpp.runtime.process_transport import ProcessGroupTransport
-from lightning_gpp.runtime.rank_devices import RankDevice
+from lightning_gpp.runtime.processes.rank_devices import RankDevice
+from lightning_gpp.runtime.transport import host_staging
+from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport
 from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand
 from lightning_gpp.strategy.devices.pool import parse_pool
 from lightning_gpp.strategy.planning.measuring import measuring_ranks, together

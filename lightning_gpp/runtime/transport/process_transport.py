@@ -4,9 +4,9 @@ One thread per peer listens all the time and puts what comes into the mailbox, s
 always finds its receiver: no order of sends and receives can deadlock, and transfers overlap with
 compute. The first part of a message, on a gloo group, says what it is and holds small data; large
 tensors follow on the payload group of their direction. With gloo those of a GPU are staged through
-host memory (:mod:`~lightning_gpp.runtime.host_staging`). With NCCL, which matches messages by order
-alone, each direction has a group of its own and one thread issues its receives in the order in
-which the sender announces them. (No GPU has run either path yet.)
+host memory (:mod:`~lightning_gpp.runtime.transport.host_staging`). With NCCL, which matches
+messages by order alone, each direction has a group of its own and one thread issues its receives in
+the order in which the sender announces them. (No GPU has run either path yet.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.runtime.header import (
+from lightning_gpp.runtime.payload import Payload
+from lightning_gpp.runtime.transport.header import (
     FIRST_BYTES,
     data_in,
     decode_first,
@@ -31,10 +32,9 @@ from lightning_gpp.runtime.header import (
     is_goodbye,
     shapes_that_follow,
 )
-from lightning_gpp.runtime.host_staging import HostStaging
-from lightning_gpp.runtime.message import Description, TensorHead, has_data, to_device
-from lightning_gpp.runtime.payload import Payload
-from lightning_gpp.runtime.transport import Mailbox, Tag, TransportError
+from lightning_gpp.runtime.transport.host_staging import HostStaging
+from lightning_gpp.runtime.transport.message import Description, TensorHead, has_data, to_device
+from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError
 
 _FIRST_TAG, _DATA_TAG = 1, 2
 _LISTEN_TIMEOUT = timedelta(days=30)
@@ -86,7 +86,7 @@ class _Posted:
 
 
 class ProcessGroupTransport:
-    """A :class:`~lightning_gpp.runtime.transport.Transport` over process groups.
+    """A :class:`~lightning_gpp.runtime.transport.transport.Transport` over process groups.
 
     Args:
         groups: see :meth:`TransportGroups.create`.

@@ -7,12 +7,12 @@ import logging
 import torch
 import torch.distributed as dist
 
-from lightning_gpp.runtime import host_staging
-from lightning_gpp.runtime.host_staging import HostStaging
-from lightning_gpp.runtime.local_sockets import connect_local
-from lightning_gpp.runtime.process_transport import ProcessGroupTransport, TransportGroups
-from lightning_gpp.runtime.rank_devices import Wire, choose_wire, gather_rank_devices
-from lightning_gpp.runtime.shared_memory_transport import SharedMemoryTransport
+from lightning_gpp.runtime.processes.local_sockets import connect_local
+from lightning_gpp.runtime.processes.rank_devices import Wire, choose_wire, gather_rank_devices
+from lightning_gpp.runtime.transport import host_staging
+from lightning_gpp.runtime.transport.host_staging import HostStaging
+from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
+from lightning_gpp.runtime.transport.shared_memory_transport import SharedMemoryTransport
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import pytest
 from helpers import long_processes
 from helpers.processes import wait_until_ended
 
-from lightning_gpp.runtime import rank_processes
+from lightning_gpp.runtime.processes import rank_processes
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("interruptible")]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.runtime.payload import DTYPES, Payload
-from lightning_gpp.runtime.transport import Tag
+from lightning_gpp.runtime.transport.transport import Tag
 
 ALIGNMENT = 64
 """Bytes; a cache line, and what vector instructions like."""

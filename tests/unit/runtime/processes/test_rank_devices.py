@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_gpp.runtime.host_staging import HostStaging
-from lightning_gpp.runtime.rank_devices import RankDevice, Wire, choose_wire
+from lightning_gpp.runtime.processes.rank_devices import RankDevice, Wire, choose_wire
+from lightning_gpp.runtime.transport.host_staging import HostStaging
 
 CPU = RankDevice("cpu", "host a")
 ELSEWHERE = RankDevice("cpu", "host b")

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_gpp.runtime.local_sockets import host_identity
-from lightning_gpp.runtime.transport import TransportError
+from lightning_gpp.runtime.processes.local_sockets import host_identity
+from lightning_gpp.runtime.transport.transport import TransportError
 
 BEAT_S = 1.0
 """Between two signs of life."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_gpp.runtime.payload import Payload
-from lightning_gpp.runtime.transport import Mailbox, Tag
+from lightning_gpp.runtime.transport.transport import Mailbox, Tag
 
 
 class ThreadHub:
@@ -18,7 +18,7 @@ class ThreadHub:
 
 
 class ThreadTransport:
-    """A :class:`~lightning_gpp.runtime.transport.Transport` between threads; copies nothing."""
+    """A transport (:class:`~.transport.Transport`) between threads; copies nothing."""
 
     def __init__(self, hub: ThreadHub, rank: int) -> None:
         self._hub = hub

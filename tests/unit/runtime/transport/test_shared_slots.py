@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from lightning_gpp.runtime.shared_slots import Block, SlotPool, rounded_up
+from lightning_gpp.runtime.transport.shared_slots import Block, SlotPool, rounded_up
 
 
 def reader_of(pool: SlotPool, number: int) -> Block:

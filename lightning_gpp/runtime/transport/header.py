@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_gpp.runtime.message import (
+from lightning_gpp.runtime.payload import Payload
+from lightning_gpp.runtime.transport.message import (
     NUM_FIXED,
     Description,
     aligned,
@@ -24,8 +25,7 @@ from lightning_gpp.runtime.message import (
     understand,
     write_data,
 )
-from lightning_gpp.runtime.payload import Payload
-from lightning_gpp.runtime.transport import Tag
+from lightning_gpp.runtime.transport.transport import Tag
 
 FIRST_BYTES = 16384
 """Most bytes of a first part; gloo moves that many about as fast as one."""

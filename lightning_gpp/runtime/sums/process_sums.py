@@ -15,17 +15,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.runtime import host_staging
-from lightning_gpp.runtime.host_staging import HostStaging
-from lightning_gpp.runtime.rank_devices import Wire, choose_wire, gather_rank_devices
-from lightning_gpp.runtime.sums import PendingSum, Ranks, late_sum
-from lightning_gpp.runtime.transport import TransportError
+from lightning_gpp.runtime.processes.rank_devices import Wire, choose_wire, gather_rank_devices
+from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, late_sum
+from lightning_gpp.runtime.transport import host_staging
+from lightning_gpp.runtime.transport.host_staging import HostStaging
+from lightning_gpp.runtime.transport.transport import TransportError
 
 CPU = torch.device("cpu")
 
 
 class ProcessSums:
-    """The :class:`~lightning_gpp.runtime.sums.Sums` of one process.
+    """The :class:`~lightning_gpp.runtime.sums.sums.Sums` of one process.
 
     Args:
         groups: sets of ranks that will sum; all ranks of the world make the same ones together.

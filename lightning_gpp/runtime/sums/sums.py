@@ -3,8 +3,8 @@
 Contract of both kinds (``tests/distributed/sums_contract.py``): :meth:`Sums.start` returns at once
 and the tensor is summed in place while its rank goes on; all ranks of a group begin its sums in
 the same order; the result has the same bits on all of them; waiting gives up after ``timeout_s``
-with a :class:`~lightning_gpp.runtime.transport.TransportError`; after :meth:`Sums.abort` every
-wait raises the given error.
+with a :class:`~lightning_gpp.runtime.transport.transport.TransportError`; after :meth:`Sums.abort`
+every wait raises the given error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from lightning_gpp.runtime.transport import TransportError
+from lightning_gpp.runtime.transport.transport import TransportError
 
 Ranks = tuple[int, ...]
 

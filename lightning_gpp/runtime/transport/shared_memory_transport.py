@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lightning_gpp.runtime.message import (
+from lightning_gpp.runtime.payload import Payload
+from lightning_gpp.runtime.transport.message import (
     NUM_FIXED,
     aligned,
     bytes_to_numbers,
@@ -32,9 +33,8 @@ from lightning_gpp.runtime.message import (
     understand,
     write_data,
 )
-from lightning_gpp.runtime.payload import Payload
-from lightning_gpp.runtime.shared_slots import Block, BlockShape, Slot, SlotPool
-from lightning_gpp.runtime.transport import Mailbox, Tag, TransportError, late
+from lightning_gpp.runtime.transport.shared_slots import Block, BlockShape, Slot, SlotPool
+from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError, late
 
 _PACKET = struct.Struct("4q")
 _MESSAGE, _BLOCK, _GOODBYE = 1, 2, 3
@@ -61,14 +61,14 @@ class _Peer:
 
 
 class SharedMemoryTransport:
-    """A :class:`~lightning_gpp.runtime.transport.Transport` between processes of one host.
+    """A transport (:class:`~.transport.Transport`) between processes of one host.
 
     One thread at a time may use it, except for :meth:`abort`.
 
     Args:
         rank: this rank.
         sockets: connections to the others, see
-            :func:`~lightning_gpp.runtime.local_sockets.connect_local`.
+            :func:`~lightning_gpp.runtime.processes.local_sockets.connect_local`.
         device: where received tensors go.
         timeout_s: limit of the wait for a peer that takes no packets.
     """

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_gpp.runtime.sums import PendingSum, Ranks, Sums
+from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
 from lightning_gpp.schedule import BUCKET_BYTES, Action, Program, last_backward
 
 
