@@ -45,7 +45,7 @@ from torch.utils.data import DataLoader
 from lightning_gpp import GraphPipeStrategy
 from lightning_gpp.capture import capture, profile_costs
 from lightning_gpp.planner import PlanRequest, evaluate_plan, plan_request
-from lightning_gpp.planner.manual import resolve_plan
+from lightning_gpp.planner.plan.manual import resolve_plan
 from lightning_gpp.simulate.plan_costs import simulate_plan
 
 SCHEDULES = ("gpipe", "1f1b")

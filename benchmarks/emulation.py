@@ -31,17 +31,8 @@ from pathlib import Path
 import torch
 
 from lightning_gpp.cluster import Cluster, Device, Link
-from lightning_gpp.graph import (
-    FEED,
-    GraphInput,
-    ModelGraph,
-    OpNode,
-    Parameter,
-    TensorSpec,
-    Value,
-)
+from lightning_gpp.graph import FEED, GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
 from lightning_gpp.planner import Plan, Stage, plan_graph
-from lightning_gpp.planner.text_table import text_table
 from lightning_gpp.runtime.emulation import EmulatedRun, emulate_shapes
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate.engine.run import simulate
@@ -53,6 +44,7 @@ from lightning_gpp.simulate.program_costs import (
     StageCosts,
     StepCosts,
 )
+from lightning_gpp.text_table import text_table
 
 FORWARD_S, BACKWARD_S = 0.010, 0.020
 BANDWIDTH = 1e9

@@ -28,15 +28,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_gpp.cluster import cluster_preset
-from lightning_gpp.jobs.emulated_plan import emulate_plan
 from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
-from lightning_gpp.jobs.problem import workload_of
-from lightning_gpp.jobs.searched import search_within
+from lightning_gpp.jobs.problem.workload_problem import workload_of
+from lightning_gpp.jobs.search.searched import search_within
+from lightning_gpp.jobs.simulation.emulated_plan import emulate_plan
 from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, evaluate_plan
-from lightning_gpp.planner.plan_json import load_plan, save_plan
-from lightning_gpp.planner.text_table import text_table
+from lightning_gpp.planner.plan.plan_json import load_plan, save_plan
 from lightning_gpp.runtime.emulation import EmulatedRun
 from lightning_gpp.simulate.plan_costs import simulate_plan
+from lightning_gpp.text_table import text_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -33,14 +33,14 @@ from pathlib import Path
 
 from lightning_gpp.cluster import cluster_preset
 from lightning_gpp.jobs.comparison import ComparedPlan, compared
-from lightning_gpp.jobs.problem import workload_of
-from lightning_gpp.jobs.searched import search
-from lightning_gpp.jobs.time_limit import OutOfTimeError, call_within
+from lightning_gpp.jobs.problem.workload_problem import workload_of
+from lightning_gpp.jobs.search.searched import search
+from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import PLANNERS, PlanRequest
-from lightning_gpp.planner.linear import linear_layers
 from lightning_gpp.planner.pipedream.recurrence import Level, pipedream_stages
-from lightning_gpp.planner.text_table import text_table
-from lightning_gpp.planner.units_of_measure import bytes_text, seconds_text
+from lightning_gpp.planner.units.linear import linear_layers
+from lightning_gpp.text_table import text_table
+from lightning_gpp.units_of_measure import bytes_text, seconds_text
 
 REFERENCE = "graphpipe"
 FLAT = "pipedream flat"

@@ -34,7 +34,7 @@ from hydra import compose, initialize_config_module
 from lightning_gpp import GraphPipeStrategy, TimelineCallback
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.simulate import Timeline
-from lightning_gpp.strategy.prediction import StepQuestion
+from lightning_gpp.strategy.recording.prediction import StepQuestion
 
 WARM_UP, EVERY = 20, 4
 """Steps before the first recorded one, and from one to the next: recording disturbs the next."""
@@ -56,7 +56,7 @@ class Prediction(TimelineCallback):
         self.found: list[tuple[StepQuestion, Timeline]] = []
 
     def _show(self, trainer: pl.Trainer, timeline: Timeline) -> None:
-        question = StepQuestion.of(trainer.strategy.session.pipeline)
+        question = StepQuestion.of(trainer.strategy.session.run.pipeline)
         if question is not None:
             self.found.append((question, timeline))
 

@@ -22,12 +22,12 @@ from pathlib import Path
 
 from lightning_gpp.cluster import cluster_preset
 from lightning_gpp.jobs.comparison import ComparedPlan, compared
-from lightning_gpp.jobs.problem import workload_of
-from lightning_gpp.jobs.searched import search
-from lightning_gpp.jobs.time_limit import OutOfTimeError, call_within
+from lightning_gpp.jobs.problem.workload_problem import workload_of
+from lightning_gpp.jobs.search.searched import search
+from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner.make_plan import plan_request
-from lightning_gpp.planner.text_table import text_table, wrapped
-from lightning_gpp.planner.units_of_measure import count_text
+from lightning_gpp.text_table import text_table, wrapped
+from lightning_gpp.units_of_measure import count_text
 
 REFERENCE = "graphpipe"
 OTHERS = ("sequential", "data_parallel", "pipedream", "piper", "balanced")

@@ -54,14 +54,14 @@ class InTurns(pl.Callback):
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         """Begins a step."""
         if trainer.global_step % 2:
-            trainer.strategy.session.recorder.start()
+            trainer.strategy.session.run.recorder.start()
         self.start_s = time.perf_counter()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         """Ends it, on all ranks at once, so that none runs ahead into the next."""
         self.seconds.append(time.perf_counter() - self.start_s)
-        if trainer.strategy.session.recorder.is_on:
-            trainer.strategy.session.recorder.stop()
+        if trainer.strategy.session.run.recorder.is_on:
+            trainer.strategy.session.run.recorder.stop()
         trainer.strategy.barrier()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -29,16 +29,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lightning_gpp.cluster import Cluster, all_reduce_s, cluster_preset
-from lightning_gpp.jobs.problem import workload_of
+from lightning_gpp.jobs.problem.workload_problem import workload_of
 from lightning_gpp.planner import PlanRequest, ask, evaluate_plan
-from lightning_gpp.planner.pipeline_run import num_microbatches
-from lightning_gpp.planner.plan import Plan
-from lightning_gpp.planner.plan_graph import plan_graph
-from lightning_gpp.planner.text_table import text_table
-from lightning_gpp.planner.units_of_measure import bytes_text, seconds_text
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.plan.plan_graph import plan_graph
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.schedule import Action, Program, last_backward
 from lightning_gpp.simulate import ProgramCosts, Simulation, TaskKind, program_costs, simulate_plan
 from lightning_gpp.simulate.engine.message_costs import compute_s, costs_of_message
+from lightning_gpp.text_table import text_table
+from lightning_gpp.units_of_measure import bytes_text, seconds_text
 
 MODELS = ("mmt:num_branches=2", "mmt:num_branches=4", "dlrm", "candle_uno", "transformer")
 MIXED, HALVED = SCHEDULES = ("1f1b", "gpipe")

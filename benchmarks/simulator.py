@@ -23,8 +23,8 @@ from typing import TypeVar
 from lightning_gpp.cluster import Link, cluster_preset, uniform_cluster
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.planner import PLANNERS, PlanRequest
-from lightning_gpp.planner.pipeline_run import num_microbatches
-from lightning_gpp.planner.plan_graph import plan_graph
+from lightning_gpp.planner.plan.plan_graph import plan_graph
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.schedule import Program, build_program
 from lightning_gpp.simulate import (
     Bucket,

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from lightning_gpp.cluster import uniform_cluster
 from lightning_gpp.planner import plan_request
-from lightning_gpp.planner.text_table import text_table
-from lightning_gpp.planner.units_of_measure import bytes_text, seconds_text
 from lightning_gpp.simulate.ssgd.all_reduce_fit import PUBLISHED_FITS
 from lightning_gpp.simulate.ssgd.layers import Layer, model_layers
 from lightning_gpp.simulate.ssgd.program import VARIANTS, Ssgd
 from lightning_gpp.simulate.what_if.levers import levers
+from lightning_gpp.text_table import text_table
+from lightning_gpp.units_of_measure import bytes_text, seconds_text
 from lightning_gpp.workloads import read_pipedream_profile
 
 NETWORKS = ("vgg16", "resnet50", "inception_v3", "gnmt")

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from lightning_gpp.runtime.open_transport import open_transport
 from lightning_gpp.runtime.payload import pack
-from lightning_gpp.runtime.process_transport import ProcessGroupTransport, TransportGroups
-from lightning_gpp.runtime.transport import Transport
+from lightning_gpp.runtime.transport.open_transport import open_transport
+from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
+from lightning_gpp.runtime.transport.transport import Transport
 
 SIZES_BYTES = (64, 8 << 10, 96 << 10, 1 << 20, 16 << 20)
 ROUNDS = 300

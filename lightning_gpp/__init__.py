@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from lightning_gpp._register import register
+from lightning_gpp._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from lightning_gpp.capture import Block, BlockGraph, CaptureError
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
         TimelineCallback,
     )
     from lightning_gpp.workloads import read_pipedream_profile, read_piper_workload
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Block": "capture",

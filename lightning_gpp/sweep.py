@@ -13,7 +13,7 @@ import csv
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
+
+from lightning_gpp.jobs.sweeps.swept_job import SweptJob, split_override
 
 LINES = "sweep.jsonl"
 COMPARISONS = "compare.jsonl"
@@ -30,25 +32,6 @@ NOT_ENDED = "did not end"
 
 ERROR_WIDTH = 60
 """Columns for an error in the table; ``sweep.csv`` has the whole first line."""
-
-
-@dataclass(frozen=True, slots=True)
-class SweptJob:
-    """How one job of a sweep ended.
-
-    Attributes:
-        number: of the job, counted from 0.
-        overrides: its overrides, name -> value.
-        seconds: that it took, None for a job that did not end.
-        metrics: final metrics by name; empty after an error.
-        error: first line of the error, None without one.
-    """
-
-    number: int
-    overrides: Mapping[str, str]
-    seconds: float | None
-    metrics: Mapping[str, float]
-    error: str | None = None
 
 
 class SweepReport(Callback):
@@ -118,16 +101,6 @@ def _outcome(config: DictConfig, job_return: JobReturn) -> tuple[dict[str, float
     return metrics, None
 
 
-def split_override(text: str) -> tuple[str, str]:
-    """Name and value of an override.
-
-    >>> split_override("+trainer.max_steps=3"), split_override("~callbacks.timeline")
-    (('trainer.max_steps', '3'), ('~callbacks.timeline', ''))
-    """
-    name, _, value = text.partition("=")
-    return name.lstrip("+"), value
-
-
 def report(folder: Path) -> None:
     """Writes ``sweep.csv`` and prints the table; nothing when no job has started."""
     jobs = read_jobs(folder)
@@ -143,7 +116,7 @@ def report(folder: Path) -> None:
 
 def _pictures(jobs: Sequence[SweptJob], folder: Path) -> list[str]:
     """Draws jobs that say how long a step takes; the file's name, where there is one."""
-    from lightning_gpp.jobs.sweep_picture import write_sweep_picture
+    from lightning_gpp.jobs.sweeps.sweep_picture import write_sweep_picture
 
     path = write_sweep_picture(jobs, folder)
     return [] if path is None else [path.name]

@@ -13,9 +13,8 @@ import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
-from lightning_gpp.capture.arguments import Arguments
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
-from lightning_gpp.capture.check import (
+from lightning_gpp.capture.checks.check import (
     Result,
     ValuesDifferError,
     compare,
@@ -24,34 +23,30 @@ from lightning_gpp.capture.check import (
     replay,
     sample_in_float64,
 )
-from lightning_gpp.capture.concrete_tracer import trace_concretely
+from lightning_gpp.capture.checks.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
-from lightning_gpp.capture.fx_tracer import trace_symbolically
-from lightning_gpp.capture.keep_whole import DrawError, KeepWholeError, line_of_draw
-from lightning_gpp.capture.leaves import LeafPolicy, has_stacks
-from lightning_gpp.capture.library_switches import uncompiled
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.modes import check_same_graph, mode_flags
-from lightning_gpp.capture.normalize import (
+from lightning_gpp.capture.operators.normalize import (
     normalize,
     observation,
     protect_inputs,
     without_guard,
 )
-from lightning_gpp.capture.observe import observe
-from lightning_gpp.capture.operators import Cuts
-from lightning_gpp.capture.reads import watched_reads
-from lightning_gpp.capture.rollback import rollback, seeded, training_flags
-from lightning_gpp.capture.samples import (
-    Sample,
-    few_samples,
-    first_sample,
-    other_samples,
-)
+from lightning_gpp.capture.operators.observe import observe
+from lightning_gpp.capture.operators.operators import Cuts
+from lightning_gpp.capture.operators.variation import variations
 from lightning_gpp.capture.steady_state import other_content, steady_names
-from lightning_gpp.capture.trace import Trace, guard
-from lightning_gpp.capture.variation import variations
-from lightning_gpp.capture.withheld import withheld_outputs
+from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
+from lightning_gpp.capture.tracing.fx_tracer import trace_symbolically
+from lightning_gpp.capture.tracing.keep_whole import DrawError, KeepWholeError, line_of_draw
+from lightning_gpp.capture.tracing.leaves import LeafPolicy, has_stacks
+from lightning_gpp.capture.tracing.library_switches import uncompiled
+from lightning_gpp.capture.tracing.modes import check_same_graph, mode_flags
+from lightning_gpp.capture.tracing.reads import watched_reads
+from lightning_gpp.capture.tracing.trace import Trace, guard
+from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
+from lightning_gpp.capture.values.withheld import withheld_outputs
 
 _logger = logging.getLogger(__name__)
 

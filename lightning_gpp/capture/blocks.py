@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import fx, nn
 
-from lightning_gpp.capture.arguments import Arguments
 from lightning_gpp.capture.errors import CaptureError
-from lightning_gpp.capture.structure import flatten
-from lightning_gpp.capture.trace import Recorder, Trace
+from lightning_gpp.capture.tracing.trace import Recorder, Trace
+from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.values.structure import flatten
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lightning_gpp.capture.arguments import Arguments
-from lightning_gpp.capture.fingerprint import fingerprint
-from lightning_gpp.capture.operators import Cuts, model_graph
-from lightning_gpp.capture.reads import Read, check_reads
+from lightning_gpp.capture.operators.fingerprint import fingerprint
+from lightning_gpp.capture.operators.operators import Cuts, model_graph
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.steady_state import keep, unsteady_names
-from lightning_gpp.capture.trace import Names, Trace
+from lightning_gpp.capture.tracing.reads import Read, check_reads
+from lightning_gpp.capture.tracing.trace import Names, Trace
+from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.graph import ModelGraph
 
 

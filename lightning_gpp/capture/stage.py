@@ -200,7 +200,7 @@ class _Source:
         return [f"    {line}" for line in lines]
 
     def _contexts(self, node: fx.Node) -> list[str]:
-        """As :func:`lightning_gpp.capture.trace.context_of`."""
+        """As :func:`lightning_gpp.capture.tracing.trace.context_of`."""
         contexts = ["no_grad()"] if node.meta["no_grad"] else []
         for state in node.meta["autocast"]:
             contexts.append(f"autocast({', '.join(map(self._expression, state))})")

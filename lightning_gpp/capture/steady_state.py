@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightning_gpp.capture.samples import Sample
+from lightning_gpp.capture.values.samples import Sample
 
 
 def other_content(sample: Sample) -> Sample:

@@ -18,11 +18,11 @@ from lightning_gpp.jobs.comparison import (
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import written_to
 from lightning_gpp.jobs.options import as_limit_s, as_list
-from lightning_gpp.jobs.problem import problem_of
-from lightning_gpp.jobs.searched import check_planner, search_within
+from lightning_gpp.jobs.problem.problem_of import problem_of
+from lightning_gpp.jobs.search.searched import check_planner, search_within
+from lightning_gpp.jobs.sweeps.swept_job import split_override
 from lightning_gpp.planner import PLANNERS
-from lightning_gpp.planner.describe import describe_source
-from lightning_gpp.sweep import split_override
+from lightning_gpp.reports.plan.describe import describe_source
 
 
 def run(config: DictConfig, folder: Path) -> dict[str, float]:

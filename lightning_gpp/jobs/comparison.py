@@ -8,16 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from lightning_gpp.jobs.searched import Searched
+from lightning_gpp.jobs.search.searched import Searched
 from lightning_gpp.planner import PlanEvaluation, refusal_notes
-from lightning_gpp.planner.explain import does_not_fit
-from lightning_gpp.planner.text_table import text_table, wrapped
-from lightning_gpp.planner.units_of_measure import (
-    bytes_text,
-    number_text,
-    samples_text,
-    seconds_text,
-)
+from lightning_gpp.reports.plan.explain import does_not_fit
+from lightning_gpp.text_table import text_table, wrapped
+from lightning_gpp.units_of_measure import bytes_text, number_text, samples_text, seconds_text
 
 LONGER = "than\nbest"
 """Column: how much longer a step is than the shortest one of the same question."""

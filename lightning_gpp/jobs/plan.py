@@ -10,31 +10,32 @@ from omegaconf import DictConfig
 
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
-from lightning_gpp.jobs.memory_limit import memory_limit_note
 from lightning_gpp.jobs.options import as_list
-from lightning_gpp.jobs.problem import Problem, problem_of, strategy_option
-from lightning_gpp.jobs.searched import Searched, check_planner, search
+from lightning_gpp.jobs.problem.problem import PlanningProblem, strategy_option
+from lightning_gpp.jobs.problem.problem_of import problem_of
+from lightning_gpp.jobs.search.memory_limit import memory_limit_note
+from lightning_gpp.jobs.search.searched import Searched, check_planner, search
 from lightning_gpp.planner import (
     PLANNERS,
     Plan,
     PlanEvaluation,
     PlanRequest,
     choose_schedule,
-    describe_plan,
     evaluate_plan,
     on_all_devices,
     resolve_plan,
     save_plan,
     validate_plan,
 )
-from lightning_gpp.planner.explain import (
+from lightning_gpp.planner.graphpipe import SearchResult
+from lightning_gpp.planner.plan.forks_and_joins import forks_and_joins
+from lightning_gpp.reports import describe_plan
+from lightning_gpp.reports.plan.explain import (
     describe_alternatives,
     describe_device_columns,
     describe_devices,
 )
-from lightning_gpp.planner.forks_and_joins import forks_and_joins
-from lightning_gpp.planner.graphpipe import SearchResult
-from lightning_gpp.planner.text_table import wrapped
+from lightning_gpp.text_table import wrapped
 
 QUICK_PLANNERS = ("graphpipe", "sequential")
 """Planners that take no longer than a person waits; others are asked on request."""
@@ -57,7 +58,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     metrics = plan_metrics(chosen)
     save_metrics(metrics, folder)
     if config.job.picture:
-        from lightning_gpp.planner.plan_picture import write_plan_picture
+        from lightning_gpp.reports.plan.plan_picture import write_plan_picture
 
         write_plan_picture(folder / "plan.png", chosen.evaluation, chosen.request)
     print(written_to(folder))
@@ -81,7 +82,7 @@ class Chosen:
     notes: tuple[str, ...] = ()
 
 
-def chosen_plan(config: DictConfig, problem: Problem) -> Chosen:
+def chosen_plan(config: DictConfig, problem: PlanningProblem) -> Chosen:
     """The plan that training would use: of the chosen planner, or made by hand.
 
     Raises:
@@ -98,14 +99,14 @@ def chosen_plan(config: DictConfig, problem: Problem) -> Chosen:
     request = replace(request, schedule=searched.schedule)
     notes = (*(f"Search: {note}." for note in searched.notes), *searched.schedule_notes)
     if problem.uses_all_devices and (fuller := on_all_devices(found.plan, request)) != found.plan:
-        from lightning_gpp.strategy.planning import why_fuller
+        from lightning_gpp.strategy.planning.planning import why_fuller
 
         note = why_fuller(found.plan, fuller, request)
         return Chosen(evaluate_plan(fuller, request), request, searched, (*notes, note))
     return Chosen(found, request, searched, notes)
 
 
-def _by_hand(plan: Plan, problem: Problem) -> Chosen:
+def _by_hand(plan: Plan, problem: PlanningProblem) -> Chosen:
     """A plan that somebody made, with the schedule that runs it."""
     validate_plan(plan, problem.request.graph, problem.request.num_devices)
     answered = choose_schedule(problem.request, problem.schedule, lambda _: SearchResult(plan))

@@ -10,16 +10,21 @@ from omegaconf import DictConfig
 
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
-from lightning_gpp.jobs.levers_text import describe_levers, describe_speedups, describe_what_if
 from lightning_gpp.jobs.options import as_list
 from lightning_gpp.jobs.plan import chosen_plan, chosen_planner
-from lightning_gpp.jobs.problem import Problem, problem_of
-from lightning_gpp.jobs.searched import check_planner
-from lightning_gpp.jobs.simulated import Simulated
-from lightning_gpp.jobs.simulation_json import save_simulation
-from lightning_gpp.jobs.simulation_options import run_of, what_if_of, with_links
-from lightning_gpp.jobs.simulation_text import describe_simulation
-from lightning_gpp.jobs.speedup import (
+from lightning_gpp.jobs.problem.problem import PlanningProblem
+from lightning_gpp.jobs.problem.problem_of import problem_of
+from lightning_gpp.jobs.search.searched import check_planner
+from lightning_gpp.jobs.simulation.levers_text import (
+    describe_levers,
+    describe_speedups,
+    describe_what_if,
+)
+from lightning_gpp.jobs.simulation.simulated import Simulated
+from lightning_gpp.jobs.simulation.simulation_json import save_simulation
+from lightning_gpp.jobs.simulation.simulation_options import run_of, what_if_of, with_links
+from lightning_gpp.jobs.simulation.simulation_text import describe_simulation
+from lightning_gpp.jobs.simulation.speedup import (
     Speedups,
     device_counts,
     find_speedups,
@@ -27,13 +32,13 @@ from lightning_gpp.jobs.speedup import (
     write_speedup_picture,
 )
 from lightning_gpp.planner import save_plan
-from lightning_gpp.planner.describe import describe_head, describe_stages
-from lightning_gpp.planner.text_table import wrapped
-from lightning_gpp.simulate import write_step
+from lightning_gpp.reports import write_step
+from lightning_gpp.reports.plan.describe import describe_head, describe_stages
 from lightning_gpp.simulate.ssgd.program import Ssgd
 from lightning_gpp.simulate.what_if.changes import WhatIf
 from lightning_gpp.simulate.what_if.levers import levers
 from lightning_gpp.simulate.what_if.plan_case import PlanCase
+from lightning_gpp.text_table import wrapped
 
 TWICE = "Twice the devices: with mini-batches of twice the size, and the planner's plan for them."
 """What the lever means."""
@@ -77,7 +82,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     return metrics
 
 
-def changed_links(problem: Problem, config: DictConfig) -> Problem:
+def changed_links(problem: PlanningProblem, config: DictConfig) -> PlanningProblem:
     """The problem with the links that the configuration changes.
 
     Raises:
@@ -88,7 +93,7 @@ def changed_links(problem: Problem, config: DictConfig) -> Problem:
     return replace(problem, request=replace(request, cluster=cluster))
 
 
-def simulated(config: DictConfig, problem: Problem) -> Simulated:
+def simulated(config: DictConfig, problem: PlanningProblem) -> Simulated:
     """The plan that training would use, as it would run.
 
     Raises:

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.evaluate import evaluate_plan
 from lightning_gpp.planner.graphpipe import search_plans
 from lightning_gpp.planner.graphpipe.planner import NAME as GRAPHPIPE
-from lightning_gpp.planner.plan import Plan
-from lightning_gpp.planner.units import num_separable
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.step_time.evaluate import evaluate_plan
+from lightning_gpp.planner.units.units import num_separable
 
 MOST_MICROBATCHES = 4
 """Micro-batches per device that are tried at most; more hardly shorten the step."""

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.coarsen import coarse_units
-from lightning_gpp.planner.contiguous import StageUnits, contiguous_cuts
-from lightning_gpp.planner.judge import Judge
-from lightning_gpp.planner.moves import neighbours, renumbered
-from lightning_gpp.planner.orders import candidate_orders
-from lightning_gpp.planner.plan import Plan
-from lightning_gpp.planner.units import UnitGraph
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.step_time.judge import Judge
+from lightning_gpp.planner.units.coarsen import coarse_units
+from lightning_gpp.planner.units.contiguous import StageUnits, contiguous_cuts
+from lightning_gpp.planner.units.moves import neighbours, renumbered
+from lightning_gpp.planner.units.orders import candidate_orders
+from lightning_gpp.planner.units.units import UnitGraph
 
 NAME = "balanced"
 

@@ -15,7 +15,7 @@ from lightning_gpp.checks import check_whole, short_list
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.request_tables import RequestTables
 from lightning_gpp.schedule import SCHEDULES, find_schedule
 

@@ -13,9 +13,9 @@ from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.best_plan import BestPlan
 from lightning_gpp.planner.does_not_fit import DoesNotFitError
-from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
-from lightning_gpp.planner.plan import Plan, Stage
-from lightning_gpp.planner.validate import validate_plan
+from lightning_gpp.planner.plan.plan import Plan, Stage
+from lightning_gpp.planner.plan.validate import validate_plan
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
 NAME = "data_parallel"
 

@@ -16,9 +16,9 @@ from lightning_gpp.planner.data_parallel import data_parallel
 from lightning_gpp.planner.graphpipe import SearchResult, graphpipe, search_plans
 from lightning_gpp.planner.pipedream import pipedream
 from lightning_gpp.planner.piper import piper
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.plan.validate import validate_plan
 from lightning_gpp.planner.sequential import search_chains, sequential
-from lightning_gpp.planner.validate import validate_plan
 
 PLANNERS: Mapping[str, Planner] = MappingProxyType(
     {

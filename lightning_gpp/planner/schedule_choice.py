@@ -18,11 +18,11 @@ from lightning_gpp.planner.does_not_fit import (
     MEAN_OVER_SAMPLES,
     DoesNotFitError,
 )
-from lightning_gpp.planner.evaluate import plan_devices
 from lightning_gpp.planner.graphpipe import SearchResult
 from lightning_gpp.planner.make_plan import ask
-from lightning_gpp.planner.plan import Plan
-from lightning_gpp.planner.units_of_measure import bytes_text
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.step_time.evaluate import plan_devices
+from lightning_gpp.units_of_measure import bytes_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.graphpipe.infeasible import infeasible_error
-from lightning_gpp.planner.graphpipe.polish import polished
+from lightning_gpp.planner.graphpipe.choose.infeasible import infeasible_error
+from lightning_gpp.planner.graphpipe.choose.result import Choice, SearchResult
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
-from lightning_gpp.planner.graphpipe.result import Choice, SearchResult
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.graphpipe.refine.polish import polished
+from lightning_gpp.planner.plan.plan import Plan
 
 NAME = "sequential"
 

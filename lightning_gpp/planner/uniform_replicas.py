@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.plan import Plan, Stage
+from lightning_gpp.planner.plan.plan import Plan, Stage
 
 
 @dataclass(frozen=True, slots=True)

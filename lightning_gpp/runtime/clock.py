@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_gpp.runtime.payload import pack_object, unpack_object
-from lightning_gpp.runtime.transport import Tag, Transport
+from lightning_gpp.runtime.transport.transport import Tag, Transport
 
 NUM_EXCHANGES = 16
 _CLOCK: Tag = (-5, 0, 0, 0)

@@ -23,12 +23,12 @@ from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.handover import Handover
 from lightning_gpp.runtime.pace import Pace
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
-from lightning_gpp.runtime.reduction import GradientReduction
 from lightning_gpp.runtime.run_state import RunState
-from lightning_gpp.runtime.shared_gradients import sum_shared
 from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, run_forward
-from lightning_gpp.runtime.sums import Sums
-from lightning_gpp.runtime.transport import Tag, Transport
+from lightning_gpp.runtime.sums.reduction import GradientReduction
+from lightning_gpp.runtime.sums.shared_gradients import sum_shared
+from lightning_gpp.runtime.sums.sums import Sums
+from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Action, Kind, Program
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lightning_gpp.runtime.payload import Payload
-from lightning_gpp.runtime.reduction import GradientReduction
 from lightning_gpp.runtime.stage_run import Flight
-from lightning_gpp.runtime.transport import Tag
+from lightning_gpp.runtime.sums.reduction import GradientReduction
+from lightning_gpp.runtime.transport.transport import Tag
 
 
 @dataclass(slots=True)

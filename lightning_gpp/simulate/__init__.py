@@ -1,16 +1,16 @@
-"""What a step looks like in time: simulations, timelines, and how they are shown.
+"""What a step looks like in time: simulations and timelines.
 
 :func:`simulate` plays a program with what it costs; :func:`simulate_plan` does so for a plan.
 :func:`critical_path` and :func:`usage` say what the step waits for and how busy everything is.
 
 A :class:`Timeline` says what every rank did when, for one optimizer step. It is the same type
 whether the step was measured by the runtime or predicted from a program, so that the two can be
-put side by side. :func:`shares` reads off where the time went; :func:`write_picture`,
-:func:`write_page` and :func:`write_trace` show it.
+put side by side. :func:`shares` reads off where the time went; :mod:`lightning_gpp.reports` shows
+it.
 
-Folders: ``engine`` plays programs, ``timeline`` says what happened, ``show`` draws it, ``ssgd`` is
-pure data parallelism as a special case, ``what_if`` tries changes, ``refit`` corrects costs by
-recorded steps.
+Folders: ``engine`` plays programs, ``timeline`` says what happened, ``ssgd`` is pure data
+parallelism as a special case, ``what_if`` tries changes, ``refit`` corrects costs by recorded
+steps.
 """
 
 from lightning_gpp.simulate.critical_path import CriticalPath, PathStep, critical_path
@@ -25,10 +25,6 @@ from lightning_gpp.simulate.program_costs import (
     StepCosts,
 )
 from lightning_gpp.simulate.refit.refit import Refit, load_refit
-from lightning_gpp.simulate.show.page import write_page
-from lightning_gpp.simulate.show.picture import timeline_figure, write_picture
-from lightning_gpp.simulate.show.trace import trace_events, write_trace
-from lightning_gpp.simulate.show.write_step import write_step
 from lightning_gpp.simulate.simulation import Simulation, Task, TaskKind
 from lightning_gpp.simulate.timeline.measured_path import with_inferred_path
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
@@ -77,12 +73,6 @@ __all__ = [
     "shares",
     "simulate",
     "simulate_plan",
-    "timeline_figure",
-    "trace_events",
     "usage",
     "with_inferred_path",
-    "write_page",
-    "write_picture",
-    "write_step",
-    "write_trace",
 ]

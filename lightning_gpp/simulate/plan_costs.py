@@ -1,10 +1,11 @@
 """What a plan costs, and its simulation.
 
-The quantities are those by which planners judge (:mod:`lightning_gpp.planner.stage_costs`,
-:mod:`lightning_gpp.planner.traffic`), in more detail: every replica computes at the pace of its own
-device, every message takes the link between its two devices, the gradients of replicas are summed
-in pieces beside the backward. What planners leave out counts too: gradients that go back to the
-feed, and those of parameters that different stages share.
+The quantities are those by which planners judge
+(:mod:`lightning_gpp.planner.step_time.stage_costs`,
+:mod:`lightning_gpp.planner.step_time.traffic`), in more detail: every replica computes at the pace
+of its own device, every message takes the link between its two devices, the gradients of replicas
+are summed in pieces beside the backward. What planners leave out counts too: gradients that go back
+to the feed, and those of parameters that different stages share.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Literal, get_args
 from lightning_gpp.cluster import AllReduce, all_reduce_s
 from lightning_gpp.planner import Plan, PlanRequest, Stage
 from lightning_gpp.planner.edge_bytes import edge_bytes, input_bytes
-from lightning_gpp.planner.pipeline_run import num_microbatches
-from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
-from lightning_gpp.planner.stage_costs import kind_compute, stage_memory
+from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
+from lightning_gpp.planner.step_time.stage_costs import kind_compute, stage_memory
 from lightning_gpp.schedule import BUCKET_BYTES, ReduceGroup, reduce_groups
 from lightning_gpp.schedule.replicas import expand
 from lightning_gpp.simulate.engine.compile_program import Sends

@@ -1,11 +1,11 @@
 """The Lightning glue: the strategy and its registration."""
 
 from lightning_gpp.strategy import other_root
-from lightning_gpp.strategy.emulated import EmulatedAccelerator
+from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
+from lightning_gpp.strategy.devices.pool import PoolAccelerator
 from lightning_gpp.strategy.graphpipe import START_METHODS, GraphPipeStrategy
 from lightning_gpp.strategy.one_device import single_device
-from lightning_gpp.strategy.pool import PoolAccelerator
-from lightning_gpp.strategy.timeline_callback import TimelineCallback
+from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
 
 other_root.install()
 

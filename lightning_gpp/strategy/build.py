@@ -15,21 +15,25 @@ from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
 from lightning_gpp.runtime.executor import Executor
-from lightning_gpp.runtime.process_sums import ProcessSums
 from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
-from lightning_gpp.runtime.sums import Ranks
-from lightning_gpp.runtime.transport import Transport
+from lightning_gpp.runtime.sums.process_sums import ProcessSums
+from lightning_gpp.runtime.sums.sums import Ranks
+from lightning_gpp.runtime.transport.transport import Transport
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import reduce_groups
-from lightning_gpp.strategy.control import Control
-from lightning_gpp.strategy.devices_at_hand import DeviceAtHand, cluster_at_hand, warn_of_misplaced
-from lightning_gpp.strategy.emulation import Emulation, begin_emulation
-from lightning_gpp.strategy.measuring import Measured, measure_kinds
-from lightning_gpp.strategy.partition import Partition, ownership
+from lightning_gpp.strategy.devices.devices_at_hand import (
+    DeviceAtHand,
+    cluster_at_hand,
+    warn_of_misplaced,
+)
+from lightning_gpp.strategy.emulation.emulation import Emulation, begin_emulation
+from lightning_gpp.strategy.emulation.shape_only import META
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, rank_of_device
-from lightning_gpp.strategy.planning import Example, Planned, plan_pipeline
+from lightning_gpp.strategy.planning.measuring import Measured, measure_kinds
+from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
+from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.settings import Settings
-from lightning_gpp.strategy.shape_only import META
+from lightning_gpp.strategy.state.partition import Partition, ownership
 
 CPU = torch.device("cpu")
 

@@ -26,48 +26,49 @@ from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import PLANNERS, Plan
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.schedule import SCHEDULES
-from lightning_gpp.strategy.costs_given import CostsLike, resolve_costs
-from lightning_gpp.strategy.devices_at_hand import ClusterLike, check_cluster
-from lightning_gpp.strategy.emulated import EmulatedAccelerator
-from lightning_gpp.strategy.emulation_report import EmulationReport
-from lightning_gpp.strategy.finetuning import finetuning_hooks
-from lightning_gpp.strategy.held_elsewhere import ONLY_SOME
-from lightning_gpp.strategy.hooks import HookRelay
+from lightning_gpp.strategy.devices.accelerators import OurStrategy
+from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike, check_cluster
+from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
+from lightning_gpp.strategy.devices.pool import PoolAccelerator
+from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
+from lightning_gpp.strategy.emulation.shape_only import (
+    META,
+    drop_values,
+    refuse_checkpoint,
+    refuse_decisions,
+)
 from lightning_gpp.strategy.lightning_private import (
     LightningOptimizer,
     SIGTERMException,
     SubprocessScriptLauncher,
     init_dist_connection,
 )
-from lightning_gpp.strategy.loaders import RemoteBatch, as_long_as_leaders, led_loaders
-from lightning_gpp.strategy.lost_weights import refuse_lost_weights
-from lightning_gpp.strategy.manual_optimization import ManualOptimization
-from lightning_gpp.strategy.metrics import keep_local
-from lightning_gpp.strategy.one_replica import OneReplicaStrategy
+from lightning_gpp.strategy.logging.metrics import keep_local
+from lightning_gpp.strategy.logging.throughput import count_one_replica
 from lightning_gpp.strategy.pipeline import Pipeline
-from lightning_gpp.strategy.plan_cache import CacheLike
-from lightning_gpp.strategy.pool import PoolAccelerator
-from lightning_gpp.strategy.precision import pipeline_precision
-from lightning_gpp.strategy.process_launcher import ProcessLauncher
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.planning.costs_given import CostsLike, resolve_costs
+from lightning_gpp.strategy.planning.plan_cache import CacheLike
+from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
+from lightning_gpp.strategy.ranks.termination import ended_together
 from lightning_gpp.strategy.refusals import check_name, refuse_callbacks
 from lightning_gpp.strategy.report import describe_planned, show
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Settings
-from lightning_gpp.strategy.shape_only import (
-    META,
-    drop_values,
-    refuse_checkpoint,
-    refuse_decisions,
-)
-from lightning_gpp.strategy.termination import ended_together
-from lightning_gpp.strategy.throughput import count_one_replica
+from lightning_gpp.strategy.state.finetuning import finetuning_hooks
+from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
+from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
+from lightning_gpp.strategy.state.one_replica import OneReplicaStrategy
+from lightning_gpp.strategy.state.precision import pipeline_precision
+from lightning_gpp.strategy.step.hooks import HookRelay
+from lightning_gpp.strategy.step.loaders import RemoteBatch, as_long_as_leaders, led_loaders
 
 log = logging.getLogger(__name__)
 
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 
-class GraphPipeStrategy(OneReplicaStrategy):
+class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
     """Trains an unmodified LightningModule split over devices as a graph of pipeline stages.
 
     Args:
@@ -216,11 +217,11 @@ class GraphPipeStrategy(OneReplicaStrategy):
         timeout = timedelta(seconds=self.settings.timeout_s)
         init_dist_connection(self.cluster_environment, backend, timeout=timeout)
         host = self.cluster_environment.main_address
-        self._session = Session(self.settings, self.root_device, host)
-        self._session.on_built = self._show
+        self._session = Session(PipelinedRun(self.settings, self.root_device, host))
+        self._session.run.on_built = self._show
         self._session.on_emulated = self._show_emulated
         if self.lightning_module is not None:
-            loaders = led_loaders(self.lightning_module.trainer, self._session)
+            loaders = led_loaders(self.lightning_module.trainer, self._session.run)
             self._scopes.enter_context(loaders)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -256,13 +257,13 @@ class GraphPipeStrategy(OneReplicaStrategy):
         keep_local(module)
         # After a fit the Trainer still has its optimizers; another module is no concern of theirs.
         optimizers = self.optimizers if self._optimized is module else []
-        session.attach(module, [_plain(optimizer) for optimizer in optimizers])
+        session.run.attach(module, [_plain(optimizer) for optimizer in optimizers])
         if trainer.state.fn == TrainerFn.FITTING and not module.automatic_optimization:
-            session.manual = ManualOptimization(session, self._lightning_optimizers)
+            session.optimize_by_hand(self._lightning_optimizers)
         self._hooks = HookRelay(session)
         self._hooks.install()
-        self._scopes.enter_context(finetuning_hooks(trainer, session))
-        self._scopes.enter_context(ended_together(trainer, session))
+        self._scopes.enter_context(finetuning_hooks(trainer, session.run))
+        self._scopes.enter_context(ended_together(trainer, session.run))
 
     def model_to_device(self) -> None:
         """Nothing: a rank's parameters move when the pipeline is built."""
@@ -275,7 +276,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
         self._scopes.close()
         session, self._session = self._session, None
         if session is not None:
-            if session.failures.has_failed:
+            if session.run.failures.has_failed:
                 self._optimized = None
             session.close(on_all_ranks=not isinstance(self._launcher, ProcessLauncher))
         self.precision_plugin.teardown()
@@ -287,7 +288,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
     def on_exception(self, exception: BaseException) -> None:
         """Ends the other ranks too; an error that only echoes another rank's becomes that one."""
         if self._session is not None and not isinstance(exception, SIGTERMException):
-            first = self._session.failures.origin(exception)
+            first = self._session.run.failures.origin(exception)
             if first is not None:
                 self.teardown()
                 raise first from None
@@ -318,7 +319,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
 
     def _step(self, name: str, batch: Any, *args: Any, **kwargs: Any) -> Any:
         session = self._open_session()
-        session.on_record = self.on_record
+        session.run.on_record = self.on_record
         return session.step(name, batch, args, kwargs)
 
     def backward(
@@ -332,7 +333,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
         session = self._open_session()
         if kwargs.get("inputs") is not None:
             raise NotImplementedError(ONLY_SOME)
-        with session.failures.guard(), session.backward_from(closure_loss) as loss:
+        with session.run.failures.guard(), session.backward_from(closure_loss) as loss:
             return super().backward(loss, optimizer, *args, **kwargs)
 
     def optimizer_step(
@@ -365,8 +366,8 @@ class GraphPipeStrategy(OneReplicaStrategy):
         """The user's loader, which rank 0 reads and the others follow, once ranks are joined."""
         if self._session is None:
             return dataloader
-        with self._session.failures.guard():
-            return as_long_as_leaders(dataloader, self._session.control)
+        with self._session.run.failures.guard():
+            return as_long_as_leaders(dataloader, self._session.run.control)
 
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
@@ -376,7 +377,7 @@ class GraphPipeStrategy(OneReplicaStrategy):
             return batch
         if self.is_shape_only:
             return move_data_to_device(batch, META)
-        with self._open_session().alone("the transfer of a batch"):
+        with self._open_session().run.alone("the transfer of a batch"):
             return super().batch_to_device(batch, device, dataloader_idx)
 
     # Optimizers and checkpoints --------------------------------------------------------------
@@ -392,13 +393,13 @@ class GraphPipeStrategy(OneReplicaStrategy):
 
     def counted_parameters(self) -> list[nn.Parameter] | None:
         """Parameters that count on this rank, each on one; None before the pipeline is built."""
-        if self._session is None or self._session.pipeline is None:
+        if self._session is None or self._session.run.pipeline is None:
             return None
-        return self._session.pipeline.partition.counted_parameters()
+        return self._session.run.pipeline.partition.counted_parameters()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """All ranks: on rank 0 the state dict of the whole module."""
-        if self._session is None or self._session.pipeline is None:
+        if self._session is None or self._session.run.pipeline is None:
             return self._module().state_dict()
         return self._session.module_state_dict()
 
@@ -417,10 +418,10 @@ class GraphPipeStrategy(OneReplicaStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Every rank takes the state of what it holds; the file has that of one device."""
-        if self._session is None or self._session.pipeline is None:
+        if self._session is None or self._session.run.pipeline is None:
             super().load_optimizer_state_dict(checkpoint)
             return
-        with self._session.whole_optimizers():
+        with self._session.run.whole_optimizers():
             for optimizer, state in zip(
                 self.optimizers, checkpoint["optimizer_states"], strict=True
             ):
@@ -455,14 +456,14 @@ class GraphPipeStrategy(OneReplicaStrategy):
         """Ends in the first error of any rank."""
         if self._session is None:
             return contextlib.nullcontext()
-        self._session.control.check_together()
-        self._session.failures.check()
-        return self._session.failures.guard()
+        self._session.run.control.check_together()
+        self._session.run.failures.check()
+        return self._session.run.failures.guard()
 
     @property
     def user_code_alone(self) -> str | None:
         """Name of the user code that runs on rank 0 and nowhere else; None if there is none."""
-        return None if self._session is None else self._session.control.alone_in
+        return None if self._session is None else self._session.run.control.alone_in
 
     @property
     def session(self) -> Session:

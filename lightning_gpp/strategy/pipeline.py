@@ -14,12 +14,12 @@ from lightning_gpp.planner import Plan, PlanGraph
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Executor, Run
-from lightning_gpp.runtime.process_sums import ProcessSums
+from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.schedule import FORWARD_ONLY, Program
-from lightning_gpp.strategy.emulation import Emulation
-from lightning_gpp.strategy.emulation_report import EmulationReport
-from lightning_gpp.strategy.partition import Partition
-from lightning_gpp.strategy.planning import Planned
+from lightning_gpp.strategy.emulation.emulation import Emulation
+from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
+from lightning_gpp.strategy.planning.planning import Planned
+from lightning_gpp.strategy.state.partition import Partition
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from tqdm.auto import tqdm
 
-from lightning_gpp.planner import describe_plan, evaluate_plan
-from lightning_gpp.strategy.planning import Planned
+from lightning_gpp.planner import evaluate_plan
+from lightning_gpp.reports import describe_plan
+from lightning_gpp.strategy.planning.planning import Planned
 
 
 def describe_planned(planned: Planned) -> str:

@@ -1,54 +1,30 @@
-"""What a rank keeps from the Trainer's setup to its teardown: connections, pipeline, optimizers."""
+"""What a rank does from the Trainer's setup to its teardown: user code, state, the end."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import lightning.pytorch as pl
-import torch
 import torch.distributed as dist
-from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_gpp.runtime.action_record import ActionRecord
-from lightning_gpp.runtime.boundary import Boundary
-from lightning_gpp.runtime.executor import Run
-from lightning_gpp.runtime.gradients import GradientStash
-from lightning_gpp.runtime.open_transport import open_transport
-from lightning_gpp.schedule import SCHEDULES
-from lightning_gpp.strategy.batch_steps import BatchSteps
-from lightning_gpp.strategy.build import Builder
-from lightning_gpp.strategy.control import Control
-from lightning_gpp.strategy.early_modules import EarlyModules
-from lightning_gpp.strategy.emulation_report import EmulationReport
-from lightning_gpp.strategy.failure import FailureWatch
-from lightning_gpp.strategy.followers import Follower
-from lightning_gpp.strategy.forward_calls import BeginAnewError
-from lightning_gpp.strategy.held_elsewhere import HeldElsewhere, lifted
-from lightning_gpp.strategy.leader_state import LeaderState
-from lightning_gpp.strategy.lightning_private import DataloaderIter, tell_device
-from lightning_gpp.strategy.loaders import LedDataloaderIter
-from lightning_gpp.strategy.logs import LedLog, LogCall, recording, replay
-from lightning_gpp.strategy.lost_weights import note_lost_weights
-from lightning_gpp.strategy.manual_optimization import ManualOptimization
-from lightning_gpp.strategy.messages import Forward, Minibatch, News, StepEnd, StepPerMicrobatch
-from lightning_gpp.strategy.microbatch_steps import MicrobatchSteps
-from lightning_gpp.strategy.microbatches import default_microbatches, unit_sizes
-from lightning_gpp.strategy.open_call import OpenCall
-from lightning_gpp.strategy.optimizers import PartialOptimizer
-from lightning_gpp.strategy.own_gradients import OwnGradients
-from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_parameters
-from lightning_gpp.strategy.planning import Example
-from lightning_gpp.strategy.recorder import StepRecorder
-from lightning_gpp.strategy.report import warn_of_state
-from lightning_gpp.strategy.settings import Settings
-from lightning_gpp.strategy.shape_only import META, noting
+from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
+from lightning_gpp.strategy.emulation.shape_only import noting
+from lightning_gpp.strategy.lightning_private import DataloaderIter, LightningOptimizer
+from lightning_gpp.strategy.pipeline import Pipeline
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.ranks.messages import StepPerMicrobatch
+from lightning_gpp.strategy.state.lost_weights import note_lost_weights
+from lightning_gpp.strategy.step.batch_steps import BatchSteps
+from lightning_gpp.strategy.step.followers import Follower
+from lightning_gpp.strategy.step.forward_calls import BeginAnewError
+from lightning_gpp.strategy.step.loaders import LedDataloaderIter
+from lightning_gpp.strategy.step.manual_optimization import ManualOptimization
+from lightning_gpp.strategy.step.microbatch_steps import MicrobatchSteps
 
 
 class Session:
@@ -58,70 +34,33 @@ class Session:
     because capture needs an example.
 
     Args:
-        settings: what the user asked for.
-        device: where this rank's stages run.
-        host: address of rank 0.
+        run: what this rank has while it lasts.
 
     Attributes:
-        full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
+        run: likewise.
+        manual: manual optimization, where the module does it.
+        follower: what this rank does while rank 0 runs user code.
     """
 
-    def __init__(self, settings: Settings, device: torch.device, host: str) -> None:
-        self.settings = settings
-        self.is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
-        self.device = META if self.is_shape_only else device
-        self.transport = open_transport(device, settings.timeout_s)
-        self.pipeline: Pipeline | None = None
-        self.failures = FailureWatch(host, self._abort)
-        self.control = Control(self.transport, settings.timeout_s, self.failures)
-        self.on_built: Callable[[Pipeline], None] | None = None
+    def __init__(self, run: PipelinedRun) -> None:
+        self.run = run
         self.on_emulated: Callable[[EmulationReport], None] | None = None
-        self.on_terminated: Callable[[int], None] = lambda rank: None
-        self.on_record: Callable[[ActionRecord], None] | None = None
-        self.recorder = StepRecorder()
-        self._module: pl.LightningModule | None = None
-        self._optimizers: Sequence[Optimizer] = ()
-        self._partial_optimizers: list[PartialOptimizer] = []
-        self._stash_parameters: list[Parameter] | None = None
-        self.own_gradients = OwnGradients({})
-        self._train_modes: dict[str, bool] = {}
-        self._is_closed = False
-        self._leader_state: LeaderState | None = None
-        self.full_batch = 0
-        self._has_shown_state = False
         self.manual: ManualOptimization | None = None
-        self._early_modules: EarlyModules | None = None
-        self._batch_steps = BatchSteps(self)
-        self._microbatch_steps = MicrobatchSteps(self, self.follower)
+        self.follower = Follower(run)
+        self._batch_steps = BatchSteps(run, self.follower)
+        self._microbatch_steps = MicrobatchSteps(run, self.follower)
+        self._is_closed = False
 
     def __reduce__(self) -> Any:
         """Connections of a running process have no copy: a copy of a session is None."""
         return type(None), ()
 
-    def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
-        """Takes the whole module and the optimizers of all its parameters."""
-        pipelined_module(module, self.settings.module)
-        self._module = module
-        self._optimizers = optimizers
-        self._train_modes = _modes(module)
-        self._leader_state = LeaderState(module, optimizers)
-        if self.control.is_leader:
-            self._early_modules = EarlyModules(module, self.device)
-            self._early_modules.start()
-
-    @property
-    def leader_state(self) -> LeaderState:
-        """What user code on rank 0 changes."""
-        assert self._leader_state is not None, "no module is attached"
-        return self._leader_state
-
-    @property
-    def module(self) -> pl.LightningModule:
-        """The LightningModule."""
-        assert self._module is not None, "no module is attached"
-        return self._module
-
     # User code ------------------------------------------------------------------------------
+
+    def optimize_by_hand(self, wrapped: Sequence[LightningOptimizer]) -> None:
+        """Steps use these optimizers themselves."""
+        self.manual = ManualOptimization(self.run, self.follower, wrapped)
+        self.follower.manual = self.manual.follow
 
     def step(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs the user's step on rank 0; the others follow its calls, and log what it logs.
@@ -138,11 +77,11 @@ class Session:
         is_training = name == "training_step"
         if isinstance(batch, DataloaderIter):
             self.follower.batches = batch
-            batch = LedDataloaderIter(batch, self)
-        with self.failures.guard(), noting() if self.is_shape_only else nullcontext():
-            if is_training and self.steps_per_microbatch:
+            batch = LedDataloaderIter(batch, self.run)
+        with self.run.failures.guard(), noting() if self.run.is_shape_only else nullcontext():
+            if is_training and self.run.steps_per_microbatch:
                 return self._microbatch_step(name, batch, args, kwargs)
-            if not self.control.is_leader:
+            if not self.run.control.is_leader:
                 result = self._batch_steps.follow(name)
                 if isinstance(result, StepPerMicrobatch):
                     return self._microbatch_steps.follow(name)
@@ -155,15 +94,9 @@ class Session:
     def _microbatch_step(
         self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        if self.control.is_leader:
+        if self.run.control.is_leader:
             return self._microbatch_steps.lead(name, batch, args, kwargs)
         return self._microbatch_steps.follow(name)
-
-    @contextmanager
-    def alone(self, what: str) -> Iterator[None]:
-        """Rank 0: user code that no message goes with runs in this, here and nowhere else."""
-        with self.failures.guard(), self.control.alone(what):
-            yield
 
     def hook(
         self,
@@ -173,57 +106,9 @@ class Session:
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Runs a hook of the user's on rank 0; all ranks return what it returns."""
-        if self.control.is_leader:
+        if self.run.control.is_leader:
             return self._batch_steps.lead_hook(name, hook, args, kwargs)
         return self._batch_steps.follow_hook(name)
-
-    @property
-    def steps_per_microbatch(self) -> bool:
-        """Whether the training step runs for every micro-batch, as the schedule asks for it."""
-        schedule = self.settings.schedule if self.pipeline is None else self.pipeline.schedule
-        return schedule is not None and not SCHEDULES[schedule].forwards_first
-
-    @property
-    def follower(self) -> Follower:
-        """What this rank does while rank 0 runs user code."""
-        return self._batch_steps.follower
-
-    def lead(self, message: Any, value: Any = None) -> None:
-        """Rank 0: tells the others what to do, and what happened since the last message.
-
-        Args:
-            message: of :mod:`lightning_gpp.strategy.messages`.
-            value: tensors that go with it.
-        """
-        news = News(
-            self.leader_state.take_changes(),
-            self._batch_steps.forward.take_dropped(),
-            self.own_gradients.take(),
-        )
-        self.control.tell((message, news, value))
-
-    def lead_end(self, calls: list[LogCall], value: Tensor | None) -> None:
-        """Rank 0: tells the others that a step has returned, what it logged and its loss."""
-        terminated = self.failures.terminated
-        self.lead(StepEnd(calls, terminated), value)
-        self._end_if_asked(terminated)
-
-    def follow_end(self, end: StepEnd) -> None:
-        """Other ranks: logs what the step logged."""
-        replay(self.module, end.logs)
-        self._end_if_asked(end.terminated)
-
-    def _end_if_asked(self, terminated: int | None) -> None:
-        if terminated is not None:
-            self.failures.ends_with_step = True
-            self.on_terminated(terminated)
-
-    def take_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Other ranks: takes the gradients over that rank 0's own code changed."""
-        for name, gradient in gradients.items():
-            parameter = self.module.get_parameter(name)
-            if not parameter.is_meta:
-                parameter.grad = gradient.to(parameter.device)
 
     def backward_from(self, loss: Tensor) -> AbstractContextManager[Tensor]:
         """The body goes backward from what this yields."""
@@ -237,192 +122,26 @@ class Session:
             return nullcontext(closure)
         return self.manual.step(optimizer, closure, arguments)
 
-    def follow_manual(self, message: Any) -> None:
-        """Other ranks: does what manual optimization does on rank 0."""
-        assert self.manual is not None, f"rank 0 told {message!r} in automatic optimization"
-        self.manual.follow(message)
-
-    def held_elsewhere(self) -> AbstractContextManager[Any]:
-        """User code of a rank runs in this that does not hold, or will not hold, all parameters."""
-        is_whole = self.pipeline is not None and not self.pipeline.partition.is_partial
-        if is_whole:
-            return nullcontext()
-        return HeldElsewhere(self.device, self._stash_parameters or ())
-
-    # Programs -------------------------------------------------------------------------------
-
-    @property
-    def built(self) -> Pipeline:
-        """The pipeline, once it is built."""
-        assert self.pipeline is not None, "no forward was called yet"
-        return self.pipeline
-
-    def open_call(self, message: Forward, boundary: Boundary | None) -> OpenCall:
-        """A call of the forward that backwards may follow; nothing of it runs yet."""
-        self._before_program()
-        run = self.built.begin(
-            message.units, needs=message.needs, training=message.training, boundary=boundary
-        )
-        assert self._stash_parameters is not None
-        return OpenCall(run, GradientStash(self._stash_parameters), self._part)
-
-    @contextmanager
-    def _part(self, run: Run, is_second: bool) -> Iterator[None]:
-        """What a part of a run runs in."""
-        self.built.record(self.on_record)
-        with (
-            self.built.emulated(run.program, is_second=is_second) as still_ns,
-            self.recorder.part(run, is_second=is_second, still_ns=still_ns),
-            self.control.program(),
-            lifted(),
-        ):
-            yield
-
-    def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
-        """Runs a call of the forward that no backward follows."""
-        self.built.record(self.on_record)
-        with (
-            torch.no_grad(),
-            message.autocast.on(self.device),
-            self.control.program(),
-            lifted(),
-        ):
-            self.built.run_forward(message.units, training=message.training, boundary=boundary)
-
-    def train(self, minibatch: Minibatch, boundary: Boundary | None) -> GradientStash:
-        """Runs a mini-batch forward and backward; its gradients are in what is returned."""
-        self._before_program()
-        assert self._stash_parameters is not None
-        stash = GradientStash(self._stash_parameters)
-        self.built.record(self.on_record)
-        run = self.built.begin(
-            minibatch.units,
-            needs=minibatch.needs,
-            training=self.module.training,
-            boundary=boundary,
-        )
-        emulated = self.built.emulated(run.program)
-        with (
-            stash,
-            torch.enable_grad(),
-            emulated,
-            self.recorder.run(self.built.executor),
-            self.control.program(),
-        ):
-            run.whole()
-        return stash
-
-    def _before_program(self) -> None:
-        for partial in self._partial_optimizers:
-            partial.adopt_new_groups(self.module, self.built.partition.held_parameters())
-
-    def unit_sizes(self, num_samples: int, *, is_training: bool = True) -> list[int]:
-        """Samples of each of the smallest micro-batches of a mini-batch."""
-        at_a_time = 1
-        if self.pipeline is not None and is_training:
-            at_a_time = self.pipeline.placed.units_at_a_time
-        elif self.pipeline is not None and num_samples >= self.pipeline.placed.replicas_at_a_time:
-            at_a_time = self.pipeline.placed.replicas_at_a_time
-        return unit_sizes(
-            num_samples,
-            full=max(self.full_batch, num_samples),
-            asked=self._num_microbatches,
-            at_a_time=at_a_time,
-        )
-
-    def show_state(self, num_microbatches: int) -> None:
-        """Rank 0: warns, once, of buffers that training changes for every micro-batch."""
-        if self._has_shown_state or num_microbatches == 1 or self.is_shape_only:
-            return
-        self._has_shown_state = True
-        prefix = f"{self.settings.module}." if self.settings.module else ""
-        if names := [f"{prefix}{name}" for name in self.built.captured.unsteady]:
-            warn_of_state(names, num_microbatches)
-
-    @property
-    def _num_microbatches(self) -> int:
-        """Smallest micro-batches of a full mini-batch: as asked, as planned, or a first guess.
-
-        A planner was asked for micro-batches that the replicas of a stage share, so that its plan
-        has more, smaller ones; in a plan made by hand they are what its stages count.
-        """
-        planned = None if self.pipeline is None else self.pipeline.plan.num_microbatches
-        asked = self.settings.num_microbatches
-        first, second = (planned, asked) if self.settings.plan is None else (asked, planned)
-        return first or second or default_microbatches(dist.get_world_size())
-
-    def where_module_is(self, batch: Any) -> Any:
-        """Rank 0: a batch for the whole module, which is on the CPU until the pipeline is built."""
-        is_there = self.is_shape_only or self.device.type == "cpu"
-        return batch if is_there else move_data_to_device(batch, "cpu")
-
-    def build(self, example: Example | None) -> None:
-        """Captures, plans, partitions. Rank 0 gives the example."""
-        self._stop_early_modules()
-        if self.module.training:
-            self._train_modes = _modes(self.module)
-        logged = LedLog(self.module, makes_calls=False)
-        with (
-            recording(self.module, logged),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            lifted(),
-        ):
-            builder = Builder(self.settings, self.module, self.transport, self.control, self.device)
-            pipeline = builder.build(example, self._train_modes)
-        if calls := logged.calls():
-            raise RuntimeError(
-                f"forward logs {calls[0].name!r}, which a pipelined forward cannot: it is captured "
-                "once and runs on several ranks. Return the value and log it in the step."
-            )
-        held = pipeline.partition.held_parameters()
-        self._partial_optimizers = [
-            PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
-        ]
-        pipeline.partition.spread()
-        if not self.is_shape_only:
-            pipeline.partition.check_copies()
-        if self.device.type != "cpu":
-            tell_device(self.module, self.device)
-        share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
-        self._stash_parameters = held
-        holders = pipeline.partition.owners.holders
-        self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
-        self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
-        self.pipeline = pipeline
-        if self.on_built is not None:
-            self.on_built(pipeline)
-
     # State -----------------------------------------------------------------------------------
 
     def module_state_dict(self) -> dict[str, Any]:
         """On rank 0 the state dict of the whole module; elsewhere with ``meta`` tensors."""
-        partition = self.built.partition
+        partition = self.run.built.partition
         if partition.is_partial:
             self._check_together()
-        with self.failures.guard():
+        with self.run.failures.guard():
             partition.make_whole(partition.whole_values())
-            state = self.module.state_dict()
+            state = self.run.module.state_dict()
             partition.make_partial()
         return state
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """On rank 0 the state that one device would write; elsewhere this rank's own."""
-        for partial in self._partial_optimizers:
+        for partial in self.run.partial_optimizers:
             if partial.optimizer is optimizer:
-                with self.failures.guard():
-                    return partial.whole_state_dict(self.control)
+                with self.run.failures.guard():
+                    return partial.whole_state_dict(self.run.control)
         return optimizer.state_dict()
-
-    @contextmanager
-    def whole_optimizers(self) -> Iterator[None]:
-        """Optimizers have the parameters of one device while the body runs."""
-        with ExitStack() as stack:
-            if self.pipeline is not None:
-                held = self.pipeline.partition.held_parameters()
-                for partial in self._partial_optimizers:
-                    stack.enter_context(partial.whole_groups(self.module, held))
-            yield
 
     def _check_together(self) -> None:
         """Callbacks may ask for the state after an error, when ranks are not together any more.
@@ -431,9 +150,9 @@ class Session:
             RuntimeError: they are not.
         """
         error = sys.exc_info()[1]
-        is_over = self.module.trainer.state.status == TrainerStatus.INTERRUPTED
-        if is_over and error is not None and not self.failures.is_in_order(error):
-            self.failures.origin(error)
+        is_over = self.run.module.trainer.state.status == TrainerStatus.INTERRUPTED
+        if is_over and error is not None and not self.run.failures.is_in_order(error):
+            self.run.failures.origin(error)
             self.close(on_all_ranks=False)  # the Trainer goes no further after the error below
             raise RuntimeError(
                 "no checkpoint can be written after this error: it came while ranks were busy with "
@@ -453,28 +172,24 @@ class Session:
         if self._is_closed:
             return
         self._is_closed = True
-        if self.failures.has_failed:
-            self.failures.close()
-            self.transport.hang_up()
-            if self._module is not None and not self.is_shape_only:
-                note_lost_weights(self._module)
+        if self.run.failures.has_failed:
+            self.run.failures.close()
+            self.run.transport.hang_up()
+            if self.run.has_module and not self.run.is_shape_only:
+                note_lost_weights(self.run.module)
         else:
-            with self.failures.guard():
-                if self.pipeline is not None:
-                    self._report_emulation(self.pipeline)
-                    if not self.is_shape_only:
-                        self._make_whole(self.pipeline, on_all_ranks)
+            with self.run.failures.guard():
+                if self.run.pipeline is not None:
+                    self._report_emulation(self.run.pipeline)
+                    if not self.run.is_shape_only:
+                        self._make_whole(self.run.pipeline, on_all_ranks)
                 dist.barrier()
-                if self.pipeline is not None:
-                    self.pipeline.close()
-            self.failures.close()
-            self.transport.close()
+                if self.run.pipeline is not None:
+                    self.run.pipeline.close()
+            self.run.failures.close()
+            self.run.transport.close()
         self._microbatch_steps.close()
-        self._stop_early_modules()
-
-    def _stop_early_modules(self) -> None:
-        if self._early_modules is not None:
-            self._early_modules.stop()
+        self.run.stop_early_modules()
 
     def _report_emulation(self, pipeline: Pipeline) -> None:
         """All ranks: rank 0 says what the emulated steps took."""
@@ -482,25 +197,17 @@ class Session:
         if report is not None and self.on_emulated is not None:
             self.on_emulated(report)
 
-    def _abort(self, error: BaseException) -> None:
-        """Ends every wait of this rank with the error of another."""
-        self.transport.abort(error)
-        if self.pipeline is not None:
-            self.pipeline.abort(error)
-
     def _make_whole(self, pipeline: Pipeline, on_all_ranks: bool) -> None:
         partition = pipeline.partition
         values = partition.whole_values()
-        states = [partial.whole_state_dict(self.control) for partial in self._partial_optimizers]
+        states = [
+            partial.whole_state_dict(self.run.control) for partial in self.run.partial_optimizers
+        ]
         partition.make_whole(values)
         if on_all_ranks:
-            mine = partition.values() if self.control.is_leader else {}
-            partition.make_whole(self.control.share(mine, "waiting for the trained weights"))
-        if self.control.is_leader:
-            self.module.cpu()
-            for partial, state in zip(self._partial_optimizers, states, strict=True):
-                partial.make_whole(self.module, state)
-
-
-def _modes(module: pl.LightningModule) -> dict[str, bool]:
-    return {name: part.training for name, part in module.named_modules()}
+            mine = partition.values() if self.run.control.is_leader else {}
+            partition.make_whole(self.run.control.share(mine, "waiting for the trained weights"))
+        if self.run.control.is_leader:
+            self.run.module.cpu()
+            for partial, state in zip(self.run.partial_optimizers, states, strict=True):
+                partial.make_whole(self.run.module, state)

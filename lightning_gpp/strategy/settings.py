@@ -9,9 +9,9 @@ from typing import Any
 
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.planner import Plan
-from lightning_gpp.strategy.costs_given import GivenCosts
-from lightning_gpp.strategy.devices_at_hand import ClusterLike
-from lightning_gpp.strategy.plan_cache import CacheLike
+from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
+from lightning_gpp.strategy.planning.costs_given import GivenCosts
+from lightning_gpp.strategy.planning.plan_cache import CacheLike
 
 PlanLike = Plan | str | Path | Sequence[Any] | dict[str, Any]
 

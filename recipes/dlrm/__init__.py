@@ -3,7 +3,8 @@
 from .adult import Adult
 from .clicks import Clicks
 from .criteo import Criteo
-from .data import ClickData, dlrm_data
+from .data import ClickData
+from .default_data import dlrm_data
 from .interaction import DotInteraction
 from .model import DLRM
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -114,11 +113,3 @@ class ClickData(InMemoryData):
         split = self.read()
         self._features = split.features
         return ClickDataset(split.train), ClickDataset(split.validation)
-
-
-def dlrm_data(root: str | Path | None = None, **options: Any) -> ClickData:
-    """UCI Adult below ``root``, or a generated click log where there is no root."""
-    from .adult import Adult  # here: both build on this file
-    from .clicks import Clicks
-
-    return Clicks(**options) if root is None else Adult(root, **options)

@@ -5,7 +5,8 @@ graphs (``motifs``, ``tu_files``, ``model``). The second, node-level training on
 full graph with historical embeddings, gets files of its own beside these.
 """
 
-from .data import GraphData, GraphDataset, gnn_data
+from .data import GraphData, GraphDataset
+from .default_data import gnn_data
 from .model import GraphNetwork
 from .motifs import Motifs
 from .tu_files import TUFiles

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,11 +102,3 @@ def with_features(graph: Data) -> Data:
         if "num_nodes" in graph:
             del graph.num_nodes  # the features tell
     return graph
-
-
-def gnn_data(root: str | Path | None = None, name: str = "MUTAG", **options: Any) -> GraphData:
-    """The data set ``name`` in files below ``root``, or generated graphs where there is no root."""
-    from .motifs import Motifs  # here: both build on this file
-    from .tu_files import TUFiles
-
-    return Motifs(**options) if root is None else TUFiles(root, name, **options)

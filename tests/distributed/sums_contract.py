@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gpp.runtime.sums import Sums
-from lightning_gpp.runtime.transport import TransportError
+from lightning_gpp.runtime.sums.sums import Sums
+from lightning_gpp.runtime.transport.transport import TransportError
 
 RANKS = (0, 1)
 LIMIT_S = 10.0

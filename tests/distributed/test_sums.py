@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from helpers.workers import WorkerPool
 
-from lightning_gpp.runtime.host_staging import HostStaging
-from lightning_gpp.runtime.process_sums import ProcessSums
-from lightning_gpp.runtime.sums import ThreadSumHub, ThreadSums
+from lightning_gpp.runtime.sums.process_sums import ProcessSums
+from lightning_gpp.runtime.sums.sums import ThreadSumHub, ThreadSums
+from lightning_gpp.runtime.transport.host_staging import HostStaging
 
 
 def on_threads(check: Callable[..., Any], num_ranks: int) -> list[Any]:

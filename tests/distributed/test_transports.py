@@ -11,12 +11,12 @@ import torch.distributed as dist
 import transport_contract as contract
 from helpers.workers import WorkerPool
 
-from lightning_gpp.runtime.host_staging import HostStaging
-from lightning_gpp.runtime.open_transport import open_transport
-from lightning_gpp.runtime.process_transport import ProcessGroupTransport, TransportGroups
-from lightning_gpp.runtime.shared_memory_transport import SharedMemoryTransport
-from lightning_gpp.runtime.thread_transport import ThreadHub
-from lightning_gpp.runtime.transport import Transport, TransportError
+from lightning_gpp.runtime.transport.host_staging import HostStaging
+from lightning_gpp.runtime.transport.open_transport import open_transport
+from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
+from lightning_gpp.runtime.transport.shared_memory_transport import SharedMemoryTransport
+from lightning_gpp.runtime.transport.thread_transport import ThreadHub
+from lightning_gpp.runtime.transport.transport import Transport, TransportError
 
 
 def on_threads(*bodies: Callable[[Transport], None]) -> None:

@@ -18,7 +18,7 @@ from lightning_gpp.runtime.payload import (
     unpack,
     unpack_object,
 )
-from lightning_gpp.runtime.transport import Transport, TransportError
+from lightning_gpp.runtime.transport.transport import Transport, TransportError
 
 LIMIT_S = 10.0
 

@@ -18,7 +18,7 @@ from helpers.series_parallel import Stages
 from lightning_gpp.graph import ModelGraph, StageEdge, StageGraph
 from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.planner.graphpipe.limits import Divisions
+from lightning_gpp.planner.graphpipe.choose.limits import Divisions
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
 from lightning_gpp.schedule import find_schedule
 

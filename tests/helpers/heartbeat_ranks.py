@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lightning_gpp.runtime import heartbeats
+from lightning_gpp.runtime.processes import heartbeats
 
 SILENCE_S = 2.0
 LIMIT_S = 30.0

@@ -23,7 +23,7 @@ from helpers.training import (
     train,
 )
 from lightning_gpp.graph import StageEdge
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
 
 Strategy = dict[str, Any] | None
 
@@ -129,7 +129,7 @@ def plan_of_fit(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, tuple[S
 
 def lines_of_fit(training: Training, strategy: dict[str, Any], num_ranks: int) -> list[str]:
     """This package's warnings during a fit, and what it says of how batches are cut."""
-    from lightning_gpp.strategy import trials
+    from lightning_gpp.strategy.step import trials
 
     shown: list[str] = []
     with warnings.catch_warnings(record=True) as seen, pytest.MonkeyPatch.context() as patch:

@@ -9,7 +9,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from lightning_gpp.runtime.rank_processes import end_with_starter
+from lightning_gpp.runtime.processes.rank_processes import end_with_starter
 
 LONG_S = 100.0
 

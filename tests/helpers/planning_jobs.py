@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from helpers.jobs import plan_of_fit
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
 
 
 def plan_and_messages(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, list[str]]:
     """The plan of a short fit, and what the cache of plans had to say."""
-    with messages_of("lightning_gpp.strategy.plan_cache") as messages:
+    with messages_of("lightning_gpp.strategy.planning.plan_cache") as messages:
         plan, _ = plan_of_fit(strategy, num_ranks)
     return plan, messages
 

@@ -16,8 +16,8 @@ from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.stage_run import StageCall, StageCode
-from lightning_gpp.runtime.sums import ThreadSumHub, ThreadSums
-from lightning_gpp.runtime.thread_transport import ThreadHub
+from lightning_gpp.runtime.sums.sums import ThreadSumHub, ThreadSums
+from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program
 

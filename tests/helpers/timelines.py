@@ -15,7 +15,7 @@ from helpers.training import MemoryLogger, make_trainer, quiet
 from lightning_gpp import TimelineCallback
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.simulate import Timeline
-from lightning_gpp.strategy.step_reports import StepReport
+from lightning_gpp.strategy.recording.step_reports import StepReport
 
 
 @dataclass
@@ -89,7 +89,7 @@ class _Keep(lp.Callback):
         self.run = run
 
     def on_train_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
-        session: Any = trainer.strategy.session  # type: ignore[attr-defined]
+        session: Any = trainer.strategy.session.run  # type: ignore[attr-defined]
         program = session.pipeline.last_trained
         device = session.pipeline.rank_of_device.index(trainer.global_rank)
         self.run.program = [str(action) for action in program.before_update(device)]

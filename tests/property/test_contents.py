@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gpp.graph import FEED, ModelGraph
-from lightning_gpp.planner.graphpipe.contents import Contents
-from lightning_gpp.planner.graphpipe.flows import unit_flows
+from lightning_gpp.planner.graphpipe.space.contents import Contents
+from lightning_gpp.planner.graphpipe.space.flows import unit_flows
 from lightning_gpp.planner.make_plan import plan_request
-from lightning_gpp.planner.units import UnitGraph, build_units
+from lightning_gpp.planner.units.units import UnitGraph, build_units
 
 
 def follows(units: UnitGraph, target: int, others: set[int]) -> bool:

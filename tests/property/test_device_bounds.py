@@ -9,13 +9,13 @@ import pytest
 from helpers.series_parallel import shapes, tree_of
 from helpers.small_requests import SETTINGS, random_request
 
-from lightning_gpp.planner.graphpipe import frames
-from lightning_gpp.planner.graphpipe.first_stages import FirstStages
-from lightning_gpp.planner.graphpipe.others import Others
-from lightning_gpp.planner.graphpipe.partition import Partition
+from lightning_gpp.planner.graphpipe.divide.first_stages import FirstStages
+from lightning_gpp.planner.graphpipe.divide.others import Others
+from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
+from lightning_gpp.planner.graphpipe.divide.rooms import Rooms
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
-from lightning_gpp.planner.graphpipe.rooms import Rooms
-from lightning_gpp.planner.graphpipe.space import Space
+from lightning_gpp.planner.graphpipe.space import frames
+from lightning_gpp.planner.graphpipe.space.space import Space
 
 SAMPLE = 4
 """Models of each size and setting that are tried."""
@@ -30,7 +30,7 @@ def fewest_devices(spaces: list[Space]) -> list[float]:
         min((space.usage.total(way.used) for way in ways), default=math.inf)
         for space in spaces
         for factor in FACTORS
-        for ways in [Partition(space, space.lower_bound_s * factor).ways()]
+        for ways in [LimitedWays(space, space.lower_bound_s * factor).ways()]
     ]
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.planner import Plan, Stage, plan_request
-from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_below, evaluate_plan
-from lightning_gpp.planner.pipeline_run import pipeline_run
-from lightning_gpp.planner.plan_graph import plan_graph
-from lightning_gpp.planner.traffic import plan_traffic
+from lightning_gpp.planner.plan.plan_graph import plan_graph
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below, evaluate_plan
+from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
+from lightning_gpp.planner.step_time.traffic import plan_traffic
 from lightning_gpp.schedule import (
     SCHEDULES,
     Action,

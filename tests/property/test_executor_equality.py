@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gpp.graph import StageGraph
-from lightning_gpp.planner.plan_graph import chained
+from lightning_gpp.planner.plan.plan_graph import chained
 from lightning_gpp.schedule import (
     SCHEDULES,
     Kind,

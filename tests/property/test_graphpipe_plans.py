@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import PlanRequest, validate_plan
 from lightning_gpp.planner.data_parallel import shared_by_all
-from lightning_gpp.planner.evaluate import evaluate_plan
 from lightning_gpp.planner.graphpipe import search_plans
-from lightning_gpp.planner.graphpipe.least import LeastSteps, least_step
-from lightning_gpp.planner.graphpipe.look import HOPELESS, Look
+from lightning_gpp.planner.graphpipe.candidates.search import Candidate
+from lightning_gpp.planner.graphpipe.choose.least import LeastSteps, least_step
+from lightning_gpp.planner.graphpipe.choose.look import HOPELESS, Look
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
-from lightning_gpp.planner.graphpipe.search import Candidate
 from lightning_gpp.planner.make_plan import PLANNERS, plan_request
+from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 
 
 @st.composite

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
-from lightning_gpp.planner.evaluate import evaluate_plan
-from lightning_gpp.planner.pipeline_run import pipeline_run
+from lightning_gpp.planner.step_time.evaluate import evaluate_plan
+from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
 from lightning_gpp.schedule import (
     SCHEDULES,
     Action,

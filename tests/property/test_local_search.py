@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lightning_gpp.planner import PlanRequest, answer, evaluate_plan, validate_plan
-from lightning_gpp.planner.graphpipe.climb import climbed
-from lightning_gpp.planner.graphpipe.division import Divider, division_of
 from lightning_gpp.planner.graphpipe.problem import branching, search_units
+from lightning_gpp.planner.graphpipe.refine.climb import climbed
+from lightning_gpp.planner.graphpipe.refine.division import Divider, division_of
 
 
 @st.composite

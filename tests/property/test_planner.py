@@ -15,8 +15,6 @@ from lightning_gpp.graph import ModelGraph, graph_from_json, graph_to_json
 from lightning_gpp.planner import (
     Plan,
     Stage,
-    describe_plan,
-    draw_stage_graph,
     evaluate_plan,
     plan_from_json,
     plan_request,
@@ -25,9 +23,10 @@ from lightning_gpp.planner import (
     resolve_plan,
     validate_plan,
 )
-from lightning_gpp.planner.coarsen import coarse_units
-from lightning_gpp.planner.device_time import device_times
-from lightning_gpp.planner.units import build_units, indivisible_groups
+from lightning_gpp.planner.step_time.device_time import device_times
+from lightning_gpp.planner.units.coarsen import coarse_units
+from lightning_gpp.planner.units.units import build_units, indivisible_groups
+from lightning_gpp.reports import describe_plan, draw_stage_graph
 from lightning_gpp.schedule import SCHEDULES
 
 num_devices_st = st.integers(1, 4)
@@ -159,7 +158,7 @@ def test_coarser_units_still_make_a_model(data, num_stages):
     graph = data.draw(model_graphs(min_operators=4))
     profile = data.draw(profiles(graph))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_gpp.planner.coarsen.MAX_UNITS", 3)
+        patch.setattr("lightning_gpp.planner.units.coarsen.MAX_UNITS", 3)
         units = coarse_units(graph, profile, num_stages)
     fine = build_units(graph, profile, indivisible_groups(graph))
     assert len(units) >= min(num_stages, len(fine))

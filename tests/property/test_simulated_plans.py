@@ -10,8 +10,8 @@ from helpers.plan_cases import questions, without_feed_gradients
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gpp.planner.evaluate import evaluate_plan
-from lightning_gpp.planner.pipeline_run import pipeline_run
+from lightning_gpp.planner.step_time.evaluate import evaluate_plan
+from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.simulate import program_costs, simulate_plan
 

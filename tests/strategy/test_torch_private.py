@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.strategy.held_elsewhere import HeldElsewhere, lifted
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.torch_private import (
     innermost_function_mode,
     keeps_graph,

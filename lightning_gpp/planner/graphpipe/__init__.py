@@ -2,25 +2,43 @@
 
 GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 
-- ``problem`` (with ``collapse``): the model as units, and the micro-batch sizes and devices;
-- ``layout``: its series-parallel tree as runs and blocks, and where a stage may end;
+``problem``: the model as units, and the micro-batch sizes and devices.
+
+``space``: what may be chosen.
+
+- ``layout`` (with ``collapse``): the model's series-parallel tree as runs and blocks; ``frames``:
+  where a stage may end;
 - ``rates`` (with ``contents``, ``holdings``, ``flows``): what a stage takes, and how many
   micro-batches it can hold;
-- ``space``: what may be chosen with one smallest micro-batch;
-- ``partition`` (with ``frontier``, ``usage``): the dynamic program for one limit;
-- ``siblings`` (with ``packings``, ``packing``, ``branches``): the branches beside the one that it
+- ``space``: what may be chosen with one smallest micro-batch.
+
+``divide``: all divisions of a space that are fast enough.
+
+- ``partition`` (with ``frontier``, ``tables``): the dynamic program for one ``limit``;
+- ``first_stages``: the ways of a place by their first stage;
+- ``siblings`` (with ``packings``, ``packing``, ``others``): the branches beside the one that it
   follows;
-- ``joins`` (with ``tails``): stages that take branches in;
+- ``joins``: stages that take branches in.
+
+``candidates``: found stages as plans.
+
+- ``placement``, ``search``: devices, and candidates;
+- ``estimate`` (with ``chains``): what the step of a candidate takes at least.
+
+``refine``: better ones next to them.
+
+- ``climb`` (with ``division``, ``neighbours``): a local search;
+- ``polish``: single units that the slowest stage of the best plan hands over.
+
+``choose``: the best of all.
+
 - ``limits``: the binary search on the limit;
 - ``look`` (with ``least``): what is worth looking at with one micro-batch size;
-- ``placement``, ``search``: devices, and candidates;
-- ``estimate`` (with ``chains``): what the step of a candidate takes at least;
 - ``result``: the choice by the time of the whole step;
-- ``polish``: single units that the slowest stage of the best plan hands over;
 - ``infeasible``: what would help where nothing fits.
 """
 
+from lightning_gpp.planner.graphpipe.choose.result import RankedPlan, SearchResult
 from lightning_gpp.planner.graphpipe.planner import graphpipe, search_plans
-from lightning_gpp.planner.graphpipe.result import RankedPlan, SearchResult
 
 __all__ = ["RankedPlan", "SearchResult", "graphpipe", "search_plans"]

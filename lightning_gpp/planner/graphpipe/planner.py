@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.data_parallel import shared_by_all
-from lightning_gpp.planner.evaluate import PlanEvaluation, evaluate_plan
-from lightning_gpp.planner.graphpipe.climb import climbed
-from lightning_gpp.planner.graphpipe.division import Divider
-from lightning_gpp.planner.graphpipe.equal_devices import as_if_equal
-from lightning_gpp.planner.graphpipe.infeasible import infeasible_error
-from lightning_gpp.planner.graphpipe.polish import polished
+from lightning_gpp.planner.graphpipe.choose.infeasible import infeasible_error
+from lightning_gpp.planner.graphpipe.choose.result import Choice, SearchResult
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
-from lightning_gpp.planner.graphpipe.result import Choice, SearchResult
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.graphpipe.refine.climb import climbed
+from lightning_gpp.planner.graphpipe.refine.division import Divider
+from lightning_gpp.planner.graphpipe.refine.polish import polished
+from lightning_gpp.planner.graphpipe.space.equal_devices import as_if_equal
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
 NAME = "graphpipe"
 
@@ -41,7 +41,7 @@ def search_plans(request: PlanRequest) -> SearchResult:
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    own = _Search(request)
+    own = _RequestSearch(request)
     if not own.found:
         raise infeasible_error(request, _tight)
     best = own.found[0]
@@ -49,7 +49,7 @@ def search_plans(request: PlanRequest) -> SearchResult:
     return SearchResult(best.plan, notes, rank=lambda: own.choice.ranked(own.found))
 
 
-class _Search:
+class _RequestSearch:
     """The search of one request.
 
     Attributes:
@@ -95,7 +95,7 @@ def _on_odd_devices(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]
 
 def _as_if_equal(request: PlanRequest) -> Iterator[PlanEvaluation]:
     """The best plan for equal devices, on the unequal ones."""
-    for equal in _Search(as_if_equal(request)).found[:1]:
+    for equal in _RequestSearch(as_if_equal(request)).found[:1]:
         found = evaluate_plan(equal.plan, request)
         if found.is_feasible:
             yield found

@@ -9,14 +9,15 @@ from operator import mul
 
 from lightning_gpp.graph.series_parallel import Leaf, Series, Tree, decompose, leaves
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.graphpipe.collapse import light_groups
-from lightning_gpp.planner.graphpipe.estimate import Estimates
-from lightning_gpp.planner.graphpipe.frames import Frames
-from lightning_gpp.planner.graphpipe.layout import Layout, heavy_first, lay_out
-from lightning_gpp.planner.graphpipe.rates import Crew, Prices
-from lightning_gpp.planner.graphpipe.space import Space
-from lightning_gpp.planner.graphpipe.usage import Usage
-from lightning_gpp.planner.units import UnitGraph, build_units, indivisible_groups
+from lightning_gpp.planner.graphpipe.candidates.estimate import Estimates
+from lightning_gpp.planner.graphpipe.space.collapse import light_groups
+from lightning_gpp.planner.graphpipe.space.crew import Crew
+from lightning_gpp.planner.graphpipe.space.frames import Frames
+from lightning_gpp.planner.graphpipe.space.layout import Layout, heavy_first, lay_out
+from lightning_gpp.planner.graphpipe.space.rates import Prices
+from lightning_gpp.planner.graphpipe.space.space import Space
+from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
+from lightning_gpp.planner.units.units import UnitGraph, build_units, indivisible_groups
 
 MAX_UNITS = 120
 """Models of more units are made coarser."""
@@ -80,14 +81,14 @@ class Problem:
         return Frames(self.layout, tries_all=self.tries_all)
 
     @cached_property
-    def usage(self) -> Usage:
+    def usage(self) -> DeviceCounts:
         """Counts the devices that a way uses."""
-        return Usage(self.available)
+        return DeviceCounts(self.available)
 
     @cached_property
     def estimates(self) -> Estimates:
         """Estimates of steps."""
-        return Estimates(self)
+        return Estimates(self.request, self.units, self.layout)
 
     @cached_property
     def available(self) -> tuple[int, ...]:

@@ -17,10 +17,10 @@ from itertools import chain
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.best_plan import BestPlan, best_plan
-from lightning_gpp.planner.linear import Layers, linear_layers
 from lightning_gpp.planner.pipedream.recurrence import Level, Segment, pipedream_stages
-from lightning_gpp.planner.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.uniform_replicas import ReplicatedStage, uniform_plans
+from lightning_gpp.planner.units.linear import Layers, linear_layers
 
 NAME = "pipedream"
 

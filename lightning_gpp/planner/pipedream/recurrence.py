@@ -28,7 +28,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_gpp.planner.linear import Layers
+from lightning_gpp.planner.units.linear import Layers
 
 NEVER = math.inf
 

@@ -18,12 +18,12 @@ from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.best_plan import BestPlan, best_plan
 from lightning_gpp.planner.edge_bytes import edge_bytes
-from lightning_gpp.planner.linear import slowest_profile
-from lightning_gpp.planner.plan import Plan, Stage
+from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.request_tables import StageCompute
-from lightning_gpp.planner.stage_costs import stage_memory
+from lightning_gpp.planner.step_time.stage_costs import stage_memory
 from lightning_gpp.planner.uniform_replicas import ReplicatedStage, uniform_plans
-from lightning_gpp.planner.units import UnitGraph, build_units, indivisible_groups
+from lightning_gpp.planner.units.linear import slowest_profile
+from lightning_gpp.planner.units.units import UnitGraph, build_units, indivisible_groups
 from lightning_gpp.workloads import PiperEdge, PiperInstance, PiperOperator, Tmpc
 
 if TYPE_CHECKING:

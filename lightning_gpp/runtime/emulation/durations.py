@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lightning_gpp.cluster import all_reduce_channels, all_reduce_s, channels
-from lightning_gpp.runtime.transport import Tag
+from lightning_gpp.runtime.transport.transport import Tag
 from lightning_gpp.schedule import Action, Program, last_backward
 from lightning_gpp.simulate.engine.check_costs import check_costs
 from lightning_gpp.simulate.engine.message_costs import compute_s, message_costs

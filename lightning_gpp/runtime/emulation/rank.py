@@ -12,8 +12,8 @@ from lightning_gpp.runtime.emulation.clock import EmulatedClock
 from lightning_gpp.runtime.emulation.durations import DeviceSum, Durations
 from lightning_gpp.runtime.emulation.reservations import Reservations
 from lightning_gpp.runtime.emulation.slip import Slip, SlipReport
-from lightning_gpp.runtime.shared_gradients import SHARED_GRADIENTS
-from lightning_gpp.runtime.transport import Tag
+from lightning_gpp.runtime.sums.shared_gradients import SHARED_GRADIENTS
+from lightning_gpp.runtime.transport.transport import Tag
 from lightning_gpp.schedule import Action, Kind, Program
 from lightning_gpp.simulate.program_costs import ProgramCosts
 

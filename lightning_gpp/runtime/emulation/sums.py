@@ -9,11 +9,11 @@ from torch import Tensor
 from lightning_gpp.runtime.emulation.durations import Occupation
 from lightning_gpp.runtime.emulation.rank import EmulatedRank
 from lightning_gpp.runtime.emulation.reservations import Meeting
-from lightning_gpp.runtime.sums import PendingSum, Ranks, Sums
+from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
 
 
 class EmulatedSums:
-    """The :class:`~lightning_gpp.runtime.sums.Sums` of an emulated rank.
+    """The :class:`~lightning_gpp.runtime.sums.sums.Sums` of an emulated rank.
 
     A sum really begins when its gradients are final in emulated time, so that all its ranks have
     said when they were ready once it is over. It ends when its rounds are done.

@@ -25,8 +25,8 @@ from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
 from lightning_gpp.runtime.payload import pack
 from lightning_gpp.runtime.stage_run import StageCode
-from lightning_gpp.runtime.sums import ThreadSumHub, ThreadSums
-from lightning_gpp.runtime.thread_transport import ThreadHub
+from lightning_gpp.runtime.sums.sums import ThreadSumHub, ThreadSums
+from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import SpanKind

@@ -8,11 +8,11 @@ import torch
 
 from lightning_gpp.runtime.emulation.rank import EmulatedRank
 from lightning_gpp.runtime.payload import Payload
-from lightning_gpp.runtime.transport import Tag, Transport
+from lightning_gpp.runtime.transport.transport import Tag, Transport
 
 
 class EmulatedTransport:
-    """A :class:`~lightning_gpp.runtime.transport.Transport` for the messages of programs.
+    """A :class:`~lightning_gpp.runtime.transport.transport.Transport` for the messages of programs.
 
     Really, a message comes as fast as it can. It carries the moment of its emulated arrival along,
     as one more tensor, and the receiver waits until then.

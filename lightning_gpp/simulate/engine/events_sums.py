@@ -2,7 +2,7 @@
 
 A device begins its buckets in their fixed order, each as soon as its gradients are final and all
 before it have begun; at its first REDUCE action whatever is left begins. The sum itself is ready
-when all devices of the group have begun it (``lightning_gpp.runtime.reduction``).
+when all devices of the group have begun it (``lightning_gpp.runtime.sums.reduction``).
 """
 
 from __future__ import annotations

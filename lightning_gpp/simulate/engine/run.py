@@ -9,7 +9,7 @@ executes, and takes their durations from :class:`~lightning_gpp.simulate.Program
 - messages and sums of gradients keep the channels that they go through to themselves
   (:func:`lightning_gpp.cluster.channels`), first come, first served;
 - sums of the gradients of replicas run beside the backward, bucket by bucket, as
-  :mod:`lightning_gpp.runtime.reduction` does it (wait-free back-propagation; Shi et al.,
+  :mod:`lightning_gpp.runtime.sums.reduction` does it (wait-free back-propagation; Shi et al.,
   arXiv 1805.03812);
 - a device begins its next step when its optimizer is done; the input of a step is read and copied
   at its start, or with ``prefetch`` by the host while the step before runs.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from lightning_gpp.cost import Profile
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner import Plan, PlanRequest, Stage, plan_graph
-from lightning_gpp.planner.pipeline_run import num_microbatches
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate.engine.run import simulate
 from lightning_gpp.simulate.plan_costs import program_costs

@@ -64,7 +64,7 @@ def predicted_timeline(
     spans = [
         item
         for device in range(len(ranks))
-        for item in _Device(simulation, found, device, ranks[device]).spans()
+        for item in _DeviceWalk(simulation, found, device, ranks[device]).spans()
     ]
     transfers = list(_transfers(simulation, ranks))
     return Timeline(
@@ -133,7 +133,7 @@ class _Tasks:
 
 
 @dataclass
-class _Device:
+class _DeviceWalk:
     """Walks through what one device does.
 
     Attributes:
@@ -291,17 +291,17 @@ class _Device:
         return Span(self.rank, kind, start_s, end_s, text, size_bytes, task.step)
 
 
-HANDLERS: Mapping[Kind, Callable[[_Device, int, Action, _Own], Iterator[_NumberedSpan]]] = (
+HANDLERS: Mapping[Kind, Callable[[_DeviceWalk, int, Action, _Own], Iterator[_NumberedSpan]]] = (
     MappingProxyType(
         {
-            Kind.FORWARD: _Device.compute,
-            Kind.BACKWARD: _Device.compute,
-            Kind.SEND_FORWARD: _Device.send,
-            Kind.RECEIVE_FORWARD: _Device.receive,
-            Kind.SEND_BACKWARD: _Device.send,
-            Kind.RECEIVE_BACKWARD: _Device.receive,
-            Kind.REDUCE: _Device.reduce,
-            Kind.STEP: _Device.update,
+            Kind.FORWARD: _DeviceWalk.compute,
+            Kind.BACKWARD: _DeviceWalk.compute,
+            Kind.SEND_FORWARD: _DeviceWalk.send,
+            Kind.RECEIVE_FORWARD: _DeviceWalk.receive,
+            Kind.SEND_BACKWARD: _DeviceWalk.send,
+            Kind.RECEIVE_BACKWARD: _DeviceWalk.receive,
+            Kind.REDUCE: _DeviceWalk.reduce,
+            Kind.STEP: _DeviceWalk.update,
         }
     )
 )

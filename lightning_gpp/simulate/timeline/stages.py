@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_gpp.graph import ModelGraph
+from lightning_gpp.graph.operator_names import summarize_operators
 from lightning_gpp.planner import Plan
-from lightning_gpp.planner.operator_names import summarize_operators
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate.timeline.timeline import TimelineStage
 

@@ -184,7 +184,7 @@ def cases_of(table: str) -> Sequence[Case]:
 @contextlib.contextmanager
 def random_plans(seed: str) -> Iterator[None]:
     """The plans of trainings in its body are drawn, whatever planner is asked, and not kept."""
-    from lightning_gpp.strategy import planning
+    from lightning_gpp.strategy.planning import planning
 
     choose = random.Random(seed)
     with pytest.MonkeyPatch.context() as patch:

@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as lp
 
 from conformance.modules import CaseData, CaseModule
-from lightning_gpp.strategy.hooks import LEADER_HOOKS
+from lightning_gpp.strategy.step.hooks import LEADER_HOOKS
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")

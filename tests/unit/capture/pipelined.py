@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel, capture
-from lightning_gpp.capture.check import Result, compare
-from lightning_gpp.capture.structure import flatten
+from lightning_gpp.capture.checks.check import Result, compare
+from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.graph import ModelGraph
 
 Stages = Sequence[Sequence[str]]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_gpp.capture import Block, BlockGraph
 from lightning_gpp.capture.errors import CaptureError
-from lightning_gpp.strategy.example import example_of
+from lightning_gpp.strategy.planning.example import example_of
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -15,7 +15,7 @@ pyg = pytest.importorskip("torch_geometric.nn")
 from torch_geometric.data import Batch, Data  # noqa: E402
 
 from lightning_gpp.capture import CapturedModel, CaptureError, capture, placed  # noqa: E402
-from lightning_gpp.capture.check import compare  # noqa: E402
+from lightning_gpp.capture.checks.check import compare  # noqa: E402
 from lightning_gpp.graph import Variation  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("error")

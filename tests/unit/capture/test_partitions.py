@@ -13,7 +13,7 @@ from pipelined import assert_partitions_exact, random_stages, run_module, run_st
 from torch import Tensor, nn
 
 from lightning_gpp.capture import capture
-from lightning_gpp.capture.check import compare
+from lightning_gpp.capture.checks.check import compare
 from lightning_gpp.graph import stage_graph
 
 WIDTH = 3

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import capture
-from lightning_gpp.capture.check import Result, compare
-from lightning_gpp.capture.withheld import Withheld
+from lightning_gpp.capture.checks.check import Result, compare
+from lightning_gpp.capture.values.withheld import Withheld
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 

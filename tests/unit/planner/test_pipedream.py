@@ -11,8 +11,6 @@ from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.planner import PLANNERS, make_plan, validate_plan
-from lightning_gpp.planner.evaluate import evaluate_plan
-from lightning_gpp.planner.linear import Layers, linear_layers
 from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.planner.pipedream.planner import cluster_levels, stage_devices
 from lightning_gpp.planner.pipedream.recurrence import (
@@ -21,6 +19,8 @@ from lightning_gpp.planner.pipedream.recurrence import (
     pipedream_stages,
     solve_levels,
 )
+from lightning_gpp.planner.step_time.evaluate import evaluate_plan
+from lightning_gpp.planner.units.linear import Layers, linear_layers
 
 BANDWIDTH = 100.0
 

@@ -12,14 +12,14 @@ from helpers.published import piper_document, shared_graph, write_piper
 
 from lightning_gpp.cluster import Cluster, Device, Link, cluster_preset
 from lightning_gpp.planner import PLANNERS, make_plan, validate_plan
-from lightning_gpp.planner.evaluate import evaluate_plan
 from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.planner.piper import plan_instance
 from lightning_gpp.planner.piper.downsets import downsets
 from lightning_gpp.planner.piper.planner import instance_of
 from lightning_gpp.planner.piper.search import PiperPlan, PiperRules, search
+from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 from lightning_gpp.planner.uniform_replicas import ReplicatedStage, uniform_plans
-from lightning_gpp.planner.units import build_units, indivisible_groups
+from lightning_gpp.planner.units.units import build_units, indivisible_groups
 from lightning_gpp.workloads import (
     PiperEdge,
     PiperInstance,

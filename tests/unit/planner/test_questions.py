@@ -13,9 +13,10 @@ from lightning_gpp import make_plan
 from lightning_gpp.cluster import Cluster, Device, HostLink, Link, cluster_preset
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph, Parameter, TensorSpec
-from lightning_gpp.planner import answer, describe_plan, evaluate_plan
+from lightning_gpp.planner import answer, evaluate_plan
 from lightning_gpp.planner.base import MOST_MICROBATCHES
 from lightning_gpp.planner.make_plan import plan_request
+from lightning_gpp.reports import describe_plan
 from lightning_gpp.workloads import WORKLOADS, mmt
 
 GRAPH = literal_graph({"a": "x", "b": "a"})

@@ -11,7 +11,7 @@ from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.jobs.comparison import compared, describe_comparison
-from lightning_gpp.jobs.searched import search
+from lightning_gpp.jobs.search.searched import search
 from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, ask, make_plan
 from lightning_gpp.planner.make_plan import PLANNERS
 

@@ -28,12 +28,12 @@ from lightning_gpp.planner import (
     answer,
     ask_scheduled,
     choose_schedule,
-    describe_plan,
     evaluate_plan,
     plan_request,
 )
 from lightning_gpp.planner.does_not_fit import HOLD_FEWER, DoesNotFitError
 from lightning_gpp.planner.graphpipe import SearchResult
+from lightning_gpp.reports import describe_plan
 
 GRAPH = literal_graph(dict(zip("abcd", "xabc")))
 COSTS = Costs((Profile({name: OpProfile(1.0, 2.0, 100) for name in "abcd"}, 1),))

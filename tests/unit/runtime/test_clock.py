@@ -13,7 +13,7 @@ from lightning_gpp.runtime.clock import (
     host_clock,
     measure_offset,
 )
-from lightning_gpp.runtime.thread_transport import ThreadHub
+from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 
 
 def test_the_quickest_exchange_counts_and_bounds_the_error() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.run_state import RunState
-from lightning_gpp.runtime.thread_transport import ThreadHub
+from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import ONE_F_ONE_B, Kind, Program, build_program
 

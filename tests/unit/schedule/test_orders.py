@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
-from lightning_gpp.planner.plan_graph import chained
+from lightning_gpp.planner.plan.plan_graph import chained
 from lightning_gpp.schedule import (
     Action,
     Kind,

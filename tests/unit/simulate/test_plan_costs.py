@@ -12,7 +12,7 @@ from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs
 from lightning_gpp.graph import FEED, ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest, Stage
-from lightning_gpp.planner.evaluate import evaluate_plan
+from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 from lightning_gpp.simulate import (
     Bucket,
     MessageBytes,

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import graph_to_json
-from lightning_gpp.jobs.problem import problem_of
+from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.planner import Plan, PlanRequest, Stage, make_plan, plan_graph, plan_request
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts, Span, SpanKind, StepCosts, Timeline, simulate

@@ -9,6 +9,15 @@ from pathlib import Path
 import pytest
 from helpers.steps import predicted_and_measured, simulated
 
+from lightning_gpp.reports import (
+    timeline_figure,
+    trace_events,
+    write_picture,
+    write_step,
+    write_trace,
+)
+from lightning_gpp.reports.step.path_line import path_pieces
+from lightning_gpp.reports.step.picture_text import title
 from lightning_gpp.simulate import (
     Bucket,
     PathPart,
@@ -20,14 +29,7 @@ from lightning_gpp.simulate import (
     TransferKind,
     predicted_timeline,
     shares,
-    timeline_figure,
-    trace_events,
-    write_picture,
-    write_step,
-    write_trace,
 )
-from lightning_gpp.simulate.show.path_line import path_pieces
-from lightning_gpp.simulate.show.picture_text import title
 
 # seconds  0         1         2         3         4         5         6         7         8
 # rank 0   |-1F0     |s        |   wait 1F0's input          |r|1F0    |1B0      |s|       opt|

@@ -16,8 +16,8 @@ from lightning_gpp.runtime.emulation import (
     Slip,
 )
 from lightning_gpp.runtime.payload import pack
-from lightning_gpp.runtime.sums import ThreadSumHub, ThreadSums
-from lightning_gpp.runtime.thread_transport import ThreadHub
+from lightning_gpp.runtime.sums.sums import ThreadSumHub, ThreadSums
+from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.schedule import Action, Program, build_program
 from lightning_gpp.simulate.program_costs import (
     Bucket,

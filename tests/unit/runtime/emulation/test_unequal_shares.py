@@ -10,7 +10,7 @@ from helpers.graphs import literal_graph, profile_of
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import Plan, PlanRequest, Stage
-from lightning_gpp.planner.plan_graph import plan_graph
+from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.runtime.emulation import emulate_shapes
 from lightning_gpp.simulate import Simulation, TaskKind, program_costs, simulate_plan
 

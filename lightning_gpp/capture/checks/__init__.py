@@ -1,0 +1,1 @@
+"""Whether a captured graph is the module, tried without leaving traces on it."""

@@ -1,0 +1,48 @@
+"""A hash of the structure of a captured model, equal in every process that captured the same."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from lightning_gpp.capture.operators.normalize import function_name
+from lightning_gpp.capture.tracing.trace import Trace
+from lightning_gpp.capture.values.structure import Structure, flatten
+
+
+def fingerprint(traces: Iterable[Trace], rest: Any) -> str:
+    """Hash of the traces and of ``rest``; weights do not count, constants do."""
+    digest = hashlib.sha256()
+    for trace in traces:
+        for node in trace.graph.nodes:
+            arguments = constant_text([node.args, node.kwargs])
+            digest.update(f"{node.name} {node.op} {function_name(node)} {arguments}\n".encode())
+        digest.update(f"{trace.output}\n".encode())
+    digest.update(constant_text(rest).encode())
+    return digest.hexdigest()[:16]
+
+
+def constant_text(value: Any) -> str:
+    """Text of a constant that does not depend on addresses."""
+    leaves, structure = flatten(value)
+    if structure.container is not None:
+        return f"{structure}({', '.join(map(constant_text, leaves))})"
+    if isinstance(value, fx.Node):
+        return f"%{value.name}"
+    if isinstance(value, slice):
+        return f"slice({constant_text([value.start, value.stop, value.step])})"
+    if isinstance(value, Tensor):
+        content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return f"{value.dtype}{tuple(value.shape)}{hashlib.sha256(content).hexdigest()}"
+    if isinstance(value, Structure):
+        return str(value)
+    if isinstance(value, nn.Module):
+        return f"{type(value).__module__}.{type(value).__qualname__}"
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value))}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -1,0 +1,192 @@
+"""What a traced graph does when it runs: types of its values, and what it changes in place.
+
+Nothing is derived from names or schemas: every node runs once, and version counters and storages
+tell which tensors it changed and which share memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from lightning_gpp.capture.errors import GuardError
+from lightning_gpp.capture.tracing.trace import Names, assign_buffer, context_of
+from lightning_gpp.capture.values.structure import leaves_of
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one node did.
+
+    Attributes:
+        value: its result, if it is no tensor and contains none; else None.
+        shapes: of the tensors in its result.
+        dtypes: of the same.
+        is_tensor: whether the result is a tensor itself, and not a container.
+        requires_grad: whether one of them carries a gradient.
+        touched: ids of the storages that it read or returned.
+        changed: ids of the storages that it changed in place.
+        changed_buffers: canonical names of the buffers that it changed.
+    """
+
+    value: Any
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    is_tensor: bool
+    requires_grad: bool
+    touched: frozenset[int]
+    changed: frozenset[int]
+    changed_buffers: frozenset[str] = frozenset()
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether the result contains a tensor."""
+        return bool(self.shapes)
+
+
+def observe(
+    graph: fx.Graph, module: nn.Module, tensors: Mapping[str, Tensor]
+) -> dict[fx.Node, Observation]:
+    """Runs the graph node by node.
+
+    Args:
+        graph: whose ``call_module`` and ``get_attr`` targets are found in ``module``.
+        module: the captured module; its buffers change as its forward changes them.
+        tensors: value per placeholder.
+
+    Raises:
+        GuardError: a decision comes out differently; ``name`` tells which.
+    """
+    storages, names = _Storages(), Names.of(module)
+    buffer_of = {storages.id(buffer): name for name, buffer in module.named_buffers()}
+    values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
+    observations = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            break
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        owned = _owned_tensors(node, module)
+        operands = [*_tensors((args, kwargs)), *owned.values()]
+        watched = _Watch(operands, owned)
+        try:
+            values[node] = run_node(node, module, args, kwargs, tensors)
+        except GuardError as error:
+            error.name = node.name
+            raise
+        results = _tensors(values[node])
+        changed = frozenset(map(storages.id, watched.changed()))
+        in_buffers = frozenset(buffer_of[item] for item in changed & buffer_of.keys())
+        observations[node] = Observation(
+            value=None if results else values[node],
+            shapes=tuple(tuple(item.shape) for item in results),
+            dtypes=tuple(item.dtype for item in results),
+            is_tensor=isinstance(values[node], Tensor),
+            requires_grad=any(item.requires_grad for item in results),
+            touched=frozenset(map(storages.id, [*operands, *results])),
+            changed=changed,
+            changed_buffers=in_buffers.union(
+                watched.changed_names(), assigned_buffers(node, names)
+            ),
+        )
+    return observations
+
+
+def run_node(
+    node: fx.Node,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+) -> Any:
+    """The result of one node."""
+    with context_of(node):
+        if node.op == "placeholder":
+            return tensors[str(node.target)]
+        if node.op == "get_attr":
+            return get_attribute(module, str(node.target))
+        if node.op == "call_module":
+            return module.get_submodule(str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        target: Callable[..., Any] = node.target  # type: ignore[assignment]
+        return target(*args, **kwargs)
+
+
+def get_attribute(module: nn.Module, name: str) -> Any:
+    """A parameter or buffer by qualified name."""
+    path, _, attribute = name.rpartition(".")
+    return getattr(module.get_submodule(path), attribute)
+
+
+class _Watch:
+    """Tells which tensors changed since it was made."""
+
+    def __init__(self, operands: list[Tensor], buffers: Mapping[str, Tensor]) -> None:
+        self.versions = [(tensor, tensor._version) for tensor in operands]
+        self.buffers = {name: (tensor, tensor.clone()) for name, tensor in buffers.items()}
+
+    def changed(self) -> list[Tensor]:
+        by_version = [tensor for tensor, version in self.versions if tensor._version != version]
+        return by_version + [self.buffers[name][0] for name in self.changed_names()]
+
+    def changed_names(self) -> list[str]:
+        return [
+            name
+            for name, (tensor, content) in self.buffers.items()
+            if self._is_changed(tensor, content)
+        ]
+
+    def _is_changed(self, tensor: Tensor, content: Tensor) -> bool:
+        if tensor.is_meta:  # there are no values to compare
+            return any(tensor is old and tensor._version != was for old, was in self.versions)
+        return not torch.equal(tensor, content)
+
+
+class _Storages:
+    """Small ids for storages, equal exactly for tensors that share memory."""
+
+    def __init__(self) -> None:
+        self.ids: dict[Any, int] = {}
+
+    def id(self, tensor: Tensor) -> int:
+        if tensor.layout is torch.strided:
+            key = ("storage", tensor.untyped_storage()._cdata)
+        else:
+            key = ("object", id(tensor))
+        return self.ids.setdefault(key, len(self.ids))
+
+
+def assigned_buffers(node: fx.Node, names: Names) -> frozenset[str]:
+    """Qualified names of the buffers that a node replaces."""
+    if node.target is not assign_buffer:
+        return frozenset()
+    owner = names.modules[id(node.args[0])]
+    return frozenset({f"{owner}.{node.args[1]}".lstrip(".")})
+
+
+def _owned_tensors(node: fx.Node, module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a node may change beside its operands."""
+    if node.op == "call_module":
+        target = str(node.target)
+        prefix = f"{target}." if target else ""
+        return {
+            f"{prefix}{name}": buffer
+            for name, buffer in module.get_submodule(target).named_buffers()
+        }
+    found = (str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr")
+    buffers = {name: _buffer(module, name) for name in found}
+    return {name: buffer for name, buffer in buffers.items() if buffer is not None}
+
+
+def _buffer(module: nn.Module, name: str) -> Tensor | None:
+    """A buffer by qualified name; None for a parameter."""
+    path, _, attribute = name.rpartition(".")
+    return module.get_submodule(path)._buffers.get(attribute)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]

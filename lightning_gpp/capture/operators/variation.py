@@ -1,0 +1,142 @@
+"""How every value of a traced graph goes with the samples of a micro-batch.
+
+Where stages take micro-batches of different sizes, values are cut and joined between them. Shapes
+alone do not tell how: ``arange(batch_size)`` grows with the samples, but its second half is not
+what the second half of the samples would make of it. So what a value *depends on* is followed
+through the graph, and numbers are compared at two numbers of samples.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from lightning_gpp.capture.operators.observe import Observation
+from lightning_gpp.capture.values.structure import LOOK_UPS
+from lightning_gpp.graph import Variation
+
+_SAMPLES, _SAME = Variation.SAMPLES, Variation.SAME
+_COUNT, _WHOLE = Variation.COUNT, Variation.WHOLE
+
+_SHAPES = frozenset({"size", "dim", "numel", "ndimension", "__len__", "shape", "ndim", "dtype"})
+"""Methods and attributes that tell of a tensor's shape and not of its contents."""
+
+_FILLED = frozenset(
+    {"expand", "zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}
+)
+"""Functions that give every sample the same when asked for so many samples."""
+
+_LINEAR: frozenset[Callable[..., Any]] = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv}
+)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One pass over the nodes in the order in which they run.
+
+    Attributes:
+        seen: what every node did with the first sample.
+        others: with a second one; None where there is none of another size.
+        ratio: samples of the second over samples of the first.
+        batched: whether all tensors of a value have a dimension of the samples.
+        ways: what was found so far.
+        shapes: nodes that are tuples of sizes, of which single ones may be looked up.
+    """
+
+    seen: Mapping[fx.Node, Observation]
+    others: Mapping[fx.Node, Observation] | None
+    ratio: float
+    batched: Mapping[str, bool]
+    ways: dict[fx.Node, Variation] = field(default_factory=dict)
+    shapes: set[fx.Node] = field(default_factory=set)
+
+    def visit(self, node: fx.Node) -> None:
+        reads = [self.ways[arg] for arg in node.all_input_nodes]
+        if node.op == "placeholder":
+            self.ways[node] = self._of_argument(node)
+        elif self.seen[node].has_tensors:
+            self.ways[node] = self._of_tensors(node, reads)
+        else:
+            self.ways[node] = self._of_plain(node, reads)
+        self._note_changes(node)
+
+    def _of_argument(self, node: fx.Node) -> Variation:
+        if self.batched[node.name]:
+            return _SAMPLES
+        # Without a second number of samples nobody knows: they may be in another dimension. One
+        # that changed with them otherwise (the nodes of a batch of graphs) holds all of them.
+        if self.others is None or self.others[node].shapes != self.seen[node].shapes:
+            return _WHOLE
+        return _SAME
+
+    def _of_tensors(self, node: fx.Node, reads: Sequence[Variation]) -> Variation:
+        if all(way is _SAME for way in reads):
+            return _SAME
+        if _SAMPLES in reads:
+            return _SAMPLES
+        filled = getattr(node.target, "__name__", str(node.target)) in _FILLED
+        return _SAMPLES if filled and self.batched[node.name] else _WHOLE
+
+    def _of_plain(self, node: fx.Node, reads: Sequence[Variation]) -> Variation:
+        if all(way is _SAME for way in reads):
+            return _SAME
+        if _tells_shape(node):
+            self.shapes.add(node)
+            return self._compared(node, equal=_SAME)
+        if node.target in LOOK_UPS and node.args[0] in self.shapes:
+            return self._compared(node, equal=_SAME)
+        if node.target in _LINEAR and set(reads) <= {_SAME, _COUNT}:
+            return self._compared(node, equal=_WHOLE)
+        return _WHOLE
+
+    def _compared(self, node: fx.Node, *, equal: Variation) -> Variation:
+        if self.others is None:
+            return _WHOLE
+        first, second = self.seen[node].value, self.others[node].value
+        if type(first) is type(second) and first == second:
+            return equal
+        is_number = isinstance(first, int | float) and not isinstance(first, bool)
+        return _COUNT if is_number and first * self.ratio == second else _WHOLE
+
+    def _note_changes(self, node: fx.Node) -> None:
+        """What a node changes in place depends on all that it reads from then on."""
+        if not self.seen[node].changed or self.ways[node] is _SAME:
+            return
+        for earlier in self.ways:
+            if self.seen[earlier].touched & self.seen[node].changed and earlier.op != "get_attr":
+                whole = not self.batched[earlier.name]
+                self.ways[earlier] = _WHOLE if whole else self.ways[node]
+
+
+def variations(
+    nodes: Sequence[fx.Node],
+    seen: Mapping[fx.Node, Observation],
+    others: Mapping[fx.Node, Observation] | None,
+    ratio: float,
+    batch_dims: Mapping[str, tuple[int | None, ...]],
+) -> dict[str, Variation]:
+    """How the value of every node goes with the samples.
+
+    Args:
+        nodes: in the order in which they run, the output left out.
+        seen: what every node did.
+        others: what they did with another number of samples; None where there was none.
+        ratio: of these numbers, the other's over the first's.
+        batch_dims: value name -> dimension of the samples for each of its tensors.
+    """
+    batched = {name: bool(dims) and None not in dims for name, dims in batch_dims.items()}
+    walk = _Walk(seen, others if ratio != 1 else None, ratio, batched)
+    for node in nodes:
+        walk.visit(node)
+    return {node.name: way for node, way in walk.ways.items()}
+
+
+def _tells_shape(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return str(node.target) in _SHAPES
+    return (node.target is getattr and node.args[1] in _SHAPES) or node.target is len

@@ -1,0 +1,1 @@
+"""What operators cost: seconds and bytes, measured."""

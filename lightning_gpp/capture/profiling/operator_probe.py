@@ -1,0 +1,186 @@
+"""Measures one operator: seconds, bytes kept for the backward, floating-point operations."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.stage import StageModule
+from lightning_gpp.capture.values.structure import flatten
+from lightning_gpp.cost import OpProfile
+from lightning_gpp.graph import OpNode
+
+MOST_REPEATS = 9
+"""Measured runs of an operator whose times do not settle (a loaded machine)."""
+
+STABLE_SPREAD = 0.2
+"""Times have settled when their middle half lies within this part of their median."""
+
+LEAST_PART = 0.1
+"""Of the time of a backward at least this part is the operator's own."""
+
+_logger = logging.getLogger(__name__)
+
+
+class OperatorProbe:
+    """Runs one operator on given values, as often as its times need to settle.
+
+    Args:
+        captured: the model.
+        operator: the operator.
+        device: where its values are.
+
+    Attributes:
+        results: the values that it made in its last run.
+    """
+
+    def __init__(self, captured: CapturedModel, operator: OpNode, device: torch.device) -> None:
+        self.name = operator.name
+        self.outputs = tuple(value.name for value in operator.outputs)
+        self.stage: StageModule = captured.stage([operator.name], operator.inputs, self.outputs)
+        self.training = captured.module.training
+        self.device = device
+        self.module = captured.module
+        self.parameters: list[nn.Parameter] = []
+        self.own_storages: set[Any] = set()
+        self.results: dict[str, Any] = {}
+
+    def measure(self, values: Mapping[str, Any], repeats: int, deadline_s: float) -> OpProfile:
+        """Profile of the operator.
+
+        Args:
+            values: value name -> value; has its inputs.
+            repeats: least measured runs.
+            deadline_s: on the monotonic clock; past it a single run has to do.
+        """
+        inputs = [values[name] for name in self.stage.inputs]
+        self.parameters = [self.module.get_parameter(n) for n in self.stage.parameter_names]
+        self.own_storages = {_storage(parameter) for parameter in self.parameters}
+        saved: dict[Any, int] = {}
+        with torch.autograd.graph.saved_tensors_hooks(
+            partial(self._note_saved, saved), lambda tensor: tensor
+        ):
+            runs = [self._run(inputs)]
+        if time.monotonic() < deadline_s:
+            runs.clear()  # it warmed up
+        while len(runs) < repeats or (len(runs) < MOST_REPEATS and not _has_settled(runs)):
+            if runs and time.monotonic() > deadline_s:
+                break
+            runs.append(self._run(inputs))
+        return OpProfile(
+            forward_s=statistics.median(run.forward_s for run in runs),
+            backward_s=statistics.median(run.backward_s for run in runs),
+            activation_bytes=sum(saved.values()),
+            forward_flops=self._count_flops(inputs),
+        )
+
+    def _count_flops(self, values: Sequence[Any]) -> float:
+        """Floating-point operations of the forward, as far as torch's counter knows them."""
+        inputs = [_map_tensors(value, _detached_copy) for value in values]
+        counter = FlopCounterMode(display=False)
+        try:
+            with counter:
+                self.stage(inputs, training=self.training)
+        except Exception as error:  # the counter looks into every call, and may not know one
+            _logger.info("the flops of %s cannot be counted: %s", self.name, error)
+            return 0.0
+        return float(counter.get_total_flops())
+
+    def _run(self, values: Sequence[Any]) -> OpProfile:
+        inputs = [_map_tensors(value, _detached_copy) for value in values]
+        start_s = self._now_s()
+        outputs = self.stage(inputs, training=self.training)
+        forward_s = self._now_s() - start_s
+        self.results = dict(zip(self.outputs, outputs, strict=True))
+        return OpProfile(forward_s, self._backward_s(outputs))
+
+    def _note_saved(self, saved: dict[Any, int], tensor: Tensor) -> Tensor:
+        """A tensor is saved for the backward; noting that takes time, so one run has to do."""
+        key = _storage(tensor)
+        if key not in self.own_storages:
+            saved[key] = _stored_bytes(tensor)
+        return tensor
+
+    def _backward_s(self, outputs: tuple[Any, ...]) -> float:
+        roots = [leaf for leaf in flatten(outputs)[0] if _needs_grad(leaf)]
+        if not roots:
+            return 0.0
+        for parameter in self.parameters:
+            parameter.grad = None  # rollback puts it back
+        seeds = [torch.ones_like(root) for root in roots]
+        start_s = self._now_s()
+        torch.autograd.backward(roots, seeds)
+        taken_s = self._now_s() - start_s
+        # A stage starts the engine once for all of its operators.
+        return max(taken_s - _engine_start_s(self.device), LEAST_PART * taken_s)
+
+    def _now_s(self) -> float:
+        _synchronize(self.device)
+        return time.perf_counter()
+
+
+@cache
+def _engine_start_s(device: torch.device) -> float:
+    """Seconds of a backward through nothing but a view: what starting autograd's engine takes."""
+    times_s = []
+    for _ in range(20):
+        leaf = torch.zeros(1, device=device, requires_grad=True)
+        view, seed = leaf.view_as(leaf), torch.ones(1, device=device)
+        _synchronize(device)
+        start_s = time.perf_counter()
+        torch.autograd.backward([view], [seed])
+        _synchronize(device)
+        times_s.append(time.perf_counter() - start_s)
+    return min(times_s)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _has_settled(runs: Sequence[OpProfile]) -> bool:
+    """Whether the middle half of the times lies within a part of their median."""
+    times_s = [run.forward_s + run.backward_s for run in runs]
+    if len(times_s) < 2:
+        return True
+    low, median, high = statistics.quantiles(times_s, n=4, method="inclusive")
+    return high - low <= STABLE_SPREAD * median
+
+
+def _needs_grad(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _detached_copy(tensor: Tensor) -> Tensor:
+    copy = tensor.detach().clone()
+    # a view of a leaf, so that the operator may change it in place
+    return copy.requires_grad_().view_as(copy) if tensor.requires_grad else copy
+
+
+def _map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    leaves, structure = flatten(value)
+    return structure.unflatten(
+        [function(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    )
+
+
+def _storage(tensor: Tensor) -> Any:
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    return tensor.untyped_storage()._cdata
+
+
+def _stored_bytes(tensor: Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return tensor.numel() * tensor.element_size()
+    return tensor.untyped_storage().nbytes()

@@ -1,0 +1,141 @@
+"""Measures what the operators of a captured model cost, at several micro-batch sizes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
+from lightning_gpp.capture.values.placed import Visits
+from lightning_gpp.capture.values.samples import first_sample, resized
+from lightning_gpp.cost import Costs, OpProfile, Profile, disturbed, quicker
+
+DEFAULT_BUDGET_S = 60.0
+"""Seconds after which an operator runs once and no further micro-batch size begins."""
+
+NUM_SIZES = 3
+"""Micro-batch sizes that are measured: enough to see whether a line fits."""
+
+_logger = logging.getLogger(__name__)
+
+
+def profile(
+    captured: CapturedModel,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    repeats: int = 3,
+) -> Profile:
+    """Measures every operator for one micro-batch; see :func:`profile_costs`."""
+    return profile_costs(captured, args, kwargs, repeats=repeats, num_sizes=1).profiles[0]
+
+
+def profile_costs(
+    captured: CapturedModel,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    repeats: int = 3,
+    num_sizes: int = NUM_SIZES,
+    budget_s: float = DEFAULT_BUDGET_S,
+) -> Costs:
+    """Runs the operators one by one, for micro-batches of several sizes, and measures them.
+
+    The sizes are that of the given micro-batch, its half and its quarter; where it has too few
+    samples, its double and fourfold (samples repeated). A model that takes one size only is
+    measured at that.
+
+    Each operator runs once to warm up and ``repeats`` times more, on detached inputs, and on (up to
+    nine times) until the middle half of its times lies within 20 % of their median, which counts.
+    Sizes that contradict others (:func:`lightning_gpp.cost.disturbed`) are measured once more.
+    Saved activations are counted by storage, parameters left out; floating-point operations by
+    torch's counter, which knows matrix products and convolutions, not look-ups. The bytes of
+    parameters and outputs are in the graph. The module is left as it was.
+
+    Args:
+        captured: in the mode (train or eval) that its module is in.
+        args: one micro-batch, on the device that is measured; parameters elsewhere visit it.
+        kwargs: its keyword arguments.
+        repeats: least measured runs per operator.
+        num_sizes: most sizes to measure.
+        budget_s: seconds after which an operator runs once and no further size begins.
+    """
+    tensors = captured.inputs(args, kwargs or {})
+    size = first_sample(tensors).num_samples
+    device = next(iter(tensors.values())).device
+    deadline_s = time.monotonic() + budget_s
+    probes = [OperatorProbe(captured, operator, device) for operator in captured.graph]
+    visits = Visits(captured.module, device)
+    profiles: list[Profile] = []
+
+    def measured(other: int) -> Profile:
+        inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
+        operators = _measure(visits, probes, inputs, repeats, deadline_s)
+        return Profile(operators, float(other), device_kind(device))
+
+    with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
+        for other in _sizes(captured, size, num_sizes):
+            try:
+                profiles.append(measured(other))
+            except Exception as error:  # the model itself may not take another size
+                if not profiles:
+                    raise
+                _logger.info("the model does not run on %d samples: %s", other, error)
+                continue
+            if time.monotonic() > deadline_s:
+                _logger.warning(
+                    "profiling took more than its %.0f s: %d of %d micro-batch sizes were "
+                    "measured, some operators once only; the plan may be a little worse",
+                    *(budget_s, len(profiles), num_sizes),
+                )
+                break
+        for place in disturbed(profiles):
+            if time.monotonic() > deadline_s:
+                break
+            again = measured(round(profiles[place].microbatch_size))
+            profiles[place] = quicker(profiles[place], again)
+    return Costs(tuple(profiles))
+
+
+def device_kind(device: torch.device) -> str:
+    """The kind of a device, as profiles and clusters name it."""
+    if device.type == "cuda":
+        name: str = torch.cuda.get_device_name(device)
+        return name
+    return device.type
+
+
+def _sizes(captured: CapturedModel, size: int, count: int) -> list[int]:
+    """Micro-batch sizes to measure, the given one first."""
+    inputs = [spec for item in captured.graph.inputs for spec in item.value.tensors]
+    if captured.takes_graphs or not any(spec.batch_dim is not None for spec in inputs):
+        return [size]
+    smaller = [size // part for part in (2, 4) if not size % part]
+    larger = [size * part for part in (2, 4)]
+    return [size, *smaller, *larger][:count] if count > 1 else [size]
+
+
+def _measure(
+    visits: Visits,
+    probes: Sequence[OperatorProbe],
+    tensors: Mapping[str, Tensor],
+    repeats: int,
+    deadline_s: float,
+) -> dict[str, OpProfile]:
+    values: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        values[name].requires_grad_(tensor.requires_grad)
+    profiles = {}
+    for probe in probes:
+        names = (*probe.stage.parameter_names, *probe.stage.buffer_names)
+        with visits.of(names):
+            profiles[probe.name] = probe.measure(values, repeats, deadline_s)
+        values |= probe.results
+    return profiles

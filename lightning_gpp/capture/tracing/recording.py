@@ -1,0 +1,361 @@
+"""The graph that a traced forward leaves, and which of its nodes every value comes from.
+
+The tracer (:mod:`lightning_gpp.capture.tracing.concrete_tracer`) says what is called; here every
+call runs once on the real values and becomes a node. Tensors are known by their identity, numbers
+remember their node (:mod:`lightning_gpp.capture.tracing.sizes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
+from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, only_raises
+from lightning_gpp.capture.tracing.sizes import TracedFloat, TracedInt, is_traced
+from lightning_gpp.capture.tracing.trace import (
+    Names,
+    Recorder,
+    Trace,
+    assign_buffer,
+    guard,
+    rebuild,
+)
+from lightning_gpp.capture.values.structure import Step, Structure, flatten
+
+_SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
+_DECISIONS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
+_CUTTERS = frozenset(
+    {
+        "chunk",
+        "split",
+        "split_with_sizes",
+        "tensor_split",
+        "unbind",
+        "__iter__",
+        "tolist",
+        "unsafe_chunk",
+        "unsafe_split",
+        "hsplit",
+        "vsplit",
+        "dsplit",
+    }
+)
+"""Calls whose result Python may take apart into as many pieces as there happen to be."""
+_SELECTORS = frozenset(
+    {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
+    | {"repeat_interleave"}
+)
+"""Calls that return as much as the data say."""
+
+
+class Recording:
+    """Nodes and the values that they stand for.
+
+    Args:
+        module: whose forward is traced.
+
+    Attributes:
+        graph: what was recorded so far.
+        recorder: marks nodes with where they come from.
+        names: of the module's parts, parameters and buffers.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.graph = fx.Graph()
+        self.recorder = Recorder()
+        self.names = Names.of(module)
+        # id -> (the tensor, kept alive so that its id stays its own; its node or where to find it)
+        self._known: dict[int, tuple[Tensor, Origin]] = {}
+        self._named: dict[str, fx.Node] = {}
+        self._guarded: set[tuple[fx.Node, Any]] = set()
+
+    def add_input(self, name: str, tensor: Tensor) -> None:
+        """A tensor that the forward takes."""
+        self.know(tensor, Origin(self.recorder.mark(self.graph.placeholder(name))))
+
+    def finish(self, result: Any) -> Trace:
+        """The trace, once the forward has returned ``result``."""
+        leaves, structure = flatten(result)
+        self.graph.output(tuple(self.argument(leaf) for leaf in leaves))
+        return Trace(self.graph, structure, tuple(self.recorder.entered))
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Records a call outside of torch (arithmetic on sizes)."""
+        return self.record("call_function", function, args, {})
+
+    def guard(self, node: fx.Node, value: Any) -> None:
+        """Records that ``node`` must be ``value`` at run time too.
+
+        Raises:
+            KeepWholeError: not only sizes decide it, and it decides about more than an error.
+        """
+        if (node, value) not in self._guarded:
+            self._guarded.add((node, value))
+            location, on_data = user_location(), not is_of_sizes(node)
+            if on_data and not only_raises(location):
+                of_inputs = bool(_placeholders_of(node))
+                by_what = "what is in the data" if of_inputs else "a random number"
+                raise KeepWholeError(
+                    f"{location} decides by {by_what}: {REMEDY}",
+                    self.recorder.scope,
+                    on_data=of_inputs,
+                )
+            self._node("call_function", guard, (node, value, on_data, location), {})
+
+    def record(
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None = None,
+        run: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Runs a call and records it as a node.
+
+        Args:
+            op: kind of the node, as fx has it.
+            target: what is called.
+            args: of the call; traced values become nodes.
+            kwargs: likewise.
+            name: of a call of torch, which decides what its numbers are.
+            run: what runs instead of the target.
+
+        Returns:
+            The result, with tensors that are known and numbers that remember their node.
+        """
+        node_args = tuple(self.argument(arg) for arg in args)
+        node_kwargs = {key: self.argument(value) for key, value in kwargs.items()}
+        is_constant = op != "call_module" and not _depends_on_data((node_args, node_kwargs))
+        node = self._node(op, target, node_args, node_kwargs)
+        with torch._C.DisableTorchFunction():
+            random_state = torch.random.get_rng_state() if is_constant else None
+            if run is not None:
+                result = run(*_plain(args), **_plain(kwargs))
+            else:
+                result = run_plain(op, target, args, kwargs)
+            if random_state is not None:
+                is_constant = torch.equal(random_state, torch.random.get_rng_state())
+        node.meta["is_constant"] = is_constant
+        node.meta["selected"] = _selects(name, args) or any(map(_is_selected, node.all_input_nodes))
+        node.meta["of_sizes"] = not node.meta["selected"] and (
+            name in _SIZES
+            or name in _CUTTERS - {"tolist"}
+            or (
+                name is None
+                and op == "call_function"
+                and all(map(is_of_sizes, node.all_input_nodes))
+            )
+        )
+        if not node.all_input_nodes and not _has_tensors(result) and op != "call_module":
+            self.graph.erase_node(node)  # a setting (torch.no_grad), or a constant
+            return result
+        return self._traced(result, node, name)
+
+    def _node(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        return self.recorder.mark(self.graph.create_node(op, target, args, kwargs))
+
+    def _traced(self, result: Any, node: fx.Node, name: str | None) -> Any:
+        """``result`` with its tensors known, and with sizes that remember ``node``."""
+        if isinstance(result, torch.Size) and name in _SIZES:
+            sizes: Any = [TracedInt(self, self._item(node, i), n) for i, n in enumerate(result)]
+            return torch.Size(sizes)
+        if name in _CUTTERS and not node.meta["is_constant"]:
+            self.guard(self._item(node, None, _length), _length(result))
+        leaves, structure = flatten(result)
+        traced = [
+            self._traced_leaf(leaf, Origin(node, path), name)
+            for leaf, path in zip(leaves, structure.paths(), strict=True)
+        ]
+        return structure.unflatten(traced) if any(map(_is_changed, leaves, traced)) else result
+
+    def _traced_leaf(self, leaf: Any, origin: Origin, name: str | None) -> Any:
+        if isinstance(leaf, Tensor):
+            if id(leaf) in self._known or id(leaf) in self.names.tensors:
+                with torch._C.DisableTorchFunction():
+                    leaf = leaf.view_as(leaf)  # so that one object has one origin
+            self.know(leaf, origin)
+            return leaf
+        if isinstance(leaf, bool) or not isinstance(leaf, int | float | complex | str):
+            is_decision = name in _DECISIONS and not origin.node.meta["is_constant"]
+            if is_decision or (isinstance(leaf, bool) and name is None):
+                self.guard(self._node_at(origin), leaf)
+            return leaf
+        if origin.node.meta["is_constant"]:
+            return leaf
+        is_number = name in _SIZES or name is None or origin.path
+        if is_number and isinstance(leaf, int):
+            return TracedInt(self, self._node_at(origin), leaf)
+        if is_number and isinstance(leaf, float):
+            return TracedFloat(self, self._node_at(origin), leaf)
+        raise KeepWholeError(
+            f"{user_location()} reads a number out of a tensor ({name}), which would be frozen "
+            f"into the graph: {REMEDY}",
+            self.recorder.scope,
+        )
+
+    def know(self, tensor: Tensor, origin: Origin) -> None:
+        """Notes where a tensor comes from."""
+        self._known[id(tensor)] = (tensor, origin)
+
+    def argument(self, value: Any) -> Any:
+        """``value`` with nodes in place of what was traced."""
+        if is_traced(value):
+            return value.fx_node
+        if isinstance(value, Tensor):
+            return self._tensor_argument(value)
+        if isinstance(value, slice):
+            parts = (value.start, value.stop, value.step)
+            return slice(*(self.argument(part) for part in parts))
+        if isinstance(value, torch.Size):
+            return tuple(self.argument(item) for item in value)
+        if isinstance(value, torch.Generator):
+            raise CaptureError(
+                f"{user_location()} draws from a torch.Generator of its own, whose state stages on "
+                "different devices cannot share: draw from the default generator (no generator "
+                f"argument), or {REMEDY}"
+            )
+        leaves, structure = flatten(value)
+        if structure.container is None:
+            return value
+        nodes = [self.argument(leaf) for leaf in leaves]
+        if not any(map(_is_changed, leaves, nodes)):
+            return value
+        if _is_plain(structure):
+            return structure.unflatten(nodes)
+        return self._node("call_function", rebuild, (structure, *nodes), {})
+
+    def _tensor_argument(self, tensor: Tensor) -> Any:
+        if id(tensor) in self._known:
+            return self._node_at(self._known[id(tensor)][1])
+        name = self.names.tensors.get(id(tensor))
+        if name is not None:
+            if name not in self._named:
+                self._named[name] = self._node("get_attr", name, (), {})
+            return self._named[name]
+        with torch._C.DisableTorchFunction():
+            is_computed = tensor.grad_fn is not None
+        if is_computed:
+            raise CaptureError(
+                f"{user_location()} uses a tensor that was computed out of sight (by an extension "
+                f"that hides its calls, or before this forward): {REMEDY}"
+            )
+        return tensor
+
+    def assigned_buffers(self, module: nn.Module) -> None:
+        """``self.buffer = value`` happens outside of torch; seen only by its result."""
+        for part in module.modules():
+            for name, buffer in part._buffers.items():
+                if buffer is not None and id(buffer) not in self.names.tensors:
+                    args = (part, name, self.argument(buffer))
+                    self._node("call_function", assign_buffer, args, {})
+
+    def _node_at(self, origin: Origin) -> fx.Node:
+        node = origin.node
+        for step in origin.path:
+            node = self._item(node, step.key, step.look_up)
+        return node
+
+    def _item(self, node: fx.Node, key: Any, look_up: Callable[..., Any] | None = None) -> fx.Node:
+        look_up = look_up or Step("item", key).look_up
+        cache = node.meta.setdefault("items", {})
+        if key not in cache:
+            item = self._node("call_function", look_up, (node, key), {})
+            item.meta["is_constant"] = node.meta.get("is_constant", False)
+            item.meta["selected"] = _is_selected(node)
+            item.meta["of_sizes"] = is_of_sizes(node) or (
+                look_up is _length and not _is_selected(node)
+            )
+            cache[key] = item
+        found: fx.Node = cache[key]
+        return found
+
+
+class Origin:
+    """A node, and the steps from its value to the tensor."""
+
+    __slots__ = ("node", "path")
+
+    def __init__(self, node: fx.Node, path: tuple[Step, ...] = ()) -> None:
+        self.node, self.path = node, path
+
+
+def run_plain(op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a call on the values that the traced ones stand for."""
+    args, kwargs = _plain(args), _plain(kwargs)
+    if op == "call_method":
+        return getattr(args[0], target)(*args[1:], **kwargs)
+    return target(*args, **kwargs)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with plain numbers in place of traced ones."""
+    if is_traced(value):
+        return value.value
+    if isinstance(value, slice):
+        return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
+    if isinstance(value, torch.Size):
+        return torch.Size([_plain(item) for item in value])
+    leaves, structure = flatten(value)
+    if structure.container is None:
+        return value
+    plain = [_plain(leaf) for leaf in leaves]
+    return structure.unflatten(plain) if any(map(_is_changed, leaves, plain)) else value
+
+
+def _length(pieces: Any, _: None = None) -> int:
+    """Node function: number of pieces of what was cut; -1 for a number."""
+    return len(pieces) if hasattr(pieces, "__len__") else -1
+
+
+def is_of_sizes(node: fx.Node) -> bool:
+    """Whether a number depends on sizes only, and not on the values in tensors."""
+    return bool(node.meta.get("of_sizes", False))
+
+
+def _selects(name: str | None, args: tuple[Any, ...]) -> bool:
+    """Whether a call of torch returns as much as the data say."""
+    if name in _SELECTORS or (name == "where" and len(args) == 1):
+        return True
+    indices = flatten(args[1:])[0] if name == "__getitem__" else []
+    return any(isinstance(item, Tensor) and item.dtype is torch.bool for item in indices)
+
+
+def _is_selected(node: fx.Node) -> bool:
+    """Whether the data decide how large the value of a node is."""
+    return bool(node.meta.get("selected", False))
+
+
+def _placeholders_of(node: fx.Node) -> set[fx.Node]:
+    """The inputs of the graph that a node depends on."""
+    seen, stack = {node}, [node]
+    while stack:
+        fresh = set(stack.pop().all_input_nodes) - seen
+        seen |= fresh
+        stack += fresh
+    return {item for item in seen if item.op == "placeholder"}
+
+
+def _has_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in flatten(value)[0])
+
+
+def _is_changed(before: Any, after: Any) -> bool:
+    return before is not after
+
+
+def _is_plain(structure: Structure) -> bool:
+    """Whether fx maps over the container by itself and keeps its type."""
+    return structure.container in (None, list, tuple, dict) and all(
+        map(_is_plain, structure.children)
+    )
+
+
+def _depends_on_data(value: Any) -> bool:
+    nodes: list[fx.Node] = []
+    fx.node.map_arg(value, nodes.append)
+    return not all(node.meta.get("is_constant", False) for node in nodes)

@@ -1,0 +1,192 @@
+"""The intermediate form: a ``torch.fx.Graph`` with the user's modules as its targets.
+
+Placeholders are the tensor arguments; ``call_module`` targets are qualified names; ``get_attr``
+reads parameters and buffers by canonical name; every other constant (numbers, devices, tensors
+that are neither parameter nor buffer) stands literally among the arguments. The output node
+holds the flat leaves of what forward returned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from lightning_gpp.capture.errors import GuardError, user_location
+from lightning_gpp.capture.tracing.keep_whole import HostDraws
+from lightning_gpp.capture.values.structure import Structure
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One forward in one mode.
+
+    Attributes:
+        graph: as the module describes.
+        output: structure of what forward returns; its leaves are the output node's arguments.
+        calls: every call of a module whose forward was looked into, in order.
+    """
+
+    graph: fx.Graph
+    output: Structure
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        """A node or a constant per leaf of the output."""
+        leaves: tuple[Any, ...] = tuple(self.graph.output_node().args[0])  # type: ignore[arg-type]
+        return leaves
+
+
+@dataclass
+class Names:
+    """Canonical (first) names of the modules, parameters and buffers of a module."""
+
+    modules: dict[int, str] = field(default_factory=dict)
+    tensors: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Names:
+        """The names, by the id of what they name."""
+        names = cls({id(item): name for name, item in module.named_modules()})
+        for tensors in (module.named_parameters(), module.named_buffers()):
+            names.tensors |= {id(tensor): name for name, tensor in tensors}
+        return names
+
+    def canonical(self, module: nn.Module) -> dict[str, str]:
+        """Every name of a parameter or buffer of ``module`` -> its canonical name."""
+        found = [
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        ]
+        return {name: self.tensors[id(tensor)] for name, tensor in found}
+
+
+@dataclass
+class Recorder:
+    """Creates nodes that know where they come from.
+
+    Every node's ``meta`` gets ``scope`` (the module whose forward made the call), ``location``
+    (the user's line), ``calls`` (the calls of modules that were running, outermost first),
+    ``no_grad``, and ``autocast`` where the forward itself switches it.
+    """
+
+    autocast: tuple[DeviceAutocast, ...] = field(default_factory=lambda: autocast_state())
+    draws: HostDraws = field(default_factory=HostDraws)
+    calls: list[Call] = field(default_factory=lambda: [Call("", 0)])
+    counts: Counter[str] = field(default_factory=Counter)
+    entered: list[Call] = field(default_factory=lambda: [Call("", 0)])
+
+    @property
+    def scope(self) -> str:
+        """Qualified name of the module whose forward is running."""
+        return self.calls[-1].name
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """Nodes made meanwhile belong to the module ``name``.
+
+        Raises:
+            DrawError: a module drew random numbers outside of torch.
+        """
+        self.draws.check(self.scope)
+        self.calls.append(Call(name, self.counts[name]))
+        self.entered.append(self.calls[-1])
+        self.counts[name] += 1
+        try:
+            with self.draws.checked(name):
+                yield
+        finally:
+            self.calls.pop()
+
+    def mark(self, node: fx.Node) -> fx.Node:
+        """Fills in the node's ``meta``."""
+        is_module = node.op == "call_module"
+        node.meta["scope"] = str(node.target) if is_module else self.scope
+        is_own_call = is_module and self.scope == node.target
+        node.meta["calls"] = tuple(self.calls[:-1] if is_own_call else self.calls)
+        node.meta["location"] = user_location()
+        node.meta["no_grad"] = not torch.is_grad_enabled()
+        node.meta["autocast"] = tuple(
+            state for state in autocast_state() if state not in self.autocast
+        )
+        return node
+
+
+class Call(NamedTuple):
+    """One call of a module: its qualified name, and how often it was called before."""
+
+    name: str
+    number: int
+
+
+class DeviceAutocast(NamedTuple):
+    """The state of autocast on one type of device."""
+
+    device_type: str
+    dtype: torch.dtype
+    enabled: bool
+
+
+def autocast_state() -> tuple[DeviceAutocast, ...]:
+    """The state of autocast now."""
+    types = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return tuple(
+        DeviceAutocast(name, torch.get_autocast_dtype(name), torch.is_autocast_enabled(name))
+        for name in types
+    )
+
+
+@contextmanager
+def context_of(node: fx.Node) -> Iterator[None]:
+    """The gradient mode and autocast in which the user's code makes the call."""
+    with ExitStack() as stack:
+        if node.meta["no_grad"]:
+            stack.enter_context(torch.no_grad())
+        for state in node.meta["autocast"]:
+            stack.enter_context(torch.autocast(*state))
+        yield
+
+
+def guard(observed: Any, expected: Any, on_data: bool, location: str) -> None:
+    """Node function: checks at run time a decision that the trace followed.
+
+    Raises:
+        GuardError: the decision comes out differently.
+    """
+    if isinstance(observed, Tensor):
+        observed = observed.item()
+    if observed != expected:
+        what = "the data" if on_data else "the size of an input"
+        raise GuardError(
+            f"{location} depends on {what}: it saw {expected!r} when the model was captured and "
+            f"sees {observed!r} now, so the captured graph does not fit. Keep the module with this "
+            "control flow whole: name its type or path in leaf_modules=[...], or give blocks=...",
+            on_data=on_data,
+            location=location,
+        )
+
+
+def assign_buffer(module: nn.Module, name: str, value: Tensor) -> None:
+    """Node function: what ``self.name = value`` does to a buffer."""
+    setattr(module, name, value)
+
+
+def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """Node function: applies a custom autograd function."""
+    return function.apply(*args)  # type: ignore[no-untyped-call]
+
+
+def identity(value: Any) -> Any:
+    """Node function: gives a value a name of its own (a parameter that forward returns)."""
+    return value
+
+
+def rebuild(structure: Structure, *leaves: Any) -> Any:
+    """Node function: puts a container together."""
+    return structure.unflatten(leaves)

@@ -1,0 +1,211 @@
+"""The arguments of the captured forward: which are tensors, what they are called, what is frozen.
+
+Tensors become the inputs of the graph. Everything else (flags, None, numbers) is frozen at
+capture and must be the same at every later call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from lightning_gpp.capture.errors import CaptureError
+from lightning_gpp.capture.values.graph_containers import is_opaque_graph
+from lightning_gpp.capture.values.structure import Structure, flatten, path_text
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """How the arguments of one forward are laid out.
+
+    Attributes:
+        signature: of the forward, without ``self``.
+        structure: of the dict of bound arguments (defaults filled in).
+        paths: a readable name per leaf (``batch_image``).
+        names: name of the graph input per leaf; None where the leaf is frozen.
+        frozen: the frozen leaves by position.
+        dtypes: element type of the tensor leaves by input name.
+    """
+
+    signature: inspect.Signature
+    structure: Structure
+    paths: tuple[str, ...]
+    names: tuple[str | None, ...]
+    frozen: Mapping[int, Any]
+    dtypes: Mapping[str, torch.dtype]
+
+    @classmethod
+    def of(cls, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        """The layout of ``module.forward(*args, **kwargs)``.
+
+        Raises:
+            CaptureError: no argument is a tensor, or an object hides tensors.
+        """
+        signature = inspect.signature(module.forward)
+        leaves, structure = flatten(_bind(signature, args, kwargs))
+        paths = _paths(signature, structure)
+        for path, leaf in zip(paths, leaves, strict=True):
+            _refuse_hidden_tensors(path, leaf)
+        namer = fx.Graph()  # makes names that graphs accept: unique, no built-in, no keyword
+        names = tuple(
+            namer.placeholder(path).name if isinstance(leaf, Tensor) else None
+            for path, leaf in zip(paths, leaves, strict=True)
+        )
+        if not any(names):
+            raise CaptureError(
+                f"{type(module).__name__}.forward was called without a tensor argument; a "
+                "pipeline needs at least one"
+            )
+        return cls(
+            signature=signature,
+            structure=structure,
+            paths=paths,
+            names=names,
+            frozen={i: leaf for i, leaf in enumerate(leaves) if names[i] is None},
+            dtypes={
+                name: leaf.dtype
+                for name, leaf in zip(names, leaves, strict=True)
+                if name is not None
+            },
+        )
+
+    def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Input name -> tensor of a later call with the same layout.
+
+        Raises:
+            ValueError: the call differs in something that was frozen at capture.
+        """
+        leaves, structure = flatten(_bind(self.signature, args, kwargs))
+        if structure != self.structure:
+            raise ValueError(
+                f"the model was captured with arguments {self.structure}, got {structure}: "
+                "call forward with the same containers, keys and lengths every time"
+            )
+        tensors = {}
+        for position, leaf in enumerate(leaves):
+            name = self.names[position]
+            if name is None:
+                self._check_frozen(position, leaf)
+            else:
+                tensors[name] = self._check_tensor(name, position, leaf)
+        return tensors
+
+    def refuse_lists_of_samples(self, tensors: Mapping[str, Tensor]) -> None:
+        """Checks that no list has strings, or tensors of several lengths, of single samples.
+
+        Their number changes with the batch, while the graph has as many inputs as at capture.
+
+        Args:
+            tensors: of a whole call, by input name.
+
+        Raises:
+            CaptureError: a list has as many of them as another argument has rows.
+        """
+        leaves = self._leaves(tensors)
+        for start, stop in self.structure.lists():
+            items, others = leaves[start:stop], leaves[:start] + leaves[stop:]
+            is_text = all(isinstance(item, str | bytes) for item in items)
+            is_per_sample = len(items) > 1 and len(items) in _lengths(others)
+            if is_per_sample and (is_text or len(_lengths(items)) > 1):
+                raise CaptureError(
+                    f"argument {self.paths[start]!r} is in a list of {len(items)}, one for each "
+                    "sample, so it is another one in every batch and cannot be captured. Make "
+                    "tensors of the list before forward is called, in the collate function or the "
+                    "step: numbers instead of text, rows padded to one length "
+                    "(torch.nn.utils.rnn.pad_sequence) with their lengths"
+                )
+
+    def rebuild(self, tensors: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``(args, kwargs)`` for the forward from one value per graph input."""
+        leaves = self._leaves(tensors)
+        bound = inspect.BoundArguments(self.signature, self.structure.unflatten(leaves))
+        return bound.args, bound.kwargs
+
+    def _leaves(self, tensors: Mapping[str, Any]) -> list[Any]:
+        return [
+            self.frozen[position] if name is None else tensors[name]
+            for position, name in enumerate(self.names)
+        ]
+
+    def _check_frozen(self, position: int, leaf: Any) -> None:
+        expected = self.frozen[position]
+        if not _same(expected, leaf):
+            got = "a tensor" if isinstance(leaf, Tensor) else repr(leaf)
+            raise ValueError(
+                f"argument {self.paths[position]!r} was {expected!r} when the model was captured "
+                f"and is frozen in its graph, got {got}: pass what changes from call to call as "
+                "a tensor, from the first call on"
+            )
+
+    def _check_tensor(self, name: str, position: int, leaf: Any) -> Tensor:
+        if not isinstance(leaf, Tensor):
+            raise ValueError(
+                f"argument {self.paths[position]!r} was a tensor when the model was captured, "
+                f"got {leaf!r}: pass a tensor every time"
+            )
+        if leaf.dtype != self.dtypes[name]:
+            raise ValueError(
+                f"argument {self.paths[position]!r} was {self.dtypes[name]} when the model was "
+                f"captured, got {leaf.dtype}: convert it before the call"
+            )
+        return leaf
+
+
+def _lengths(leaves: Sequence[Any]) -> set[int]:
+    """First dimensions of the tensors among some leaves."""
+    return {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}
+
+
+def _bind(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _paths(signature: inspect.Signature, structure: Structure) -> tuple[str, ...]:
+    parameters = signature.parameters
+    paths = []
+    for path in structure.paths():
+        is_extra = parameters[path[0].key].kind is inspect.Parameter.VAR_KEYWORD
+        paths.append(path_text(path[1:] if is_extra and len(path) > 1 else path))
+    return tuple(paths)
+
+
+def _same(expected: Any, got: Any) -> bool:
+    if expected is got:
+        return True
+    if type(expected) is not type(got):
+        return False
+    try:
+        return bool(expected == got) or (expected != expected and got != got)
+    except (RuntimeError, TypeError, ValueError):
+        return False
+
+
+def _refuse_hidden_tensors(path: str, leaf: Any) -> None:
+    if isinstance(leaf, Tensor | nn.Module | type) or not hasattr(leaf, "__dict__"):
+        return
+    attributes = list(vars(leaf).values())
+    nested = [
+        item for value in attributes if hasattr(value, "__dict__") for item in vars(value).values()
+    ]
+    mappings = [
+        item
+        for value in [*attributes, *nested]
+        if isinstance(value, dict)
+        for item in value.values()
+    ]
+    tensors = [value for value in [*attributes, *nested, *mappings] if isinstance(value, Tensor)]
+    if tensors or is_opaque_graph(leaf):
+        raise CaptureError(
+            f"argument {path!r} is a {type(leaf).__name__}, an object with tensors inside that is "
+            "no container: pass its tensors as arguments of their own (forward(x, edge_index)), "
+            "or in a dict or dataclass"
+        )

@@ -1,0 +1,80 @@
+"""A question to planners, as a configuration asks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from lightning_gpp.jobs.options import as_text
+from lightning_gpp.planner import PlanRequest
+from lightning_gpp.schedule import find_schedule
+from lightning_gpp.text_table import wrapped
+from lightning_gpp.units_of_measure import count_text
+
+if TYPE_CHECKING:
+    from lightning_gpp.simulate.refit.refit import Refit
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningProblem:
+    """A question to planners, and where it comes from.
+
+    Attributes:
+        name: of the model.
+        source: where the graph and the costs come from.
+        request: the question.
+        schedule: the schedule that was asked for; None leaves it to what fits into memory, and the
+            schedule of the question plays no part.
+        notes: what else to know, such as that a cache was used.
+        uses_all_devices: whether no device may stay idle, as training has it by default.
+    """
+
+    name: str
+    source: str
+    request: PlanRequest
+    schedule: str | None = None
+    notes: tuple[str, ...] = ()
+    uses_all_devices: bool = False
+
+    def describe(self, *, max_width: int = 100) -> str:
+        """What is planned, for which devices, and where it is from."""
+        cluster = self.request.cluster
+        hosts = len({device.host for device in cluster.devices})
+        what = (
+            f"{self.name}: {count_text(len(self.request.graph), 'operator')} for "
+            f"{count_text(cluster.num_devices, 'device')} ({', '.join(cluster.kinds)}) in "
+            f"{count_text(hosts, 'host')}, mini-batches of {self.request.minibatch_size}"
+        )
+        return wrapped([what, f"  from {self.source}", *self.notes], max_width)
+
+
+def schedule_of(config: DictConfig) -> str | None:
+    """The schedule that is asked for; None leaves it to what fits into memory.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    schedule = as_text("schedule", config.schedule)
+    if schedule is not None:
+        find_schedule(schedule)
+    return schedule
+
+
+def refitted(problem: PlanningProblem, found: Refit) -> PlanningProblem:
+    """A problem with its costs and links as recorded steps say.
+
+    Raises:
+        ValueError: the refit is of another model.
+    """
+    note = f"Costs: {found.describe()}."
+    return replace(problem, request=found.request(problem.request), notes=(*problem.notes, note))
+
+
+def strategy_option(config: DictConfig, name: str) -> Any:
+    """An option of the strategy; None where it has none of that name."""
+    if isinstance(config.strategy, str):
+        return None
+    found: Any = config.strategy.get(name)
+    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found

@@ -1,0 +1,1 @@
+"""Asking planners, with limits of time and of memory."""

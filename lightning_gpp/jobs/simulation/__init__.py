@@ -1,0 +1,1 @@
+"""Simulating plans, and what the job ``simulate`` says of them."""

@@ -1,0 +1,1 @@
+"""Jobs of a sweep, and their picture."""

@@ -1,0 +1,1 @@
+"""Found stages on devices, and what their step takes at least."""

@@ -1,0 +1,1 @@
+"""Better divisions next to found ones: a local search, and small repairs of a plan."""

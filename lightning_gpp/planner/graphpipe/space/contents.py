@@ -1,0 +1,227 @@
+"""What stages made of given units hold and exchange, whatever the size of their micro-batches.
+
+The units that read a value outside the stage are taken to be in different stages unless one of them
+follows the other, which only a whole plan tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from lightning_gpp.graph import FEED
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.graphpipe.space.flows import unit_flows
+from lightning_gpp.planner.graphpipe.space.holdings import Holdings
+from lightning_gpp.planner.graphpipe.space.layout import Interval
+from lightning_gpp.planner.units.units import UnitGraph
+
+Intervals = tuple[Interval, ...]
+
+
+class Content(NamedTuple):
+    """What a set of units holds and exchanges, whatever the size of its micro-batches.
+
+    Attributes:
+        kept_bytes: parameters, gradients and optimizer state.
+        gradient_bytes: gradients.
+        has_state: whether it must neither be replicated nor run its forward twice.
+        is_whole: whether it exchanges values that cannot be cut by samples, as replicas would need.
+        sent: what it sends: activations forward and gradients back.
+        received: what it receives.
+        inputs: the activations that it receives.
+        num_sent: messages that it sends for a micro-batch.
+        num_received: messages that it receives.
+    """
+
+    kept_bytes: int
+    gradient_bytes: int
+    has_state: bool
+    is_whole: bool
+    sent: tuple[float, float]
+    received: tuple[float, float]
+    inputs: tuple[float, float]
+    num_sent: int
+    num_received: int
+
+
+class _Flow(NamedTuple):
+    """A value between places, which are bits.
+
+    Attributes:
+        number: its own.
+        source: the place that makes it; none if it is the feed.
+        targets: the places that read it.
+        is_whole: whether it cannot be cut by samples.
+        per_sample: bytes (these four: see :class:`EdgeBytes`).
+        fixed: bytes.
+        gradient_per_sample: bytes.
+        gradient_fixed: bytes.
+    """
+
+    number: int
+    source: int
+    targets: int
+    is_whole: bool
+    per_sample: float
+    fixed: float
+    gradient_per_sample: float
+    gradient_fixed: float
+
+
+class Contents:
+    """The contents of stages by their intervals, each found once.
+
+    Attributes:
+        gradient_bytes: running sums over the places (see :class:`Holdings`).
+    """
+
+    def __init__(self, request: PlanRequest, units: UnitGraph, order: Sequence[int]) -> None:
+        graph = request.graph
+        self._graph = graph
+        self._optimizer_values = request.optimizer_values
+        self._holdings = Holdings(graph, units, order)
+        self.gradient_bytes = self._holdings.gradient_bytes
+        operators = [[graph.operator[name] for name in units.operators[unit]] for unit in order]
+        self._has_state = [any(operator.state for operator in some) for some in operators]
+        whole = {name for name in graph.outputs if not graph.values[name].is_cuttable}
+        self._is_whole = [
+            any(value.name in whole for operator in some for value in operator.outputs)
+            for some in operators
+        ]
+        self._inward: list[list[_Flow]] = [[] for _ in order]
+        self._outward: list[list[_Flow]] = [[] for _ in order]
+        place = {unit: position for position, unit in enumerate(order)}
+        self._note_flows(units, place)
+        self._before = [0] * len(order)
+        for position, unit in enumerate(order):
+            for source in units.predecessors[unit]:
+                self._before[position] |= self._before[place[source]] | 1 << place[source]
+        self._found: dict[Intervals, Content] = {}
+        self._of_branch: dict[Interval, tuple[Content, frozenset[object]]] = {}
+
+    def _note_flows(self, units: UnitGraph, place: Mapping[int, int]) -> None:
+        for number, flow in enumerate(unit_flows(self._graph, units)):
+            targets = sorted(place[target] for target in flow.targets)
+            new = _Flow(
+                number,
+                0 if flow.source == FEED else 1 << place[flow.source],
+                sum(1 << target for target in targets),
+                not flow.is_cuttable,
+                flow.size.per_sample,
+                flow.size.fixed,
+                flow.size.gradient_per_sample,
+                flow.size.gradient_fixed,
+            )
+            for target in targets:
+                self._inward[target].append(new)
+            if flow.source != FEED:
+                self._outward[place[flow.source]].append(new)
+
+    def likeness(self, place: int) -> object:
+        """What must be equal for two units to stand for each other, apart from their times."""
+        own = [self._graph.parameter[name] for name in self._holdings.parameters[place]]
+        sizes = sorted((parameter.size_bytes, parameter.requires_grad) for parameter in own)
+        inward = sorted(flow[3:] for flow in self._inward[place])
+        outward = sorted((flow.targets.bit_count(), *flow[3:]) for flow in self._outward[place])
+        flags = self._has_state[place], self._is_whole[place]
+        return tuple(sizes), flags, tuple(inward), tuple(outward)
+
+    def of_branch(self, interval: Interval) -> tuple[Content, frozenset[object]]:
+        """What must be equal for two branches of a block to stand for each other in any stage.
+
+        What a stage of several branches holds and exchanges is the sum of what they do, less what
+        several of them share.
+
+        Returns:
+            The content of the branch, and all that it shares with places outside: parameters,
+            values that it reads, and who sends them.
+        """
+        found = self._of_branch.get(interval)
+        if found is None:
+            shared = frozenset(self._shared(interval))
+            found = self._of_branch[interval] = self[(interval,)], shared
+        return found
+
+    def _shared(self, interval: Interval) -> Iterator[object]:
+        yield from self._holdings.shared_beyond(interval)
+        outside = ~_bits((interval,))
+        for flow in chain.from_iterable(self._inward[slice(*interval)]):
+            if not flow.source & ~outside:
+                if flow.targets & outside:
+                    yield flow
+                sent = self._outward[flow.source.bit_length() - 1] if flow.source else ()
+                if not flow.source or any(other.targets & outside for other in sent):
+                    yield "sender", flow.source
+
+    def __getitem__(self, intervals: Intervals) -> Content:
+        found = self._found.get(intervals)
+        if found is None:
+            found = self._found[intervals] = self._content(intervals)
+        return found
+
+    def _content(self, intervals: Intervals) -> Content:
+        outside = ~_bits(intervals)
+        total, trained = self._holdings.bytes_of(intervals)
+        sent = sent_fixed = received = received_fixed = inputs = inputs_fixed = 0.0
+        num_sent = num_received = 0
+        entered: set[int] = set()
+        senders: set[int] = set()
+        has_state = is_whole = False
+        for start, stop in intervals:
+            has_state = has_state or True in self._has_state[start:stop]
+            is_whole = is_whole or True in self._is_whole[start:stop]
+            for place in range(start, stop):
+                for flow in self._inward[place]:
+                    source = flow.source
+                    if source & ~outside or flow.number in entered:
+                        continue
+                    entered.add(flow.number)
+                    is_whole = is_whole or flow.is_whole
+                    received += flow.per_sample
+                    received_fixed += flow.fixed
+                    inputs += flow.per_sample
+                    inputs_fixed += flow.fixed
+                    if source:
+                        sent += flow.gradient_per_sample
+                        sent_fixed += flow.gradient_fixed
+                    if source not in senders:
+                        senders.add(source)
+                        num_received += 1
+                        num_sent += source > 0
+                for flow in self._outward[place]:
+                    if readers := flow.targets & outside:
+                        count = self._num_readers(readers)
+                        is_whole = is_whole or flow.is_whole
+                        sent += count * flow.per_sample
+                        sent_fixed += count * flow.fixed
+                        received += count * flow.gradient_per_sample
+                        received_fixed += count * flow.gradient_fixed
+                        num_sent += count
+                        num_received += count
+        return Content(
+            kept_bytes=total + trained * (1 + self._optimizer_values),
+            gradient_bytes=trained,
+            has_state=has_state,
+            is_whole=is_whole,
+            sent=(sent, sent_fixed),
+            received=(received, received_fixed),
+            inputs=(inputs, inputs_fixed),
+            num_sent=num_sent,
+            num_received=num_received,
+        )
+
+    def _num_readers(self, readers: int) -> int:
+        """Units that read a value, those left out that come after another one."""
+        count, left = 0, readers
+        while left:
+            first = left & -left
+            count += not self._before[first.bit_length() - 1] & readers
+            left ^= first
+        return count
+
+
+def _bits(intervals: Intervals) -> int:
+    """Places of a stage as bits."""
+    return sum((1 << stop) - (1 << start) for start, stop in intervals)

@@ -1,0 +1,277 @@
+"""What a stage made of given units would take, without knowing the rest of the plan.
+
+The quantities of :mod:`lightning_gpp.planner.step_time.evaluate`, but messages take the slowest
+link.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from operator import sub
+from typing import NamedTuple
+
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.graphpipe.space.contents import Content, Contents, Intervals
+from lightning_gpp.planner.graphpipe.space.crew import Crew
+from lightning_gpp.planner.graphpipe.space.load import Load
+from lightning_gpp.planner.step_time.stage_costs import reduce_line
+from lightning_gpp.planner.units.units import UnitGraph
+
+
+class Rate(NamedTuple):
+    """How fast a stage is, and how much it may hold, on some devices.
+
+    Attributes:
+        seconds_per_sample: without recomputation.
+        most_in_flight: micro-batches in flight that fit into memory.
+        recomputed_seconds_per_sample: with recomputation; infinite where it is not allowed.
+        recomputed_most_in_flight: micro-batches in flight that then fit.
+    """
+
+    seconds_per_sample: float
+    most_in_flight: float
+    recomputed_seconds_per_sample: float
+    recomputed_most_in_flight: float
+
+
+IMPOSSIBLE = Rate(math.inf, 0, math.inf, 0)
+"""The rate of a stage that must not have replicas."""
+
+
+class UnitTimes:
+    """Running sums over the places of what units take, by micro-batch size and kind of device."""
+
+    def __init__(self, request: PlanRequest, units: UnitGraph, order: Sequence[int]) -> None:
+        self._request = request
+        self._operators = [units.operators[unit] for unit in order]
+        self._sums: dict[tuple[float, str], tuple[list[float], list[float], list[float]]] = {}
+
+    def sums(self, size: float, kind: str) -> tuple[list[float], list[float], list[float]]:
+        """Running sums of seconds, of forward seconds, and of activation bytes."""
+        found = self._sums.get((size, kind))
+        if found is None:
+            costs = self._request.profile(size, kind).operators
+            rows = [[costs[name] for name in names] for names in self._operators]
+            found = self._sums[size, kind] = (
+                [
+                    *accumulate(
+                        (sum(c.forward_s + c.backward_s for c in r) for r in rows), initial=0.0
+                    )
+                ],
+                [*accumulate((sum(c.forward_s for c in r) for r in rows), initial=0.0)],
+                [
+                    *accumulate(
+                        (float(sum(c.activation_bytes for c in r)) for r in rows), initial=0.0
+                    )
+                ],
+            )
+        return found
+
+
+class ReduceTimes:
+    """How long it takes to sum gradients over neighbouring devices."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self._request = request
+        self._found: dict[int, tuple[float, float]] = {}
+
+    def line(self, num_replicas: int) -> tuple[float, float]:
+        """Seconds for some replicas: at least, and per byte."""
+        line = self._found.get(num_replicas)
+        if line is None:
+            devices = tuple(range(min(num_replicas, self._request.num_devices)))
+            line = self._found[num_replicas] = reduce_line(self._request.cluster, devices)
+        return line
+
+
+class CrewRates:
+    """The rates of stages on some devices, with one smallest micro-batch.
+
+    Attributes:
+        least_seconds: running sums over the places of the seconds per sample that units take at
+            least: compute and reduction.
+        seconds: running sums of the seconds of a replica's share of a micro-batch.
+    """
+
+    def __init__(self, prices: Prices, crew: Crew, microbatch_size: float) -> None:
+        request = prices.request
+        kind = request.cluster.kinds[crew.kind]
+        self._contents = prices.contents
+        self._has_replicas = crew.num_replicas > 1
+        self._minibatch_size = request.minibatch_size
+        self._may_recompute = request.may_recompute
+        self._size = microbatch_size * crew.multiple
+        self._share = microbatch_size * crew.multiple / crew.num_replicas
+        self.seconds, self._forward, self._kept = prices.times.sums(self._share, kind)
+        self._memory_bytes = prices.memory_bytes[crew.kind]
+        self._reduce = prices.reduce.line(crew.num_replicas)
+        link = request.cluster.slowest_link
+        self._latency_s, self._per_second = link.latency_s, link.bandwidth_bytes_per_s
+        self._found: dict[Intervals, Rate] = {}
+        per_byte_s = self._reduce[1] / request.minibatch_size
+        pairs = zip(self.seconds, prices.contents.gradient_bytes)
+        self.least_seconds = [s / self._size + n * per_byte_s for s, n in pairs]
+
+    @cached_property
+    def least_each(self) -> list[float]:
+        """Seconds per sample that the unit at every place takes at least."""
+        return list(map(sub, self.least_seconds[1:], self.least_seconds))
+
+    @cached_property
+    def each(self) -> list[float]:
+        """Seconds of a replica's share of a micro-batch at every place."""
+        return list(map(sub, self.seconds[1:], self.seconds))
+
+    def __call__(self, intervals: Intervals) -> Rate:
+        """The rate of a stage, found once."""
+        found = self._found.get(intervals)
+        if found is None:
+            found = self._found[intervals] = self._rate(intervals, self._contents[intervals])
+        return found
+
+    @cached_property
+    def kept_each(self) -> list[float]:
+        """Bytes that a replica's share of a micro-batch keeps at every place for its backward."""
+        return list(map(sub, self._kept[1:], self._kept))
+
+    def compute_s(self, intervals: Intervals) -> tuple[float, float]:
+        """Seconds of a forward, and of a backward, of a replica's share of a micro-batch."""
+        forward_s = sum(self._forward[stop] - self._forward[start] for start, stop in intervals)
+        both_s = sum(self.seconds[stop] - self.seconds[start] for start, stop in intervals)
+        return forward_s, both_s - forward_s
+
+    def gradient_bytes(self, intervals: Intervals) -> int:
+        """Bytes of the gradients of a stage's parameters."""
+        return self._contents[intervals].gradient_bytes
+
+    def _rate(self, intervals: Intervals, content: Content) -> Rate:
+        if self._has_replicas and (content.has_state or content.is_whole):
+            return IMPOSSIBLE
+        both, kept = self.seconds, self._kept
+        compute_s = activation_bytes = 0.0
+        for start, stop in intervals:
+            compute_s += both[stop] - both[start]
+            activation_bytes += kept[stop] - kept[start]
+        message_s = self._message_s(content)
+        reduce_s = 0.0
+        if content.gradient_bytes:
+            reduce_s = self._reduce[0] + self._reduce[1] * content.gradient_bytes
+        per_sample_s = reduce_s / self._minibatch_size
+        free = self._memory_bytes - content.kept_bytes
+        again_s, again_most = math.inf, 0.0
+        if self._may_recompute and not content.has_state:
+            forward_s = sum(self._forward[stop] - self._forward[start] for start, stop in intervals)
+            again_s = max(compute_s + forward_s, message_s) / self._size + per_sample_s
+            input_bytes = content.inputs[0] * self._share + content.inputs[1]
+            again_most = _count(free - activation_bytes, input_bytes)
+        return Rate(
+            max(compute_s, message_s) / self._size + per_sample_s,
+            _count(free, activation_bytes),
+            again_s,
+            again_most,
+        )
+
+    def _message_s(self, content: Content) -> float:
+        sent = content.sent[0] * self._share + content.sent[1]
+        received = content.received[0] * self._share + content.received[1]
+        return max(
+            content.num_sent * self._latency_s + sent / self._per_second,
+            content.num_received * self._latency_s + received / self._per_second,
+        )
+
+
+def _count(free: float, each: float) -> float:
+    if free < 0:
+        return 0
+    return math.inf if each <= 0 or math.isinf(free) else math.floor(free / each + 1e-9)
+
+
+class Rates:
+    """The rates of stages with one smallest micro-batch.
+
+    Attributes:
+        microbatch_size: the smallest micro-batch, in samples.
+        contents: what stages hold and exchange.
+    """
+
+    def __init__(self, prices: Prices, microbatch_size: float) -> None:
+        self._prices = prices
+        self.contents = prices.contents
+        self.microbatch_size = microbatch_size
+        self._of: dict[Crew, CrewRates] = {}
+        self._loads: dict[tuple[Crew, ...], Load] = {}
+
+    def of(self, crew: Crew) -> CrewRates:
+        """The rates of stages on some devices."""
+        found = self._of.get(crew)
+        if found is None:
+            found = self._of[crew] = CrewRates(self._prices, crew, self.microbatch_size)
+        return found
+
+    def load(self, crews: tuple[Crew, ...], num_devices: int) -> Load:
+        """What all units take, where stages have one of some crews of all devices."""
+        found = self._loads.get(crews)
+        if found is None:
+            found = self._loads[crews] = Load(
+                self.least_each, lambda crew: self.of(crew).kept_each, crews, num_devices
+            )
+        return found
+
+    def __call__(self, intervals: Intervals, crew: Crew) -> Rate:
+        """The rate of a stage."""
+        return self.of(crew)(intervals)
+
+    def seconds(self, crew: Crew) -> list[float]:
+        """Running sums over the places (see :class:`CrewRates`)."""
+        return self.of(crew).seconds
+
+    def least_seconds(self, crew: Crew) -> list[float]:
+        """Running sums over the places (see :class:`CrewRates`)."""
+        return self.of(crew).least_seconds
+
+    def least_each(self, crew: Crew) -> list[float]:
+        """Seconds per sample that the unit at every place takes at least."""
+        return self.of(crew).least_each
+
+    def each(self, crew: Crew) -> list[float]:
+        """Seconds of a replica's share of a micro-batch at every place."""
+        return self.of(crew).each
+
+
+class Prices:
+    """What the units of a model hold, exchange and take, in one order, found once for all searches.
+
+    Attributes:
+        request: the question.
+        order: unit at every place.
+        contents: what stages hold and exchange.
+        times: what they take.
+        reduce: what it takes to sum the gradients of replicas.
+        memory_bytes: memory of a device of each kind, the smallest; infinite where it is not known.
+    """
+
+    def __init__(self, request: PlanRequest, units: UnitGraph, order: tuple[int, ...]) -> None:
+        self.request = request
+        self.order = order
+        self.contents = Contents(request, units, order)
+        self.times = UnitTimes(request, units, order)
+        self.reduce = ReduceTimes(request)
+        self.memory_bytes = tuple(
+            min(
+                math.inf if device.memory_bytes is None else device.memory_bytes
+                for device in request.cluster.devices
+                if device.kind == kind
+            )
+            for kind in request.cluster.kinds
+        )
+        self._rates: dict[float, Rates] = {}
+
+    def rates(self, microbatch_size: float) -> Rates:
+        """The rates of stages with one smallest micro-batch."""
+        found = self._rates.get(microbatch_size)
+        if found is None:
+            found = self._rates[microbatch_size] = Rates(self, microbatch_size)
+        return found

@@ -1,0 +1,66 @@
+"""Devices in use, by kind, packed into one integer, so that a search adds and compares them fast.
+
+Each kind of device has a field of bits with a guard bit on top: ``a`` is nowhere more than ``b``
+iff no guard bit is borrowed by ``b + guards - a``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+FIELD_BITS = 20
+
+
+class DeviceCounts:
+    """The fields of one cluster.
+
+    Attributes:
+        has_one_kind: whether all devices are of one kind.
+
+    >>> usage = DeviceCounts((4, 2))
+    >>> one = usage.of(3, kind=0) + usage.of(1, kind=1)
+    >>> usage.fits(one, most=6), usage.fits(one + usage.of(2, kind=1), most=6)
+    (True, False)
+    """
+
+    def __init__(self, available: Sequence[int]) -> None:
+        self.guards = sum(
+            1 << (FIELD_BITS * kind + FIELD_BITS - 1) for kind in range(len(available))
+        )
+        self.available = sum(self.of(count, kind) for kind, count in enumerate(available))
+        self._limit = self.available | self.guards
+        self.num_devices = sum(available)
+        self.has_one_kind = len(available) == 1
+
+    def of(self, count: int, kind: int) -> int:
+        """A number of devices of one kind."""
+        return count << (FIELD_BITS * kind)
+
+    def fits(self, used: int, most: int) -> bool:
+        """Whether no more is used than there is of each kind, and than ``most`` in all.
+
+        Args:
+            used: devices in use.
+            most: at most ``num_devices``.
+        """
+        if self.has_one_kind:
+            return used <= most
+        return self.total(used) <= most and (self._limit - used) & self.guards == self.guards
+
+    def covers(self, more: int, less: int) -> bool:
+        """Whether ``less`` is nowhere more than ``more``."""
+        return ((more | self.guards) - less) & self.guards == self.guards
+
+    def count(self, used: int, kind: int) -> int:
+        """Devices of one kind in use."""
+        return used >> (FIELD_BITS * kind) & (1 << (FIELD_BITS - 1)) - 1
+
+    def total(self, used: int) -> int:
+        """Devices in use."""
+        if used < 1 << FIELD_BITS:
+            return used
+        total = 0
+        while used:
+            total += used & (1 << FIELD_BITS) - 1
+            used >>= FIELD_BITS
+        return total

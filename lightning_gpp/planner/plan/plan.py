@@ -1,0 +1,122 @@
+"""A plan: which operators form which stage on which device.
+
+Plans are plain data with a JSON form (:mod:`lightning_gpp.planner.plan.plan_json`): they can be
+printed, compared, edited by hand and given to the strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_gpp.schedule.replicas import check_shares
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A convex set of operators placed on one device (or one replica group).
+
+    Attributes:
+        id: position in topological order, from 0.
+        operators: operator names, in topological order.
+        devices: indices into the cluster's devices; more than one means data-parallel replicas:
+            each of them takes a consecutive share of the samples of every micro-batch.
+        microbatch_multiple: how many of the plan's smallest micro-batches the stage, with all of
+            its replicas, processes at a time (GraphPipe's per-stage micro-batch size, arXiv
+            2406.17145 section 5.3).
+        recompute: whether the stage keeps only its inputs between forward and backward, and runs
+            its forward again before the backward.
+        shares: smallest micro-batches in the share of each replica, in the order of ``devices``,
+            together ``microbatch_multiple``; none: equal shares, so that the number of devices
+            divides it.
+    """
+
+    id: int
+    operators: tuple[str, ...]
+    devices: tuple[int, ...]
+    microbatch_multiple: int = 1
+    recompute: bool = False
+    shares: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.operators:
+            raise ValueError(f"stage {self.id} holds no operator")
+        if not self.devices:
+            raise ValueError(f"stage {self.id} is on no device")
+        if self.microbatch_multiple < 1:
+            raise ValueError(
+                f"stage {self.id}: microbatch_multiple must be at least 1, "
+                f"got {self.microbatch_multiple}"
+            )
+        if len(set(self.devices)) != len(self.devices):
+            raise ValueError(f"stage {self.id} names a device twice: {list(self.devices)}")
+        if self.shares:
+            check_shares(self.id, self.shares, self.devices, self.microbatch_multiple)
+        elif self.microbatch_multiple % len(self.devices):
+            raise ValueError(
+                f"stage {self.id}: its {len(self.devices)} devices take equal shares of a "
+                f"micro-batch, so microbatch_multiple must be a multiple of {len(self.devices)}, "
+                f"got {self.microbatch_multiple}; or give their shares"
+            )
+
+    @property
+    def num_replicas(self) -> int:
+        """Data-parallel copies of the stage."""
+        return len(self.devices)
+
+    @property
+    def replica_multiples(self) -> tuple[int, ...]:
+        """Smallest micro-batches in the share of each replica."""
+        equal = self.microbatch_multiple // len(self.devices)
+        return self.shares or (equal,) * len(self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Stages in topological order. The last one computes the loss.
+
+    Attributes:
+        stages: the stages; ``stages[i].id == i``.
+        planner: name of the planner that made it (``"manual"`` for one made by hand).
+        num_microbatches: smallest micro-batches of a mini-batch, which the stages' multiples
+            count; None leaves the number to whoever runs the plan.
+        is_chain: whether every stage also waits for the one before it, as in pipelines that know
+            no branches; an empty message orders stages that share no data.
+
+    Raises:
+        ValueError: stage ids are not 0, 1, 2, …
+    """
+
+    stages: tuple[Stage, ...]
+    planner: str = "manual"
+    num_microbatches: int | None = None
+    is_chain: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("a plan needs at least one stage")
+        if [stage.id for stage in self.stages] != list(range(len(self.stages))):
+            raise ValueError(
+                f"stage ids must count up from 0, got {[stage.id for stage in self.stages]}"
+            )
+        for stage in self.stages:
+            if self.num_microbatches and self.num_microbatches % stage.microbatch_multiple:
+                raise ValueError(
+                    f"stage {stage.id}: microbatch_multiple {stage.microbatch_multiple} does not "
+                    f"divide the plan's {self.num_microbatches} micro-batches"
+                )
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return len(self.stages)
+
+    @property
+    def num_devices(self) -> int:
+        """One more than the highest device index in use."""
+        return 1 + max(device for stage in self.stages for device in stage.devices)
+
+    @property
+    def stage_operators(self) -> Sequence[Sequence[str]]:
+        """Operator names of each stage."""
+        return [stage.operators for stage in self.stages]

@@ -1,0 +1,95 @@
+"""What every device of a plan does during a step: when it computes, when it waits, and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, StageEvaluation
+from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """How one device spends a step; all but ``device`` and ``stages`` are seconds.
+
+    Attributes:
+        device: its index in the cluster.
+        stages: ids of its stages.
+        compute_s: forwards and backwards.
+        reduce_s: summing the gradients of replicas.
+        fill_s: waiting for its first input (warm-up).
+        inputs_s: waiting for activations of the stages before it, after that.
+        gradients_s: waiting for gradients of the stages after it.
+        end_s: idle after its own work, until the slowest device is done (drain).
+    """
+
+    device: int
+    stages: tuple[int, ...]
+    compute_s: float
+    reduce_s: float
+    fill_s: float
+    inputs_s: float
+    gradients_s: float
+    end_s: float
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds without work."""
+        return self.fill_s + self.inputs_s + self.gradients_s + self.end_s
+
+
+def device_times(evaluation: PlanEvaluation, request: PlanRequest) -> tuple[DeviceTime, ...]:
+    """How every device that a plan uses spends a step, in the order of the devices.
+
+    Played as :func:`~lightning_gpp.planner.step_time.evaluate.evaluate_plan` plays it. Where the
+    step is longer than that because a link has to carry more than the order shows, the rest counts
+    as waiting at the end.
+    """
+    run = pipeline_run(evaluation.plan, request)
+    timing = run.play(evaluation.stages, record=True)
+    work = [
+        [_Work(start_s, step >= 0, found) for step, start_s in zip(run.steps[number], starts)]
+        for number, (found, starts) in enumerate(zip(evaluation.stages, timing.start_s))
+    ]
+    return tuple(_device_time(found.device, evaluation, work) for found in evaluation.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A forward or a backward of a stage."""
+
+    start_s: float
+    is_forward: bool
+    stage: StageEvaluation
+
+    @property
+    def duration_s(self) -> float:
+        return self.stage.forward_s if self.is_forward else self.stage.backward_s
+
+
+def _device_time(
+    device: int, evaluation: PlanEvaluation, work_of_stage: Sequence[Sequence[_Work]]
+) -> DeviceTime:
+    own = [found for found in evaluation.stages if device in found.stage.devices]
+    waits = {"fill": 0.0, "inputs": 0.0, "gradients": 0.0}
+    clock_s = compute_s = 0.0
+    all_work = chain.from_iterable(work_of_stage[found.stage.id] for found in own)
+    for number, work in enumerate(sorted(all_work, key=lambda work: work.start_s)):
+        reason = "fill" if number == 0 else "inputs" if work.is_forward else "gradients"
+        waits[reason] += max(0.0, work.start_s - clock_s)
+        clock_s = work.start_s + work.duration_s
+        compute_s += work.duration_s
+    reduce_s = sum(found.reduce_s for found in own)
+    return DeviceTime(
+        device,
+        tuple(found.stage.id for found in own),
+        compute_s=compute_s,
+        reduce_s=reduce_s,
+        fill_s=waits["fill"],
+        inputs_s=waits["inputs"],
+        gradients_s=waits["gradients"],
+        end_s=max(0.0, evaluation.step_s - clock_s - reduce_s),
+    )

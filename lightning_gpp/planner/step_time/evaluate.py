@@ -1,0 +1,263 @@
+"""What a plan would do: seconds, samples per second, what bounds it, and bytes on every device.
+
+All planners are compared by this one function, so that a better number is a better plan and not
+another cost model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.plan.plan import Plan, Stage
+from lightning_gpp.planner.step_time.pipeline_run import PipelineRun, pipeline_run
+from lightning_gpp.planner.step_time.stage_costs import StageMemory, stage_compute, stage_memory
+
+Bound = Literal["compute", "communication"]
+
+ROUNDING = 1e-9
+"""By so much the sums of a lower bound may be rounded up, relatively."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageEvaluation:
+    """What one stage does.
+
+    Attributes:
+        stage: the stage.
+        microbatch_size: samples of one micro-batch, all replicas together.
+        forward_s: seconds of the forward of a replica's share of one micro-batch.
+        backward_s: the same of the backward; with recomputation the second forward included.
+        communication_s: seconds that a replica sends, or receives (the longer), per micro-batch.
+        reduce_s: seconds to sum the replicas' gradients, once per mini-batch, not overlapped.
+        seconds_per_sample: the time per sample (TPS) of the GraphPipe paper: what the stage takes
+            of a steady pipeline.
+        in_flight: its micro-batches between forward and backward at the peak.
+        memory: bytes on each of its devices.
+    """
+
+    stage: Stage
+    microbatch_size: float
+    forward_s: float
+    backward_s: float
+    communication_s: float
+    reduce_s: float
+    seconds_per_sample: float
+    in_flight: int
+    memory: StageMemory
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of forward and backward per micro-batch."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def bound(self) -> Bound:
+        """What takes longer."""
+        return "communication" if self.communication_s > self.compute_s else "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEvaluation:
+    """What one device does in a step.
+
+    Attributes:
+        device: its index in the cluster.
+        busy_s: seconds that it computes.
+        memory_bytes: bytes of all its stages at the peak.
+        limit_bytes: its memory; None where it is not known.
+    """
+
+    device: int
+    busy_s: float
+    memory_bytes: int
+    limit_bytes: int | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether its stages fit into its memory."""
+        return self.limit_bytes is None or self.memory_bytes <= self.limit_bytes
+
+
+@dataclass(frozen=True)
+class PlanEvaluation:
+    """What a plan would do.
+
+    Attributes:
+        plan: the plan.
+        minibatch_size: samples of one step.
+        stages: every stage.
+        devices: every device that the plan uses.
+        seconds_per_sample: what the busiest device takes per sample of a steady pipeline; no step
+            is shorter than this times the samples.
+        step_s: seconds of one step, warm-up and drain included.
+        depth: stages on the longest path.
+    """
+
+    plan: Plan
+    minibatch_size: int
+    stages: tuple[StageEvaluation, ...]
+    devices: tuple[DeviceEvaluation, ...]
+    seconds_per_sample: float
+    step_s: float
+    depth: int
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second."""
+        return self.minibatch_size / self.step_s
+
+    @property
+    def bottleneck(self) -> StageEvaluation:
+        """The stage that takes most of a steady pipeline."""
+        return max(self.stages, key=lambda stage: stage.seconds_per_sample)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Bytes on the fullest device."""
+        return max(device.memory_bytes for device in self.devices)
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether every device has enough memory."""
+        return all(device.fits for device in self.devices)
+
+
+def evaluate_plan(plan: Plan, request: PlanRequest) -> PlanEvaluation:
+    """What a plan would do.
+
+    The step is what the orders of its stages take when played, and no shorter than the mini-batch
+    times the seconds per sample of the busiest device.
+
+    Args:
+        plan: stages on devices of the request's cluster. Its number of micro-batches, or the
+            request's, must be set.
+        request: the model, the cluster, the costs, the mini-batch.
+
+    Raises:
+        ValueError: the plan does not fit the model, or has no number of micro-batches.
+    """
+    found = evaluate_below(plan, request, math.inf)
+    assert found is not None  # no step is longer
+    return found
+
+
+def plan_devices(plan: Plan, request: PlanRequest) -> tuple[DeviceEvaluation, ...]:
+    """What every device of a plan computes and holds; the step is not played.
+
+    Args:
+        plan: as of :func:`evaluate_plan`.
+        request: likewise.
+
+    Raises:
+        ValueError: the plan does not fit the model, or has no number of micro-batches.
+    """
+    return _devices(request, _stages(pipeline_run(plan, request), request))
+
+
+def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEvaluation | None:
+    """What a plan would do; None where its step is longer than so many seconds.
+
+    As :func:`evaluate_plan`, but for most of the plans that are too slow a lower bound of the step
+    tells so in a fraction of the time (:mod:`lightning_gpp.planner.step_time.least_step`).
+
+    Args:
+        plan: the plan.
+        request: the model, the cluster, the costs, the mini-batch.
+        at_most_s: the longest step that is of interest.
+
+    Raises:
+        ValueError: the plan does not fit the model, or has no number of micro-batches.
+    """
+    run = pipeline_run(plan, request)
+    stages = _stages(run, request)
+    busy_per_sample_s = _busiest_device_s(stages)
+    busy_s = request.minibatch_size * busy_per_sample_s
+    if busy_s > at_most_s or _takes_longer(run, stages, at_most_s):
+        return None
+    step_s = max(run.play(stages).step_s, busy_s)
+    if step_s > at_most_s:
+        return None
+    return PlanEvaluation(
+        plan=plan,
+        minibatch_size=request.minibatch_size,
+        stages=stages,
+        devices=_devices(request, stages),
+        seconds_per_sample=busy_per_sample_s,
+        step_s=step_s,
+        depth=max(run.graph.stages.depths.values()),
+    )
+
+
+def _takes_longer(run: PipelineRun, stages: Sequence[StageEvaluation], at_most_s: float) -> bool:
+    """Whether a lower bound says so."""
+    return at_most_s < math.inf and run.least_step_s(stages) * (1 - ROUNDING) > at_most_s
+
+
+def _stages(run: PipelineRun, request: PlanRequest) -> tuple[StageEvaluation, ...]:
+    communication_s = run.traffic.busiest_s()
+    unit_size = request.minibatch_size / run.num_microbatches
+    return tuple(
+        _stage(run, request, stage, unit_size, communication_s.get(stage.id, 0.0))
+        for stage in run.plan.stages
+    )
+
+
+def _stage(
+    run: PipelineRun, request: PlanRequest, stage: Stage, unit_size: float, communication_s: float
+) -> StageEvaluation:
+    size = unit_size * stage.microbatch_multiple
+    share = unit_size * max(stage.replica_multiples)
+    in_flight = run.in_flight[stage.id]
+    compute = stage_compute(request, stage, unit_size)
+    # What it reads counts where it is kept for a second forward.
+    read_bytes = _read_bytes(run, request, stage, share) if stage.recompute else 0.0
+    memory = stage_memory(request, stage, compute, in_flight, read_bytes)
+    reduce_s = request.tables.reduce_s(stage.devices, memory.gradient_bytes)
+    busy_s = max(compute.forward_s + compute.backward_s, communication_s)
+    return StageEvaluation(
+        stage=stage,
+        microbatch_size=size,
+        forward_s=compute.forward_s,
+        backward_s=compute.backward_s,
+        communication_s=communication_s,
+        reduce_s=reduce_s,
+        seconds_per_sample=busy_s / size + reduce_s / request.minibatch_size,
+        in_flight=in_flight,
+        memory=memory,
+    )
+
+
+def _read_bytes(run: PipelineRun, request: PlanRequest, stage: Stage, share: float) -> float:
+    """Bytes of a replica's share of the inputs of a stage."""
+    edges = (edge for edge in run.graph.stages.edges if edge.target == stage.id)
+    return sum(request.tables.edge_bytes(edge.values).forward(share) for edge in edges)
+
+
+def _busiest_device_s(stages: Sequence[StageEvaluation]) -> float:
+    per_device: dict[int, float] = {}
+    for found in stages:
+        for device in found.stage.devices:
+            per_device[device] = per_device.get(device, 0.0) + found.seconds_per_sample
+    return max(per_device.values())
+
+
+def _devices(
+    request: PlanRequest, stages: Sequence[StageEvaluation]
+) -> tuple[DeviceEvaluation, ...]:
+    busy_s: dict[int, float] = {}
+    memory_bytes: dict[int, int] = {}
+    for found in stages:
+        compute_s = request.minibatch_size / found.microbatch_size * found.compute_s
+        total_bytes = found.memory.total_bytes
+        for device in found.stage.devices:
+            busy_s[device] = busy_s.get(device, 0.0) + compute_s
+            memory_bytes[device] = memory_bytes.get(device, 0) + total_bytes
+    limits = [device.memory_bytes for device in request.cluster.devices]
+    return tuple(
+        DeviceEvaluation(device, busy_s[device], memory_bytes[device], limits[device])
+        for device in sorted(busy_s)
+    )

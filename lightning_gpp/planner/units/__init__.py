@@ -1,0 +1,1 @@
+"""The model as planners cut it: units of operators, their orders, cuts and moves."""

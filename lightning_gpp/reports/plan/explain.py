@@ -1,0 +1,216 @@
+"""Why a plan is as fast as it is: what every device does and waits for, and what else was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.step_time.device_time import DeviceTime, device_times
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
+from lightning_gpp.text_table import text_table, wrapped
+from lightning_gpp.units_of_measure import (
+    bytes_text,
+    indices_text,
+    percent_text,
+    samples_text,
+    seconds_text,
+)
+
+EQUAL = 1e-6
+"""Differences below this part of a number are none."""
+
+
+LEAST_SHOWN = 0.005
+"""Parts of a step below this would read 0 %."""
+
+PLACE = ("device", "stage")
+TIME = ("computes", "waits", "for\nstart", "\ninputs", "gradi-\nents", "\nend")
+SUMS = "sums"
+"""Seconds in which a device adds up the gradients of replicas; only where there are such."""
+
+MEMORY = ("weights", "acti-\nvations", "of its\nmemory")
+
+LEGEND = (
+    "Waits: for its first input (start), for inputs and for gradients of other stages after that, "
+    "and after its own work for the end of the step.",
+    "Weights: parameters, gradients and optimizer state. Activations: of the micro-batches in "
+    "flight.",
+)
+LEGEND_OF_SUMS = "Sums: adding up the gradients of replicas."
+
+
+def describe_devices(
+    evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100
+) -> str:
+    """What every device does and waits for in a step, and the parts of its memory.
+
+    Neighbours of which everything reads the same share a row; narrow terminals get two tables.
+    """
+    times = device_times(evaluation, request)
+    has_sums = any(time.reduce_s > LEAST_SHOWN * evaluation.step_s for time in times)
+    times_of = [*TIME[:1], *([SUMS] if has_sums else []), *TIME[1:]]
+    rows = joined_rows([_device_row(time, evaluation, has_sums=has_sums) for time in times])
+    table = text_table([*PLACE, *times_of, *MEMORY], rows)
+    if max(map(len, table.split("\n"))) <= max_width:
+        return table
+    first, last = len(PLACE), len(PLACE) + len(times_of)
+    left = text_table([*PLACE, *times_of], [row[:last] for row in rows])
+    right = text_table([*PLACE, *MEMORY], [row[:first] + row[last:] for row in rows])
+    return f"{left}\n\n{right}"
+
+
+def describe_device_columns(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
+    """What the columns of :func:`describe_devices` mean."""
+    has_sums = any(found.reduce_s for found in evaluation.stages)
+    return wrapped([*([LEGEND_OF_SUMS] if has_sums else []), *LEGEND], max_width)
+
+
+def _device_row(time: DeviceTime, evaluation: PlanEvaluation, *, has_sums: bool) -> list[str]:
+    step_s = evaluation.step_s
+    own = [evaluation.stages[stage].memory for stage in time.stages]
+    device = next(found for found in evaluation.devices if found.device == time.device)
+    activations = sum(memory.activation_bytes for memory in own)
+    limit = device.limit_bytes
+    waits = (time.fill_s, time.inputs_s, time.gradients_s, time.end_s)
+    return [
+        str(time.device),
+        indices_text(time.stages),
+        f"{seconds_text(time.compute_s)} {percent_text(time.compute_s, step_s):>4}",
+        *([percent_text(time.reduce_s, step_s)] if has_sums else []),
+        f"{seconds_text(time.wait_s)} {percent_text(time.wait_s, step_s):>4}",
+        *(percent_text(part_s, step_s) for part_s in waits),
+        bytes_text(device.memory_bytes - activations),
+        bytes_text(activations),
+        percent_text(device.memory_bytes, limit) if limit is not None else "",
+    ]
+
+
+def joined_rows(rows: Sequence[list[str]]) -> list[list[str]]:
+    """Neighbouring rows of which all but the device (the first cell) is the same, made one."""
+    groups: list[tuple[list[str], list[int]]] = []
+    for row in rows:
+        if groups and groups[-1][0][1:] == row[1:]:
+            groups[-1][1].append(int(row[0]))
+        else:
+            groups.append((row, [int(row[0])]))
+    return [[indices_text(devices), *row[1:]] for row, devices in groups]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another answer to the same question.
+
+    Attributes:
+        name: what it is, or which planner made it.
+        evaluation: what it would do; None where there is no plan.
+        failure: why there is none.
+    """
+
+    name: str
+    evaluation: PlanEvaluation | None = None
+    failure: str = ""
+
+
+def describe_alternatives(
+    best: PlanEvaluation, others: Sequence[Alternative], *, max_width: int = 100
+) -> str:
+    """Other plans, and why each of them lost."""
+    header = ["plan", "stages", "depth", "micro-\nbatch", "step", "", "memory", "why not"]
+    rows = [[other.name, *_numbers(best, other), why_it_lost(best, other)] for other in others]
+    return text_table(
+        header, rows, left=["plan", "why not"], flexible="why not", max_width=max_width
+    )
+
+
+def _numbers(best: PlanEvaluation, other: Alternative) -> list[str]:
+    found = other.evaluation
+    if found is None:
+        return [""] * 6
+    return [
+        str(found.plan.num_stages),
+        str(found.depth),
+        _microbatch_sizes(found),
+        seconds_text(found.step_s),
+        f"{round(100 * (found.step_s / best.step_s - 1)):+d} %",
+        bytes_text(found.peak_memory_bytes),
+    ]
+
+
+def why_it_lost(best: PlanEvaluation, other: Alternative) -> str:
+    """What first sets it back: no plan, no memory, a slower pace, longer ends, more memory."""
+    found = other.evaluation
+    if found is None:
+        return other.failure
+    if not found.is_feasible:
+        return does_not_fit(found)
+    if found.step_s <= best.step_s * (1 + EQUAL):
+        return _equal_or_better(best, found)
+    slower_s = found.minibatch_size * (found.seconds_per_sample - best.seconds_per_sample)
+    if slower_s > (found.step_s - best.step_s) / 2:
+        return _slower_pace(best, found)
+    pace = "same pace" if abs(slower_s) < EQUAL * best.step_s else "similar pace"
+    pace = "faster pace" if slower_s < -EQUAL * best.step_s else pace
+    return (
+        f"{pace}, but {seconds_text(_ends_s(found))} to fill and empty, not "
+        f"{seconds_text(_ends_s(best))}{_why_longer_ends(best, found)}"
+    )
+
+
+def does_not_fit(found: PlanEvaluation) -> str:
+    """Which device lacks memory, for a plan that is not feasible."""
+    device = max(found.devices, key=lambda d: d.memory_bytes - (d.limit_bytes or d.memory_bytes))
+    return (
+        f"device {device.device} needs {bytes_text(device.memory_bytes)} of "
+        f"{bytes_text(device.limit_bytes or 0)}"
+    )
+
+
+def _equal_or_better(best: PlanEvaluation, found: PlanEvaluation) -> str:
+    if found.step_s < best.step_s * (1 - EQUAL) and len(found.devices) < len(best.devices):
+        return f"faster, but uses {len(found.devices)} of {len(best.devices)} devices"
+    if found.step_s < best.step_s * (1 - EQUAL):
+        return "it is faster: the planner did not find it"
+    if found.peak_memory_bytes > best.peak_memory_bytes:
+        return "same step, more memory"
+    if found.peak_memory_bytes < best.peak_memory_bytes:
+        return "same step, less memory: the planner did not find it"
+    return "same step and memory"
+
+
+def _slower_pace(best: PlanEvaluation, found: PlanEvaluation) -> str:
+    stage = found.bottleneck
+    text = (
+        f"stage {stage.stage.id} takes {seconds_text(stage.seconds_per_sample)} per sample "
+        f"({stage.bound}), not {seconds_text(best.bottleneck.seconds_per_sample)}"
+    )
+    if stage.stage.num_replicas > 1:
+        share = stage.reduce_s / found.minibatch_size / stage.seconds_per_sample
+        if share > 0.1:
+            text += f"; {100 * share:.0f} % of it sums gradients"
+    return text
+
+
+def _why_longer_ends(best: PlanEvaluation, found: PlanEvaluation) -> str:
+    reasons = []
+    if found.depth > best.depth:
+        reasons.append("deeper")
+    if _largest_microbatch(found) > _largest_microbatch(best):
+        reasons.append("larger micro-batches")
+    return f" ({', '.join(reasons)})" if reasons else ""
+
+
+def _largest_microbatch(found: PlanEvaluation) -> float:
+    return max(stage.microbatch_size for stage in found.stages)
+
+
+def _microbatch_sizes(found: PlanEvaluation) -> str:
+    smallest = min(stage.microbatch_size for stage in found.stages)
+    largest = _largest_microbatch(found)
+    least = samples_text(smallest)
+    return least if smallest == largest else f"{least}-{samples_text(largest)}"
+
+
+def _ends_s(found: PlanEvaluation) -> float:
+    """Seconds beyond a steady pipeline."""
+    return found.step_s - found.minibatch_size * found.seconds_per_sample

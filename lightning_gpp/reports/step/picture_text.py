@@ -1,0 +1,72 @@
+"""What is written around the picture of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_gpp.simulate.timeline.shares import path_shares, shares
+from lightning_gpp.simulate.timeline.span import SpanKind
+from lightning_gpp.simulate.timeline.timeline import Timeline, TimelineStage
+from lightning_gpp.units_of_measure import count_text, number_text, percent_text
+
+
+def title(timeline: Timeline, measured: Timeline | None = None) -> str:
+    """What was measured or predicted, how long it takes, and how much of it is bubble.
+
+    Args:
+        timeline: the step.
+        measured: with which a predicted step is compared.
+    """
+    step = "" if timeline.step is None else f" {timeline.step}"
+    bubble = percent_text(shares(timeline).bubble_share, 1)
+    beside = ""
+    if measured is not None and measured is not timeline and measured.step_s:
+        part = timeline.step_s / measured.step_s - 1
+        how = "less" if part < 0 else "more"
+        beside = f" ({percent_text(abs(part), 1)} {how} than {measured.source})"
+    took = f"{number_text(timeline.step_s * 1e3)} ms"
+    name = f" ({timeline.name})" if timeline.name else ""
+    text = f"{timeline.source} step{step}{name}: {took}{beside}, bubble {bubble}"
+    return text[0].upper() + text[1:]
+
+
+def subtitle(timeline: Timeline) -> str:
+    """The schedule, the stages and ranks, the micro-batches."""
+    minibatches = 1 + max((span.minibatch for span in timeline.spans), default=0)
+    parts = [
+        f"schedule {timeline.schedule}",
+        f"{count_text(len(timeline.stages), 'stage')} on {count_text(timeline.num_ranks, 'rank')}",
+        count_text(num_microbatches(timeline) // minibatches, "micro-batch")
+        + (f" in each of {minibatches} mini-batches" if minibatches > 1 else ""),
+    ]
+    if error_s := max(timeline.clock_error_s, default=0.0):
+        parts.append(f"clocks agree within {error_s * 1e3:.2g} ms")
+    return "  ·  ".join(parts)
+
+
+def path_text(timeline: Timeline) -> str:
+    """What the critical path consists of; empty where it is not known."""
+    if not timeline.critical_path:
+        return ""
+    found = path_shares(timeline)
+    parts = [f"{name} {percent_text(share, 1)}" for name, share in found.items() if share >= 0.005]
+    inferred = "" if timeline.source == "predicted" else ", as far as spans tell"
+    return f"critical path{inferred}: {', '.join(parts)}"
+
+
+def num_microbatches(timeline: Timeline) -> int:
+    """Most micro-batches that a stage runs forward in the step."""
+    counts = [0] * len(timeline.stages)
+    for span in timeline.spans:
+        if span.kind is SpanKind.FORWARD and span.stage is not None:
+            counts[span.stage] += 1
+    return max(counts, default=0)
+
+
+def stage_lines(stages: Sequence[TimelineStage], columns: int) -> list[list[str]]:
+    """What the stages are, in lines of some columns."""
+    most = 130 // columns
+    texts = [f"stage {stage.id}: {stage.label}" for stage in stages if stage.label]
+    texts = [text if len(text) <= most else f"{text[: most - 1]}…" for text in texts]
+    num_lines = -(-len(texts) // columns)
+    return [texts[number::num_lines] for number in range(num_lines)]

@@ -1,0 +1,1 @@
+"""Sums of gradients over replicas, started while the backward goes on."""

@@ -1,0 +1,134 @@
+"""Sums over ranks by the all-reduce of ``torch.distributed``: NCCL among GPUs, gloo otherwise.
+
+Every set of ranks has a process group of its own. gloo works on threads of its own, so a sum goes
+on while its rank computes; what a GPU adds to it is copied to host memory and the sum back. (No GPU
+has run either path yet.)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gpp.runtime.processes.rank_devices import Wire, choose_wire, gather_rank_devices
+from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, late_sum
+from lightning_gpp.runtime.transport import host_staging
+from lightning_gpp.runtime.transport.host_staging import HostStaging
+from lightning_gpp.runtime.transport.transport import TransportError
+
+CPU = torch.device("cpu")
+
+
+class ProcessSums:
+    """The :class:`~lightning_gpp.runtime.sums.sums.Sums` of one process.
+
+    Args:
+        groups: sets of ranks that will sum; all ranks of the world make the same ones together.
+        timeout_s: limit that ``torch.distributed`` itself keeps.
+        device: where this rank's tensors are.
+        staging: copies them through host memory; by default where that is needed.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[Ranks],
+        timeout_s: float,
+        device: torch.device = CPU,
+        staging: HostStaging | None = None,
+    ) -> None:
+        devices = gather_rank_devices(device)
+        by_nccl = {
+            ranks: choose_wire([devices[rank] for rank in ranks]) is Wire.NCCL
+            for ranks in sorted(set(groups))
+        }
+        timeout = timedelta(seconds=timeout_s)
+        self._groups = {
+            ranks: dist.new_group(list(ranks), timeout=timeout, backend="nccl" if nccl else "gloo")
+            for ranks, nccl in by_nccl.items()
+        }
+        if staging is None and host_staging.needs_staging(device):
+            staging = HostStaging(device)
+        self._staging = {ranks: None if nccl else staging for ranks, nccl in by_nccl.items()}
+        self._rank = dist.get_rank()
+        self._waiting: set[_ProcessSum] = set()
+        self._error: BaseException | None = None
+
+    def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
+        """Begins an all-reduce."""
+        summed = self._on_the_wire(tensor, self._staging[ranks])
+        work = dist.all_reduce(summed, group=self._groups[ranks], async_op=True)
+        assert work is not None
+        return _ProcessSum(self, work, ranks, tensor, summed)
+
+    @staticmethod
+    def _on_the_wire(tensor: Tensor, staging: HostStaging | None) -> Tensor:
+        if tensor.is_meta:
+            return torch.zeros(1)  # ranks meet, there is nothing to add up
+        return tensor if staging is None else staging.to_host(tensor)
+
+    def abort(self, error: BaseException) -> None:
+        """Makes every wait raise ``error``."""
+        self._error = error
+        for pending in tuple(self._waiting):
+            pending.wake()
+
+    def close(self) -> None:
+        """Gives the groups back; all ranks call it."""
+        for ranks, group in self._groups.items():
+            if self._rank in ranks:
+                dist.destroy_process_group(group)
+        self._groups = {}
+
+    def enter(self, pending: _ProcessSum) -> None:
+        """Notes who waits, so that an abort can wake it."""
+        self._waiting.add(pending)
+        if self._error is not None:
+            pending.wake()
+
+    def leave(self, pending: _ProcessSum) -> None:
+        """The wait is over.
+
+        Raises:
+            BaseException: the error of :meth:`abort`.
+        """
+        self._waiting.discard(pending)
+        if self._error is not None:
+            raise self._error
+
+
+class _ProcessSum:
+    def __init__(
+        self, sums: ProcessSums, work: dist.Work, ranks: Ranks, tensor: Tensor, summed: Tensor
+    ) -> None:
+        self._sums, self._work, self._ranks = sums, work, ranks
+        self._tensor, self._summed = tensor, summed
+        self._woken = threading.Event()
+        if summed.device.type == "cpu":
+            work.get_future().add_done_callback(lambda _: self._woken.set())
+        else:
+            self._woken.set()  # of a GPU the stream waits, not the host
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def wait(self, timeout_s: float, purpose: str) -> None:
+        self._sums.enter(self)
+        in_time = self._woken.wait(timeout_s)
+        self._sums.leave(self)
+        if not in_time:
+            raise late_sum(self._ranks, timeout_s, purpose)
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            others = ", ".join(map(str, self._ranks))
+            reason = str(error).strip().splitlines()[0]
+            raise TransportError(
+                f"{purpose}: summing gradients over ranks {others} failed ({reason})"
+            ) from error
+        if self._summed is not self._tensor and not self._tensor.is_meta:
+            self._tensor.copy_(self._summed)

@@ -1,0 +1,175 @@
+"""Sums the gradients of replicas while the backward pass still runs.
+
+Parameters of a replicated stage are put into buckets of a few megabytes, from the last operators
+to the first, as their gradients come. In the last backward of the stage for a mini-batch, a bucket
+whose gradients are all there starts to be summed over the replicas in the background (the idea of
+PyTorch DDP, VLDB 2020, section 3.2.3); the REDUCE action at the end waits for the sums. Buckets
+start in an order that is fixed beforehand and the same on all devices, whatever comes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
+from lightning_gpp.schedule import BUCKET_BYTES, Action, Program, last_backward
+
+
+@dataclass(slots=True)
+class GradientBucket:
+    """Parameters whose gradients are summed in one piece.
+
+    Attributes:
+        group: number of the REDUCE actions that wait for it.
+        ranks: where the replicas are.
+        parameters: by name; all of one type.
+        missing: parameters whose gradient may still come.
+        flat: the gradients one after the other, and for each whether it exists (1 or 0).
+        had_gradient: for each parameter whether it had a gradient here (1 or 0).
+        pending: the sum, once it has begun.
+    """
+
+    group: int
+    ranks: Ranks
+    parameters: Mapping[str, Parameter]
+    missing: set[str] = field(default_factory=set)
+    flat: Tensor | None = None
+    had_gradient: list[float] = field(default_factory=list)
+    pending: PendingSum | None = None
+
+    def start(self, sums: Sums) -> None:
+        """Begins the sum. Where there is no gradient, zeros take part."""
+        pieces = [_flat_gradient(name, p) for name, p in self.parameters.items()]
+        self.had_gradient = [float(p.grad is not None) for p in self.parameters.values()]
+        self.flat = torch.cat([*pieces, pieces[0].new_tensor(self.had_gradient)])
+        self.pending = sums.start(self.flat, self.ranks)
+
+    def finish(self, timeout_s: float, purpose: str) -> None:
+        """Waits for the sum; parameters that have a gradient on some replica have it on all."""
+        assert self.pending is not None and self.flat is not None
+        self.pending.wait(timeout_s, purpose)
+        sizes = [parameter.numel() for parameter in self.parameters.values()]
+        *pieces, flags = torch.split(self.flat, [*sizes, len(sizes)])
+        found = self.had_gradient if flags.is_meta else flags.tolist()  # shapes hold no numbers
+        for parameter, piece, flag in zip(self.parameters.values(), pieces, found, strict=True):
+            if flag:
+                parameter.grad = piece.view_as(parameter)
+
+
+def _flat_gradient(name: str, parameter: Parameter) -> Tensor:
+    if parameter.grad is None:
+        return parameter.detach().new_zeros(parameter.numel())
+    if parameter.grad.layout is not torch.strided:
+        raise RuntimeError(
+            f"parameter {name!r} has a sparse gradient, which cannot be summed over the replicas "
+            "of its stage; make its embedding with sparse=False, or give the stage one device"
+        )
+    return parameter.grad.detach().reshape(-1)
+
+
+class GradientReduction:
+    """The sums of one mini-batch on one device.
+
+    Args:
+        program: what runs; what replicas on this device and others hold is summed.
+        device: which.
+        rank_of_device: rank of every device.
+        parameters: of this device, by canonical name.
+        sums: begins sums.
+        minibatch: which of the program.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        device: int,
+        rank_of_device: Sequence[int],
+        parameters: Mapping[str, Parameter],
+        sums: Sums,
+        minibatch: int = 0,
+    ) -> None:
+        self._sums = sums
+        self._started = 0
+        self._final: dict[Action, list[int]] = {}
+        self._buckets: list[GradientBucket] = []
+        for number, of, group in program.sums():
+            if group.stage is None or device not in group.devices or of != minibatch:
+                continue
+            trained = {n: parameters[n] for n in group.parameters if parameters[n].requires_grad}
+            ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
+            self._buckets += [
+                GradientBucket(number, ranks, part, set(part)) for part in _cut(trained)
+            ]
+            final = last_backward(program, device, group.stage, minibatch)
+            if final is not None:
+                self._final.setdefault(final, []).append(number)
+
+    @contextlib.contextmanager
+    def watching(self, action: Action) -> Iterator[None]:
+        """The body is a backward: begins the sums of what is final in it as soon as it can."""
+        buckets = [b for b in self._buckets if b.group in self._final.get(action, ())]
+        handles = [
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._hook(bucket, name)
+            )
+            for bucket in buckets
+            for name, parameter in bucket.parameters.items()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        for bucket in buckets:  # what has no gradient now gets none any more
+            bucket.missing.clear()
+        self._start()
+
+    def finish(self, group: int, timeout_s: float, purpose: str) -> None:
+        """Waits for the sums of a group; by now no backward of this device is left."""
+        for bucket in self._buckets:
+            bucket.missing.clear()
+        self._start()
+        for bucket in self._buckets:
+            if bucket.group == group:
+                bucket.finish(timeout_s, purpose)
+
+    def _hook(self, bucket: GradientBucket, name: str) -> Callable[[Tensor], None]:
+        def came(_: Tensor) -> None:
+            bucket.missing.discard(name)
+            self._start()
+
+        return came
+
+    def _start(self) -> None:
+        """Begins the sums whose turn it is."""
+        while self._started < len(self._buckets) and not self._buckets[self._started].missing:
+            self._buckets[self._started].start(self._sums)
+            self._started += 1
+
+
+def _cut(parameters: Mapping[str, Parameter]) -> Iterable[dict[str, Parameter]]:
+    """Buckets from the last parameter to the first, each of one type and device.
+
+    >>> import torch
+    >>> big = torch.nn.Parameter(torch.zeros(BUCKET_BYTES // 4))
+    >>> small = torch.nn.Parameter(torch.zeros(1))
+    >>> [list(bucket) for bucket in _cut({"a": small, "b": small, "c": big, "d": small})]
+    [['d', 'c'], ['b', 'a']]
+    """
+    bucket: dict[str, Parameter] = {}
+    num_bytes = 0
+    for name, parameter in reversed(list(parameters.items())):
+        kinds = {p.dtype for p in bucket.values()} | {parameter.dtype}
+        if bucket and (num_bytes >= BUCKET_BYTES or len(kinds) > 1):
+            yield bucket
+            bucket, num_bytes = {}, 0
+        bucket[name] = parameter
+        num_bytes += parameter.nbytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,1 @@
+"""Messages between stages: one contract, over threads, shared memory and process groups."""

@@ -1,0 +1,111 @@
+"""The first part of every message over a process group, so that shapes may change at any time.
+
+gloo kills a receiver whose buffer is too small, so the receiver must know the sizes first: it
+always waits for a first part of at most :data:`FIRST_BYTES` (a shorter one is fine). The first part
+says what the message is, and carries the data too where they fit; otherwise they follow one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.runtime.payload import Payload
+from lightning_gpp.runtime.transport.message import (
+    NUM_FIXED,
+    Description,
+    aligned,
+    bytes_to_numbers,
+    data_bytes,
+    describe,
+    numbers_to_bytes,
+    read_data,
+    understand,
+    write_data,
+)
+from lightning_gpp.runtime.transport.transport import Tag
+
+FIRST_BYTES = 16384
+"""Most bytes of a first part; gloo moves that many about as fast as one."""
+
+_MESSAGE, _GOODBYE = 1, 2
+_SHAPES_FOLLOW = -1
+_BEFORE_SHAPES = 2 + NUM_FIXED  # kind, where the data begin, the fixed numbers
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPart:
+    """The first part of a message.
+
+    Attributes:
+        part: its bytes.
+        holds_data: whether structure and tensors are in it.
+        shapes: types and shapes, to follow as int64 numbers where even they do not fit.
+    """
+
+    part: Tensor
+    holds_data: bool
+    shapes: Tensor | None = None
+
+
+def encode_first(payload: Payload, tag: Tag) -> FirstPart:
+    """The first part of a message.
+
+    Raises:
+        TypeError: a tensor is of a type that cannot be sent.
+    """
+    fixed, shapes = describe(payload, tag)
+    head_bytes = aligned(8 * (_BEFORE_SHAPES + len(shapes)))
+    if head_bytes > FIRST_BYTES:
+        part = numbers_to_bytes([_MESSAGE, _SHAPES_FOLLOW, *fixed])
+        return FirstPart(_tensor_of(part), False, torch.tensor(shapes))
+    total = head_bytes + data_bytes(payload)
+    if total > FIRST_BYTES:
+        part = numbers_to_bytes([_MESSAGE, 0, *fixed, *shapes])
+        return FirstPart(_tensor_of(part), False)
+    part = numbers_to_bytes([_MESSAGE, head_bytes, *fixed, *shapes])
+    part.extend(bytes(total - len(part)))
+    write_data(payload, part, head_bytes)
+    return FirstPart(_tensor_of(part), True)
+
+
+def goodbye() -> Tensor:
+    """The first part that says that nothing more follows."""
+    return _tensor_of(numbers_to_bytes([_GOODBYE] + [0] * (_BEFORE_SHAPES - 1)))
+
+
+def is_goodbye(first: Tensor) -> bool:
+    """Whether a first part says that nothing more follows."""
+    return bytes_to_numbers(_bytes_of(first), 0, 1)[0] == _GOODBYE
+
+
+def shapes_that_follow(first: Tensor) -> int:
+    """How many numbers of types and shapes follow a first part; 0 when they are in it."""
+    before = bytes_to_numbers(_bytes_of(first), 0, _BEFORE_SHAPES)
+    return before[-1] if before[1] == _SHAPES_FOLLOW else 0
+
+
+def decode_first(first: Tensor, shapes: Tensor | None = None) -> Description:
+    """Reads a first part, with the shapes that followed it if any did."""
+    data = _bytes_of(first)
+    fixed = bytes_to_numbers(data, 2, NUM_FIXED)
+    if shapes is not None:
+        return understand(fixed, shapes.tolist())
+    return understand(fixed, bytes_to_numbers(data, _BEFORE_SHAPES, fixed[-1]))
+
+
+def data_in(first: Tensor, description: Description) -> Payload | None:
+    """The payload, where the first part holds it; with memory of its own."""
+    data = _bytes_of(first)
+    offset = bytes_to_numbers(data, 1, 1)[0]
+    return read_data(data, offset, description, copy=True) if offset > 0 else None
+
+
+def _tensor_of(part: bytearray) -> Tensor:
+    return torch.frombuffer(part, dtype=torch.uint8)
+
+
+def _bytes_of(first: Tensor) -> memoryview:
+    return memoryview(first.numpy().data)

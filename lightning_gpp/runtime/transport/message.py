@@ -1,0 +1,183 @@
+"""A message as bytes: numbers that say what it is, then its structure and its tensors.
+
+Of a tensor on the ``meta`` device the shape and type travel, and nothing follows.
+
+Used by every transport that crosses processes. All parts begin at multiples of
+:data:`ALIGNMENT` bytes, so that a tensor can be used where it lies.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.runtime.payload import DTYPES, Payload
+from lightning_gpp.runtime.transport.transport import Tag
+
+ALIGNMENT = 64
+"""Bytes; a cache line, and what vector instructions like."""
+
+NUM_FIXED = 7
+"""Numbers at the beginning of a description: tag, structure size, tensors, shape numbers."""
+
+_CODE = {dtype: code for code, dtype in enumerate(DTYPES)}
+_NO_TENSOR = -1
+_REQUIRES_GRAD, _IS_META = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHead:
+    """Type and shape of a tensor; ``dtype`` None when there is none."""
+
+    dtype: torch.dtype | None
+    shape: tuple[int, ...]
+    requires_grad: bool
+    is_meta: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the data."""
+        if self.dtype is None or self.is_meta:
+            return 0
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a message is.
+
+    Attributes:
+        tag: of the message.
+        structure_bytes: length of the structure; -1 when there is none.
+        tensors: types and shapes.
+    """
+
+    tag: Tag
+    structure_bytes: int
+    tensors: tuple[TensorHead, ...]
+
+
+def describe(payload: Payload, tag: Tag) -> tuple[list[int], list[int]]:
+    """The description of a message as numbers: :data:`NUM_FIXED` ones, and those of the shapes.
+
+    Raises:
+        TypeError: a tensor is of a type that cannot be sent.
+    """
+    shapes: list[int] = []
+    for tensor, requires_grad in zip(payload.tensors, payload.requires_grad, strict=True):
+        if tensor is None:
+            shapes.append(_NO_TENSOR)
+        elif tensor.dtype not in _CODE:
+            raise TypeError(f"tensors of type {tensor.dtype} cannot cross between stages")
+        else:
+            flags = requires_grad * _REQUIRES_GRAD + tensor.is_meta * _IS_META
+            shapes += [_CODE[tensor.dtype], flags, tensor.dim(), *tensor.shape]
+    size = len(payload.structure) if payload.structure is not None else -1
+    return [*tag, size, len(payload.tensors), len(shapes)], shapes
+
+
+def understand(fixed: Sequence[int], shapes: Sequence[int]) -> Description:
+    """The description that :func:`describe` turned into numbers."""
+    heads = []
+    position = 0
+    for _ in range(fixed[5]):
+        code = shapes[position]
+        if code == _NO_TENSOR:
+            heads.append(TensorHead(None, (), False))
+            position += 1
+        else:
+            dims = shapes[position + 2]
+            shape = tuple(shapes[position + 3 : position + 3 + dims])
+            flags = shapes[position + 1]
+            heads.append(
+                TensorHead(
+                    DTYPES[code], shape, bool(flags & _REQUIRES_GRAD), bool(flags & _IS_META)
+                )
+            )
+            position += 3 + dims
+    return Description((fixed[0], fixed[1], fixed[2], fixed[3]), fixed[4], tuple(heads))
+
+
+def data_bytes(payload: Payload) -> int:
+    """Bytes that structure and tensors take."""
+    structure = 0 if payload.structure is None else aligned(len(payload.structure))
+    return structure + sum(aligned(tensor.nbytes) for tensor in payload.tensors if has_data(tensor))
+
+
+def has_data(tensor: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether a tensor of a payload has bytes to send."""
+    return tensor is not None and not tensor.is_meta and tensor.numel() > 0
+
+
+def write_data(payload: Payload, buffer: bytearray | memoryview, offset: int) -> None:
+    """Copies structure and tensors into a buffer, from ``offset`` on."""
+    if payload.structure is not None:
+        buffer[offset : offset + len(payload.structure)] = payload.structure
+        offset += aligned(len(payload.structure))
+    for tensor in payload.tensors:
+        if has_data(tensor):
+            count = tensor.numel()
+            place = torch.frombuffer(buffer, dtype=tensor.dtype, count=count, offset=offset)
+            place.view(tensor.shape).copy_(tensor)
+            offset += aligned(tensor.nbytes)
+
+
+def read_data(
+    buffer: bytearray | memoryview, offset: int, description: Description, *, copy: bool
+) -> Payload:
+    """The payload whose structure and tensors lie in a buffer from ``offset`` on.
+
+    Args:
+        buffer: writable bytes.
+        offset: where the data begin.
+        description: what they are.
+        copy: whether the tensors get memory of their own; otherwise they keep the buffer alive.
+    """
+    structure = None
+    if description.structure_bytes >= 0:
+        structure = bytes(buffer[offset : offset + description.structure_bytes])
+        offset += aligned(description.structure_bytes)
+    tensors: list[Tensor | None] = []
+    for head in description.tensors:
+        tensors.append(_read_tensor(buffer, offset, head, copy=copy))
+        offset += aligned(head.num_bytes)
+    return Payload(tensors, [head.requires_grad for head in description.tensors], structure)
+
+
+def _read_tensor(
+    buffer: bytearray | memoryview, offset: int, head: TensorHead, *, copy: bool
+) -> Tensor | None:
+    if head.dtype is None:
+        return None
+    if head.num_bytes == 0:
+        return torch.empty(head.shape, dtype=head.dtype, device="meta" if head.is_meta else "cpu")
+    count = math.prod(head.shape)
+    place = torch.frombuffer(buffer, dtype=head.dtype, count=count, offset=offset).view(head.shape)
+    return place.clone() if copy else place
+
+
+def to_device(payload: Payload, device: torch.device) -> Payload:
+    """The payload with its tensors on a device; those without data stay as they are."""
+    payload.tensors = [t if t is None or t.is_meta else t.to(device) for t in payload.tensors]
+    return payload
+
+
+def numbers_to_bytes(numbers: Sequence[int]) -> bytearray:
+    """Eight bytes per number."""
+    return bytearray(struct.pack(f"{len(numbers)}q", *numbers))
+
+
+def bytes_to_numbers(buffer: bytearray | memoryview, first: int, count: int) -> tuple[int, ...]:
+    """``count`` numbers from the ``first`` on."""
+    return struct.unpack_from(f"{count}q", buffer, 8 * first)
+
+
+def aligned(num_bytes: int) -> int:
+    """Rounded up to the alignment."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,259 @@
+"""Messages over ``torch.distributed`` process groups: gloo between CPUs, NCCL between GPUs.
+
+One thread per peer listens all the time and puts what comes into the mailbox, so a posted send
+always finds its receiver: no order of sends and receives can deadlock, and transfers overlap with
+compute. The first part of a message, on a gloo group, says what it is and holds small data; large
+tensors follow on the payload group of their direction. With gloo those of a GPU are staged through
+host memory (:mod:`~lightning_gpp.runtime.transport.host_staging`). With NCCL, which matches
+messages by order alone, each direction has a group of its own and one thread issues its receives in
+the order in which the sender announces them. (No GPU has run either path yet.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gpp.runtime.payload import Payload
+from lightning_gpp.runtime.transport.header import (
+    FIRST_BYTES,
+    data_in,
+    decode_first,
+    encode_first,
+    goodbye,
+    is_goodbye,
+    shapes_that_follow,
+)
+from lightning_gpp.runtime.transport.host_staging import HostStaging
+from lightning_gpp.runtime.transport.message import Description, TensorHead, has_data, to_device
+from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError
+
+_FIRST_TAG, _DATA_TAG = 1, 2
+_LISTEN_TIMEOUT = timedelta(days=30)
+_CLOSE_TIMEOUT_S = 30.0
+_HANG_UP_TIMEOUT_S = 5.0
+_GOODBYE_TIMEOUT = timedelta(seconds=2)
+
+
+@dataclass(frozen=True, slots=True)
+class TransportGroups:
+    """The process groups of a transport; all ranks create them together.
+
+    Attributes:
+        headers: gloo group for headers and structures.
+        upward: payload from lower to higher ranks.
+        downward: payload from higher to lower ranks.
+    """
+
+    headers: dist.ProcessGroup
+    upward: dist.ProcessGroup
+    downward: dist.ProcessGroup
+
+    @classmethod
+    def create(cls, backend: str = "gloo") -> TransportGroups:
+        """New groups over all ranks. ``backend`` moves the payload: ``"gloo"`` or ``"nccl"``."""
+        headers = _new_group("gloo")
+        if backend == "gloo":
+            return cls(headers, headers, headers)
+        return cls(headers, _new_group(backend), _new_group(backend))
+
+    def destroy(self) -> None:
+        """Gives the groups back."""
+        for group in {id(g): g for g in (self.headers, self.upward, self.downward)}.values():
+            dist.destroy_process_group(group)
+
+
+def _new_group(backend: str) -> dist.ProcessGroup:
+    group = dist.new_group(backend=backend, timeout=_LISTEN_TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+@dataclass(slots=True)
+class _Posted:
+    """A send under way; the tensor must live until it is done."""
+
+    work: dist.Work
+    tensor: Tensor = field(repr=False)
+
+
+class ProcessGroupTransport:
+    """A :class:`~lightning_gpp.runtime.transport.transport.Transport` over process groups.
+
+    Args:
+        groups: see :meth:`TransportGroups.create`.
+        device: where received tensors go.
+        peers: ranks that will send something; all others by default.
+        staging: copies tensors through host memory, for payload groups that move no other.
+    """
+
+    def __init__(
+        self,
+        groups: TransportGroups,
+        device: torch.device,
+        peers: Iterable[int] | None = None,
+        staging: HostStaging | None = None,
+    ) -> None:
+        self._groups = groups
+        self._device = device
+        self._staging = staging
+        self._rank = dist.get_rank()
+        self._mailbox = Mailbox()
+        self._posted: list[_Posted] = []
+        self._closing = False
+        others = set(range(dist.get_world_size())) - {self._rank}
+        self._listeners = {
+            peer: threading.Thread(
+                target=self._listen, args=(peer,), name=f"listen-{peer}", daemon=True
+            )
+            for peer in sorted(others if peers is None else set(peers) & others)
+        }
+        for listener in self._listeners.values():
+            listener.start()
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._rank
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks in the world."""
+        return dist.get_world_size()
+
+    def send(self, payload: Payload, *, target: int, tag: Tag) -> None:
+        """Posts the message and returns."""
+        if target == self._rank:
+            raise ValueError(f"rank {target} sends message {tag} to itself; hand it over locally")
+        first = encode_first(payload, tag)
+        self._post(first.part, target, self._groups.headers, _FIRST_TAG)
+        if first.holds_data:
+            return
+        if first.shapes is not None:
+            self._post(first.shapes, target, self._groups.headers, _DATA_TAG)
+        if payload.structure is not None:
+            data = torch.frombuffer(bytearray(payload.structure), dtype=torch.uint8)
+            self._post(data, target, self._groups.headers, _DATA_TAG)
+        for tensor in payload.tensors:
+            if has_data(tensor):
+                data = self._staging.to_host(tensor) if self._staging else tensor.contiguous()
+                self._post(data, target, self._payload_group(target), _DATA_TAG)
+
+    def receive(self, *, source: int, tag: Tag, timeout_s: float, purpose: str) -> Payload:
+        """Waits for the listener to have put the message into the mailbox."""
+        return self._mailbox.get(source, tag, timeout_s, purpose)
+
+    def flush(self) -> None:
+        """Waits until all posted tensors are on their way out; listeners take them at once."""
+        posted, self._posted = self._posted, []
+        for send in posted:
+            send.work.wait()
+
+    def abort(self, error: BaseException) -> None:
+        """Ends the waiting of this rank. Listeners end with their peers or with the process."""
+        self._closing = True
+        self._mailbox.fail(error)
+
+    def close(self) -> None:
+        """Says goodbye to all peers and waits for theirs."""
+        self._closing = True
+        for peer in self._listeners:
+            self._post(goodbye(), peer, self._groups.headers, _FIRST_TAG)
+        for peer, listener in self._listeners.items():
+            listener.join(_CLOSE_TIMEOUT_S)
+            if listener.is_alive():
+                raise TransportError(
+                    f"closing: rank {peer} did not end its messages within {_CLOSE_TIMEOUT_S:g} s"
+                )
+        self.flush()
+        self._groups.destroy()
+
+    def hang_up(self) -> None:
+        """Ends the transport after a failure: says goodbye to who is left, waits a little.
+
+        A rank that has gone closes its connections; one that is left hangs up too. Listeners that
+        outlive this would end the process with an abort.
+        """
+        self._closing = True
+        deadline = time.monotonic() + _HANG_UP_TIMEOUT_S
+        goodbyes = []
+        for peer in self._listeners:
+            with contextlib.suppress(RuntimeError):  # a peer that has gone
+                self._post(goodbye(), peer, self._groups.headers, _FIRST_TAG)
+                goodbyes.append(self._posted[-1])
+        for posted in goodbyes:  # a send whose handle is dropped is lost
+            with contextlib.suppress(RuntimeError):
+                posted.work.wait(_GOODBYE_TIMEOUT)
+        for listener in self._listeners.values():
+            listener.join(max(0.0, deadline - time.monotonic()))
+
+    def _payload_group(self, peer: int, *, receiving: bool = False) -> dist.ProcessGroup:
+        upward = (peer > self._rank) != receiving
+        return self._groups.upward if upward else self._groups.downward
+
+    def _post(self, tensor: Tensor, target: int, group: dist.ProcessGroup, tag: int) -> None:
+        work = dist.isend(tensor, target, group=group, tag=tag)
+        assert work is not None
+        self._posted.append(_Posted(work, tensor))
+
+    def _listen(self, peer: int) -> None:
+        try:
+            while True:
+                first = torch.empty(FIRST_BYTES, dtype=torch.uint8)
+                self._receive_into(first, peer, self._groups.headers, _FIRST_TAG)
+                if is_goodbye(first):
+                    break
+                shapes = None
+                if count := shapes_that_follow(first):
+                    shapes = torch.empty(count, dtype=torch.int64)
+                    self._receive_into(shapes, peer, self._groups.headers, _DATA_TAG)
+                message = decode_first(first, shapes)
+                payload = data_in(first, message) or self._receive_payload(peer, message)
+                self._mailbox.put(peer, message.tag, to_device(payload, self._device))
+            self._mailbox.lose(peer, "it closed its transport")
+        except RuntimeError as error:
+            if not self._closing:
+                self._mailbox.lose(peer, str(error).strip().splitlines()[0])
+
+    def _receive_payload(self, peer: int, message: Description) -> Payload:
+        structure = None
+        if message.structure_bytes >= 0:
+            data = torch.empty(message.structure_bytes, dtype=torch.uint8)
+            self._receive_into(data, peer, self._groups.headers, _DATA_TAG)
+            structure = data.numpy().tobytes()
+        group = self._payload_group(peer, receiving=True)
+        tensors: list[Tensor | None] = []
+        for head in message.tensors:
+            tensors.append(self._receive_tensor(head, peer, group))
+        flags = [head.requires_grad for head in message.tensors]
+        return Payload(tensors, flags, structure)
+
+    def _receive_tensor(
+        self, head: TensorHead, peer: int, group: dist.ProcessGroup
+    ) -> Tensor | None:
+        if head.dtype is None:
+            return None
+        if head.is_meta:
+            return torch.empty(head.shape, dtype=head.dtype, device="meta")
+        tensor = self._empty(head.shape, head.dtype)
+        if tensor.numel():
+            self._receive_into(tensor, peer, group, _DATA_TAG)
+        return self._staging.to_device(tensor) if self._staging else tensor
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self._staging:
+            return self._staging.buffer(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def _receive_into(self, tensor: Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> None:
+        work = dist.irecv(tensor, peer, group=group, tag=tag)
+        assert work is not None
+        work.wait()

@@ -1,0 +1,271 @@
+"""Cutting the arguments of a call of the pipelined forward, and joining its outputs.
+
+Arguments are cut into micro-batches along the dimensions that capture found to grow with the
+samples, and the outputs of the micro-batches are joined again along theirs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.values.graph_inputs import GraphInputs
+from lightning_gpp.capture.values.structure import flatten
+from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
+from lightning_gpp.strategy.cutting.slices import Slices
+
+_RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4}
+_COARSE_TOLERANCE = 2e-2  # half precision
+_FEW_ROUNDINGS = 4
+_DEPENDS = "output {!r} of a sample depends on the other samples of its batch"
+
+Dims = Mapping[str, tuple[int | None, ...]]
+Values = Mapping[str, Any]
+
+
+class CannotJoinError(ValueError):
+    """The outputs of micro-batches do not make up the output of the whole batch."""
+
+
+def call_size(captured: CapturedModel, inputs: Mapping[str, Tensor]) -> int | None:
+    """Samples in one call of the forward; None where the inputs do not agree on it."""
+    if captured.takes_graphs:
+        graphs = GraphInputs.find(inputs)
+        return None if graphs is None else graphs.num_graphs
+    return size_by_dims(inputs, captured.graph.batch_dims)
+
+
+def size_by_dims(inputs: Mapping[str, Tensor], dims: Dims) -> int | None:
+    """Samples of tensors that have them in these dimensions; None where they do not agree.
+
+    >>> dims = {"x": (0,), "mask": (0,), "scale": (None,)}
+    >>> size_by_dims({"x": torch.ones(6, 2), "mask": torch.ones(6), "scale": torch.ones(2)}, dims)
+    6
+    """
+    sizes = []
+    for name, tensor in inputs.items():
+        dim = dims[name][0]
+        if dim is not None:
+            if tensor.layout is not torch.strided or tensor.dim() <= dim:
+                return None
+            sizes.append(tensor.shape[dim])
+    if not sizes or 0 in sizes:
+        return None
+    most_frequent = Counter(sizes).most_common(1)[0][0]
+    return most_frequent if all(size % most_frequent == 0 for size in sizes) else None
+
+
+def input_slices(
+    captured: CapturedModel, inputs: Mapping[str, Tensor], sizes: Sequence[int]
+) -> dict[str, Slices] | None:
+    """How the arguments of a call are cut; None where they cannot be.
+
+    What is not per sample goes whole into each piece.
+
+    Args:
+        captured: the forward.
+        inputs: its arguments by name.
+        sizes: samples of each piece.
+    """
+    if len(sizes) == 1:
+        return dict.fromkeys(inputs, Slices(None))
+    if captured.takes_graphs:
+        return graph_slices(inputs, sizes)
+    dims = captured.graph.batch_dims
+    return {name: _per_sample(tensor, dims[name][0], sizes) for name, tensor in inputs.items()}
+
+
+def _per_sample(tensor: Tensor, dim: int | None, sizes: Sequence[int]) -> Slices:
+    if dim is None:
+        return Slices(None)
+    entries = tensor.shape[dim] // sum(sizes)
+    return Slices(dim, tuple(size * entries for size in sizes))
+
+
+def pieces_of(
+    inputs: Mapping[str, Tensor], slices: Mapping[str, Slices], num_pieces: int
+) -> list[dict[str, Tensor]]:
+    """The arguments of each piece."""
+    columns = {name: slices[name].cut(tensor, num_pieces) for name, tensor in inputs.items()}
+    return [{name: parts[i] for name, parts in columns.items()} for i in range(num_pieces)]
+
+
+def first_samples(
+    captured: CapturedModel, inputs: Mapping[str, Tensor], count: int, total: int
+) -> dict[str, Tensor]:
+    """The arguments of the first of the samples of a call that can be cut."""
+    if count == total:
+        return dict(inputs)
+    slices = input_slices(captured, inputs, [count, total - count])
+    assert slices is not None, "asked for when the number of pieces was chosen"
+    return pieces_of(inputs, slices, 2)[0]
+
+
+def with_other_neighbours(
+    captured: CapturedModel, inputs: Mapping[str, Tensor], num_samples: int, num_first: int
+) -> dict[str, Tensor]:
+    """The arguments of a call in which the first samples stand in the place of the others, too.
+
+    Batches of graphs stay as they are: their shapes differ from sample to sample.
+    """
+    if captured.takes_graphs:
+        return dict(inputs)
+    dims = captured.graph.batch_dims
+    return {n: _repeated(t, dims[n][0], num_samples, num_first) for n, t in inputs.items()}
+
+
+def _repeated(tensor: Tensor, dim: int | None, num_samples: int, num_first: int) -> Tensor:
+    if dim is None:
+        return tensor
+    length = tensor.shape[dim]
+    index = torch.arange(length, device=tensor.device) % (length // num_samples * num_first)
+    return tensor.index_select(dim, index)
+
+
+def influence(
+    whole: Values,
+    again: Values,
+    beside_others: Values,
+    dims: Dims,
+    num_samples: int,
+    num_first: int,
+) -> str | None:
+    """In which output the first samples depend on the others; None if in none.
+
+    Shapes are the same, and so is the arithmetic of a sample that no other touches: it has the
+    same bits, so that influences far below the rounding of the whole show.
+
+    Args:
+        whole: outputs of a call.
+        again: of the same call; where it differs, by that much two calls may.
+        beside_others: of one with other samples beside the first.
+        dims: of the samples, for every output.
+        num_samples: of each call.
+        num_first: samples that are the same in all three.
+    """
+    for name in whole:
+        columns = zip(*(flatten(values[name])[0] for values in (whole, again, beside_others)))
+        tensors = [column for column in columns if isinstance(column[0], Tensor)]
+        for column, dim in zip(tensors, dims.get(name, ())):
+            if dim is not None and not _has_no_values(column[0]):
+                length = column[0].shape[dim] // num_samples * num_first
+                if not _is_untouched(*(tensor.narrow(dim, 0, length) for tensor in column)):
+                    return _DEPENDS.format(name)
+    return None
+
+
+def _is_untouched(first: Tensor, again: Tensor, beside_others: Tensor) -> bool:
+    if torch.equal(first, beside_others):
+        return True
+    if not first.is_floating_point():
+        return not torch.equal(first, again)  # nothing can be told
+    first, again, other = (t.double().nan_to_num() for t in (first, again, beside_others))
+    noise = _FEW_ROUNDINGS * torch.finfo(beside_others.dtype).eps * float(first.abs().max())
+    noise += _FEW_ROUNDINGS * float((again - first).abs().max())
+    return float((other - first).abs().max()) <= noise
+
+
+def join_values(
+    outputs: Sequence[Values], dims: Dims, sizes: Sequence[int], *, averages: bool = False
+) -> Values:
+    """The outputs of the whole batch from those of its micro-batches.
+
+    Args:
+        outputs: of each micro-batch.
+        dims: of the samples, for every output.
+        sizes: samples of each micro-batch.
+        averages: whether what is not one entry per sample is averaged, weighted by samples.
+
+    Raises:
+        CannotJoinError: something that has no dimension of the samples differs between them.
+    """
+    return {
+        name: _join([values[name] for values in outputs], dims.get(name, ()), sizes, name, averages)
+        for name in outputs[0]
+    }
+
+
+def _join(
+    values: Sequence[Any],
+    dims: Sequence[int | None],
+    sizes: Sequence[int],
+    name: str,
+    averages: bool,
+) -> Any:
+    flat = [flatten(value) for value in values]
+    _, structure = flat[0]
+    if any(other != structure for _, other in flat):
+        raise CannotJoinError(f"output {name!r} differs in structure between micro-batches")
+    of_tensors = iter(dims)
+    joined = []
+    for column in zip(*(found for found, _ in flat), strict=True):
+        dim = next(of_tensors, None) if isinstance(column[0], Tensor) else None
+        if averages and dim is None and _are_numbers(column):
+            joined.append(sum(t * n for t, n in zip(column, sizes, strict=True)) / sum(sizes))
+        else:
+            joined.append(_join_leaf(column, dim, sizes, name))
+    return structure.unflatten(joined)
+
+
+def _are_numbers(column: Sequence[Any]) -> bool:
+    return all(
+        isinstance(t, Tensor) and t.is_floating_point() and t.shape == column[0].shape
+        for t in column
+    )
+
+
+def _join_leaf(column: Sequence[Any], dim: int | None, sizes: Sequence[int], name: str) -> Any:
+    first = column[0]
+    if len(column) == 1:
+        return first
+    if isinstance(first, Tensor) and dim is not None:
+        per_sample = first.shape[dim] // sizes[0]
+        if all(t.shape[dim] == per_sample * size for t, size in zip(column, sizes, strict=True)):
+            try:
+                return torch.cat(list(column), dim=dim)
+            except RuntimeError as error:
+                raise CannotJoinError(f"output {name!r} cannot be joined: {error}") from None
+    elif all(_is_same(value, first) for value in column):
+        return first
+    raise CannotJoinError(f"output {name!r} is not one entry per sample")
+
+
+def _is_same(value: Any, first: Any) -> bool:
+    if isinstance(first, Tensor):
+        return isinstance(value, Tensor) and (_has_no_values(value) or torch.equal(value, first))
+    return value is first or (type(value) is type(first) and bool(value == first))
+
+
+def _has_no_values(tensor: Tensor) -> bool:
+    """Whether only shapes are there (emulated devices can do with them): no value differs."""
+    return tensor.is_meta
+
+
+def difference(joined: Values, whole: Values) -> str | None:
+    """In which output two results differ by more than rounding; None if in none."""
+    for name, expected in whole.items():
+        leaves, structure = flatten(expected)
+        got, got_structure = flatten(joined[name])
+        same = structure == got_structure and all(map(_is_close, got, leaves))
+        if not same:
+            return _DEPENDS.format(name)
+    return None
+
+
+def _is_close(got: Any, want: Any) -> bool:
+    if not isinstance(want, Tensor) or not isinstance(got, Tensor):
+        return _is_same(got, want)
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    if _has_no_values(got):
+        return True
+    if not (want.is_floating_point() or want.is_complex()):
+        return torch.equal(got, want)
+    tolerance = _RELATIVE_TOLERANCE.get(want.dtype, _COARSE_TOLERANCE)
+    scale = float(want.abs().nan_to_num(0, 0, 0).max()) if want.numel() else 0.0
+    return torch.allclose(got, want, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

@@ -1,0 +1,1 @@
+"""The accelerators and the devices that a run has."""

@@ -1,0 +1,161 @@
+"""The devices that a run has, as planners see them."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_gpp.capture import device_kind
+from lightning_gpp.cluster import (
+    DEFAULT_LINK,
+    PRESETS,
+    Cluster,
+    Device,
+    Link,
+    cluster_preset,
+    host_memory_bytes,
+    load_cluster,
+)
+from lightning_gpp.runtime.processes.rank_devices import RankDevice
+
+GPU_HOST_LINK = Link(bandwidth_bytes_per_s=20e9, latency_s=20e-6)
+"""Between GPUs of one host where nobody says more: PCIe 4.0 x16, assumed; NVLink is faster."""
+
+NETWORK_LINK = Link(bandwidth_bytes_per_s=1.1e9, latency_s=100e-6)
+"""Between hosts where nobody says more: Ethernet of 10 Gbit/s, assumed."""
+
+ClusterLike = Cluster | str | Path
+"""What :func:`resolve_cluster` takes: a cluster, the name of a preset, or a cluster file."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAtHand:
+    """The device of one rank.
+
+    Attributes:
+        name: as torch calls it.
+        kind: as profiles name it.
+        memory_bytes: of the device; of a CPU all of the host's; None where it is not known.
+        host: name of the machine.
+        identity: tells a GPU from all others; ranks may share one. Empty of a CPU.
+    """
+
+    name: str
+    kind: str
+    memory_bytes: int | None
+    host: str
+    identity: str = ""
+
+    @classmethod
+    def of(cls, device: torch.device) -> DeviceAtHand:
+        """What this rank has."""
+        if device.type == "cuda":
+            memory_bytes: int | None = torch.cuda.get_device_properties(device).total_memory
+        else:
+            memory_bytes = host_memory_bytes()
+        identity = RankDevice.of(device).identity if device.type == "cuda" else ""
+        return cls(str(device), device_kind(device), memory_bytes, socket.gethostname(), identity)
+
+
+def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:
+    """The devices of all ranks, by rank. Ranks on one device share its memory equally.
+
+    Hosts are numbered, so that a job finds the plan of the last one whatever hosts it gets.
+
+    >>> here = DeviceAtHand("cpu", "cpu", 8_000_000_000, "here")
+    >>> [(d.name, d.memory_bytes) for d in cluster_at_hand([here, here]).devices]
+    [('rank0 (cpu)', 4000000000), ('rank1 (cpu)', 4000000000)]
+    """
+    sharing = Counter(_memory_of(each) for each in found)
+    names = dict.fromkeys(each.host for each in found)
+    hosts = {name: f"host{index}" for index, name in enumerate(names)}
+    devices = []
+    for rank, each in enumerate(found):
+        memory_bytes: int | None = each.memory_bytes
+        if memory_bytes is not None:
+            memory_bytes //= sharing[_memory_of(each)]
+        name = f"rank{rank} ({each.name})"
+        devices.append(Device(name, each.kind, memory_bytes, hosts[each.host]))
+    is_cpu = any(each.kind == "cpu" for each in found)
+    return Cluster(tuple(devices), DEFAULT_LINK if is_cpu else GPU_HOST_LINK, NETWORK_LINK)
+
+
+def _memory_of(device: DeviceAtHand) -> tuple[str, str]:
+    """Equal for ranks that have the same memory."""
+    return device.host, device.identity or device.name
+
+
+def resolve_cluster(given: ClusterLike, num_devices: int) -> Cluster:
+    """The cluster that a user means, with one device per rank.
+
+    Raises:
+        ValueError: there is no such preset or file, or the cluster has too few devices.
+    """
+    if isinstance(given, Cluster):
+        if given.num_devices < num_devices:
+            raise ValueError(
+                f"the cluster has {given.num_devices} devices, but there are {num_devices} ranks; "
+                "add devices to the cluster, or lower Trainer(devices=...)"
+            )
+        return given.first(num_devices)
+    if str(given) in PRESETS:
+        return cluster_preset(str(given), num_devices)
+    check_cluster(given)
+    return load_cluster(given, num_devices)
+
+
+def check_cluster(given: Any) -> None:
+    """Refuses at once what cannot be a cluster.
+
+    Raises:
+        ValueError: a name that is neither a preset nor a file.
+        TypeError: something else.
+    """
+    if given is None or isinstance(given, Cluster):
+        return
+    if not isinstance(given, str | Path):
+        raise TypeError(
+            f"cluster is a {type(given).__name__}; expected a Cluster, the name of a preset "
+            f"({', '.join(PRESETS)}), or a cluster file"
+        )
+    if str(given) not in PRESETS and not Path(given).is_file():
+        raise ValueError(
+            f"cluster={str(given)!r} is neither a preset ({', '.join(PRESETS)}) nor a file"
+        )
+
+
+def in_plan_order(cluster: Cluster) -> Cluster:
+    """The devices by rank, that of rank 0 moved to the end.
+
+    Plans end on the last device, the loss is there, and the loss is on rank 0
+    (:func:`~lightning_gpp.strategy.pipeline.rank_of_device`): so neighbours of the plan are
+    neighbours on the hosts.
+    """
+    first, *others = cluster.devices
+    return replace(cluster, devices=(*others, first))
+
+
+def warn_of_misplaced(plan_cluster: Cluster, rank_of_device: Sequence[int]) -> None:
+    """Warns where ranks are not on devices of the kind and memory that the plan takes them for.
+
+    Args:
+        plan_cluster: the devices :func:`in_plan_order`.
+        rank_of_device: rank of every device of the plan.
+    """
+    by_rank = (plan_cluster.devices[-1], *plan_cluster.devices[:-1])
+    for device, rank in zip(plan_cluster.devices, rank_of_device):
+        actual = by_rank[rank]
+        if (device.kind, device.memory_bytes) != (actual.kind, actual.memory_bytes):
+            rank_zero_warn(
+                f"the loss has to be on rank 0, so the stages that were planned for {device.name} "
+                f"({device.kind}) run on {actual.name} ({actual.kind}): times and memory will not "
+                "be as predicted. Let rank 0 have the kind of device that suits the last stage."
+            )
+            return

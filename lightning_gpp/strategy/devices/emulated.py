@@ -1,0 +1,158 @@
+"""The accelerator ``emulated``: devices of a cluster description instead of real ones.
+
+``Trainer(accelerator="emulated", devices=4, strategy=GraphPipeStrategy(cluster="summit"))`` runs
+the real strategy, its messages and its sums on CPU processes of this machine, while everything in
+a training step takes the time that it would take on the devices and links of the cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.accelerators import Accelerator
+
+from lightning_gpp.cluster import PRESETS
+from lightning_gpp.strategy.devices.accelerators import refuse_other_strategies
+from lightning_gpp.strategy.devices.devices_at_hand import (
+    ClusterLike,
+    check_cluster,
+    resolve_cluster,
+)
+from lightning_gpp.strategy.settings import Emulated, Settings
+
+Tensors = Literal["real", "shape_only"]
+"""What tensors hold: numbers, so that training learns, or nothing but their shapes."""
+
+_NUMBER = 'accelerator="emulated" takes a number of devices, as in devices=4'
+
+
+class EmulatedAccelerator(Accelerator):
+    """Devices that exist on paper; for the graphpipe strategies only.
+
+    Args:
+        cluster: the devices and links, as ``GraphPipeStrategy(cluster=...)`` takes them; by default
+            that of the strategy.
+        time_scale: real seconds that an emulated second takes; by default chosen so that the real
+            work of a step fits into its emulated time on this machine.
+        tensors: ``"real"``: training learns as on one device; ``"shape_only"``: tensors have no
+            numbers, so models far larger than this machine can be run.
+
+    Raises:
+        ValueError: an option makes no sense.
+        TypeError: the cluster is none.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterLike | None = None,
+        *,
+        time_scale: float | None = None,
+        tensors: Tensors = "real",
+    ) -> None:
+        check_cluster(cluster)
+        if time_scale is not None and not time_scale > 0:
+            raise ValueError(f"time_scale must be above 0, got {time_scale}")
+        if tensors not in get_args(Tensors):
+            raise ValueError(f"tensors={tensors!r}; known: {', '.join(get_args(Tensors))}")
+        self.cluster = cluster
+        self.time_scale = time_scale
+        self.tensors = tensors
+
+    def apply(self, settings: Settings, *, num_devices: int, num_nodes: int) -> Settings:
+        """The settings of a strategy that runs on these devices.
+
+        Args:
+            settings: what the user asked of the strategy.
+            num_devices: devices of the Trainer.
+            num_nodes: hosts of the Trainer.
+
+        Raises:
+            ValueError: there is no cluster, or there are two, or it has too few devices.
+            NotImplementedError: the ranks are on several hosts.
+        """
+        if num_nodes > 1:
+            raise NotImplementedError(
+                f'accelerator="emulated" runs on one host, got num_nodes={num_nodes}: all emulated '
+                "hosts are described by the cluster; give the number of all devices as devices=..."
+            )
+        if self.cluster is not None and settings.cluster is not None:
+            raise ValueError(
+                "the cluster is given twice: remove it from EmulatedAccelerator or from "
+                "GraphPipeStrategy"
+            )
+        cluster = self.cluster or settings.cluster
+        if cluster is None:
+            raise ValueError(
+                'accelerator="emulated" needs the cluster to emulate: GraphPipeStrategy(cluster='
+                f'"summit") or EmulatedAccelerator(cluster="summit"); {", ".join(PRESETS)}, a '
+                "cluster file, or a Cluster"
+            )
+        emulated = Emulated(self.time_scale, self.tensors == "shape_only")
+        cluster = resolve_cluster(cluster, num_devices)
+        return replace(settings, cluster=cluster, emulated=emulated)
+
+    def setup_device(self, device: torch.device) -> None:
+        """Nothing: the real device is a CPU."""
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Refuses strategies whose steps cannot be emulated.
+
+        Raises:
+            TypeError: the strategy is none of ours.
+        """
+        refuse_other_strategies(trainer, self.name())
+
+    def get_device_stats(self, device: str | int | torch.device) -> dict[str, Any]:
+        """Nothing: an emulated device has no counters."""
+        return {}
+
+    def teardown(self) -> None:
+        """Nothing."""
+
+    @staticmethod
+    def parse_devices(devices: Any) -> int:
+        """The number of devices.
+
+        Raises:
+            TypeError: it is no number.
+            ValueError: it is below 1.
+        """
+        if isinstance(devices, str) and devices.strip().isdigit():
+            devices = int(devices)
+        if not isinstance(devices, int) or isinstance(devices, bool):
+            raise TypeError(f"{_NUMBER}; got devices={devices!r}")
+        if devices < 1:
+            raise ValueError(f"{_NUMBER}; got devices={devices}")
+        return devices
+
+    @staticmethod
+    def get_parallel_devices(devices: int) -> list[torch.device]:
+        """The CPU for every rank."""
+        return [torch.device("cpu")] * devices
+
+    @staticmethod
+    def auto_device_count() -> int:
+        """There is no default number.
+
+        Raises:
+            ValueError: always; the text says what to give.
+        """
+        raise ValueError(f"{_NUMBER}; got none")
+
+    @staticmethod
+    def is_available() -> bool:
+        """Every machine has a CPU."""
+        return True
+
+    @staticmethod
+    def name() -> str:
+        """The name in Lightning's registry."""
+        return "emulated"
+
+    @classmethod
+    def register_accelerators(cls, accelerator_registry: Any) -> None:
+        """Registers the accelerator under its name."""
+        accelerator_registry.register(cls.name(), cls, description="Devices of a described cluster")

@@ -1,0 +1,141 @@
+"""The accelerator ``pool``: a mixed list of real devices, one rank per entry, in this order.
+
+``Trainer(accelerator="pool", devices="cuda:0,cuda:1,cpu", strategy="graphpipe")``. Rank 0, which
+reads the data, computes the loss, logs and writes checkpoints, is on the first entry. An entry may
+come several times: every ``cpu`` is a process of its own, and two ranks may share a GPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
+
+from lightning_gpp.strategy.devices.accelerators import refuse_other_strategies
+
+_EXPECTED = (
+    'accelerator="pool" takes the list of its devices, one rank per entry: '
+    'devices="cuda:0,cuda:1,cpu" or devices=["cpu", "cpu"]'
+)
+
+
+def parse_pool(devices: Any) -> list[torch.device]:
+    """The devices that a ``devices`` flag names, in order.
+
+    Args:
+        devices: names separated by commas, or a sequence of names or devices. ``cuda`` stands for
+            ``cuda:0``.
+
+    Raises:
+        TypeError: it is no list of devices.
+        ValueError: it is empty, or there is no such device; the text says which there are.
+
+    >>> parse_pool("cpu, cpu")
+    [device(type='cpu'), device(type='cpu')]
+    """
+    if isinstance(devices, str):
+        devices = [name.strip() for name in devices.split(",") if name.strip()]
+    if not isinstance(devices, Sequence):
+        raise TypeError(f"{_EXPECTED}; got devices={devices!r}")
+    if not devices:
+        raise ValueError(f"{_EXPECTED}; got an empty list")
+    return [_device(entry) for entry in devices]
+
+
+def _device(entry: Any) -> torch.device:
+    if isinstance(entry, bool | int) or not isinstance(entry, str | torch.device):
+        raise TypeError(f"{_EXPECTED}; got the entry {entry!r}")
+    try:
+        device = torch.device(entry)
+    except RuntimeError:
+        raise ValueError(f"{_EXPECTED}; got the unknown device {entry!r}") from None
+    if device.type == "cuda":
+        return _cuda_device(device.index or 0)
+    if device.type != "cpu":
+        raise ValueError(f"{_EXPECTED}; got {entry!r}, but only cuda and cpu can be mixed")
+    if device.index is not None:
+        raise ValueError(
+            f"{_EXPECTED}; got {entry!r}: name 'cpu' once for every process that is to run on it"
+        )
+    return device
+
+
+def _cuda_device(index: int) -> torch.device:
+    count = torch.cuda.device_count()
+    if index >= count:
+        there = f"only cuda:0 to cuda:{count - 1} are there" if count else "there is no GPU here"
+        raise ValueError(
+            f"the pool names cuda:{index}, but {there} (as torch.cuda.device_count() sees it; "
+            "CUDA_VISIBLE_DEVICES may hide some)"
+        )
+    return torch.device("cuda", index)
+
+
+class PoolAccelerator(Accelerator):
+    """Real devices of several types in one job; for the graphpipe strategies only."""
+
+    def setup_device(self, device: torch.device) -> None:
+        """Makes a GPU this rank's current one; nothing on a CPU."""
+        self._kind(device).setup_device(device)
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Refuses strategies that expect equal devices.
+
+        Raises:
+            TypeError: the strategy is none of ours.
+        """
+        refuse_other_strategies(trainer, self.name())
+
+    def get_device_stats(self, device: str | int | torch.device) -> dict[str, Any]:
+        """What Lightning knows to tell of such a device."""
+        return self._kind(torch.device(device)).get_device_stats(device)
+
+    def teardown(self) -> None:
+        """Frees what torch keeps of GPU memory, where this rank used any."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+
+    @staticmethod
+    def _kind(device: torch.device) -> Accelerator:
+        return CUDAAccelerator() if device.type == "cuda" else CPUAccelerator()
+
+    @staticmethod
+    def parse_devices(devices: Any) -> list[torch.device]:
+        """See :func:`parse_pool`."""
+        return parse_pool(devices)
+
+    @staticmethod
+    def get_parallel_devices(devices: list[torch.device]) -> list[torch.device]:
+        """The devices by rank."""
+        if any(device.type == "cuda" for device in devices):
+            # Lightning takes every accelerator but its own for one without GPUs.
+            warnings.filterwarnings("ignore", message="GPU available but not used")
+        return devices
+
+    @staticmethod
+    def auto_device_count() -> int:
+        """There is no default pool.
+
+        Raises:
+            ValueError: always; the text says what to give.
+        """
+        raise ValueError(f"{_EXPECTED}; got no devices")
+
+    @staticmethod
+    def is_available() -> bool:
+        """Every machine has a CPU."""
+        return True
+
+    @staticmethod
+    def name() -> str:
+        """The name in Lightning's registry."""
+        return "pool"
+
+    @classmethod
+    def register_accelerators(cls, accelerator_registry: Any) -> None:
+        """Registers the accelerator under its name."""
+        accelerator_registry.register(cls.name(), cls, description="A mixed list of real devices")

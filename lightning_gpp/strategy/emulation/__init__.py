@@ -1,0 +1,1 @@
+"""Emulated devices under Lightning: their pace, what they report, shapes without numbers."""

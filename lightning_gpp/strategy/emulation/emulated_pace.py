@@ -1,0 +1,63 @@
+"""How slowly emulated time has to pass for the real work of processes to fit into it."""
+
+from __future__ import annotations
+
+import os
+
+from lightning_gpp.planner import Plan, PlanRequest
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
+from lightning_gpp.runtime.emulation.time_scale import SHORT, choose_time_scale
+from lightning_gpp.schedule import Program
+from lightning_gpp.simulate import ProgramCosts
+
+MARGIN = 1.5
+"""Real work gets so much more time than was measured: processes disturb each other."""
+
+
+def process_time_scale(
+    plan: Plan, request: PlanRequest, program: Program, costs: ProgramCosts, real_kind: str | None
+) -> float:
+    """Real seconds per emulated second for ranks that are processes of this machine.
+
+    Args:
+        plan: what runs.
+        request: the question that it answers.
+        program: of the plan.
+        costs: of the program on the emulated cluster.
+        real_kind: kind of the device that really computes, whose costs the request has (``meta``
+            takes its time too: for each operator that it is asked the shape of); None where
+            nothing is computed.
+    """
+    least = choose_time_scale(program, costs)
+    if real_kind is None:
+        return least
+    sharing = max(1.0, len(program.actions) / (os.cpu_count() or 1))
+    return max(least, MARGIN * sharing * _slowness(plan, request, program, costs, real_kind))
+
+
+def _slowness(
+    plan: Plan, request: PlanRequest, program: Program, costs: ProgramCosts, real_kind: str
+) -> float:
+    """The most by which a forward or backward takes longer really than emulated."""
+    unit_size = request.minibatch_size / num_microbatches(plan, request)
+    pairs: list[tuple[float, float]] = []
+    for number in range(program.num_stages):
+        stage = program.replica(number).stage
+        if stage == plan.num_stages:  # takes the outputs of replicas
+            continue
+        share = unit_size * program.multiple(number)
+        found = request.costs.at(share, real_kind).operators
+        real = [found[name] for name in plan.stages[stage].operators]
+        forward_s = sum(each.forward_s for each in real)
+        backward_s = sum(each.backward_s for each in real)
+        if plan.stages[stage].recompute:
+            backward_s += forward_s
+        pairs += [
+            (forward_s, costs.stages[number].forward_s),
+            (backward_s, costs.stages[number].backward_s),
+        ]
+    longest_s = max((emulated_s for _, emulated_s in pairs), default=0.0)
+    return max(
+        (real_s / emulated_s for real_s, emulated_s in pairs if emulated_s > SHORT * longest_s),
+        default=0.0,
+    )

@@ -1,0 +1,249 @@
+"""Emulated devices under Lightning: joins the ranks of this host, and times their training steps.
+
+Every training step begins at one emulated moment on all ranks and ends, for each, when its part of
+the program is over. What is between steps (data, hooks, the optimizer, logging) takes no emulated
+time, and neither do evaluations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lightning_gpp.cluster import Cluster, all_reduce_channels, channels
+from lightning_gpp.planner import Plan, PlanRequest, plan_graph
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
+from lightning_gpp.runtime.emulation import (
+    EmulatedClock,
+    EmulatedRank,
+    EmulatedSums,
+    EmulatedTransport,
+    SharedReservations,
+)
+from lightning_gpp.runtime.emulation.shape_stage import is_one_tensor
+from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.sums.sums import Ranks
+from lightning_gpp.schedule import Program
+from lightning_gpp.simulate import ProgramCosts
+from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan
+from lightning_gpp.strategy.emulation.emulated_pace import process_time_scale
+from lightning_gpp.strategy.emulation.emulation_report import (
+    EmulatedStep,
+    EmulationReport,
+    emulation_report,
+)
+from lightning_gpp.strategy.planning.planning import Planned
+from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.strategy.settings import Emulated
+
+START_S = 5e-3
+"""Real seconds from rank 0's word to the beginning of a step, for all ranks to hear it ..."""
+
+START_RANK_S = 1e-3
+"""... and more for each rank, as they share this machine's cores."""
+
+_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all ranks of an emulation agree on.
+
+    Attributes:
+        plan: what runs.
+        request: the question that it answers, with the emulated cluster.
+        costs: what its program costs there.
+        time_scale: real seconds that an emulated second takes.
+        origin_ns: when emulated time is zero, on the clock of this host.
+        path: of the file with the channels; gone once all ranks have opened it.
+        is_shape_only: whether tensors have no numbers.
+    """
+
+    plan: Plan
+    request: PlanRequest
+    costs: ProgramCosts
+    time_scale: float
+    origin_ns: int
+    path: str
+    is_shape_only: bool = False
+
+
+def channel_names(cluster: Cluster, groups: Sequence[Sequence[int]]) -> list[str]:
+    """All channels of a cluster's messages, and of the sums of some groups of its devices."""
+    every = range(cluster.num_devices)
+    pairs = [(a, b) for a in every for b in every if a != b]
+    found = [
+        name
+        for a, b in pairs
+        for is_feed in (False, True)
+        for name in channels(cluster, a, b, is_feed=is_feed)
+    ]
+    for algorithm in ("ring", "tree"):
+        found += [
+            name for group in groups for name in all_reduce_channels(cluster, group, algorithm)
+        ]
+    return sorted(set(found))
+
+
+@dataclass
+class Emulation:
+    """The emulated devices of a run, as one rank sees them.
+
+    Attributes:
+        setup: what the ranks agreed on.
+        steps: what this rank did so far, training step by training step.
+        num_unpaced: training steps that ran as fast as they could.
+    """
+
+    setup: Setup
+    rank: EmulatedRank
+    control: Control
+    num_ranks: int
+    transport: EmulatedTransport
+    sums: EmulatedSums | None
+    reservations: SharedReservations
+    steps: list[EmulatedStep] = field(default_factory=list)
+    num_unpaced: int = 0
+
+    @classmethod
+    def join(
+        cls,
+        setup: Setup | None,
+        executor: Executor,
+        control: Control,
+        groups: Mapping[Ranks, Sequence[int]],
+    ) -> Emulation:
+        """All ranks together.
+
+        Args:
+            setup: rank 0's.
+            executor: of this rank.
+            control: between the ranks.
+            groups: ranks that sum gradients -> their devices.
+        """
+        setup = control.share(setup, "waiting for rank 0 to begin emulated time")
+        assert setup is not None
+        names = channel_names(setup.request.cluster, list(groups.values()))
+        reservations = SharedReservations(
+            setup.path, names, sorted(groups), timeout_s=executor.timeout_s
+        )
+        control.gather(None, "opening the channels of the emulated cluster")
+        if control.is_leader:
+            Path(setup.path).unlink()
+        clock = EmulatedClock(setup.origin_ns, setup.time_scale)
+        transport = executor.transport
+        rank = EmulatedRank(transport.rank, clock, reservations, lambda _: setup.costs)
+        return cls(
+            setup,
+            rank,
+            control,
+            transport.num_ranks,
+            EmulatedTransport(transport, rank, executor.rank_of_device),
+            None if executor.sums is None else EmulatedSums(executor.sums, rank),
+            reservations,
+        )
+
+    @contextlib.contextmanager
+    def step(
+        self, executor: Executor, program: Program, *, is_second: bool = False
+    ) -> Iterator[int]:
+        """The body runs a training program or one of its parts, at the emulated devices' pace.
+
+        Emulated time stands still between the parts, where the user's step runs. It gets for how
+        many real nanoseconds that was.
+
+        Args:
+            executor: of this rank.
+            program: of the plan, with any number of its micro-batches.
+            is_second: whether the backward part runs.
+        """
+        start_s, first_end_s = self._agree_on_start()
+        behind_s = max(0.0, self.rank.cursor_s - first_end_s) if is_second else 0.0
+        self.rank.take_slips()
+        self.rank.wait_until(start_s + behind_s)
+        inner = executor.transport, executor.sums
+        executor.pace, executor.transport = self.rank, self.transport
+        executor.sums = self.sums or executor.sums
+        still_s = (start_s - first_end_s) * self.setup.time_scale if is_second else 0.0
+        try:
+            yield round(still_s * 1e9)
+        finally:
+            executor.pace = None
+            executor.transport, executor.sums = inner
+        slips = self.rank.take_slips().slips
+        done = EmulatedStep(start_s, self.rank.cursor_s, program.num_microbatches, slips)
+        if is_second:
+            first = self.steps.pop()
+            done = first.followed_by(done, first_end_s)
+        self.steps.append(done)
+
+    def _agree_on_start(self) -> tuple[float, float]:
+        """All ranks: the moment at which rank 0 says that it begins, and rank 0's cursor before."""
+        if not self.control.is_leader:
+            agreed: tuple[float, float] = self.control.hear("waiting for rank 0 to begin a step")
+            return agreed
+        real_s = START_S + START_RANK_S * self.num_ranks
+        start_s = self.rank.clock.now_s() + real_s / self.setup.time_scale
+        agreed = start_s, self.rank.cursor_s
+        self.control.tell(agreed)
+        return agreed
+
+    def abort(self, error: BaseException) -> None:
+        """Ends every sleep of this rank with an error."""
+        self.rank.clock.abort(error)
+
+    def report(self) -> EmulationReport | None:
+        """All ranks: on rank 0 what the steps took; None elsewhere, or if there were none."""
+        ranks = self.control.gather(self.steps, "gathering what the emulated steps took")
+        setup = self.setup
+        if not ranks:
+            return None
+        return emulation_report(
+            ranks,
+            num_microbatches=num_microbatches(setup.plan, setup.request),
+            predicted_s=simulate_plan(setup.plan, setup.request, setup.costs).step_s,
+            time_scale=setup.time_scale,
+            kinds=setup.request.cluster.kinds,
+            num_unpaced=self.num_unpaced,
+            is_shape_only=setup.is_shape_only,
+        )
+
+    def close(self) -> None:
+        """Lets go of the channels."""
+        self.reservations.close()
+
+
+def _works_on(options: Emulated, planned: Planned) -> str | None:
+    """The kind of device that computes what stages make; None where their shapes are known."""
+    if not options.is_shape_only:
+        return "cpu"
+    graph = planned.request.graph
+    edges = plan_graph(planned.plan, graph).stages.edges
+    names = {name for edge in edges for name in edge.values} | set(graph.outputs)
+    return None if all(is_one_tensor(graph.values[name]) for name in names) else "meta"
+
+
+def begin_emulation(options: Emulated, planned: Planned) -> Setup:
+    """Rank 0: what the ranks of a run will agree on; emulated time begins now.
+
+    Args:
+        options: what the user asked for.
+        planned: what runs, and the question with the emulated cluster.
+    """
+    plan, request = planned.plan, planned.request
+    costs = program_costs(plan, request)
+    scale = options.time_scale
+    if scale is None:
+        program = plan_graph(plan, request.graph).program(
+            num_microbatches(plan, request), schedule=request.schedule, check=False
+        )
+        scale = process_time_scale(plan, request, program, costs, _works_on(options, planned))
+    folder = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    file, path = tempfile.mkstemp(prefix="lightning_gpp_channels_", dir=folder)
+    os.close(file)
+    return Setup(plan, request, costs, scale, time.monotonic_ns(), path, options.is_shape_only)

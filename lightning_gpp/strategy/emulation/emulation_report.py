@@ -1,0 +1,152 @@
+"""What emulated training steps took, beside what the simulator predicts for them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_gpp.runtime.emulation import Slip, SlipReport
+from lightning_gpp.units_of_measure import seconds_text
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedStep:
+    """A training step on one rank, in emulated seconds.
+
+    Attributes:
+        start_s: when it began, on all ranks.
+        end_s: when this rank's part was over.
+        num_microbatches: smallest micro-batches of the mini-batch.
+        slips: what did not fit its emulated time here.
+    """
+
+    start_s: float
+    end_s: float
+    num_microbatches: int
+    slips: tuple[Slip, ...] = ()
+
+    def followed_by(self, second: EmulatedStep, first_end_s: float) -> EmulatedStep:
+        """The step of which this is the forward part.
+
+        Args:
+            second: its backward part.
+            first_end_s: when the forward part was over on rank 0, where time stood still.
+        """
+        taken_s = first_end_s - self.start_s
+        end_s = self.start_s + taken_s + (second.end_s - second.start_s)
+        return EmulatedStep(self.start_s, end_s, self.num_microbatches, self.slips + second.slips)
+
+
+@dataclass(frozen=True, slots=True)
+class EmulationReport:
+    """A run on emulated devices. All but the scale is in emulated seconds.
+
+    The first step is left out where there are more: torch warms up in it.
+
+    Attributes:
+        step_s: of every whole mini-batch.
+        slip: of the step whose time is the median.
+        predicted_s: of the same program on the same costs, simulated.
+        time_scale: real seconds that an emulated second took.
+        num_devices: of the cluster.
+        kinds: of its devices.
+        num_unpaced: mini-batches that ran as fast as they could, as they were too small for the
+            plan's program.
+        is_shape_only: whether tensors had no numbers.
+    """
+
+    step_s: tuple[float, ...]
+    slip: SlipReport
+    predicted_s: float
+    time_scale: float
+    num_devices: int
+    kinds: tuple[str, ...]
+    num_unpaced: int = 0
+    is_shape_only: bool = False
+
+    @property
+    def median_s(self) -> float:
+        """The step in the middle."""
+        return statistics.median_low(self.step_s)
+
+    @property
+    def error(self) -> float:
+        """By which part the emulated step was longer than predicted."""
+        return self.median_s / self.predicted_s - 1
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers for loggers."""
+        return {
+            "emulated_step_s": self.median_s,
+            "emulated_slip_s": self.slip.total_s,
+            "predicted_step_s": self.predicted_s,
+        }
+
+    def text(self) -> str:
+        """A few lines for a person."""
+        low, high = seconds_text(min(self.step_s)), seconds_text(max(self.step_s))
+        percent = f"{self.error:+.1%}".replace("%", " %")
+        count = f"median of {len(self.step_s)} steps, {low} to {high}"
+        lines = [
+            f"Emulated on {self.num_devices} devices ({', '.join(self.kinds)}): "
+            f"{seconds_text(self.median_s)} per step "
+            f"({count if len(self.step_s) > 1 else 'one step'}), {percent} against the "
+            f"{seconds_text(self.predicted_s)} that were predicted.",
+            f"In that step: {self.slip.text(self.median_s)}.",
+            f"An emulated second took {self.time_scale:.3g} real ones. Reading data, the optimizer "
+            "and what else is between steps take no emulated time.",
+        ]
+        if self.num_unpaced:
+            lines.append(
+                f"{self.num_unpaced} mini-batches were smaller than what the replicas take at a "
+                "time: they were trained on, but not emulated."
+            )
+        if self.is_shape_only:
+            lines.append(
+                "Tensors had shapes and no numbers: nothing was learned, logged values are nan, "
+                "the captured graph was compared with the model by shapes alone, and stages make "
+                "the shapes that it knows instead of running their operators."
+            )
+        return "\n".join(lines)
+
+
+def emulation_report(
+    ranks: Sequence[Sequence[EmulatedStep]],
+    *,
+    num_microbatches: int,
+    predicted_s: float,
+    time_scale: float,
+    kinds: Sequence[str],
+    num_unpaced: int = 0,
+    is_shape_only: bool = False,
+) -> EmulationReport | None:
+    """The report of a run; None where no whole mini-batch was trained on.
+
+    Args:
+        ranks: the steps of every rank, all equally many.
+        num_microbatches: smallest micro-batches of a whole mini-batch.
+        predicted_s: what a step was predicted to take.
+        time_scale: real seconds that an emulated second took.
+        kinds: of the devices.
+        num_unpaced: mini-batches that were not emulated.
+        is_shape_only: whether tensors had no numbers.
+    """
+    whole = [
+        parts for parts in zip(*ranks, strict=True) if parts[0].num_microbatches == num_microbatches
+    ]
+    counted = whole[1:] or whole
+    if not counted:
+        return None
+    taken_s = [max(part.end_s for part in parts) - parts[0].start_s for parts in counted]
+    middle = counted[taken_s.index(statistics.median_low(taken_s))]
+    return EmulationReport(
+        tuple(taken_s),
+        SlipReport(tuple(slip for part in middle for slip in part.slips)),
+        predicted_s,
+        time_scale,
+        len(ranks),
+        tuple(kinds),
+        num_unpaced,
+        is_shape_only,
+    )

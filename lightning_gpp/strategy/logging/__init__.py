@@ -1,0 +1,1 @@
+"""What user code logs, and how the other ranks log the same."""

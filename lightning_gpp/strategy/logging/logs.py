@@ -1,0 +1,228 @@
+"""``self.log`` where the loss is, and on every other rank.
+
+User code runs on rank 0. Its calls of ``self.log`` are made there as they come, noted, and made on
+the other ranks inside the same hook, so that progress bars, loggers, checkpoints and early stopping
+see on every rank what they would see on one device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_gpp.strategy.instance_attribute import instance_attribute
+from lightning_gpp.strategy.logging.metrics import MetricRef, reference
+
+
+@dataclass(slots=True)
+class LogCall:
+    """A call of ``self.log``."""
+
+    name: str
+    value: Tensor | MetricRef
+    kwargs: dict[str, Any]
+
+
+class LedLog:
+    """Stands in for ``LightningModule.log`` on rank 0: makes the call, and notes it for the others.
+
+    Args:
+        module: whose; it names the metrics that are logged.
+        makes_calls: whether calls are made, and not only noted.
+    """
+
+    def __init__(self, module: pl.LightningModule, *, makes_calls: bool = True) -> None:
+        self._module, self._makes_calls = module, makes_calls
+        self._log = module.log
+        self._calls: list[LogCall] = []
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Makes a call of ``self.log``."""
+        kwargs |= dict(zip(_POSITIONAL, args, strict=False))
+        value = number_of(value)
+        if self._makes_calls:
+            self._log(name, value, **kwargs)
+        if isinstance(value, Metric):
+            last = value._forward_cache
+            noted: Tensor | MetricRef
+            noted = dataclasses.replace(reference(self._module, value), last=last)
+        else:
+            noted = as_number(name, value)
+        self._calls.append(LogCall(name, noted, kwargs))
+
+    def calls(self, batch: Any = None) -> list[LogCall]:
+        """The calls in their order, with the size of the batch where Lightning looks it up in it.
+
+        Args:
+            batch: of the step; None outside of steps.
+        """
+        asks = any(call.kwargs.get("batch_size") is None for call in self._calls)
+        size = size_for_logs(batch) if asks and batch is not None else None
+        return [
+            dataclasses.replace(call, kwargs={"batch_size": size} | _given(call.kwargs))
+            for call in self._calls
+        ]
+
+
+@dataclass(slots=True)
+class _Entry:
+    kwargs: dict[str, Any]
+    values: list[Tensor] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    metric: Metric | None = None
+
+
+class MicrobatchLog:
+    """Stands in for ``LightningModule.log`` where the step runs for every micro-batch.
+
+    Args:
+        module: whose; it names the metrics that are logged.
+
+    Attributes:
+        size: samples of the micro-batch whose step is running.
+    """
+
+    def __init__(self, module: pl.LightningModule) -> None:
+        self._module = module
+        self._entries: dict[str, _Entry] = {}
+        self.size = 1
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Notes a call of ``self.log``.
+
+        Raises:
+            NotImplementedError: a metric is logged for every step.
+        """
+        kwargs |= dict(zip(_POSITIONAL, args, strict=False))
+        entry = self._entries.setdefault(name, _Entry(kwargs))
+        if isinstance(value, Metric):
+            if kwargs.get("on_step") in (None, True):
+                raise NotImplementedError(
+                    f"self.log({name!r}, metric) on every step: with the schedule '1f1b' a metric "
+                    "sees one micro-batch at a time, so its value is not that of the batch. Log it "
+                    "with on_step=False, on_epoch=True, or use schedule='gpipe'."
+                )
+            entry.metric = value
+            return
+        entry.values.append(as_number(name, value))
+        entry.sizes.append(kwargs.get("batch_size") or self.size)
+
+    def calls(self, batch: Any) -> list[LogCall]:
+        """One call per name: values are joined as its ``reduce_fx`` says, weighted by samples.
+
+        Args:
+            batch: the mini-batch, in which Lightning looks up the size where none is given.
+        """
+        made = []
+        found = size_for_logs(batch) if self._entries else None
+        for name, entry in self._entries.items():
+            value: Tensor | MetricRef
+            if entry.metric is not None:
+                value = reference(self._module, entry.metric)
+            else:
+                value = joined(entry.values, entry.sizes, entry.kwargs.get("reduce_fx", "mean"))
+            is_given = entry.kwargs.get("batch_size") is not None
+            total = sum(entry.sizes) or None
+            kwargs = entry.kwargs | {"batch_size": total if is_given else found or total}
+            made.append(LogCall(name, value, kwargs))
+        return made
+
+
+def joined(
+    values: Sequence[Tensor], sizes: Sequence[int], reduce_fx: str | Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The value of a mini-batch from those of its micro-batches.
+
+    Args:
+        values: one number each.
+        sizes: samples of each.
+        reduce_fx: of the call of ``self.log``.
+
+    >>> joined([torch.tensor(1.0), torch.tensor(4.0)], [2, 1], "mean")
+    tensor(2.)
+    """
+    stacked = torch.stack(list(values))
+    if reduce_fx in ("mean", torch.mean):
+        weights = stacked.new_tensor(sizes) if stacked.is_floating_point() else torch.tensor(sizes)
+        return (stacked * weights).sum() / weights.sum()
+    if isinstance(reduce_fx, str):
+        reduce_fx = getattr(torch, reduce_fx.lower())
+    assert callable(reduce_fx)
+    return reduce_fx(stacked)
+
+
+def size_for_logs(batch: Any) -> int | None:
+    """The size by which Lightning weights what is logged for a batch; None where it finds none."""
+    try:
+        return extract_batch_size(batch)
+    except MisconfigurationException:  # raised again where the size is needed
+        return None
+
+
+_POSITIONAL = tuple(inspect.signature(pl.LightningModule.log).parameters)[3:]
+"""Names of the arguments after ``self``, ``name`` and ``value``."""
+
+
+def _given(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in kwargs.items() if key != "batch_size" or value is not None}
+
+
+def as_number(name: str, value: Any) -> Tensor:
+    """A logged value as a tensor of its own.
+
+    Raises:
+        ValueError: it is no single number; a value of another type gets the text of Lightning.
+    """
+    if not isinstance(value, (Tensor, numbers.Number)):
+        raise ValueError(
+            f"`self.log({name}, {value})` was called, but `{type(value).__name__}` values cannot "
+            "be logged"
+        )
+    tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
+    if tensor.numel() != 1:
+        raise ValueError(
+            f"self.log({name!r}, ...) got a tensor of shape {tuple(tensor.shape)}; expected one "
+            "number: log its mean, or each of its numbers under a name of its own."
+        )
+    if not tensor.is_floating_point():
+        tensor = tensor.to(torch.get_default_dtype())
+    return tensor.clone().reshape(())
+
+
+def number_of(value: Any) -> Any:
+    """A value that can be logged; ``nan`` for a tensor that has a shape and no numbers."""
+    return torch.tensor(float("nan")) if isinstance(value, Tensor) and value.is_meta else value
+
+
+@contextlib.contextmanager
+def recording(module: pl.LightningModule, log: LedLog | MicrobatchLog) -> Iterator[None]:
+    """Puts something in the place of the module's ``self.log``."""
+    functools.update_wrapper(log, module.log, updated=())  # its signature is the user's
+    with instance_attribute(module, "log", log):
+        yield
+
+
+def replay(module: pl.LightningModule, calls: Sequence[LogCall]) -> None:
+    """Makes noted calls."""
+    for call in calls:
+        value = call.value
+        if isinstance(value, MetricRef):
+            metric = module.get_submodule(value.name)
+            assert isinstance(metric, Metric)
+            metric._forward_cache = value.last
+            module.log(call.name, metric, **call.kwargs)
+        else:
+            module.log(call.name, number_of(value), **call.kwargs)

@@ -1,0 +1,344 @@
+"""What a rank has while a run lasts: connections, the module, the pipeline built of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from lightning_gpp.runtime.action_record import ActionRecord
+from lightning_gpp.runtime.boundary import Boundary
+from lightning_gpp.runtime.executor import Run
+from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.runtime.transport.open_transport import open_transport
+from lightning_gpp.schedule import SCHEDULES
+from lightning_gpp.strategy.build import Builder
+from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
+from lightning_gpp.strategy.emulation.shape_only import META
+from lightning_gpp.strategy.lightning_private import tell_device
+from lightning_gpp.strategy.logging.logs import LedLog, LogCall, recording, replay
+from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_parameters
+from lightning_gpp.strategy.planning.planning import Example
+from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.strategy.ranks.failure import FailureWatch
+from lightning_gpp.strategy.ranks.messages import Forward, Minibatch, News, StepEnd
+from lightning_gpp.strategy.recording.recorder import StepRecorder
+from lightning_gpp.strategy.report import warn_of_state
+from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.state.early_modules import EarlyModules
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
+from lightning_gpp.strategy.state.leader_state import LeaderState
+from lightning_gpp.strategy.state.optimizers import PartialOptimizer
+from lightning_gpp.strategy.state.own_gradients import OwnGradients
+from lightning_gpp.strategy.step.open_call import OpenCall
+
+
+class PipelinedRun:
+    """The connections, the module and the pipeline of a rank during one run.
+
+    What a rank leads or follows, and what runs on its stages, goes through this; user code is run
+    by :class:`~lightning_gpp.strategy.session.Session` and its steps, which are given this.
+
+    Args:
+        settings: what the user asked for.
+        device: where this rank's stages run.
+        host: address of rank 0.
+
+    Attributes:
+        full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
+        dropped: calls of the forward that rank 0 let go since it told the others last.
+        partial_optimizers: the optimizers, with what this rank holds of their parameters.
+    """
+
+    def __init__(self, settings: Settings, device: torch.device, host: str) -> None:
+        self.settings = settings
+        self.is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
+        self.device = META if self.is_shape_only else device
+        self.transport = open_transport(device, settings.timeout_s)
+        self.pipeline: Pipeline | None = None
+        self.failures = FailureWatch(host, self._abort)
+        self.control = Control(self.transport, settings.timeout_s, self.failures)
+        self.on_built: Callable[[Pipeline], None] | None = None
+        self.on_terminated: Callable[[int], None] = lambda rank: None
+        self.on_record: Callable[[ActionRecord], None] | None = None
+        self.recorder = StepRecorder()
+        self.own_gradients = OwnGradients({})
+        self.full_batch = 0
+        self.dropped: list[int] = []
+        self.partial_optimizers: list[PartialOptimizer] = []
+        self._module: pl.LightningModule | None = None
+        self._optimizers: Sequence[Optimizer] = ()
+        self._stash_parameters: list[Parameter] | None = None
+        self._train_modes: dict[str, bool] = {}
+        self._leader_state: LeaderState | None = None
+        self._has_shown_state = False
+        self._early_modules: EarlyModules | None = None
+
+    def __reduce__(self) -> Any:
+        """Connections of a running process have no copy: a copy of a run is None."""
+        return type(None), ()
+
+    def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
+        """Takes the whole module and the optimizers of all its parameters."""
+        pipelined_module(module, self.settings.module)
+        self._module = module
+        self._optimizers = optimizers
+        self._train_modes = _modes(module)
+        self._leader_state = LeaderState(module, optimizers)
+        if self.control.is_leader:
+            self._early_modules = EarlyModules(module, self.device)
+            self._early_modules.start()
+
+    @property
+    def leader_state(self) -> LeaderState:
+        """What user code on rank 0 changes."""
+        assert self._leader_state is not None, "no module is attached"
+        return self._leader_state
+
+    @property
+    def module(self) -> pl.LightningModule:
+        """The LightningModule."""
+        assert self._module is not None, "no module is attached"
+        return self._module
+
+    @property
+    def has_module(self) -> bool:
+        """Whether a module is attached."""
+        return self._module is not None
+
+    @contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """Rank 0: user code that no message goes with runs in this, here and nowhere else."""
+        with self.failures.guard(), self.control.alone(what):
+            yield
+
+    def lead(self, message: Any, value: Any = None) -> None:
+        """Rank 0: tells the others what to do, and what happened since the last message.
+
+        Args:
+            message: of :mod:`lightning_gpp.strategy.ranks.messages`.
+            value: tensors that go with it.
+        """
+        news = News(
+            self.leader_state.take_changes(),
+            self._take_dropped(),
+            self.own_gradients.take(),
+        )
+        self.control.tell((message, news, value))
+
+    def _take_dropped(self) -> list[int]:
+        taken, self.dropped[:] = list(self.dropped), []
+        return taken
+
+    def lead_end(self, calls: list[LogCall], value: Tensor | None) -> None:
+        """Rank 0: tells the others that a step has returned, what it logged and its loss."""
+        terminated = self.failures.terminated
+        self.lead(StepEnd(calls, terminated), value)
+        self._end_if_asked(terminated)
+
+    def follow_end(self, end: StepEnd) -> None:
+        """Other ranks: logs what the step logged."""
+        replay(self.module, end.logs)
+        self._end_if_asked(end.terminated)
+
+    def _end_if_asked(self, terminated: int | None) -> None:
+        if terminated is not None:
+            self.failures.ends_with_step = True
+            self.on_terminated(terminated)
+
+    def take_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Other ranks: takes the gradients over that rank 0's own code changed."""
+        for name, gradient in gradients.items():
+            parameter = self.module.get_parameter(name)
+            if not parameter.is_meta:
+                parameter.grad = gradient.to(parameter.device)
+
+    def held_elsewhere(self) -> AbstractContextManager[Any]:
+        """User code of a rank runs in this that does not hold, or will not hold, all parameters."""
+        is_whole = self.pipeline is not None and not self.pipeline.partition.is_partial
+        if is_whole:
+            return nullcontext()
+        return HeldElsewhere(self.device, self._stash_parameters or ())
+
+    # Programs -------------------------------------------------------------------------------
+
+    @property
+    def steps_per_microbatch(self) -> bool:
+        """Whether the training step runs for every micro-batch, as the schedule asks for it."""
+        schedule = self.settings.schedule if self.pipeline is None else self.pipeline.schedule
+        return schedule is not None and not SCHEDULES[schedule].forwards_first
+
+    @property
+    def built(self) -> Pipeline:
+        """The pipeline, once it is built."""
+        assert self.pipeline is not None, "no forward was called yet"
+        return self.pipeline
+
+    def open_call(self, message: Forward, boundary: Boundary | None) -> OpenCall:
+        """A call of the forward that backwards may follow; nothing of it runs yet."""
+        self._before_program()
+        run = self.built.begin(
+            message.units, needs=message.needs, training=message.training, boundary=boundary
+        )
+        assert self._stash_parameters is not None
+        return OpenCall(run, GradientStash(self._stash_parameters), self._part)
+
+    @contextmanager
+    def _part(self, run: Run, is_second: bool) -> Iterator[None]:
+        """What a part of a run runs in."""
+        self.built.record(self.on_record)
+        with (
+            self.built.emulated(run.program, is_second=is_second) as still_ns,
+            self.recorder.part(run, is_second=is_second, still_ns=still_ns),
+            self.control.program(),
+            lifted(),
+        ):
+            yield
+
+    def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
+        """Runs a call of the forward that no backward follows."""
+        self.built.record(self.on_record)
+        with (
+            torch.no_grad(),
+            message.autocast.on(self.device),
+            self.control.program(),
+            lifted(),
+        ):
+            self.built.run_forward(message.units, training=message.training, boundary=boundary)
+
+    def train(self, minibatch: Minibatch, boundary: Boundary | None) -> GradientStash:
+        """Runs a mini-batch forward and backward; its gradients are in what is returned."""
+        self._before_program()
+        assert self._stash_parameters is not None
+        stash = GradientStash(self._stash_parameters)
+        self.built.record(self.on_record)
+        run = self.built.begin(
+            minibatch.units,
+            needs=minibatch.needs,
+            training=self.module.training,
+            boundary=boundary,
+        )
+        emulated = self.built.emulated(run.program)
+        with (
+            stash,
+            torch.enable_grad(),
+            emulated,
+            self.recorder.run(self.built.executor),
+            self.control.program(),
+        ):
+            run.whole()
+        return stash
+
+    def _before_program(self) -> None:
+        for partial in self.partial_optimizers:
+            partial.adopt_new_groups(self.module, self.built.partition.held_parameters())
+
+    def unit_sizes(self, num_samples: int, *, is_training: bool = True) -> list[int]:
+        """Samples of each of the smallest micro-batches of a mini-batch."""
+        at_a_time = 1
+        if self.pipeline is not None and is_training:
+            at_a_time = self.pipeline.placed.units_at_a_time
+        elif self.pipeline is not None and num_samples >= self.pipeline.placed.replicas_at_a_time:
+            at_a_time = self.pipeline.placed.replicas_at_a_time
+        return unit_sizes(
+            num_samples,
+            full=max(self.full_batch, num_samples),
+            asked=self._num_microbatches,
+            at_a_time=at_a_time,
+        )
+
+    def show_state(self, num_microbatches: int) -> None:
+        """Rank 0: warns, once, of buffers that training changes for every micro-batch."""
+        if self._has_shown_state or num_microbatches == 1 or self.is_shape_only:
+            return
+        self._has_shown_state = True
+        prefix = f"{self.settings.module}." if self.settings.module else ""
+        if names := [f"{prefix}{name}" for name in self.built.captured.unsteady]:
+            warn_of_state(names, num_microbatches)
+
+    @property
+    def _num_microbatches(self) -> int:
+        """Smallest micro-batches of a full mini-batch: as asked, as planned, or a first guess.
+
+        A planner was asked for micro-batches that the replicas of a stage share, so that its plan
+        has more, smaller ones; in a plan made by hand they are what its stages count.
+        """
+        planned = None if self.pipeline is None else self.pipeline.plan.num_microbatches
+        asked = self.settings.num_microbatches
+        first, second = (planned, asked) if self.settings.plan is None else (asked, planned)
+        return first or second or default_microbatches(dist.get_world_size())
+
+    def where_module_is(self, batch: Any) -> Any:
+        """Rank 0: a batch for the whole module, which is on the CPU until the pipeline is built."""
+        is_there = self.is_shape_only or self.device.type == "cpu"
+        return batch if is_there else move_data_to_device(batch, "cpu")
+
+    def build(self, example: Example | None) -> None:
+        """Captures, plans, partitions. Rank 0 gives the example."""
+        self.stop_early_modules()
+        if self.module.training:
+            self._train_modes = _modes(self.module)
+        logged = LedLog(self.module, makes_calls=False)
+        with (
+            recording(self.module, logged),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            lifted(),
+        ):
+            builder = Builder(self.settings, self.module, self.transport, self.control, self.device)
+            pipeline = builder.build(example, self._train_modes)
+        if calls := logged.calls():
+            raise RuntimeError(
+                f"forward logs {calls[0].name!r}, which a pipelined forward cannot: it is captured "
+                "once and runs on several ranks. Return the value and log it in the step."
+            )
+        held = pipeline.partition.held_parameters()
+        self.partial_optimizers = [
+            PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
+        ]
+        pipeline.partition.spread()
+        if not self.is_shape_only:
+            pipeline.partition.check_copies()
+        if self.device.type != "cpu":
+            tell_device(self.module, self.device)
+        share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
+        self._stash_parameters = held
+        holders = pipeline.partition.owners.holders
+        self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
+        self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
+        self.pipeline = pipeline
+        if self.on_built is not None:
+            self.on_built(pipeline)
+
+    @contextmanager
+    def whole_optimizers(self) -> Iterator[None]:
+        """Optimizers have the parameters of one device while the body runs."""
+        with ExitStack() as stack:
+            if self.pipeline is not None:
+                held = self.pipeline.partition.held_parameters()
+                for partial in self.partial_optimizers:
+                    stack.enter_context(partial.whole_groups(self.module, held))
+            yield
+
+    def stop_early_modules(self) -> None:
+        """Modules in front of the forward stay where they are from now on."""
+        if self._early_modules is not None:
+            self._early_modules.stop()
+
+    def _abort(self, error: BaseException) -> None:
+        """Ends every wait of this rank with the error of another."""
+        self.transport.abort(error)
+        if self.pipeline is not None:
+            self.pipeline.abort(error)
+
+
+def _modes(module: pl.LightningModule) -> dict[str, bool]:
+    return {name: part.training for name, part in module.named_modules()}

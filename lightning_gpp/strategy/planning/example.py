@@ -1,0 +1,103 @@
+"""The micro-batch with which a model is captured and measured, from a call of its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.values.placed import placed
+from lightning_gpp.capture.values.samples import Sample, first_sample
+from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
+from lightning_gpp.strategy.cutting.slices import Slices
+from lightning_gpp.strategy.planning.planning import Example
+
+
+def example_of(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    unit_sizes: Callable[[int], Sequence[int]],
+) -> Example:
+    """The first samples of a call, as many as a micro-batch is likely to have.
+
+    All of them where the arguments do not agree on what a sample is, as those of a graph, or where
+    the forward does not take some of their rows, as where samples are columns.
+
+    Args:
+        module: whose forward is called.
+        args: of the call.
+        kwargs: likewise, by name.
+        unit_sizes: samples of each micro-batch for a number of samples.
+
+    Raises:
+        CaptureError: an argument is a list with an entry of its own for every sample.
+    """
+    with torch.inference_mode(False):
+        arguments = Arguments.of(module, args, kwargs)
+        tensors = arguments.tensors(args, kwargs)
+        arguments.refuse_lists_of_samples(tensors)
+        sample = first_sample(tensors)
+        total = max(1, sample.num_samples)
+        units = unit_sizes(total)
+        slices = _slices(sample, [units[0], total - units[0]] if len(units) > 1 else [total])
+        cut = arguments.rebuild(_firsts(tensors, slices or {}))
+        if slices is not None and (len(units) == 1 or _runs(module, *cut)):
+            return Example(*cut, total, len(units))
+        return Example(*arguments.rebuild(_firsts(tensors, {})), None, 1)
+
+
+def _firsts(tensors: Mapping[str, Tensor], slices: Mapping[str, Slices]) -> dict[str, Tensor]:
+    """The first part of every tensor, all of it where it is not cut."""
+    return {
+        name: _first(tensor, slices.get(name, Slices(None))) for name, tensor in tensors.items()
+    }
+
+
+def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the forward takes these arguments; it leaves no trace."""
+    home = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    args, kwargs = placed((tuple(args), dict(kwargs)), home)
+    with rollback(module), torch.no_grad():
+        try:
+            module.forward(*args, **kwargs)
+        except Exception:  # capture shows it if the whole call fails likewise
+            return False
+    return True
+
+
+def _slices(sample: Sample, sizes: Sequence[int]) -> Mapping[str, Slices] | None:
+    """How the first samples are cut off; None where they cannot be."""
+    tensors, total = sample.tensors, sample.num_samples
+    if len(sizes) == 1:
+        return dict.fromkeys(tensors, Slices(None))
+    if sample.graphs is not None:
+        return graph_slices(tensors, sizes)
+    if not _agree(tensors, total):
+        return None
+    entries = {
+        name: len(tensor) // total if tensor.dim() else 0 for name, tensor in tensors.items()
+    }
+    return {
+        name: Slices(0, tuple(size * count for size in sizes)) if count else Slices(None)
+        for name, count in entries.items()
+    }
+
+
+def _agree(tensors: Mapping[str, Tensor], total: int) -> bool:
+    """Whether the first dimension of every tensor goes with the samples."""
+    return all(
+        tensor.layout is torch.strided and len(tensor) % total == 0
+        for tensor in tensors.values()
+        if tensor.dim()
+    )
+
+
+def _first(tensor: Tensor, slices: Slices) -> Tensor:
+    """The first part of a tensor, cut off from autograd."""
+    part = slices.cut(tensor.detach(), 1)[0].clone()
+    return part.requires_grad_(tensor.requires_grad)

@@ -1,0 +1,197 @@
+"""Profiles and plans of earlier runs, found again by content.
+
+A profile belongs to a model (graph, code and settings of its modules, shapes and types of a
+micro-batch, mode), a device, and the versions of what measured it; a plan to a model graph, costs,
+a cluster, the question, and the planners' code. Whatever of these differs makes another key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_gpp import _version
+from lightning_gpp.capture import CapturedModel, device_kind, module_content
+from lightning_gpp.cluster import cluster_to_json
+from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
+from lightning_gpp.document_cache import DocumentCache, content_hash, default_folder
+from lightning_gpp.graph import graph_to_json
+from lightning_gpp.planner import Plan, PlanRequest, plan_from_json, plan_to_json, validate_plan
+from lightning_gpp.simulate.refit.refit import Refit
+
+CacheLike = bool | str | Path
+"""Whether to keep profiles and plans, or the folder to keep them in."""
+
+log = logging.getLogger(__name__)
+
+_PROFILE_ROOMS = ("capture", "cost", "graph")
+_REFIT_ROOMS = (*_PROFILE_ROOMS, "planner", "schedule", "simulate")
+_PLAN_ROOMS = ("graph", "cluster", "cost", "schedule", "planner")
+
+
+class PlanCache:
+    """Makes profiles and plans, or finds those of an earlier run.
+
+    Args:
+        given: True for the default folder, False to make everything anew and keep nothing, or a
+            folder.
+    """
+
+    def __init__(self, given: CacheLike) -> None:
+        folder = default_folder() if given is True else Path(given) if given else None
+        self._documents = None if folder is None else DocumentCache(folder)
+
+    def costs(
+        self, captured: CapturedModel, device: torch.device, measure: Callable[[], Costs]
+    ) -> tuple[Costs, tuple[str, ...]]:
+        """The costs of a model on a device, and a note where they are of an earlier run."""
+        if self._documents is None:
+            return measure(), ()
+        return self._find(
+            "profile", profile_key(captured, device), costs_from_json, costs_to_json, measure
+        )
+
+    def plan(
+        self, request: PlanRequest, planner: str, search: Callable[[], Plan]
+    ) -> tuple[Plan, tuple[str, ...]]:
+        """The plan that answers a request, and a note where it is of an earlier run."""
+        if self._documents is None:
+            return search(), ()
+
+        def valid(text: str) -> Plan:
+            plan = plan_from_json(text)
+            validate_plan(plan, request.graph, request.num_devices)
+            return plan
+
+        return self._find("plan", plan_key(request, planner), valid, plan_to_json, search)
+
+    def refit(self, key: Mapping[str, Any]) -> Refit | None:
+        """The refit that was kept last under a :func:`refit_key`; None where there is none."""
+        if self._documents is None:
+            return None
+        return self._documents.read("refit", key, Refit.from_json)
+
+    def keep_refit(self, key: Mapping[str, Any], found: Refit) -> None:
+        """Keeps a refit in the place of the last one."""
+        if self._documents is not None:
+            self._documents.write("refit", key, found.to_json())
+
+    def _find(
+        self,
+        kind: str,
+        key: dict[str, Any],
+        parse: Callable[[str], Any],
+        write: Callable[[Any], str],
+        make: Callable[[], Any],
+    ) -> tuple[Any, tuple[str, ...]]:
+        assert self._documents is not None
+        found = self._documents.read(kind, key, parse)
+        if found is not None:
+            note = (
+                f"The {kind} is of an earlier run: {self._documents.path(kind, key)}; delete the "
+                "file, or use GraphPipeStrategy(cache=False), to make it anew."
+            )
+            log.debug("%s", note)
+            return found, (note,)
+        made = make()
+        self._documents.write(kind, key, write(made))
+        return made, ()
+
+
+def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]:
+    """What a profile depends on."""
+    return {
+        "graph": content_hash(graph_to_json(captured.graph)),
+        "capture": captured.fingerprint,
+        "module": module_content(captured.module),
+        "is_training": captured.module.training,
+        "device": device_kind(device),
+        "machine": _machine(device),
+        "precision": _precision(device),
+        "versions": _versions(_PROFILE_ROOMS),
+    }
+
+
+def refit_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]:
+    """What a refit belongs to: what its profile depends on; the device is that of rank 0.
+
+    The module must be whole: its content is part of the key.
+    """
+    return profile_key(captured, device) | {"versions": _versions(_REFIT_ROOMS)}
+
+
+def plan_key(request: PlanRequest, planner: str) -> dict[str, Any]:
+    """What a plan depends on."""
+    large = ("graph", "cluster", "costs")
+    options = {f.name: getattr(request, f.name) for f in fields(request) if f.name not in large}
+    return {
+        "graph": content_hash(graph_to_json(request.graph)),
+        "cluster": content_hash(cluster_to_json(request.cluster)),
+        "costs": content_hash(costs_to_json(request.costs)),
+        "planner": planner,
+        "options": options,
+        "versions": _versions(_PLAN_ROOMS),
+    }
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    """What makes two devices of one kind different: on a CPU, the processor and its threads."""
+    if device.type != "cpu":
+        return {}
+    return {
+        "processor": _processor_name(),
+        "num_cores": os.cpu_count(),
+        "num_threads": torch.get_num_threads(),
+    }
+
+
+@cache
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else f"{platform.machine()} {platform.processor()}"
+
+
+def _precision(device: torch.device) -> dict[str, Any]:
+    """Settings of torch on which the speed of an operator depends."""
+    kind = "cpu" if device.type == "meta" else device.type
+    return {
+        "autocast": str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "",
+        "default_dtype": str(torch.get_default_dtype()),
+        "float32_matmul": torch.get_float32_matmul_precision(),
+        "is_deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+    }
+
+
+def _versions(rooms: tuple[str, ...]) -> dict[str, str]:
+    return {
+        "lightning_gpp": _version.__version__,
+        "code": _code_hash(rooms),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+    }
+
+
+@cache
+def _code_hash(rooms: tuple[str, ...]) -> str:
+    """Hash of the package's own files: the version alone does not tell two checkouts apart."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for room in rooms:
+        for path in sorted((root / room).rglob("*.py")):
+            digest.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,240 @@
+"""From a captured model, its costs and the devices at hand to a plan: ask the planner, check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_gpp.capture import CapturedModel
+from lightning_gpp.cluster import Cluster
+from lightning_gpp.cost import Costs
+from lightning_gpp.planner import (
+    Answered,
+    Plan,
+    PlanGraph,
+    PlanRequest,
+    answer,
+    choose_schedule,
+    evaluate_plan,
+    num_devices_used,
+    num_separable,
+    on_all_devices,
+    plan_request,
+    refusal_notes,
+    resolve_plan,
+    validate_plan,
+)
+from lightning_gpp.planner.graphpipe import SearchResult
+from lightning_gpp.simulate.refit.refit import Refit
+from lightning_gpp.strategy.devices.devices_at_hand import in_plan_order, resolve_cluster
+from lightning_gpp.strategy.planning.costs_given import LAST_REFIT
+from lightning_gpp.strategy.planning.measuring import Measured
+from lightning_gpp.strategy.planning.plan_cache import PlanCache, refit_key
+from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.units_of_measure import seconds_text
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What capture and measurement see of a mini-batch.
+
+    Attributes:
+        args: arguments of the pipelined forward for the first micro-batch.
+        kwargs: likewise, by name.
+        minibatch_size: samples of the mini-batch; None where the batch cannot be cut.
+        num_microbatches: micro-batches that the mini-batch was cut into for it.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    minibatch_size: int | None
+    num_microbatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan and the question that it answers.
+
+    Attributes:
+        plan: the plan.
+        request: the question, whose schedule runs the plan; with estimated costs for a plan made
+            by hand on real devices.
+        notes: what the user should know of how it came about.
+        refit: what recorded steps said about the costs, where that was used.
+        refit_key: where a refit of this run is kept.
+    """
+
+    plan: Plan
+    request: PlanRequest
+    notes: tuple[str, ...] = ()
+    refit: Refit | None = None
+    refit_key: Mapping[str, Any] = field(default_factory=dict)
+
+
+def plan_pipeline(
+    settings: Settings,
+    captured: CapturedModel,
+    example: Example,
+    at_hand: Cluster,
+    measured: Measured | None,
+    device: torch.device,
+) -> Planned:
+    """Rank 0: the plan of a run.
+
+    With ``num_microbatches`` in the settings all stages have micro-batches of one size; otherwise
+    the planner chooses the sizes. Without a schedule in the settings, it is the one that holds the
+    activations of all micro-batches where that fits into memory. Every device gets a stage or a
+    replica of one; a warning says where that is not so.
+
+    Args:
+        settings: what the user asked for.
+        captured: the model.
+        example: the micro-batch that the model was captured with.
+        at_hand: the devices of all ranks, by rank.
+        measured: costs on every kind of these devices; not needed for a plan made by hand, nor
+            where the settings give costs.
+        device: of rank 0.
+
+    Raises:
+        ValueError: the model cannot be planned like this.
+    """
+    num_devices = at_hand.num_devices
+    chosen = settings.cluster
+    cluster = in_plan_order(at_hand if chosen is None else resolve_cluster(chosen, num_devices))
+    key = refit_key(captured, device)
+    if settings.plan is not None:
+        plan = resolve_plan(settings.plan, captured.graph)
+        _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
+        costs = _given(settings) if measured is None else measured.costs
+        question = _request(settings, captured, example, cluster, costs, plan)
+        question, notes, found = _refitted(settings, question, key)
+        answered = choose_schedule(question, settings.schedule, lambda _: SearchResult(plan))
+        notes = (*captured.kept_whole, *notes, *answered.notes)
+        return Planned(plan, answered.request, notes, found, key)
+    costs, notes = (_given(settings), ()) if measured is None else (measured.costs, measured.notes)
+    assert costs is not None, "the planner needs costs"
+    question = _request(settings, captured, example, cluster, costs, None)
+    question, refit_notes, found = _refitted(settings, question, key)
+    answered = _answered(settings, question)
+    plan, request = answered.plan, answered.request
+    notes = captured.kept_whole + notes + refit_notes + answered.result.notes
+    notes += tuple(f"Search: {note}." for note in refusal_notes(plan)) + answered.notes
+    if settings.use_all_devices and (fuller := on_all_devices(plan, request)) != plan:
+        notes += (why_fuller(plan, fuller, request),)
+        plan = fuller
+    _warn_of_idle_devices(plan, request, captured.kept_whole)
+    return Planned(plan, request, notes, found, key)
+
+
+def _answered(settings: Settings, question: PlanRequest) -> Answered:
+    """The planner's answer, or that of an earlier run; its notes say which."""
+    cache = PlanCache(settings.cache)
+
+    def search(asked: PlanRequest) -> SearchResult:
+        return SearchResult(
+            *cache.plan(asked, settings.planner, lambda: answer(asked, settings.planner))
+        )
+
+    return choose_schedule(question, settings.schedule, search)
+
+
+def _given(settings: Settings) -> Costs | None:
+    """The costs that the user gave; None where there are none, or a refit of others."""
+    return settings.costs if isinstance(settings.costs, Costs) else None
+
+
+def _refitted(
+    settings: Settings, request: PlanRequest, key: Mapping[str, Any]
+) -> tuple[PlanRequest, tuple[str, ...], Refit | None]:
+    """The question with what recorded steps say about its costs, if the user wants that.
+
+    Raises:
+        ValueError: the refit is of another model.
+    """
+    found, source = settings.costs, "given"
+    if found == LAST_REFIT:
+        found, source = PlanCache(settings.cache).refit(key), "of an earlier run"
+        if found is None:
+            note = (
+                'costs="refit": no refit of this model on such devices is known yet; the plan '
+                "is made from the profile. TimelineCallback keeps one."
+            )
+            return request, (note,), None
+    if not isinstance(found, Refit):
+        return request, (), None
+    return found.request(request), (f"Costs: {found.describe()}; {source}.",), found
+
+
+def why_fuller(fewer: Plan, fuller: Plan, request: PlanRequest) -> str:
+    """Why another planner's plan is used."""
+    few_s, full_s = (evaluate_plan(plan, request).step_s for plan in (fewer, fuller))
+    used = num_devices_used(fewer)
+    return (
+        f"The plan of {fewer.planner!r} would use {used} of {request.num_devices} devices and is "
+        f"predicted to take {seconds_text(few_s)} per step instead of {seconds_text(full_s)}. "
+        f"devices={used}, or GraphPipeStrategy(use_all_devices=False), takes it."
+    )
+
+
+def _check_microbatches(settings: Settings, stages: PlanGraph) -> None:
+    asked, at_a_time = settings.num_microbatches, stages.units_at_a_time
+    if asked is not None and asked % at_a_time:
+        raise ValueError(
+            f"num_microbatches={asked} does not fit the plan, whose stages take "
+            f"{', '.join(map(str, sorted(set(stages.multiples))))} micro-batches at a time; use a "
+            f"multiple of {at_a_time}, or leave num_microbatches to the plan"
+        )
+
+
+def _warn_of_idle_devices(plan: Plan, request: PlanRequest, kept_whole: Sequence[str]) -> None:
+    num_used = num_devices_used(plan)
+    if num_used == request.num_devices:
+        return
+    num_parts = num_separable(request.graph)
+    because = (
+        f"the model has only {num_parts} operators that can be separated"
+        + "".join(f" ({reason})" for reason in kept_whole)
+        if num_parts < request.num_devices
+        else "it is predicted to be faster, or the only one that fits into memory"
+    )
+    rank_zero_warn(
+        f"the plan uses {num_used} of {request.num_devices} devices, the others stay idle: "
+        f"{because}. Use devices={num_used}, or give a plan by hand."
+    )
+
+
+def _request(
+    settings: Settings,
+    captured: CapturedModel,
+    example: Example,
+    cluster: Cluster,
+    costs: Costs | None,
+    plan: Plan | None,
+) -> PlanRequest:
+    num_microbatches = settings.num_microbatches and example.num_microbatches
+    if plan is not None:
+        num_microbatches = num_microbatches or plan.num_microbatches or example.num_microbatches
+    if example.minibatch_size is None:  # it cannot be cut
+        num_microbatches = 1
+    size = captured.graph.microbatch_size * example.num_microbatches
+    return plan_request(
+        captured.graph,
+        cluster,
+        costs=costs,
+        minibatch_size=example.minibatch_size or size,
+        num_microbatches=num_microbatches,
+        max_replicas=most_replicas(num_microbatches),
+    )
+
+
+def most_replicas(num_microbatches: int | None) -> int | None:
+    """Most replicas of a stage that a planner may use, given the micro-batches that there are.
+
+    One micro-batch is asked for where the samples of a batch must stay together, be it in the
+    forward, of which replicas would see a part each.
+    """
+    return 1 if num_microbatches == 1 else None

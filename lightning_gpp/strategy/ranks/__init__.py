@@ -1,0 +1,1 @@
+"""What ranks tell each other beside tensors: control, messages, failures, the end."""

@@ -1,0 +1,140 @@
+"""What rank 0 tells the others beside the program: steps, results, batches that exist or not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from lightning_gpp.runtime.payload import pack, unpack
+from lightning_gpp.runtime.transport.transport import Tag, Transport
+from lightning_gpp.strategy.ranks.failure import FailureWatch, Raised
+
+_STEP: Tag = (-3, 0, 0, 0)
+_GATHER: Tag = (-4, 0, 0, 0)
+
+
+class Control:
+    """Ordered messages between rank 0 and the others.
+
+    Args:
+        transport: moves them.
+        timeout_s: limit of every wait.
+        failures: of this run.
+    """
+
+    def __init__(self, transport: Transport, timeout_s: float, failures: FailureWatch) -> None:
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._failures = failures
+        self._alone: str | None = None
+        self._is_in_order = True
+
+    @contextlib.contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """Rank 0: while user code runs here and nowhere else, nothing may wait for the others.
+
+        They wait for what it does next. If it raises, they are told that, in its place.
+        """
+        before, self._alone = self._alone, what
+        try:
+            yield
+        except Exception as error:
+            if before is None and self._is_in_order and self._failures.can_end_in_order:
+                self.tell(self._failures.end_in_order(error))
+            raise
+        finally:
+            self._alone = before
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Rank 0: inside of user code, while the others have been told to take part."""
+        before, self._alone = self._alone, None
+        try:
+            with self.program():
+                yield
+        finally:
+            self._alone = before
+
+    @contextlib.contextmanager
+    def program(self) -> Iterator[None]:
+        """Rank 0: the others are busy with their part of this; an error leaves them in it."""
+        try:
+            yield
+        except BaseException:
+            self._is_in_order = False
+            raise
+
+    def check_together(self) -> None:
+        """Raises RuntimeError when rank 0 is about to wait for ranks that are elsewhere."""
+        if self._alone is not None:
+            raise RuntimeError(
+                f"{self._alone} runs on rank 0 only, so it cannot save checkpoints, wait at "
+                "barriers or do anything else that all ranks do together. Do it in a callback or "
+                "in a hook that runs on every rank."
+            )
+
+    @property
+    def alone_in(self) -> str | None:
+        """Name of the user code that runs on rank 0 and nowhere else; None if there is none."""
+        return self._alone
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is rank 0, which reads data and computes the loss."""
+        return self._transport.rank == 0
+
+    def tell(self, obj: Any) -> None:
+        """Rank 0: sends an object (tensors welcome) to every other rank, without waiting."""
+        others = range(1, self._transport.num_ranks)
+        payload = pack([obj]) if others else None
+        for rank in others:
+            assert payload is not None
+            self._transport.send(payload, target=rank, tag=_STEP)
+
+    def hear(self, purpose: str) -> Any:
+        """Other ranks: the next object that rank 0 tells.
+
+        Raises:
+            RaisedError: rank 0's user code raised.
+        """
+        payload = self._transport.receive(
+            source=0, tag=_STEP, timeout_s=self._timeout_s, purpose=purpose
+        )
+        told = unpack(payload)[0]
+        if isinstance(told, Raised):
+            raise told.error()
+        return told
+
+    def share(self, obj: Any, purpose: str) -> Any:
+        """All ranks: rank 0's object."""
+        self.check_together()
+        if self.is_leader:
+            self.tell(obj)
+            return obj
+        return self.hear(purpose)
+
+    def send_to(self, rank: int, obj: Any) -> None:
+        """Sends an object to one rank."""
+        self._transport.send(pack([obj]), target=rank, tag=_GATHER)
+
+    def receive_from(self, rank: int, purpose: str) -> Any:
+        """The next object that one rank sends with :meth:`send_to`."""
+        payload = self._transport.receive(
+            source=rank, tag=_GATHER, timeout_s=self._timeout_s, purpose=purpose
+        )
+        return unpack(payload)[0]
+
+    def flush(self) -> None:
+        """Waits until everything told so far has left."""
+        self._transport.flush()
+
+    def gather(self, obj: Any, purpose: str) -> list[Any]:
+        """All ranks: every rank's object on rank 0, an empty list on the others."""
+        self.check_together()
+        if not self.is_leader:
+            self.send_to(0, obj)
+            self._transport.flush()
+            return []
+        ranks = range(1, self._transport.num_ranks)
+        return [obj, *(self.receive_from(rank, purpose) for rank in ranks)]

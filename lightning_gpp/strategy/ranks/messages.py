@@ -1,0 +1,218 @@
+"""What rank 0 tells the others while it runs the user's code: they follow calls, not steps.
+
+A message is told together with :class:`News`, so that what user code changed before a call holds
+on all ranks when the call runs there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.strategy.logging.logs import LogCall
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What happened on rank 0 since its last message.
+
+    Attributes:
+        changes: of learning rates, plain attributes and the like, by user code.
+        dropped: calls of which no backward can come any more.
+        gradients: of parameters that other ranks hold as well, where the user's own code added to
+            them beside the pipelined forward; the whole gradient by name.
+    """
+
+    changes: Mapping[Any, Any] = field(default_factory=dict)
+    dropped: Sequence[int] = ()
+    gradients: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Autocast:
+    """The autocast in which user code calls the pipelined forward.
+
+    Attributes:
+        is_on: whether there is one.
+        dtype: of its computations.
+    """
+
+    is_on: bool
+    dtype: torch.dtype
+
+    @classmethod
+    def current(cls, device: torch.device) -> Autocast:
+        """The one that the caller is in."""
+        kind = "cpu" if device.type == "meta" else device.type
+        return cls(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+
+    def on(self, device: torch.device) -> torch.autocast:
+        """The same on this rank's device."""
+        kind = "cpu" if device.type == "meta" else device.type
+        dtype = self.dtype if self.is_on else torch.get_autocast_dtype(kind)
+        return torch.autocast(kind, dtype=dtype, enabled=self.is_on)
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The pipeline is built now."""
+
+    autocast: Autocast
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBatch:
+    """The step reads the next batch by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPerMicrobatch:
+    """The plan that was made needs steps that run for every micro-batch; this one begins anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The forward alone runs on a few samples, to see whether cutting changes its outputs.
+
+    Attributes:
+        units: samples of each of the smallest micro-batches of the pass that is cut.
+        is_trained: whether it is cut as a mini-batch that trains.
+        training: mode of the modules, of one trial each.
+    """
+
+    units: list[int]
+    is_trained: bool
+    training: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A call of the pipelined forward.
+
+    Attributes:
+        call: its number; None where no backward can follow.
+        units: samples of each of the smallest micro-batches.
+        training: whether modules are in training mode.
+        needs: arguments that need a gradient.
+        autocast: the user's.
+    """
+
+    call: int | None
+    units: list[int]
+    training: bool
+    needs: frozenset[str]
+    autocast: Autocast
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The backward of a call.
+
+    Attributes:
+        call: its number.
+        retain: whether it can be run again.
+        hands_out: whether parameters get gradients.
+    """
+
+    call: int
+    retain: bool
+    hands_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardEnd:
+    """The backward of a loss is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """A step has returned; its loss is told with it.
+
+    Attributes:
+        logs: calls of ``self.log``.
+        terminated: rank that was asked to end (SIGTERM), which all do after this step.
+    """
+
+    logs: list[LogCall]
+    terminated: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HookEnd:
+    """A hook has returned.
+
+    Attributes:
+        answer: what it returned.
+        logs: calls of ``self.log``.
+    """
+
+    answer: Any
+    logs: list[LogCall]
+
+
+@dataclass(frozen=True, slots=True)
+class ManualBackward:
+    """``self.manual_backward`` was called."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """Manual optimization: an optimizer steps.
+
+    Attributes:
+        optimizer: its index.
+        is_wrapped: whether Lightning's wrapper of it, which counts steps.
+        has_closure: whether a closure runs first; :class:`ClosureEnd` ends it.
+        arguments: of ``step`` beside the closure.
+    """
+
+    optimizer: int
+    is_wrapped: bool
+    has_closure: bool
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ClosureEnd:
+    """The closure of an optimizer step is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayedCall:
+    """Manual optimization: a method that works on parameters of all ranks.
+
+    Attributes:
+        owner: qualified name of a module, or the index of an optimizer.
+        method: its name.
+        args: with :class:`OptimizerRef` in the place of optimizers.
+        kwargs: likewise.
+    """
+
+    owner: str | int
+    method: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerRef:
+    """Stands for an optimizer."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """A mini-batch whose step runs for every micro-batch goes forward and backward.
+
+    Attributes:
+        units: samples of each of the smallest micro-batches.
+        needs: arguments of the forward that need a gradient.
+    """
+
+    units: list[int]
+    needs: frozenset[str]

@@ -1,0 +1,58 @@
+"""Lightning's launcher of processes, without its ways to wait for ever."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lightning_gpp.runtime.processes.rank_processes import end_with_starter, ended_after_error
+from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher, SIGTERMException
+from lightning_gpp.strategy.ranks.failure import PeerError
+
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+"""Exit codes of a rank that was interrupted or asked to end, as shells have them."""
+
+
+class ProcessLauncher(MultiProcessingLauncher):
+    """Starts the ranks by ``spawn``, ``fork`` or ``forkserver``; none outlives the job."""
+
+    def launch(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a function on all ranks and returns what it returns on rank 0."""
+        with ended_after_error():
+            return super().launch(*args, **kwargs)
+
+    def _collect_rank_zero_results(self, trainer: pl.Trainer, results: Any) -> Any:
+        """What rank 0 hands back; weights only where they have values."""
+        output = super()._collect_rank_zero_results(trainer, results)
+        if output is None or not getattr(self._strategy, "is_shape_only", False):
+            return output
+        if output.weights_path is not None:
+            self._strategy.checkpoint_io.remove_checkpoint(output.weights_path)
+        return output._replace(weights_path=None)
+
+    def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
+        """A rank. One that ends early must not end with 0: its starter would wait for a result.
+
+        Raises:
+            RuntimeError: user code ended the process as if all was well.
+        """
+        end_with_starter()
+        try:
+            super()._wrapping_function(*args, **kwargs)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+        except SIGTERMException:
+            sys.exit(TERMINATED)
+        except PeerError as error:
+            raise PeerError(str(error)) from None  # without the way that led to it here
+        except SystemExit as error:
+            if error.code in (None, 0):
+                raise RuntimeError(
+                    "sys.exit() was called on this rank before the run had ended. To stop early, "
+                    "set trainer.should_stop = True"
+                ) from error
+            raise

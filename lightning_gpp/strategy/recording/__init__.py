@@ -1,0 +1,1 @@
+"""Recorded steps beside what was predicted of them: the callback for timelines."""

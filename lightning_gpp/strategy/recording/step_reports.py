@@ -1,0 +1,109 @@
+"""How recorded steps of a run compare with what was predicted of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_gpp.schedule import Program
+from lightning_gpp.simulate import Timeline
+from lightning_gpp.simulate.refit.compare import Comparison
+from lightning_gpp.simulate.refit.from_timelines import WARM_UP_STEPS
+from lightning_gpp.simulate.refit.recorded import check_program
+from lightning_gpp.simulate.refit.refit import Refit
+from lightning_gpp.strategy.pipeline import Pipeline
+from lightning_gpp.strategy.recording.prediction import StepQuestion
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """A recorded step beside its predictions.
+
+    Attributes:
+        comparison: how far they are apart.
+        predicted: the prediction to show: by a refit of earlier steps, if there were any.
+        notes: where the predictions are from.
+        refit: of all steps recorded so far, this one included; None while warming up.
+    """
+
+    comparison: Comparison
+    predicted: Timeline
+    notes: tuple[str, ...]
+    refit: Refit | None
+
+    def describe(self) -> str:
+        """The table and what it shows."""
+        return "\n".join((self.comparison.table(), *self.notes))
+
+
+class StepReports:
+    """Reports on the steps of a run, one after the other; on rank 0."""
+
+    def __init__(self) -> None:
+        self._recorded: list[tuple[Program, int, Timeline]] = []
+
+    def report(self, pipeline: Pipeline, timeline: Timeline) -> StepReport | str:
+        """The report on the step that was run last, or why there is none.
+
+        Args:
+            pipeline: that ran it.
+            timeline: of the step.
+        """
+        assert timeline.step is not None
+        if any(span.minibatch for span in timeline.spans):
+            return "Not compared with a prediction: it ran several mini-batches or calls."
+        question = StepQuestion.of(pipeline)
+        if question is None:
+            return "Not compared with a prediction: its mini-batch was too small for the plan."
+        try:
+            check_program(timeline, question.program)
+        except ValueError:
+            return "Not compared with a prediction: it did not go once forward and once backward."
+        key = question.program, question.request.minibatch_size
+        earlier = [t for *known, t in self._recorded if tuple(known) == key]
+        before = _name(pipeline)
+        predicted = {before[0]: question.predicted()}
+        notes = [before[1]]
+        if timeline.step < WARM_UP_STEPS:
+            notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
+            return self._made(timeline, predicted, notes, None)
+        self._recorded.append((*key, timeline))
+        if earlier:
+            found = question.refit(earlier, skip_steps=WARM_UP_STEPS)
+            predicted["refit"] = question.predicted(found)
+            notes.append(f"refit: of the steps recorded before ({_steps(earlier)}).")
+        last = question.refit([*earlier, timeline], skip_steps=WARM_UP_STEPS)
+        if not earlier:
+            predicted["fit"] = question.predicted(last)
+            notes.append("fit: the same refitted to this step, so no prediction of it.")
+        return self._made(timeline, predicted, notes, last)
+
+    def _made(
+        self,
+        timeline: Timeline,
+        predicted: dict[str, Timeline],
+        notes: list[str],
+        found: Refit | None,
+    ) -> StepReport:
+        shown = predicted.get("refit", next(iter(predicted.values())))
+        return StepReport(Comparison(timeline, predicted), shown, tuple(notes), found)
+
+
+def _name(pipeline: Pipeline) -> tuple[str, str]:
+    """What the plan's own costs are, in a word and in a sentence."""
+    planned = pipeline.planned
+    assert planned is not None
+    if planned.refit is not None:
+        return "known", f"known: costs {planned.refit.describe()}."
+    if planned.request.is_estimated:
+        return "estimate", "estimate: operators were not measured, a plan made by hand needs none."
+    return (
+        "profile",
+        "profile: operators one by one; the user's step, data and optimizer are not in it.",
+    )
+
+
+def _steps(timelines: list[Timeline]) -> str:
+    """The steps, or how many there are."""
+    if len(timelines) <= 5:
+        return ", ".join(str(timeline.step) for timeline in timelines)
+    return f"{len(timelines)} steps"

@@ -1,0 +1,264 @@
+"""The callback that records chosen steps and shows where their time went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_gpp.reports import write_step
+from lightning_gpp.runtime.clock import measure_offset
+from lightning_gpp.runtime.measured import RankRecord, measured_timeline
+from lightning_gpp.simulate import SpanKind, Timeline, shares
+from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.planning.plan_cache import PlanCache
+from lightning_gpp.strategy.recording.recorder import StepRecorder
+from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports
+from lightning_gpp.strategy.recording.timeline_stages import timeline_stages
+from lightning_gpp.strategy.report import show
+
+
+class TimelineCallback(pl.Callback):
+    """Records some optimizer steps on every rank and writes them as picture, page and trace.
+
+    Rank 0 writes ``timeline.png``, ``timeline.html`` (one page, to zoom and pan in any browser) and
+    ``trace.json`` (which opens in https://ui.perfetto.dev), or ``timeline-step3.png`` and so on
+    when there are several steps, and gives the shares of :class:`~lightning_gpp.simulate.Shares` to
+    the loggers as ``timeline/...``. An accumulated step is recorded with all its mini-batches.
+    ``strategy.on_record`` works beside it.
+
+    With ``predict`` it also says how far the step is from its prediction, part by part, and by how
+    much a refit of the costs to the steps recorded before it does better: on the console, in the
+    loggers (``prediction/...``), in what is written. The refit to all steps recorded so
+    far is kept: ``GraphPipeStrategy(costs="refit")`` plans with it the next time, and it is written
+    to ``refit.json``, which ``GraphPipeStrategy(costs="refit.json")`` takes.
+
+    Steps that are not recorded cost a comparison per batch. A recorded one took 1.07 times the time
+    of its unrecorded neighbour in the median of 100 pairs (quartiles 0.90 to 1.21: within the noise
+    of the machine, two busy CPU cores; two ranks, eight micro-batches, steps of 21 ms;
+    ``benchmarks/recording.py``). After it the clocks are compared and rank 0 draws the picture.
+
+    Args:
+        steps: which optimizer steps, by the steps done before them (``trainer.global_step``).
+            The first ones hold warming-up.
+        dirpath: where to write; by default the folder of the logger, or of the Trainer.
+        picture: whether to write the picture.
+        trace: whether to write the trace.
+        predict: whether to compare the steps with predictions, and to refit the costs.
+        page: whether to write the page.
+
+    Attributes:
+        timelines: step -> its timeline, on rank 0.
+        reports: step -> how it compares with its predictions, on rank 0.
+
+    Raises:
+        ValueError: no step is chosen, or a negative one.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[int] | int = (3,),
+        dirpath: str | Path | None = None,
+        picture: bool = True,
+        trace: bool = True,
+        predict: bool = True,
+        page: bool = True,
+    ) -> None:
+        self.steps = (steps,) if isinstance(steps, int) else tuple(sorted(set(steps)))
+        if not self.steps or self.steps[0] < 0:
+            raise ValueError(
+                f"steps must name at least one optimizer step, counted from 0; got {steps}"
+            )
+        self.dirpath = None if dirpath is None else Path(dirpath)
+        self.picture = picture
+        self.page = page
+        self.trace = trace
+        self.predict = predict
+        self.timelines: dict[int, Timeline] = {}
+        self.reports: dict[int, StepReport] = {}
+        self._reports = StepReports()
+        self._done: set[int] = set()
+        self._step = -1
+        self._run: PipelinedRun | None = None
+        self._hooks: list[Any] = []
+
+    # When ------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Finds the folder, on all ranks together."""
+        if not isinstance(trainer.strategy, GraphPipeStrategy):
+            rank_zero_warn(
+                "TimelineCallback records what GraphPipeStrategy runs; with "
+                f"{type(trainer.strategy).__name__} there is nothing to record."
+            )
+            return
+        self._run = trainer.strategy.session.run
+        if self.dirpath is None:
+            self.dirpath = Path(trainer.log_dir or trainer.default_root_dir)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """What was read before belongs to no step."""
+        if self._run is not None:
+            self._run.recorder.forget_read()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        """Begins to record where a chosen step begins."""
+        step = trainer.global_step
+        if self._run is None or step not in self.steps or step in self._done:
+            return
+        recorder = self._run.recorder
+        if not recorder.is_on:
+            recorder.start()
+            self._step = step
+            self._hooks = [
+                optimizer.register_step_post_hook(lambda *_: recorder.end())
+                for optimizer in trainer.optimizers
+            ]
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        """All gradients are there."""
+        if self._run is not None:
+            self._run.recorder.begin(SpanKind.OPTIMIZER)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        """Shows the step if this was its last mini-batch."""
+        if self._run is None:
+            return
+        recorder = self._run.recorder
+        recorder.end()
+        recorder.forget_read()
+        if recorder.is_on and trainer.global_step > self._step:
+            record = self._stop(recorder)
+            self._done.add(self._step)
+            if not record.runs:
+                if trainer.is_global_zero:
+                    show(f"No timeline of step {self._step}: no gradient went through the forward.")
+                return
+            with self._run.failures.guard():
+                timeline = _gather(self._run, record, self._step)
+                if timeline is not None:
+                    self._show(trainer, timeline)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A validation may come between the mini-batches of a step."""
+        if self._run is not None:
+            self._run.recorder.begin(SpanKind.VALIDATION)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """It is over."""
+        if self._run is not None:
+            self._run.recorder.end()
+            self._run.recorder.forget_read()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Names the steps that never came."""
+        if self._run is None:
+            return
+        if self._run.recorder.is_on:
+            self._stop(self._run.recorder)
+        missing = [str(step) for step in self.steps if step not in self._done]
+        if missing and trainer.is_global_zero:
+            show(
+                f"No timeline of step {', '.join(missing)}: training ended after "
+                f"{trainer.global_step} steps, which are counted from 0."
+            )
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Leaves nothing behind; nobody waits for the others."""
+        if self._run is not None and self._run.recorder.is_on:
+            self._stop(self._run.recorder)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Lets go of the run."""
+        self._run = None
+
+    def _stop(self, recorder: StepRecorder) -> RankRecord:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        return recorder.stop()
+
+    # What ------------------------------------------------------------------------------------
+
+    def _show(self, trainer: pl.Trainer, timeline: Timeline) -> None:
+        """Rank 0: files, loggers, and a line on the console."""
+        assert self.dirpath is not None and timeline.step is not None
+        self.timelines[timeline.step] = timeline
+        self.dirpath.mkdir(parents=True, exist_ok=True)
+        report = self._predicted(timeline) if self.predict else ""
+        shown = [timeline]
+        if isinstance(report, StepReport):
+            shown.insert(0, report.predicted)
+        written = self._write(shown, timeline.step)
+        found = shares(timeline)
+        metrics = found.metrics()
+        if isinstance(report, StepReport):
+            metrics |= report.comparison.metrics()
+            written += self._keep(report)
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=timeline.step)
+        show(
+            f"Step {timeline.step} ({timeline.source}) took {timeline.step_s * 1e3:.4g} ms, of "
+            f"which {found.bubble_share:.0%} bubble" + "".join(f"\n  {path}" for path in written)
+        )
+        if report:
+            show(report.describe() if isinstance(report, StepReport) else report)
+
+    def _write(self, shown: list[Timeline], step: int) -> list[Path]:
+        """Picture, page and trace."""
+        assert self.dirpath is not None
+        return write_step(
+            shown,
+            self.dirpath,
+            suffix="" if len(self.steps) == 1 else f"-step{step}",
+            picture=self.picture,
+            page=self.page,
+            trace=self.trace,
+        )
+
+    def _predicted(self, timeline: Timeline) -> StepReport | str:
+        """How the step compares with its prediction, or why it does not."""
+        assert self._run is not None and self._run.pipeline is not None
+        assert timeline.step is not None
+        report = self._reports.report(self._run.pipeline, timeline)
+        if isinstance(report, StepReport):
+            self.reports[timeline.step] = report
+        return report
+
+    def _keep(self, report: StepReport) -> list[Path]:
+        """Keeps the refit for the next run of this model; on emulated devices none is kept."""
+        run, found = self._run, report.refit
+        assert run is not None and run.pipeline is not None and self.dirpath is not None
+        if found is None or report.comparison.measured.source != "measured":
+            return []
+        assert run.pipeline.planned is not None
+        PlanCache(run.settings.cache).keep_refit(run.pipeline.planned.refit_key, found)
+        path = self.dirpath / "refit.json"
+        path.write_text(found.to_json(), encoding="utf-8")
+        return [path]
+
+
+def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None:
+    """All ranks: the timeline of the step on rank 0, None on the others."""
+    assert run.pipeline is not None
+    offset = measure_offset(run.transport, timeout_s=run.settings.timeout_s)
+    gathered = run.control.gather((record, offset), "gathering the timeline of a step")
+    if not gathered:
+        return None
+    emulation = run.pipeline.emulation
+    return measured_timeline(
+        [record if emulation is None else replace(record, marks=()) for record, _ in gathered],
+        [offset for _, offset in gathered],
+        step=step,
+        rank_of_device=run.pipeline.rank_of_device,
+        schedule=run.built.schedule,
+        stages=timeline_stages(run.pipeline),
+        time_scale=None if emulation is None else emulation.setup.time_scale,
+    )

@@ -1,0 +1,283 @@
+"""What user code on rank 0 changes beside its results, made known to the other ranks.
+
+The user's steps, and hooks that look at data or results, run on rank 0 only. They may set a
+learning rate, freeze a layer, stop the training, or change a plain attribute or append a number to
+a list that another hook reads on every rank. Such changes travel with the results. Weights changed
+there cannot: the other ranks hold most of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_gpp.strategy.logging.metrics import MetricStates
+
+_PLAIN = (bool, int, float, str, type(None))
+_LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "torch_geometric.")
+
+_MAX_GROUPS = 1 << 20
+_RANKS_OWN = frozenset({"_current_fx_name", "_jit_is_scripting"})
+"""Attributes that Lightning sets on each rank by itself."""
+
+_Place = tuple[Mapping[str, Tensor | None], str]
+Key = tuple[str, str | int, str]
+State = dict[Key, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """The parts of a module that are looked at.
+
+    Attributes:
+        parameters: all, by name: the table of the module that holds each, and its key there
+            (the tensor itself changes when a checkpoint makes the module whole for a moment).
+        buffers: those that must not change, likewise.
+        modules: the user's own, by path.
+    """
+
+    parameters: dict[str, _Place]
+    buffers: dict[str, _Place]
+    modules: dict[str, nn.Module]
+
+    @classmethod
+    def of(cls, module: pl.LightningModule, elsewhere: frozenset[str]) -> _Watched:
+        parts = dict(module.named_modules())
+        own = {
+            path: part
+            for path, part in parts.items()
+            if not type(part).__module__.startswith(_LIBRARIES)
+        }
+        parameters, buffers = {}, {}
+        for path, part in parts.items():
+            for key, _ in part._parameters.items():  # a scripted module's cannot be iterated over
+                parameters[f"{path}.{key}" if path else key] = part._parameters, key
+            for key, _ in part._buffers.items():
+                if (name := f"{path}.{key}" if path else key) in elsewhere:
+                    buffers[name] = part._buffers, key
+        return cls(parameters, buffers, own)
+
+    def tensors(self) -> list[Tensor | None]:
+        """Parameters, then buffers."""
+        places = itertools.chain(self.parameters.values(), self.buffers.values())
+        return [table[key] for table, key in places]
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What the watched parts were like at one moment."""
+
+    should_stop: bool
+    groups: State
+    requires_grad: list[bool]
+    versions: list[int]  # both of parameters, then buffers
+    attributes: list[dict[str, Any]]
+    lists: dict[str, _Filling]
+
+
+class LeaderState:
+    """Watches rank 0's changes and applies them elsewhere.
+
+    Args:
+        module: the LightningModule.
+        optimizers: its optimizers.
+    """
+
+    def __init__(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
+        self._module = module
+        self._optimizers = optimizers
+        self._changes: State = {}
+        self._before: _Snapshot | None = None
+        self._what = ""
+        self._metrics = MetricStates(module)
+        self._settled: _Watched | None = None
+
+    def settle(self, elsewhere: frozenset[str]) -> None:
+        """The module has been captured: its parameters and sub-modules stay what they are.
+
+        Args:
+            elsewhere: names of the buffers that other ranks hold; rank 0 must not change them.
+        """
+        self._settled = _Watched.of(self._module, elsewhere)
+
+    @contextlib.contextmanager
+    def watching(self, what: str) -> Iterator[None]:
+        """Rank 0: collects what its body changes, for :meth:`take_changes`.
+
+        Args:
+            what: the user code that runs in it, for errors.
+        """
+        self._what, self._before = what, self._snapshot(self._watched())
+        try:
+            yield
+            self._note_changes()
+        finally:
+            self._before = None
+        for (path, name), change in self._metrics.take_changes().items():
+            self._changes["metric", path, name] = change
+
+    def take_changes(self) -> State:
+        """Rank 0: what changed in :meth:`watching` and was not taken yet; to be sent.
+
+        Metrics come when it has ended: nothing looks at them on other ranks before.
+
+        Raises:
+            RuntimeError: a parameter changed.
+        """
+        if self._before is not None:
+            self._note_changes()
+        changes, self._changes = self._changes, {}
+        return changes
+
+    def _note_changes(self) -> None:
+        assert self._before is not None
+        watched, before = self._watched(), self._before
+        after = self._before = self._snapshot(watched)
+        names = itertools.chain(watched.parameters, watched.buffers)
+        for name, old, new in zip(names, before.versions, after.versions, strict=True):
+            if old != new:
+                raise RuntimeError(
+                    f"{self._what} changed the parameter or buffer {name!r}, but runs on rank 0 "
+                    "only, which does not hold all of the model. Change weights in a hook that "
+                    "runs on every rank (on_before_zero_grad, optimizer_step) or in a callback."
+                )
+        self._changes |= _differences(watched, before, after)
+
+    def look_again(self) -> None:
+        """Rank 0: what has just changed, has changed on all ranks."""
+        if self._before is not None:
+            self._before = self._snapshot(self._watched())
+
+    @contextlib.contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Rank 0: takes back what its body changes; for a step that begins anew."""
+        watched = self._watched()
+        before = self._snapshot(watched)
+        try:
+            yield
+        finally:
+            self.apply(_differences(watched, self._snapshot(watched), before))
+
+    def apply(self, changes: Mapping[Key, Any]) -> None:
+        """Other ranks: makes rank 0's changes."""
+        parameters = dict(self._module.named_parameters(remove_duplicate=False))
+        modules = dict(self._module.named_modules())
+        for (kind, place, name), value in changes.items():
+            if kind == "group":
+                optimizer, number = divmod(int(place), _MAX_GROUPS)
+                group = self._optimizers[optimizer].param_groups[number]
+                if isinstance(group.get(name), Tensor):
+                    group[name].fill_(value)
+                else:
+                    group[name] = value
+            elif kind == "requires_grad":
+                parameters[name].requires_grad_(value)
+            elif kind == "metric":
+                self._metrics.apply((str(place), name), value)
+            elif kind == "should_stop":
+                self._module.trainer.should_stop = value
+            elif kind == "list":
+                is_new, kept, entries = value
+                if is_new or name not in vars(self._module):
+                    setattr(self._module, name, [])
+                getattr(self._module, name)[kept:] = entries
+            else:
+                setattr(modules[str(place)], name, value)
+
+    def _watched(self) -> _Watched:
+        return self._settled or _Watched.of(self._module, frozenset())
+
+    def _snapshot(self, watched: _Watched) -> _Snapshot:
+        tensors = watched.tensors()
+        return _Snapshot(
+            should_stop=bool(self._module.trainer.should_stop),
+            groups=self._groups(),
+            requires_grad=[t is not None and t.requires_grad for t in tensors],
+            versions=[0 if t is None else t._version for t in tensors],
+            attributes=[dict(vars(part)) for part in watched.modules.values()],
+            lists={k: _Filling.of(v) for k, v in vars(self._module).items() if type(v) is list},
+        )
+
+    def _groups(self) -> State:
+        groups: State = {}
+        for index, optimizer in enumerate(self._optimizers):
+            for number, group in enumerate(optimizer.param_groups):
+                for name, value in group.items():
+                    if isinstance(value, (*_PLAIN, tuple)):
+                        groups["group", index * _MAX_GROUPS + number, name] = value
+                    elif isinstance(value, Tensor):  # a capturable learning rate
+                        groups["group", index * _MAX_GROUPS + number, name] = value.item()
+        return groups
+
+
+def _differences(watched: _Watched, old: _Snapshot, new: _Snapshot) -> State:
+    """The new values of what is not as it was."""
+    changes: State = {k: v for k, v in new.groups.items() if old.groups.get(k) != v}
+    if new.should_stop != old.should_stop:
+        changes["should_stop", "", ""] = new.should_stop
+    for name, was, now in zip(watched.parameters, old.requires_grad, new.requires_grad):
+        if was != now:
+            changes["requires_grad", "", name] = now
+    for path, before, after in zip(watched.modules, old.attributes, new.attributes, strict=True):
+        if not _are_same(before, after):
+            for name, value in after.items():
+                if isinstance(value, _PLAIN) and name not in _RANKS_OWN:
+                    former = before.get(name, ...)
+                    if not isinstance(former, (*_PLAIN,)) or former != value:
+                        changes["attribute", path, name] = value
+    return changes | _filled(old.lists, new.lists)
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """How far a list was filled at one moment; its ends tell whether it was refilled since."""
+
+    values: list[Any]
+    length: int
+    first: Any
+    last: Any
+
+    @classmethod
+    def of(cls, values: list[Any]) -> _Filling:
+        first, last = (values[0], values[-1]) if values else (None, None)
+        return cls(values, len(values), first, last)
+
+    def kept_by(self, new: _Filling) -> int:
+        """How many of its entries are still there, from the first on."""
+        is_same = new.values is self.values and (new.first is self.first or not self.length)
+        grows = new.length > self.length or (new.length == self.length and new.last is self.last)
+        return self.length if is_same and grows else 0
+
+
+def _filled(old: Mapping[str, _Filling], new: Mapping[str, _Filling]) -> State:
+    """Lists of the LightningModule that were assigned, emptied, or that numbers were appended to.
+
+    A change is (whether it is another list, entries that stay, the entries after these).
+    """
+    changes: State = {}
+    for name, now in new.items():
+        before = old.get(name, _Filling.of([]))
+        is_new = before.values is not now.values
+        kept = before.kept_by(now)
+        entries = now.values[kept : now.length]
+        if (is_new or entries or now.length < before.length) and all(map(_is_number, entries)):
+            numbers = [e.detach().cpu() if isinstance(e, Tensor) else e for e in entries]
+            changes["list", "", name] = is_new, kept, numbers
+    return changes
+
+
+def _is_number(value: Any) -> bool:
+    return value.dim() == 0 if isinstance(value, Tensor) else isinstance(value, _PLAIN)
+
+
+def _are_same(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether two dictionaries hold the very same objects; all in C, as steps wait for it."""
+    return before.keys() == after.keys() and all(map(operator.is_, before.values(), after.values()))

@@ -1,0 +1,154 @@
+"""Optimizers of a partial module.
+
+The user's ``configure_optimizers`` sees the whole module. Then every rank keeps, in each parameter
+group, the parameters it holds; empty groups stay, so that groups, schedulers and checkpoints keep
+the indices they have on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from lightning_gpp.strategy.ranks.control import Control
+
+_STATE = Mapping[int, dict[str, Any]]
+
+
+@dataclass(slots=True)
+class PartialOptimizer:
+    """An optimizer of which this rank keeps the parameters it holds.
+
+    Attributes:
+        optimizer: the user's.
+        names: for every group the names of all its parameters, as on one device.
+        kept: for every group the positions of the parameters that this rank keeps.
+    """
+
+    optimizer: Optimizer
+    names: list[list[str]]
+    kept: list[list[int]]
+
+    @classmethod
+    def keep(
+        cls, optimizer: Optimizer, module: nn.Module, held: Sequence[nn.Parameter]
+    ) -> PartialOptimizer:
+        """Drops what this rank does not hold from an optimizer of the whole module.
+
+        Args:
+            optimizer: of the whole module; ``module`` is still whole.
+            module: names the parameters.
+            held: the parameters that this rank holds.
+
+        Raises:
+            TypeError: the optimizer looks at all parameters together, so it cannot be split.
+        """
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise TypeError(
+                "LBFGS takes inner products over all parameters, which are spread over ranks here; "
+                "use an optimizer that treats every parameter by itself (SGD, Adam, AdamW, ...)"
+            )
+        name_of = {id(parameter): name for name, parameter in module.named_parameters()}
+        held_ids = {id(parameter) for parameter in held}
+        names, kept = [], []
+        for group in optimizer.param_groups:
+            if any(id(parameter) not in name_of for parameter in group["params"]):
+                raise ValueError(
+                    "the optimizer holds a parameter that is no parameter of the LightningModule; "
+                    "make what it belongs to an attribute of the module"
+                )
+            names.append([name_of[id(p)] for p in group["params"]])
+            kept.append([i for i, p in enumerate(group["params"]) if id(p) in held_ids])
+            for parameter in group["params"]:
+                if id(parameter) not in held_ids:
+                    optimizer.state.pop(parameter, None)
+            group["params"] = [p for p in group["params"] if id(p) in held_ids]
+        for parameter in held:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor) and value.dim() > 0:
+                    optimizer.state[parameter][key] = value.to(parameter.device)
+        return cls(optimizer, names, kept)
+
+    @contextmanager
+    def whole_groups(self, module: nn.Module, held: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Groups have all parameters of one device while the body runs, on ``meta`` if elsewhere.
+
+        The body may add groups and load state; what this rank does not hold is dropped after.
+        """
+        for group, parameters in zip(
+            self.optimizer.param_groups, self._all_parameters(module), strict=True
+        ):
+            group["params"] = parameters
+        yield
+        whole = PartialOptimizer.keep(self.optimizer, module, held)
+        self.names, self.kept = whole.names, whole.kept
+
+    def adopt_new_groups(self, module: nn.Module, held: Sequence[nn.Parameter]) -> None:
+        """Drops what this rank does not hold from groups that were added since."""
+        new = self.optimizer.param_groups[len(self.names) :]
+        if not new:
+            return
+        name_of = {id(parameter): name for name, parameter in module.named_parameters()}
+        held_ids = {id(parameter) for parameter in held}
+        for group in new:
+            self.names.append([name_of[id(p)] for p in group["params"]])
+            self.kept.append([i for i, p in enumerate(group["params"]) if id(p) in held_ids])
+            group["params"] = [p for p in group["params"] if id(p) in held_ids]
+
+    def state_by_index(self) -> dict[int, dict[str, Any]]:
+        """State of the parameters of this rank by their index on one device, on the CPU."""
+        state: dict[int, dict[str, Any]] = {}
+        offset = 0
+        for group, names, kept in zip(
+            self.optimizer.param_groups, self.names, self.kept, strict=True
+        ):
+            for position, parameter in zip(kept, group["params"], strict=True):
+                if parameter in self.optimizer.state:
+                    state[offset + position] = pytree.tree_map(
+                        lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf,
+                        dict(self.optimizer.state[parameter]),
+                    )
+            offset += len(names)
+        return state
+
+    def whole_state_dict(self, control: Control) -> dict[str, Any]:
+        """All ranks: on rank 0 the state dict that one device would write, else this rank's own."""
+        gathered = control.gather(self.state_by_index(), "gathering the optimizer state on rank 0")
+        state: dict[int, dict[str, Any]] = {}
+        for part in reversed(gathered):
+            state |= part
+        groups = []
+        offset = 0
+        for group, names in zip(self.optimizer.param_groups, self.names, strict=True):
+            packed = {key: value for key, value in group.items() if key != "params"}
+            packed["params"] = list(range(offset, offset + len(names)))
+            groups.append(packed)
+            offset += len(names)
+        if not control.is_leader:
+            return self.optimizer.state_dict()
+        return {"state": dict(sorted(state.items())), "param_groups": groups}
+
+    def make_whole(self, module: nn.Module, state: dict[str, Any]) -> None:
+        """Gives the optimizer all parameters of the whole module back, with their state."""
+        for group, parameters in zip(
+            self.optimizer.param_groups, self._all_parameters(module), strict=True
+        ):
+            group["params"] = parameters
+        self.optimizer.load_state_dict(state)
+
+    def _all_parameters(self, module: nn.Module) -> list[list[nn.Parameter]]:
+        parameters = dict(module.named_parameters())
+        groups = []
+        for group, names, kept in zip(
+            self.optimizer.param_groups, self.names, self.kept, strict=True
+        ):
+            own = dict(zip(kept, group["params"], strict=True))
+            groups.append([own[i] if i in own else parameters[n] for i, n in enumerate(names)])
+        return groups

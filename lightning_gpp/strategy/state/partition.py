@@ -1,0 +1,236 @@
+"""Which rank holds which parameters and buffers, and the module made partial or whole.
+
+While the pipeline runs, a rank holds the parameters and buffers of its own stages; the others are
+tensors on the ``meta`` device, so that names, shapes and keys stay complete. What no stage reads
+(a temperature in the loss, a metric's buffers) belongs to rank 0, where the user's step runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lightning_gpp.strategy.ranks.control import Control
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Ranks that hold each parameter and buffer.
+
+    Attributes:
+        holders: first qualified name of a tensor of the module -> ranks, ascending. The first
+            holder's value is the one that counts.
+    """
+
+    holders: Mapping[str, tuple[int, ...]]
+
+    def held_by(self, rank: int) -> list[str]:
+        """Names of what a rank holds, in a fixed order."""
+        return [name for name, ranks in self.holders.items() if rank in ranks]
+
+    def counted_by(self, rank: int) -> list[str]:
+        """Names of what a rank holds first, so that each name counts on one rank."""
+        return [name for name, ranks in self.holders.items() if ranks[0] == rank]
+
+
+def ownership(module: nn.Module, readers: Mapping[str, Iterable[int]]) -> Ownership:
+    """Who holds what.
+
+    Args:
+        module: the whole LightningModule.
+        readers: name of a parameter or buffer (any of its names) -> ranks whose stages read it.
+    """
+    first_name = {id(tensor): name for name, tensor in reversed(list(_named_tensors(module)))}
+    tensors = dict(_named_tensors(module))
+    ranks: dict[str, set[int]] = {first_name[id(tensor)]: set() for tensor in tensors.values()}
+    for name, reading in readers.items():
+        ranks[first_name[id(tensors[name])]].update(reading)
+    return Ownership({name: tuple(sorted(found)) or (0,) for name, found in ranks.items()})
+
+
+class Partition:
+    """The module of this rank, partial while the pipeline runs.
+
+    Args:
+        module: the whole LightningModule.
+        owners: who holds what.
+        control: how to reach the other ranks.
+        rank: this rank.
+        num_ranks: number of ranks.
+        device: where this rank's stages run.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        owners: Ownership,
+        control: Control,
+        *,
+        rank: int,
+        num_ranks: int,
+        device: torch.device,
+    ) -> None:
+        self.module = module
+        self.owners = owners
+        self._control = control
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._device = device
+        self._slots = _slots(module)
+
+    def spread(self) -> None:
+        """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""
+        if self._control.is_leader:
+            for rank in range(1, self._num_ranks):
+                names = self.owners.held_by(rank)
+                self._control.send_to(rank, [self._tensor(name).detach() for name in names])
+            self._control.flush()
+        else:
+            values = self._control.receive_from(0, "waiting for the initial weights of rank 0")
+            self._fill(self.owners.held_by(self._rank), values)
+        held = set(self.owners.held_by(self._rank))
+        for name in self._slots:
+            tensor = self._tensor(name)
+            if name in held:
+                _move(tensor, self._device)
+            else:
+                self._replace(name, torch.empty_like(tensor, device="meta"))
+
+    def check_copies(self) -> None:
+        """All ranks: compares the copies of what several ranks hold (replicas, shared parameters).
+
+        Raises:
+            RuntimeError: on rank 0, when two differ; the text names the first.
+        """
+        shared = [name for name, ranks in self.owners.holders.items() if len(ranks) > 1]
+        held = set(self.owners.held_by(self._rank))
+        own = {name: _checksum(self._tensor(name)) for name in shared if name in held}
+        found = self._control.gather(own, "comparing the weights of replicas")
+        for name in shared if found else ():
+            sums = {rank: found[rank][name] for rank in self.owners.holders[name]}
+            if len(set(sums.values())) > 1:
+                raise RuntimeError(
+                    f"{name!r} starts from different values on ranks {sorted(sums)}, which hold "
+                    "copies of it; does something change weights before the first step?"
+                )
+
+    def whole_values(self) -> dict[str, Tensor]:
+        """All ranks: on rank 0 the CPU values of what it does not hold, elsewhere nothing."""
+        names = self.owners.counted_by(self._rank)
+        own = {} if self._control.is_leader else {n: self._tensor(n).detach().cpu() for n in names}
+        gathered = self._control.gather(own, "gathering the weights on rank 0")
+        return {name: value for values in gathered for name, value in values.items()}
+
+    def make_whole(self, values: Mapping[str, Tensor]) -> None:
+        """Puts given values where this rank holds ``meta`` tensors."""
+        for name, value in values.items():
+            if self._tensor(name).is_meta:
+                self._replace(name, value)
+
+    def values(self) -> dict[str, Tensor]:
+        """CPU values of everything, on a rank whose module is whole."""
+        return {name: self._tensor(name).detach().cpu() for name in self._slots}
+
+    def make_partial(self) -> None:
+        """Undoes :meth:`make_whole`."""
+        held = set(self.owners.held_by(self._rank))
+        for name in self._slots:
+            if name not in held:
+                self._replace(name, torch.empty_like(self._tensor(name), device="meta"))
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether other ranks hold something that this one does not."""
+        return any(self._rank not in ranks for ranks in self.owners.holders.values())
+
+    def held_parameters(self) -> list[nn.Parameter]:
+        """Parameters that this rank holds, each once."""
+        tensors = (self._tensor(name) for name in self.owners.held_by(self._rank))
+        return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+
+    def held_with_others(self) -> dict[str, nn.Parameter]:
+        """Parameters that this rank and others hold, by name."""
+        found = {}
+        for name, ranks in self.owners.holders.items():
+            tensor = self._tensor(name)
+            if len(ranks) > 1 and self._rank in ranks and isinstance(tensor, nn.Parameter):
+                found[name] = tensor
+        return found
+
+    def counted_parameters(self) -> list[nn.Parameter]:
+        """Parameters that count on this rank: over all ranks, each once."""
+        tensors = (self._tensor(name) for name in self.owners.counted_by(self._rank))
+        return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+
+    def _tensor(self, name: str) -> Tensor:
+        slot = self._slots[name][0]
+        tensor = slot.table[slot.key]
+        assert tensor is not None
+        return tensor
+
+    def _fill(self, names: Iterable[str], values: Iterable[Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in zip(names, values, strict=True):
+                tensor = self._tensor(name)
+                if tensor.shape != value.shape or tensor.dtype != value.dtype:
+                    raise ValueError(
+                        f"{name!r} is {tuple(tensor.shape)} {tensor.dtype} on rank {self._rank} "
+                        f"but {tuple(value.shape)} {value.dtype} on rank 0; all ranks must build "
+                        "the same model"
+                    )
+                tensor.copy_(value)
+
+    def _replace(self, name: str, value: Tensor) -> None:
+        old = self._tensor(name)
+        new = value
+        if isinstance(old, nn.Parameter):
+            new = nn.Parameter(value, requires_grad=old.requires_grad)
+        for slot in self._slots[name]:
+            slot.table[slot.key] = new
+
+
+@dataclass(frozen=True, slots=True)
+class _TableSlot:
+    """A place in a module's table of parameters or buffers."""
+
+    table: dict[str, Tensor | None]
+    key: str
+
+
+def _slots(module: nn.Module) -> dict[str, list[_TableSlot]]:
+    """First name of every tensor -> all places that hold it (tied ones have several)."""
+    places: dict[int, list[_TableSlot]] = {}
+    names: dict[int, str] = {}
+    for prefix, part in module.named_modules():
+        for table in (part._parameters, part._buffers):
+            for key, tensor in table.items():
+                if tensor is not None:
+                    names.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
+                    places.setdefault(id(tensor), []).append(_TableSlot(table, key))
+    return {names[key]: slots for key, slots in places.items()}
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and buffer under every name."""
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for table in (part._parameters, part._buffers):
+            for key, tensor in table.items():
+                if tensor is not None:
+                    yield (f"{prefix}.{key}" if prefix else key), tensor
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+def _checksum(tensor: Tensor) -> int:
+    """The sum of the bits of a tensor taken as integers: equal for equal values."""
+    bits = tensor.detach().contiguous().reshape(-1).view(_INTEGERS[tensor.element_size()])
+    return int(bits.sum(dtype=torch.int64))
+
+
+def _move(tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        tensor.data = tensor.data.to(device)

@@ -1,0 +1,110 @@
+"""Precision plug-ins that clip gradients over the parameters of all ranks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins import DoublePrecision, HalfPrecision, Precision
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+_SUPPORTED = (Precision, DoublePrecision, HalfPrecision)
+
+
+class HoldsParameters(Protocol):
+    """What clipping asks of the strategy."""
+
+    @property
+    def is_shape_only(self) -> bool:
+        """Whether tensors have shapes and no numbers."""
+
+    def counted_parameters(self) -> list[nn.Parameter] | None:
+        """Parameters that this rank counts; None where it counts all."""
+
+
+def pipeline_precision(plugin: Precision | None, strategy: HoldsParameters) -> Precision | None:
+    """The plug-in with norm clipping over all ranks; None stays None.
+
+    Raises:
+        NotImplementedError: the precision mode is not supported yet.
+    """
+    if plugin is None or getattr(plugin, "_clips_over_ranks", False):
+        return plugin
+    if type(plugin) not in _SUPPORTED:
+        raise NotImplementedError(
+            f"the graphpipe strategy does not support {type(plugin).__name__} yet; use one of the "
+            "precisions '32-true', '64-true', 'bf16-true', '16-true'"
+        )
+    name = f"Pipeline{type(plugin).__name__}"
+    plugin = copy.copy(plugin)
+    plugin.__class__ = _CLASSES[name]
+    plugin.pipeline_strategy = strategy  # type: ignore[attr-defined]
+    return plugin
+
+
+class _ClipsOverRanks:
+    """Norm clipping over the parameters of all ranks; shared ones count once.
+
+    Clipping by value works on ranks without parameters, too (idle devices, stages of activations).
+    """
+
+    _clips_over_ranks = True
+    pipeline_strategy: HoldsParameters
+
+    def clip_grad_by_value(self, optimizer: Optimizer, clip_val: int | float) -> None:
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if any(parameter.grad is not None for parameter in held):  # torch fails without any
+            nn.utils.clip_grad_value_(held, clip_val)
+
+    def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: int | float) -> None:
+        if self.pipeline_strategy.is_shape_only:
+            return  # there is no norm
+        held = [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        counted = self.pipeline_strategy.counted_parameters()
+        if counted is None:
+            nn.utils.clip_grad_norm_(held, clip_val)
+            return
+        own = {id(parameter) for parameter in counted}
+        gradients = [p.grad for p in held if id(p) in own and p.grad is not None]
+        norm = _norm_over_ranks(gradients)
+        factor = (clip_val / (norm + 1e-6)).clamp(max=1.0)
+        for parameter in held:
+            assert parameter.grad is not None
+            parameter.grad.mul_(factor.to(parameter.grad))
+
+
+def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
+    """On the CPU, where ranks on devices of any type can add it up."""
+    squares = torch.zeros((), dtype=torch.float64)
+    for gradient in gradients:
+        squares = squares + gradient.double().square().sum()
+    squares = squares.cpu()
+    if dist.is_initialized():
+        dist.all_reduce(squares)
+    return squares.sqrt()
+
+
+class PipelinePrecision(_ClipsOverRanks, Precision):
+    """32-bit precision."""
+
+
+class PipelineDoublePrecision(_ClipsOverRanks, DoublePrecision):
+    """64-bit precision."""
+
+
+class PipelineHalfPrecision(_ClipsOverRanks, HalfPrecision):
+    """16-bit precision without autocast."""
+
+
+_CLASSES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (PipelinePrecision, PipelineDoublePrecision, PipelineHalfPrecision)
+}

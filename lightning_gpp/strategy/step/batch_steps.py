@@ -1,0 +1,162 @@
+"""The user's steps, run once per batch on rank 0, in the caller's thread."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from lightning_gpp.capture.checks.rollback import ModuleState
+from lightning_gpp.strategy.instance_attribute import instance_attribute
+from lightning_gpp.strategy.lightning_private import keep_results
+from lightning_gpp.strategy.logging.logs import LedLog, recording, replay
+from lightning_gpp.strategy.pipeline import pipelined_module
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.ranks.messages import BackwardEnd, HookEnd, StepEnd, StepPerMicrobatch
+from lightning_gpp.strategy.step.followers import Follower
+from lightning_gpp.strategy.step.forward_calls import BeginAnewError, ForwardCalls
+from lightning_gpp.strategy.step.loaders import LedDataloaderIter
+from lightning_gpp.strategy.torch_private import when_backward_ends
+
+
+class BatchSteps:
+    """How rank 0 leads a step of any kind, and how the others follow.
+
+    Args:
+        run: whose pipeline runs the calls of the forward.
+
+    Attributes:
+        forward: stands in for the pipelined forward on rank 0.
+        follower: what other ranks do.
+    """
+
+    def __init__(self, run: PipelinedRun, follower: Follower) -> None:
+        self._run = run
+        self.forward = ForwardCalls(run)
+        self.follower = follower
+
+    def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Rank 0: runs the user's step; returns what it returns.
+
+        Raises:
+            BeginAnewError: the plan that was made in it needs a step for every micro-batch.
+        """
+        run = self._run
+        # Which schedule runs may be known only once the step has called its forward.
+        is_open = run.pipeline is None and run.settings.schedule is None
+        before = _Before(run.module) if is_open and name == "training_step" else None
+        log = LedLog(run.module)
+        try:
+            with self._leading(name, log):
+                result = getattr(run.module, name)(batch, *args, **kwargs)
+        except BeginAnewError:
+            assert before is not None
+            before.restore()
+            run.lead(StepPerMicrobatch())
+            raise
+        loss = _loss(result) if name == "training_step" else None
+        looked_up = None if isinstance(batch, LedDataloaderIter) else batch
+        run.lead_end(log.calls(looked_up), None if loss is None else loss.detach())
+        if loss is None or not run.module.automatic_optimization:
+            return result
+        self._check(loss)
+        loss = led_backward(loss, run)
+        return {**result, "loss": loss} if isinstance(result, Mapping) else loss
+
+    @contextlib.contextmanager
+    def _leading(self, name: str, log: LedLog) -> Iterator[None]:
+        """Rank 0: user code runs in this, here and nowhere else."""
+        run = self._run
+        target = pipelined_module(run.module, run.settings.module)
+        self.forward.inner = target.__dict__.get("forward")
+        functools.update_wrapper(self.forward, target.forward, updated=())
+        with (
+            run.control.alone(name),
+            run.leader_state.watching(name),
+            instance_attribute(target, "forward", self.forward),
+            instance_attribute(target, "_compiled_call_impl", None),  # it is that of its stages
+            recording(run.module, log),
+            run.held_elsewhere(),
+        ):
+            yield
+
+    def lead_hook(
+        self,
+        name: str,
+        hook: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Rank 0: runs a hook of the user's."""
+        log = LedLog(self._run.module)
+        with self._leading(name, log):
+            answer = hook(*args, **kwargs)
+        self._run.lead(HookEnd(answer, log.calls()))
+        return answer
+
+    def follow_hook(self, name: str) -> Any:
+        """Other ranks: what it returned."""
+        end = self.follower.until(HookEnd, doing=name)
+        replay(self._run.module, end.logs)
+        return end.answer
+
+    def _check(self, loss: Tensor) -> None:
+        if loss.is_meta and not self._run.is_shape_only:
+            raise RuntimeError(
+                "the loss depends on parameters that another rank holds (a penalty over "
+                "self.parameters(), say). Use the optimizer's weight_decay, or compute it inside "
+                "the pipelined forward."
+            )
+
+    def follow(self, name: str) -> StepPerMicrobatch | Tensor | None:
+        """Other ranks: a loss whose backward follows rank 0's; None if the step has none."""
+        run = self._run
+        end = self.follower.until(StepEnd, StepPerMicrobatch, doing=name)
+        if not isinstance(end, StepEnd):
+            return StepPerMicrobatch()
+        run.follow_end(end)
+        value = self.follower.value
+        if not isinstance(value, Tensor) or name != "training_step":
+            return None
+        value = value.to(run.device)
+        return self.follower.loss(value) if run.module.automatic_optimization else value
+
+
+class _Before:
+    """What a training step that may begin anew finds; :meth:`restore` puts it back."""
+
+    def __init__(self, module: pl.LightningModule) -> None:
+        self._state, self._put_back = ModuleState(module), keep_results(module.trainer)
+
+    def restore(self) -> None:
+        self._state.restore()
+        self._put_back()
+
+
+def _loss(result: Any) -> Tensor | None:
+    """The loss in what a training step returns."""
+    loss = result.get("loss") if isinstance(result, Mapping) else result
+    return loss if isinstance(loss, Tensor) else None
+
+
+def led_backward(loss: Tensor, run: PipelinedRun) -> Tensor:
+    """The same loss, whose backward the other ranks follow to its end."""
+    led: Tensor = _Led.apply(loss, lambda: run.lead(BackwardEnd()))  # type: ignore[no-untyped-call]
+    return led
+
+
+class _Led(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, tell_end: Callable[[], None]) -> Tensor:
+        ctx.tell_end = tell_end
+        return loss.detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        when_backward_ends(ctx.tell_end)
+        return gradients[0], None

@@ -1,0 +1,152 @@
+"""Rank 0: what stands in for the pipelined forward while the user's step runs.
+
+A call cuts its *arguments* into micro-batches, runs them through the stages of all ranks and
+returns the joined outputs; see :mod:`lightning_gpp.strategy.step.pipelined_call` for its backward.
+
+Cutting is right only for a forward that treats every sample by itself. Whether it does is found
+out, not assumed: before the first call in each mode the forward alone runs on a few of its samples,
+in one piece and cut. All other forwards (in-batch similarities, a loss computed in forward) run
+through the stages in one piece, which is always right and only less concurrent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.capture import CapturedModel
+from lightning_gpp.strategy.cutting.cutting import Values, call_size, input_slices
+from lightning_gpp.strategy.instance_attribute import taken_away
+from lightning_gpp.strategy.pipeline import pipelined_module
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.planning.example import example_of
+from lightning_gpp.strategy.ranks.messages import Autocast, Backward, Build, Forward
+from lightning_gpp.strategy.step.open_call import OpenCall
+from lightning_gpp.strategy.step.pipelined_call import CallBoundary, PipelinedCall
+from lightning_gpp.strategy.step.trials import find_out
+
+
+class BeginAnewError(BaseException):
+    """Raised through the user's step, which then runs for every micro-batch, from its beginning."""
+
+
+class ForwardCalls:
+    """Stands in for the pipelined forward on rank 0.
+
+    Args:
+        run: whose pipeline runs it.
+
+    Attributes:
+        inner: a forward that the user had put on the module itself; None where there is none.
+    """
+
+    def __init__(self, run: PipelinedRun) -> None:
+        self._run = run
+        self._is_separable: dict[bool, bool] = {}
+        self._num_calls = 0
+        self._anchor = torch.zeros((), requires_grad=True)
+        self.inner: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What forward returns."""
+        run = self._run
+        if run.pipeline is None:
+            self._build(args, kwargs)
+        captured = run.built.captured
+        captured.check_reads()
+        return captured.output(self._values(captured, captured.inputs(args, kwargs)))
+
+    def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Builds the pipeline, on all ranks; this call is the example."""
+        run = self._run
+        target = pipelined_module(run.module, run.settings.module)
+        with taken_away(target, "forward", self.inner), run.control.together():
+            example = example_of(target, args, kwargs, run.unit_sizes)
+            run.lead(Build(Autocast.current(run.device)))
+            run.build(example)
+        run.leader_state.look_again()
+        if run.steps_per_microbatch and run.control.alone_in == "training_step":
+            raise BeginAnewError
+
+    def _values(self, captured: CapturedModel, inputs: Mapping[str, Tensor]) -> Values:
+        is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        units = self._units(captured, inputs, is_trained)
+        if is_trained:
+            return self._differentiable(captured, inputs, units)
+        boundary = CallBoundary.of(captured, inputs, units)
+        message = self._forward(captured, None, units, frozenset())
+        self._run.lead(message)
+        self._run.run_forward(message, boundary)
+        return boundary.take_outputs()
+
+    def _units(
+        self, captured: CapturedModel, inputs: Mapping[str, Tensor], is_trained: bool
+    ) -> list[int]:
+        """Samples of each of the smallest micro-batches; one where the call cannot be cut."""
+        run = self._run
+        num_samples = call_size(captured, inputs)
+        if num_samples is None:
+            return [1]
+        if is_trained:
+            run.full_batch = max(run.full_batch, num_samples)
+        units = run.unit_sizes(num_samples, is_training=is_trained)
+        if input_slices(captured, inputs, units) is None:
+            return [num_samples]
+        mode = captured.module.training
+        if len(units) > 1 and mode not in self._is_separable and not run.is_shape_only:
+            self._is_separable[mode] = find_out(run, inputs, units, is_trained=is_trained)
+        units = units if self._is_separable.get(mode, True) else [num_samples]
+        if mode:
+            run.show_state(len(units))
+        return units
+
+    def _forward(
+        self, captured: CapturedModel, call: int | None, units: list[int], needs: frozenset[str]
+    ) -> Forward:
+        autocast = Autocast.current(self._run.device)
+        return Forward(call, units, captured.module.training, needs, autocast)
+
+    def _differentiable(
+        self, captured: CapturedModel, inputs: Mapping[str, Tensor], units: list[int]
+    ) -> Values:
+        run, number = self._run, self._num_calls
+        self._num_calls += 1
+        needs = frozenset(name for name, tensor in inputs.items() if tensor.requires_grad)
+        sizes = run.built.step_sizes(units)
+        boundary = CallBoundary.of(captured, inputs, sizes, needs)
+        message = self._forward(captured, number, units, needs)
+        run.lead(message)
+        call = _LedCall(run, number, run.open_call(message, boundary), run.dropped)
+        node = PipelinedCall(boundary, tuple(inputs), call.forward, call.backward, self._anchor)
+        return node(inputs)
+
+
+class _LedCall:
+    """A differentiable call, whose parts run on all ranks."""
+
+    def __init__(self, run: PipelinedRun, number: int, call: OpenCall, dropped: list[int]) -> None:
+        self._run, self._number, self._call, self._dropped = run, number, call, dropped
+        self._is_over = False
+
+    def __del__(self) -> None:
+        if not self._is_over:  # autograd has let go of it
+            self._dropped.append(self._number)
+
+    def forward(self) -> None:
+        self._call.forward()
+
+    def backward(self, retain: bool, hands_out: bool) -> None:
+        if self._is_over:
+            raise RuntimeError(
+                "backward went through one call of the pipelined forward a second time, but its "
+                "activations are freed; keep them with backward(retain_graph=True) the first time"
+            )
+        self._is_over = not retain
+        with self._run.failures.guard():
+            self._run.lead(Backward(self._number, retain, hands_out))
+            self._run.own_gradients.look()
+            self._call.backward(retain=retain, hands_out=hands_out)
+            self._run.own_gradients.note()

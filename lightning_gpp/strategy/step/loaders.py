@@ -1,0 +1,225 @@
+"""One rank reads the user's data loader; the others follow it batch by batch.
+
+Equal seeds on all ranks would not be enough: data sets may draw random numbers, workers are seeded
+by rank. So inputs and labels of a sample come from the same draw only if one rank reads them.
+
+The loaders that a Trainer has stay the user's objects. What is led is the iteration that one of its
+loops begins; whoever iterates a loader on his own reads it on his own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
+
+from lightning_gpp.strategy.cutting.microbatches import size_or_none
+from lightning_gpp.strategy.lightning_private import (
+    DataloaderIter,
+    IndexBatchSampler,
+    loaders_of_loops,
+)
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.strategy.ranks.failure import EndOfDataError
+from lightning_gpp.strategy.ranks.messages import ReadBatch
+
+
+class RemoteBatch:
+    """Stands for a batch that rank 0 holds.
+
+    Hooks and callbacks that look at the batch should do so where ``trainer.is_global_zero``.
+
+    Args:
+        num_samples: of the batch, where rank 0 could tell.
+    """
+
+    def __init__(self, num_samples: int | None = None) -> None:
+        self._num_samples = num_samples
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """One tensor without elements, from which Lightning tells the size of the batch."""
+        if self._num_samples is None:
+            raise RuntimeError(_REMOTE.format("the content"))
+        yield torch.empty(self._num_samples, 0, device="meta")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RuntimeError(_REMOTE.format(f"attribute {name!r}"))
+
+    def __getitem__(self, key: object) -> Any:
+        raise RuntimeError(_REMOTE.format(f"item {key!r}"))
+
+
+_READING = "the data loader"
+
+_REMOTE = (
+    "{} of a batch was asked for on a rank that does not hold the batch: with the graphpipe "
+    "strategy rank 0 reads the data. Look at batches only where `trainer.is_global_zero`."
+)
+
+
+@contextlib.contextmanager
+def led_loaders(trainer: pl.Trainer, run: PipelinedRun) -> Iterator[None]:
+    """While its body runs, the loops of a Trainer read their loaders through rank 0."""
+    begin = CombinedLoader.__iter__
+
+    def led(combined: CombinedLoader) -> Any:
+        if not any(combined is each for each in loaders_of_loops(trainer)):
+            return begin(combined)
+        own = combined.flattened
+        with run.failures.guard():
+            combined.flattened = _readers(own, run)
+        try:
+            return begin(combined)
+        finally:
+            combined.flattened = own
+
+    CombinedLoader.__iter__ = led  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CombinedLoader.__iter__ = begin  # type: ignore[method-assign]
+
+
+def as_long_as_leaders(loader: Any, control: Control) -> Any:
+    """All ranks: the user's loader; one with the length of rank 0's where that is another."""
+    length = control.share(sized_len(loader), _LENGTH)
+    return loader if control.is_leader or sized_len(loader) == length else _Length(loader, length)
+
+
+_LENGTH = "waiting for the length of rank 0's data loader"
+
+
+def _readers(loaders: Sequence[Any], run: PipelinedRun) -> list[_Reader]:
+    kind = _LeadingReader if run.control.is_leader else _FollowingReader
+    lengths = run.control.share([sized_len(loader) for loader in loaders], _LENGTH)
+    return [kind(each, length, run) for each, length in zip(loaders, lengths, strict=True)]
+
+
+class _Length:
+    """A loader with another length.
+
+    Args:
+        loader: whose attributes it has.
+        length: in batches; None if it is not known.
+    """
+
+    def __init__(self, loader: Any, length: int | None) -> None:
+        self._loader, self._length = loader, length
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("the data loader of rank 0 has no length")
+        return self._length
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+class _Reader(_Length):
+    """Reads a loader together with the other ranks; a copy of it reads nothing."""
+
+    def __init__(self, loader: Any, length: int | None, run: PipelinedRun) -> None:
+        super().__init__(loader, length)
+        self._run = run
+
+    def __reduce__(self) -> Any:
+        return list, ()
+
+
+class _LeadingReader(_Reader):
+    """Rank 0: reads the user's loader and tells the others whether there is another batch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._run.alone(_READING):
+            batches = iter(self._loader)
+        return _LeadingBatches(batches, self._run)
+
+
+class _FollowingReader(_Reader):
+    """Other ranks: a placeholder for every batch that rank 0 reads."""
+
+    def __iter__(self) -> Iterator[Any]:
+        sampler = getattr(self._loader, "batch_sampler", None)
+        if isinstance(sampler, IndexBatchSampler):
+            sampler.seen_batch_indices = []  # as it is before its first batch; nothing is read here
+        return _FollowingBatches(self._run)
+
+
+class _Batches(Iterator[Any]):
+    """An iteration that all ranks are in; a copy of it is at its end."""
+
+    def __reduce__(self) -> Any:
+        return iter, ((),)
+
+
+class _LeadingBatches(_Batches):
+    def __init__(self, batches: Iterator[Any], run: PipelinedRun) -> None:
+        self._batches, self._run = batches, run
+
+    def __next__(self) -> Any:
+        run, end = self._run, object()
+        with run.failures.guard():
+            start_ns = time.monotonic_ns()
+            with run.control.alone(_READING):
+                batch = next(self._batches, end)
+            run.recorder.data_read(start_ns, time.monotonic_ns())
+            run.control.tell((batch is not end, None if batch is end else size_or_none(batch)))
+        if batch is end:
+            raise StopIteration
+        return batch
+
+
+class _FollowingBatches(_Batches):
+    def __init__(self, run: PipelinedRun) -> None:
+        self._run = run
+
+    def __next__(self) -> RemoteBatch:
+        with self._run.failures.guard():
+            more, num_samples = self._run.control.hear("waiting for rank 0 to read the next batch")
+        if not more:
+            raise StopIteration
+        return RemoteBatch(num_samples)
+
+
+class LedDataloaderIter(Iterator[Any]):
+    """Rank 0: the ``dataloader_iter`` of a step; the others read on as it does.
+
+    Args:
+        batches: Lightning's.
+        run: of this rank.
+    """
+
+    def __init__(self, batches: DataloaderIter, run: PipelinedRun) -> None:
+        self._batches, self._run = batches, run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_batches"], name)  # done, fetched, length
+
+    def __next__(self) -> Any:
+        self._run.lead(ReadBatch())
+        with self._run.control.together():
+            return read_on(self._batches)
+
+
+def read_on(batches: DataloaderIter) -> Any:
+    """All ranks: the next batch, its number and that of its loader.
+
+    Raises:
+        EndOfDataError: there is none.
+    """
+    try:
+        return next(batches)
+    except StopIteration:
+        raise EndOfDataError from None

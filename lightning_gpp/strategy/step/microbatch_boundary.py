@@ -1,0 +1,224 @@
+"""The user's step at the pipeline's boundary: a call per micro-batch, suspended at its forward.
+
+Schedules that save memory (1F1B) begin the backward of a micro-batch before the forward of others,
+so the user's step has to run for every micro-batch, in the middle of the schedule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from lightning_gpp.capture import CapturedModel
+from lightning_gpp.runtime.suspend import (
+    Paused,
+    Returned,
+    StepThreads,
+    SuspendedCall,
+    ask,
+    in_suspended_call,
+)
+from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, join_values
+from lightning_gpp.strategy.cutting.results import combine_results
+from lightning_gpp.strategy.instance_attribute import instance_attribute
+from lightning_gpp.strategy.logging.logs import LogCall, MicrobatchLog, recording
+from lightning_gpp.strategy.step.loss_check import OutputGradients
+
+_OR = "or use schedule='gpipe', which runs the step once on the whole batch"
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardCall:
+    """The arguments with which a step called the pipelined forward."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class MicrobatchBoundary:
+    """Runs the user's step for every micro-batch and joins it to the pipeline.
+
+    Args:
+        module: the LightningModule.
+        target: the module whose forward is pipelined.
+        step: the user's step with everything bound but the batch.
+        microbatches: the batches to call it with.
+        sizes: samples of each.
+        threads: where the steps run.
+        is_shape_only: whether tensors have no numbers.
+
+    Attributes:
+        captured: the captured forward, once there is one.
+        seen: notes what the losses are differentiated to, where they are looked at.
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        target: nn.Module,
+        step: Callable[[Any], Any],
+        *,
+        microbatches: Sequence[Any],
+        sizes: Sequence[int],
+        threads: StepThreads,
+        is_shape_only: bool = False,
+    ) -> None:
+        self.captured: CapturedModel | None = None
+        self.seen: OutputGradients | None = None
+        self._module = module
+        self._target = target
+        self._sizes = sizes
+        self._is_shape_only = is_shape_only
+        self._log = MicrobatchLog(module)
+        self._steps = [SuspendedCall(partial(step, batch), threads) for batch in microbatches]
+        self._calls: dict[int, ForwardCall] = {}
+        self._results: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Intercepts the forward and ``self.log`` while the pipeline runs."""
+        forward = self._target.forward
+
+        @functools.wraps(forward)
+        def pause(*args: Any, **kwargs: Any) -> Any:
+            if not in_suspended_call():
+                return forward(*args, **kwargs)
+            if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+                raise NotImplementedError(
+                    "the pipelined forward was called under torch.autocast, which would not reach "
+                    f"its stages with the schedule '1f1b'; put it inside of forward, {_OR}"
+                )
+            return ask(ForwardCall(args, kwargs))
+
+        try:
+            with (
+                instance_attribute(self._target, "forward", pause),
+                recording(self._module, self._log),
+            ):
+                yield
+        finally:
+            for step in self._steps:
+                step.abandon()
+
+    def call(self, microbatch: int) -> ForwardCall:
+        """How the step of a micro-batch calls the pipelined forward; runs it up to there.
+
+        Raises:
+            RuntimeError: it does not call it.
+        """
+        if microbatch not in self._calls:
+            self._log.size = self._sizes[microbatch]
+            event = self._steps[microbatch].start()
+            if isinstance(event, Returned):
+                raise RuntimeError(
+                    "training_step returned without calling the pipelined forward of "
+                    f"{type(self._target).__name__}. With the schedule '1f1b' it has to call it "
+                    "(self(...)); name the sub-module that it calls (GraphPipeStrategy("
+                    f"module='...')), {_OR}"
+                )
+            assert isinstance(event.question, ForwardCall)
+            self._calls[microbatch] = event.question
+        return self._calls[microbatch]
+
+    def start(self, microbatch: int) -> Mapping[str, Tensor]:
+        """The arguments of the pipelined forward, by value name."""
+        call = self.call(microbatch)
+        assert self.captured is not None
+        return self.captured.inputs(call.args, call.kwargs)
+
+    def inputs(self) -> Values:
+        """The arguments of all micro-batches' forwards, joined."""
+        assert self.captured is not None
+        pieces = [self.start(index) for index in range(len(self._sizes))]
+        return join_values(pieces, self.captured.graph.batch_dims, self._sizes)
+
+    def is_call_of(self, inputs: Mapping[str, Tensor], microbatches: Sequence[int]) -> bool:
+        """Whether these arguments are those of some micro-batches' forwards, one after the other.
+
+        Batches of graphs are taken for that: their numbers of vertices are counted anew.
+        """
+        assert self.captured is not None
+        if self.captured.takes_graphs:
+            return True
+        pieces = [self.start(index) for index in microbatches]
+        sizes = [self._sizes[index] for index in microbatches]
+        try:
+            joined = join_values(pieces, self.captured.graph.batch_dims, sizes)
+        except CannotJoinError:
+            return False
+        return inputs.keys() == joined.keys() and all(
+            torch.equal(tensor, joined[name]) for name, tensor in inputs.items()
+        )
+
+    def needs(self) -> frozenset[str]:
+        """The arguments that need a gradient, which is the same for all micro-batches."""
+        return frozenset(name for name, tensor in self.start(0).items() if tensor.requires_grad)
+
+    def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor:
+        """Goes on with the step; returns its loss times the share of its samples."""
+        assert self.captured is not None
+        self._log.size = self._sizes[microbatch]
+        event = self._steps[microbatch].resume(self.captured.output(outputs))
+        if isinstance(event, Paused):
+            raise RuntimeError(
+                "training_step called the pipelined forward a second time. With the schedule "
+                f"'1f1b' it can be called once: concatenate the inputs of both calls, {_OR}"
+            )
+        self._results[microbatch] = event.value
+        loss = loss_of(event.value, is_shape_only=self._is_shape_only)
+        total = sum(self._sizes)
+        loss = loss * (self._sizes[microbatch] / total) if total else loss
+        if self.seen is not None:
+            self.seen.take(microbatch, outputs, loss)
+        return loss
+
+    def output_gradients(self, microbatch: int) -> Mapping[str, Sequence[Tensor | None]]:
+        """Not asked for: every micro-batch has a loss."""
+        raise AssertionError("the backward of a micro-batch starts at its loss")
+
+    def result(self) -> Any:
+        """What the step returns for the whole mini-batch, gradients cut off."""
+        results = [self._results[index] for index in range(len(self._sizes))]
+        return combine_results(results, self._sizes)
+
+    def log_calls(self, batch: Any) -> list[LogCall]:
+        """The step's ``self.log`` calls, joined over the micro-batches of this mini-batch."""
+        return self._log.calls(batch)
+
+
+def loss_of(result: Any, *, is_shape_only: bool = False) -> Tensor:
+    """The loss that a step returned, which other ranks can be sent back from.
+
+    Raises:
+        TypeError, RuntimeError, ValueError: it is none; the text says why.
+    """
+    loss = result.get("loss") if isinstance(result, Mapping) else result
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"training_step returned {type(result).__name__} for a micro-batch; with the schedule "
+            f"'1f1b' it has to return a loss tensor or a dict with the key 'loss', {_OR}"
+        )
+    if loss.is_meta and not is_shape_only:
+        raise RuntimeError(
+            "the loss depends on parameters that another rank holds (a penalty over "
+            "self.parameters(), say). Use the optimizer's weight_decay, or compute it inside the "
+            "pipelined forward."
+        )
+    if loss.numel() != 1:
+        raise ValueError(
+            f"the loss of a micro-batch has shape {tuple(loss.shape)}; expected one number"
+        )
+    if not loss.requires_grad:
+        raise RuntimeError(
+            "the loss that training_step returned requires no gradient, so nothing would be "
+            "trained; was it made under torch.no_grad(), detached, or are all parameters frozen?"
+        )
+    return loss.reshape(())

@@ -1,0 +1,216 @@
+"""Training steps that run once per micro-batch, in the middle of a schedule that saves memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.runtime.suspend import StepThreads
+from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, input_slices
+from lightning_gpp.strategy.cutting.microbatches import (
+    batch_size,
+    copy_tensors,
+    cut_batch,
+    refuse_full_graph,
+)
+from lightning_gpp.strategy.instance_attribute import instance_attribute
+from lightning_gpp.strategy.logging.logs import LedLog, recording, replay
+from lightning_gpp.strategy.pipeline import pipelined_module
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.planning.planning import Example
+from lightning_gpp.strategy.ranks.messages import Autocast, Build, Minibatch, StepEnd
+from lightning_gpp.strategy.step.followers import Follower
+from lightning_gpp.strategy.step.loaders import LedDataloaderIter
+from lightning_gpp.strategy.step.loss_check import Cadence, CannotCompareError, OutputGradients
+from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary, loss_of
+from lightning_gpp.strategy.step.trials import why_not_cut
+
+
+class MicrobatchSteps:
+    """How rank 0 leads a training step, and how the others follow.
+
+    Args:
+        run: whose pipeline runs them.
+        follower: what other ranks do.
+    """
+
+    def __init__(self, run: PipelinedRun, follower: Follower) -> None:
+        self._run = run
+        self._follower = follower
+        self._threads = StepThreads()
+        self._looked_at = Cadence()
+        self._has_tried_forward = False
+
+    def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Rank 0: runs the user's step; returns what it returns.
+
+        Raises:
+            NotImplementedError: the module optimizes by hand, or reads its batches by itself.
+        """
+        run = self._run
+        if not run.module.automatic_optimization:
+            raise NotImplementedError(
+                "manual optimization needs a training_step that runs once per batch; with the "
+                "schedule '1f1b' it runs for every micro-batch. Use schedule='gpipe'."
+            )
+        if isinstance(batch, LedDataloaderIter):
+            raise NotImplementedError(
+                "a training_step that takes `dataloader_iter` reads whole batches; with the "
+                "schedule '1f1b' it runs for every micro-batch. Use schedule='gpipe'."
+            )
+        num_samples = batch_size(batch)
+        refuse_full_graph(batch, run.settings.num_microbatches)
+        method = getattr(run.module, name)
+
+        def step(microbatch: Any) -> Any:
+            if run.device.type == "cuda":  # this is another thread
+                torch.cuda.set_device(run.device)
+            with run.held_elsewhere():
+                return method(microbatch, *args, **kwargs)
+
+        if run.pipeline is None:
+            self._build(name, step, batch, num_samples)
+        run.full_batch = run.full_batch or num_samples
+        run.built.captured.check_reads()
+        units = run.unit_sizes(num_samples)
+        run.show_state(len(units))
+        sizes = run.built.step_sizes(units)
+        boundary = self._boundary(step, cut_batch(batch, sizes), sizes)
+        boundary.captured = run.built.captured
+        if (
+            min(sizes) > 0
+            and len(sizes) > 1
+            and not run.is_shape_only
+            and self._looked_at.is_due(batch)
+        ):
+            first = self._looked_at.next_pair(len(sizes))
+            boundary.seen = OutputGradients(run.built.captured.graph.batch_dims, sizes, first)
+        with run.control.alone(name), run.leader_state.watching(name), boundary.active():
+            minibatch = Minibatch(units, boundary.needs())
+            run.lead(minibatch)
+            stash = run.train(minibatch, boundary)
+            if boundary.seen is not None:
+                self._check_loss(step, batch, boundary, units)
+        result, calls = boundary.result(), boundary.log_calls(batch)
+        replay(run.module, calls)
+        value = result["loss"] if isinstance(result, Mapping) else result
+        run.lead_end(calls, value)
+        loss = stash.loss(value)
+        return {**result, "loss": loss} if isinstance(result, Mapping) else loss
+
+    def follow(self, name: str) -> Tensor:
+        """Other ranks: the loss."""
+        run, follower = self._run, self._follower
+        stash = run.train(follower.until(Minibatch, doing=name), None)
+        end = follower.until(StepEnd, doing=f"result of {name}")
+        run.follow_end(end)
+        return stash.loss(follower.value.to(run.device))
+
+    def close(self) -> None:
+        """Ends the threads of the steps."""
+        self._threads.close()
+
+    def _build(self, name: str, step: Callable[[Any], Any], batch: Any, num_samples: int) -> None:
+        """Builds the pipeline; a first micro-batch's step runs up to its forward for it.
+
+        It leaves no trace: random states, buffers and plain attributes of the module are put back.
+        """
+        run = self._run
+        units = run.unit_sizes(num_samples)
+        parts = cut_batch(copy_tensors(run.where_module_is(batch)), units)
+        boundary = self._boundary(step, parts, units)
+        with (
+            run.control.alone(name),
+            run.leader_state.preserved(),
+            rollback(run.module),
+            boundary.active(),
+        ):
+            call = boundary.call(0)
+        run.lead(Build(Autocast.current(run.device)))
+        run.build(Example(call.args, call.kwargs, num_samples, len(units)))
+
+    def _check_loss(
+        self,
+        step: Callable[[Any], Any],
+        batch: Any,
+        boundary: MicrobatchBoundary,
+        units: Sequence[int],
+    ) -> None:
+        """Compares the losses of two micro-batches with that of the step on both together.
+
+        Raises:
+            ValueError: they do not add up to it.
+        """
+        run, captured, seen = self._run, self._run.built.captured, boundary.seen
+        assert seen is not None
+        target = pipelined_module(run.module, run.settings.module)
+
+        both = cut_batch(batch, [size for size in seen.cut if size])[1 if seen.cut[0] else 0]
+
+        def loss_of_both(outputs: Values) -> Tensor:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                if not boundary.is_call_of(captured.inputs(args, kwargs), seen.pair):
+                    raise CannotCompareError
+                return captured.output(outputs)
+
+            with instance_attribute(target, "forward", forward):
+                return loss_of(step(copy_tensors(both)))
+
+        why = None
+        try:
+            with (
+                run.leader_state.preserved(),
+                rollback(run.module),
+                recording(run.module, LedLog(run.module, makes_calls=False)),
+                torch.enable_grad(),
+            ):
+                if seen.difference(loss_of_both) > 1 and not seen.is_random(loss_of_both):
+                    why = "its gradients at the outputs of the forward are others"
+            has_joined = True
+        except CannotCompareError:
+            has_joined = True
+        except CannotJoinError:
+            has_joined = False
+        if why is None and not (has_joined and self._has_tried_forward):
+            why = self._why_not_cut(boundary, units, seen.used)
+            self._has_tried_forward = True
+        if why is not None:
+            raise ValueError(
+                "the loss of this mini-batch is not the mean over its samples, which it has to be "
+                "with the schedule '1f1b', where the step runs for every "
+                f"micro-batch: {why}. Use schedule='gpipe', which runs the step once on the "
+                "whole batch and is exact for every loss, or make the loss a mean over samples."
+            )
+
+    def _why_not_cut(
+        self, boundary: MicrobatchBoundary, units: Sequence[int], used: frozenset[str]
+    ) -> str | None:
+        """Why the forward must not be cut, as a few samples show; None if they do not."""
+        run, captured = self._run, self._run.built.captured
+        if captured.takes_graphs:
+            return None
+        try:
+            inputs = boundary.inputs()
+        except CannotJoinError:
+            return None
+        if input_slices(captured, inputs, units) is None:
+            return None
+        return why_not_cut(run, inputs, units, is_trained=True, averaged=used)
+
+    def _boundary(
+        self, step: Callable[[Any], Any], parts: Sequence[Any], sizes: Sequence[int]
+    ) -> MicrobatchBoundary:
+        run = self._run
+        return MicrobatchBoundary(
+            run.module,
+            pipelined_module(run.module, run.settings.module),
+            step,
+            microbatches=parts,
+            sizes=sizes,
+            threads=self._threads,
+            is_shape_only=run.is_shape_only,
+        )

@@ -1,0 +1,234 @@
+"""Micro-batches of different sizes, and losses that are no means of theirs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from helpers.jobs import lines_of_fit
+from helpers.masked import MaskedData, MaskedModel
+from helpers.models import DataSpec
+from helpers.modules import (
+    ChainModel,
+    ComparingModel,
+    FunctionalF1Model,
+    InBatchLossModel,
+    SumLossModel,
+)
+from helpers.reference import assert_equal_training
+from helpers.training import Training
+from helpers.workers import WorkerPool
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_gpp.strategy.cutting.microbatches import (
+    batch_size,
+    cut_batch,
+    microbatch_sizes,
+    unit_sizes,
+)
+
+pytestmark = pytest.mark.timeout(180)
+
+LAYERS = [f"layers.{number}" for number in range(6)]
+
+
+@pytest.mark.parametrize("multiples", [(1, 2, 4), (4, 2, 1), (2, 1, 2)])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_stages_with_microbatches_of_their_own_size(
+    pool: WorkerPool, multiples: tuple[int, ...], schedule: str
+) -> None:
+    rows = (["layers.0", "layers.1"], ["layers.2", "layers.3"], ["layers.4", "layers.5"])
+    plan = [
+        {"modules": row, "microbatch_multiple": multiple}
+        for row, multiple in zip(rows, multiples, strict=True)
+    ]
+    training = Training(ChainModel, DataSpec(dtype="float64"))
+    assert_equal_training(
+        pool, training, num_ranks=3, num_microbatches=4, plan=plan, schedule=schedule
+    )
+
+
+@pytest.mark.parametrize("build", [SumLossModel, InBatchLossModel, FunctionalF1Model])
+def test_losses_and_numbers_of_the_whole_batch(pool: WorkerPool, build: type) -> None:
+    training = Training(build, DataSpec(dtype="float64"), num_steps=6)
+    assert_equal_training(pool, training, num_ranks=2, num_microbatches=4)
+
+
+@pytest.mark.parametrize("as_labels", [True, False], ids=["labels", "mask"])
+@pytest.mark.parametrize("counts", [(3,) * 8, (3, 3, 3, 3, 3, 6, 3, 1)])
+def test_a_mean_over_uneven_counts(
+    pool: WorkerPool, counts: tuple[int, ...], as_labels: bool
+) -> None:
+    data = MaskedData(counts=counts, as_labels=as_labels)
+    training = Training(MaskedModel, data, num_steps=3, validate=False)
+    assert_equal_training(pool, training, num_ranks=2, num_microbatches=4)
+
+
+@pytest.mark.parametrize(
+    ("stages", "is_cut"),
+    [
+        ([{"modules": LAYERS, "devices": [0, 1]}], False),
+        ([{"modules": LAYERS[:3]}, {"modules": LAYERS[3:]}], False),
+        # The stage that compares takes both micro-batches at a time.
+        ([{"modules": LAYERS[:3]}, {"modules": LAYERS[3:], "microbatch_multiple": 2}], True),
+    ],
+)
+def test_a_forward_that_compares_samples_sees_whole_batches(
+    pool: WorkerPool, stages: list[dict[str, object]], is_cut: bool
+) -> None:
+    training = Training(ComparingModel, DataSpec(dtype="float64"), num_steps=6, validate=False)
+    strategy = {"num_microbatches": 2, "plan": stages}
+    assert_equal_training(pool, training, num_ranks=2, **strategy)
+    first, second = pool.run(lines_of_fit, training, strategy, 2, num_ranks=2)
+    found = [line for line in first if "in one piece, as output" in line]
+    assert len(found) == (not is_cut), first
+    assert not second
+
+
+def test_cut_batch_keeps_the_structure() -> None:
+    batch = {"x": torch.arange(5), "ids": list("abcde"), "pair": (torch.ones(5, 2), None), "n": 3}
+    parts = cut_batch(batch, microbatch_sizes(5, 2))
+    assert [part["x"].tolist() for part in parts] == [[0, 1, 2], [3, 4]]
+    assert [part["ids"] for part in parts] == [["a", "b", "c"], ["d", "e"]]
+    assert [part["pair"][0].shape for part in parts] == [(3, 2), (2, 2)]
+    assert all(part["n"] == 3 and part["pair"][1] is None for part in parts)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """With a derived number, and a tensor that comes later."""
+
+    x: torch.Tensor
+    size: int = field(init=False)
+    late: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", len(self.x))
+
+
+def test_a_frozen_dataclass_with_fields_outside_of_init() -> None:
+    parts = cut_batch(Frozen(torch.arange(5)), [3, 2])
+    assert [part.size for part in parts] == [3, 2]
+    assert not hasattr(parts[0], "late")
+    batch = Frozen(torch.arange(5))
+    object.__setattr__(batch, "late", torch.arange(5) * 2)
+    assert [part.late.tolist() for part in cut_batch(batch, [3, 2])] == [[0, 2, 4], [6, 8]]
+
+
+def test_mappings_keep_what_they_know() -> None:
+    batch = defaultdict(list, x=torch.arange(3), n=np.arange(6).reshape(3, 2))
+    parts = cut_batch(batch, [2, 1])
+    assert parts[0]["absent"] == [] and parts[1]["n"].tolist() == [[4, 5]]
+    assert "absent" not in batch
+
+
+def test_as_many_samples_as_channels() -> None:
+    images = tuple(torch.full((3, 2, 2), float(i)) for i in range(3))
+    boxes = [{"boxes": torch.ones(n, 4)} for n in (1, 2, 4)]
+    for batch in ((images, boxes), {"images": images, "targets": boxes}):
+        assert batch_size(batch) == 3
+        first, second = cut_batch(batch, [2, 1])
+        images_of = [
+            next(iter(p.values())) if isinstance(p, dict) else p[0] for p in (first, second)
+        ]
+        assert [len(part) for part in images_of] == [2, 1]
+        assert images_of[1][0] is images[2]
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        ((tuple(torch.ones(3, 4, 4) for _ in range(5)), torch.arange(5)), 5),
+        ({"images": [torch.ones(2), torch.ones(3)], "boxes": [torch.ones(1, 4)] * 2}, 2),
+        ({"texts": ["a", "b", "c"], "ids": [[1], [2, 3], []]}, 3),
+        (([torch.ones(4), torch.ones(4)], torch.ones(4, 2)), 4),
+    ],
+)
+def test_the_number_of_samples(batch: object, size: int) -> None:
+    assert batch_size(batch) == size
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.ones(4, 10), torch.ones(4, dtype=torch.int64), torch.ones(3)),
+        (torch.ones(2, 3), [torch.ones(2)] * 3, [torch.ones(5), torch.ones(2), torch.ones(4)]),
+    ],
+)
+def test_fields_that_are_as_many_as_samples_could_be_are_no_samples(batch: object) -> None:
+    with pytest.raises(ValueError, match="must agree in their first dimension"):
+        batch_size(batch)
+
+
+def test_batches_that_cannot_be_cut() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    with pytest.raises(TypeError, match=r"batch\['s'\] is a PackedSequence"):
+        batch_size({"x": torch.ones(5), "s": packed})
+    with pytest.raises(ValueError, match=r"batch\['b'\] has 3, the first tensor has 2"):
+        batch_size({"a": torch.ones(2), "b": torch.ones(3)})
+    offsets, indices = [torch.tensor([0, 2, 3, 5])], [torch.arange(7)]
+    with pytest.raises(ValueError, match=r"batch\[2\]\[0\] has 7.*padded to \(samples"):
+        batch_size((torch.ones(4, 3), offsets, indices))
+    with pytest.raises(ValueError, match="no tensor"):
+        batch_size({"n": 3})
+    with pytest.raises(TypeError, match=r"batch\[1\] is a set"):
+        batch_size([torch.ones(2), {1, 2}])
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "sizes"),
+    [
+        (10, [2, 2, 1, 1, 1, 1, 1, 1]),  # the full batch: as many as asked
+        (9, [2, 1, 1, 1, 1, 1, 1, 1]),
+        (3, [1, 1, 1]),
+    ],
+)
+def test_a_full_batch_gets_as_many_microbatches_as_asked(
+    num_samples: int, sizes: list[int]
+) -> None:
+    assert unit_sizes(num_samples, full=10, asked=8, at_a_time=1) == sizes
+
+
+def test_a_smaller_batch_keeps_the_size_of_microbatches() -> None:
+    # BatchNorm needs more than one sample: 6 of 8 samples make three pairs, not four pieces.
+    assert unit_sizes(6, full=8, asked=4, at_a_time=1) == [2, 2, 2]
+    assert unit_sizes(9, full=16, asked=4, at_a_time=1) == [3, 3, 3]
+
+
+def test_no_sample_of_a_smaller_batch_is_left_alone() -> None:
+    assert unit_sizes(7, full=8, asked=4, at_a_time=1) == [3, 2, 2]
+    assert unit_sizes(3, full=8, asked=4, at_a_time=1) == [3]
+    assert unit_sizes(5, full=8, asked=4, at_a_time=4) == [3, 2]  # not all replicas get some
+    assert unit_sizes(3, full=8, asked=4, at_a_time=4) == [3]
+
+
+@pytest.mark.parametrize("at_a_time", [1, 4])
+def test_a_batch_without_samples_is_one_piece(at_a_time: int) -> None:
+    assert unit_sizes(0, full=8, asked=4, at_a_time=at_a_time) == [0]
+    assert unit_sizes(0, full=0, asked=4, at_a_time=at_a_time) == [0]
+
+
+@given(
+    full=st.integers(1, 60),
+    asked=st.integers(1, 20),
+    at_a_time=st.sampled_from([1, 2, 3, 4, 6]),
+    data=st.data(),
+)
+def test_units_of_any_batch(full: int, asked: int, at_a_time: int, data: st.DataObject) -> None:
+    num_samples = data.draw(st.integers(1, full), label="num_samples")
+    of_full = unit_sizes(full, full=full, asked=asked, at_a_time=at_a_time)
+    sizes = unit_sizes(num_samples, full=full, asked=asked, at_a_time=at_a_time)
+    assert sum(sizes) == num_samples
+    assert max(sizes) - min(sizes) <= 1
+    assert len(sizes) <= len(of_full)
+    smallest = min(2, *of_full) if len(of_full) > 1 else min(2, full)
+    if num_samples >= smallest:
+        assert min(sizes) >= smallest
+    if num_samples >= smallest * at_a_time:
+        assert len(sizes) % at_a_time == 0
+    if asked % at_a_time == 0 and asked <= full:
+        assert len(of_full) == asked

@@ -1,0 +1,157 @@
+"""Steps that run for every micro-batch: what they may do, and what is pointed to the default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as lp
+import pytest
+import torch
+import torchmetrics
+from torch import Tensor, nn
+
+from lightning_gpp.runtime.suspend import StepThreads
+from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
+
+Step = Callable[[lp.LightningModule, Tensor], Any]
+
+
+class Doubling(lp.LightningModule):
+    """Its forward runs elsewhere, where it doubles its argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.metric = torchmetrics.MeanMetric()
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise AssertionError("the pipeline runs it")
+
+
+@pytest.fixture
+def threads() -> Iterator[StepThreads]:
+    found = StepThreads()
+    yield found
+    found.close()
+
+
+def run(threads: StepThreads, step: Step, sizes: tuple[int, ...] = (2, 1)) -> MicrobatchBoundary:
+    """All steps up to the forward, then on to their ends, as a schedule with two in flight does."""
+    module = Doubling()
+    batch = torch.arange(float(sum(sizes)))
+    boundary = MicrobatchBoundary(
+        module,
+        module,
+        lambda part: step(module, part),
+        microbatches=batch.split(sizes),
+        sizes=sizes,
+        threads=threads,
+    )
+    captured: Any = SimpleNamespace(
+        inputs=lambda args, kwargs: {"x": args[0]}, output=lambda outputs: outputs["y"]
+    )
+    boundary.captured = captured
+    with boundary.active():
+        started = [boundary.start(index)["x"] for index in range(len(sizes))]
+        losses = [
+            boundary.finish(index, {"y": 2 * x * module.weight}) for index, x in enumerate(started)
+        ]
+    assert "forward" not in vars(module) and "log" not in vars(module)
+    torch.stack(losses).sum().backward()
+    assert module.weight.grad is not None
+    boundary.slope = float(module.weight.grad)  # type: ignore[attr-defined]
+    return boundary
+
+
+def test_losses_weighted_by_samples_make_that_of_the_batch(threads: StepThreads) -> None:
+    def step(module: lp.LightningModule, x: Tensor) -> Any:
+        loss = module(x + 1).square().mean()
+        module.log("loss", loss)
+        module.log("sum", loss, reduce_fx="sum", on_epoch=True)
+        return {"loss": loss, "rows": x}
+
+    boundary = run(threads, step)
+    whole = (4 + 16 + 36) / 3
+    assert boundary.slope == pytest.approx(2 * whole)  # type: ignore[attr-defined]
+    result = boundary.result()
+    assert float(result["loss"]) == pytest.approx(whole) and result["rows"].tolist() == [0, 1, 2]
+    calls = boundary.log_calls(torch.arange(3.0))
+    logged = {call.name: float(call.value) for call in calls}  # type: ignore[arg-type]
+    assert logged == {"loss": pytest.approx(whole), "sum": pytest.approx(10 + 36)}
+    assert {call.kwargs["batch_size"] for call in calls} == {3}
+
+
+def twice(module: lp.LightningModule, x: Tensor) -> Tensor:
+    return (module(x) + module(x)).mean()
+
+
+def under_autocast(module: lp.LightningModule, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return module(x).mean()
+
+
+def logs_metric(module: lp.LightningModule, x: Tensor) -> Tensor:
+    loss: Tensor = module(x).mean()
+    module.log("metric", module.metric, on_step=True, on_epoch=True)  # type: ignore[arg-type]
+    return loss
+
+
+def logs_metric_by_default(module: lp.LightningModule, x: Tensor) -> Tensor:
+    loss: Tensor = module(x).mean()
+    module.log_dict({"metric": module.metric})  # type: ignore[dict-item]
+    return loss
+
+
+def logs_rows(module: lp.LightningModule, x: Tensor) -> Tensor:
+    y: Tensor = module(x)
+    module.log("rows", y.repeat(2))
+    return y.mean()
+
+
+def skips(module: lp.LightningModule, x: Tensor) -> None:
+    module(x)
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "text"),
+    [
+        (lambda module, x: module.weight * x.mean(), RuntimeError, "without calling the pipelined"),
+        (twice, RuntimeError, "a second time.*concatenate the inputs"),
+        (under_autocast, NotImplementedError, "under torch.autocast.*inside of forward"),
+        (logs_metric, NotImplementedError, "'metric'.*on_step=False"),
+        (logs_metric_by_default, NotImplementedError, "'metric'.*on_step=False"),
+        (logs_rows, ValueError, "'rows'.*expected one number"),
+        (skips, TypeError, "returned NoneType for a micro-batch"),
+        (lambda module, x: {"value": module(x).mean()}, TypeError, "dict with the key 'loss'"),
+        (lambda module, x: module(x), ValueError, r"has shape \(2,\); expected one number"),
+        (lambda module, x: module(x).mean().detach(), RuntimeError, "requires no gradient"),
+        (lambda module, x: module(x).mean() + of_another_rank(), RuntimeError, "weight_decay"),
+    ],
+)
+def test_what_only_a_step_on_the_whole_batch_can_do(
+    threads: StepThreads, step: Step, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        run(threads, step)
+
+
+def of_another_rank() -> Tensor:
+    """As a parameter that another rank holds."""
+    return torch.ones((), device="meta", requires_grad=True)
+
+
+def test_an_error_in_one_step_ends_those_that_wait(threads: StepThreads) -> None:
+    ended = []
+
+    def step(module: lp.LightningModule, x: Tensor) -> Tensor:
+        try:
+            module(x)
+            raise ArithmeticError(f"step of {len(x)}")
+        finally:
+            ended.append(len(x))
+
+    with pytest.raises(ArithmeticError, match="step of 3"):
+        run(threads, step, (3, 2, 1))
+    assert sorted(ended) == [1, 2, 3]

@@ -1,0 +1,83 @@
+"""What the check of a capture takes for rounding, and what for a fault."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_gpp.capture import attempts, capture
+from lightning_gpp.capture.checks.check import Result, in_float64, replay
+from lightning_gpp.capture.errors import CaptureError
+
+
+class Net(nn.Module):
+    """A layer, and a buffer beside its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("shift", torch.ones(2))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.shift
+
+
+def off_by(relative: float, *precisions: torch.dtype) -> Any:
+    """Replays whose gradients differ in some precisions."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Result:
+        result = replay(*args, **kwargs)
+        gradients = {
+            name: value * (1 + relative)
+            if value is not None and value.dtype in precisions
+            else value
+            for name, value in result.gradients.items()
+        }
+        return replace(result, gradients=gradients)
+
+    return wrapped
+
+
+def test_a_difference_that_a_higher_precision_has_not_is_rounding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempts, "replay", off_by(1e-3, torch.float32))
+    module = Net()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    capture(module, (torch.randn(4, 3),))
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("relative", "precisions"),
+    [
+        (1e-3, (torch.float32, torch.float64)),
+        (1e-3, (torch.float64,)),
+        (0.1, (torch.float32,)),
+    ],
+)
+def test_other_differences_are_faults(
+    monkeypatch: pytest.MonkeyPatch, relative: float, precisions: tuple[torch.dtype, ...]
+) -> None:
+    monkeypatch.setattr(attempts, "replay", off_by(relative, *precisions))
+    dtype = torch.float32 if torch.float32 in precisions else torch.float64
+    with pytest.raises(CaptureError, match=r"the gradient of .* differs by"):
+        capture(Net().to(dtype), (torch.randn(4, 3, dtype=dtype),))
+
+
+def test_a_module_in_float64_comes_back() -> None:
+    module = Net()
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    with contextlib.suppress(ArithmeticError), in_float64(module):
+        assert module.layer.weight.dtype == module.shift.dtype == torch.float64
+        assert module.count.dtype == torch.int64
+        raise ArithmeticError
+    assert all(tensor is tensors[name] for name, tensor in module.named_parameters())
+    assert all(tensor is tensors[name] for name, tensor in module.named_buffers())
+    assert module.layer.weight.dtype == torch.float32

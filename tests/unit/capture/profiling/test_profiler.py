@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_gpp.capture import capture, profile_costs
+from lightning_gpp.capture.profiling import operator_probe as probe_file
+from lightning_gpp.cost import OpProfile
+
+
+class Net(nn.Module):
+    """A table, a matrix, and a way out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 6)
+        self.linear = nn.Linear(6, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.linear(self.table(ids)).sum(1)
+
+
+def costs_of(module: nn.Module, *args: Tensor, **options: float):
+    return profile_costs(capture(module, args, {}), args, {}, **options)
+
+
+def test_sizes_are_the_given_one_its_half_and_its_quarter():
+    costs = costs_of(Net(), torch.zeros(8, 3, dtype=torch.long))
+    assert [profile.microbatch_size for profile in costs.profiles] == [8, 4, 2]
+    assert all(profile.device == "cpu" and not profile.is_estimated for profile in costs.profiles)
+
+
+def test_one_sample_is_measured_as_two_and_four_too():
+    costs = costs_of(Net(), torch.zeros(1, 3, dtype=torch.long))
+    assert [profile.microbatch_size for profile in costs.profiles] == [1, 2, 4]
+
+
+def test_flops_are_counted_and_grow_with_the_samples():
+    costs = costs_of(Net(), torch.zeros(8, 3, dtype=torch.long))
+    for size in (8, 4, 2):
+        operators = costs.at(size, "cpu").operators
+        assert operators["linear"].forward_flops == 2 * size * 3 * 6 * 5
+        assert operators["table"].forward_flops == 0
+
+
+def test_activations_grow_with_the_samples():
+    costs = costs_of(Net(), torch.zeros(8, 3, dtype=torch.long))
+    kept = [costs.at(size, "cpu").operators["linear"].activation_bytes for size in (8, 4, 2, 16)]
+    assert kept == [size * 3 * 6 * 4 for size in (8, 4, 2, 16)]
+
+
+def test_a_size_that_the_model_refuses_is_left_out():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))  # wants two samples in training
+    costs = costs_of(net, torch.randn(2, 3))
+    assert [profile.microbatch_size for profile in costs.profiles] == [2, 4]
+
+
+def test_a_model_without_samples_is_measured_at_one_size():
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight
+
+    costs = costs_of(Fixed(), torch.randn(4, 3))
+    assert [profile.microbatch_size for profile in costs.profiles] == [4]
+
+
+def test_a_spent_budget_ends_the_measuring_and_says_so(caplog):
+    with caplog.at_level(logging.WARNING):
+        costs = costs_of(Net(), torch.zeros(8, 3, dtype=torch.long), budget_s=0.0)
+    assert len(costs.profiles) == 1
+    assert all(item.forward_s > 0 for item in costs.profiles[0].operators.values())
+    assert "profiling took more than its 0 s: 1 of 3 micro-batch sizes" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("times_s", "settled"),
+    [([1.0], True), ([1.0, 1.05, 1.1, 9.0], False), ([1.0, 9.0], False), ([1.0] * 5 + [9.0], True)],
+)
+def test_times_have_settled_when_their_middle_half_is_narrow(times_s, settled):
+    assert probe_file._has_settled([OpProfile(time_s) for time_s in times_s]) is settled
+
+
+def test_measuring_leaves_no_gradients_behind():
+    net = Net()
+    costs_of(net, torch.zeros(8, 3, dtype=torch.long))
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_a_disturbed_size_is_measured_once_more(monkeypatch):
+    """All operators were slow at 4 samples the first time."""
+    calls = []
+
+    def measure(self, values, repeats, deadline_s):
+        inputs = [values[name] for name in self.stage.inputs]
+        size = len(inputs[0])
+        slow = 9.0 if size == 4 and (self.name, size) not in calls else 1.0
+        calls.append((self.name, size))
+        self.results = dict(zip(self.outputs, self.stage(inputs, training=True), strict=True))
+        return OpProfile(slow * (1 + size))
+
+    monkeypatch.setattr(probe_file.OperatorProbe, "measure", measure)
+    costs = costs_of(Net(), torch.zeros(8, 3, dtype=torch.long))
+    for profile in costs.profiles:
+        seconds = {cost.forward_s for cost in profile.operators.values()}
+        assert seconds == {1 + profile.microbatch_size}
+    assert [size for name, size in calls if name == "linear"] == [8, 4, 2, 4]

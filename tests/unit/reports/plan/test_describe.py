@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers.graphs import literal_graph, profile_of
+
+from lightning_gpp.cluster import Link, uniform_cluster
+from lightning_gpp.planner import (
+    Plan,
+    PlanRequest,
+    Stage,
+    evaluate_plan,
+    plan_request,
+    resolve_plan,
+)
+from lightning_gpp.planner.step_time.device_time import device_times
+from lightning_gpp.reports import describe_plan
+from lightning_gpp.reports.plan.describe import describe_source
+from lightning_gpp.reports.plan.explain import (
+    Alternative,
+    describe_alternatives,
+    describe_device_columns,
+    describe_devices,
+    why_it_lost,
+)
+from lightning_gpp.units_of_measure import bytes_text, seconds_text
+
+GRAPH = literal_graph(
+    {
+        "stem": "x",
+        "enc.a": "stem",
+        "enc.b": "stem",
+        "cat()": "enc.a enc.b",
+        "head": "cat()",
+    },
+    parameters={"head": ["stem.weight", "head.bias"]},
+)
+PLAN = resolve_plan([["stem"], ["enc.a"], ["enc.b"], ["head", "cat"]], GRAPH)
+FREE = Link(1e30)
+
+
+def question(**options) -> PlanRequest:
+    """16 samples in 4 micro-batches of 4, on devices of 10 kB with free links."""
+    cluster = uniform_cluster(4, FREE)
+    devices = tuple(replace(device, memory_bytes=10_000) for device in cluster.devices)
+    return plan_request(
+        GRAPH,
+        replace(cluster, devices=devices),
+        costs=profile_of(GRAPH),
+        minibatch_size=16,
+        num_microbatches=4,
+        **options,
+    )
+
+
+REQUEST = question()
+FOUND = evaluate_plan(PLAN, REQUEST)
+
+
+def lines_of(text: str) -> str:
+    """An indented literal without its margin."""
+    lines = text.strip("\n").rstrip().split("\n")
+    margin = min(len(line) - len(line.lstrip()) for line in lines if line)
+    return "\n".join(line[margin:] for line in lines)
+
+
+def test_the_whole_text():
+    """Every operator takes 3 ms and 100 B, and has 1 kB, of which Adam makes 4 kB."""
+    assert describe_plan(FOUND, REQUEST, max_width=90) == lines_of("""
+        Plan 'manual': 4 stages on 4 devices, depth 3, 4 micro-batches of 4, schedule 1f1b
+        Predicted step: 30.0 ms for 16 samples, 533.3 samples/s
+        Memory by schedule: gpipe 8.8 kB, 1f1b 8.2 kB on the fullest device
+
+                                  micro-      in                         per
+        stage  device  operators   batch  flight  compute  messages   sample   load  memory
+        ───────────────────────────────────────────────────────────────────────────────────
+            0       0  stem            4       3  3.00 ms       0 s   750 us   50 %  4.3 kB
+            1       1  enc.a           4       2  3.00 ms       0 s   750 us   50 %  4.2 kB
+            2       2  enc.b           4       2  3.00 ms       0 s   750 us   50 %  4.2 kB
+            3       3  head, cat       4       1  6.00 ms       0 s  1.50 ms  100 %  8.2 kB
+
+        Pace: stage 3 (device 3) sets it by compute, 1.50 ms per sample: compute 6.00 ms per
+          micro-batch of 4, messages 0 s meanwhile.
+        Step: 24.0 ms at that pace, and 6.00 ms (20 %) to fill and to empty the pipeline.
+        Memory: device 3 is the fullest, 8.2 kB of 10.0 kB (82 %).
+
+        Compute: forward and backward of one micro-batch (measured on cpu).
+        Messages: what a replica sends or receives meanwhile, the longer of both.
+        Per sample: the longer of both, and sums of gradients. Load: of the slowest stage's.
+        Memory: parameters, gradients, optimizer state (Adam: 2 values per parameter) and
+          activations in flight, on each device. r: activations are computed again.
+        Below, arrows have the bytes of a message, which is of one micro-batch.
+
+                ┌──────────────────────────┐
+                │    stage 0 · device 0    │
+                │           stem           │
+                │    4.3 kB · 50 % load    │
+                │        feed 256 B        │
+                └─┬──────────────────────┬─┘
+                  │ 256 B                │ 256 B
+        ┌─────────▼──────────┐ ┌─────────▼──────────┐
+        │ stage 1 · device 1 │ │ stage 2 · device 2 │
+        │       enc.a        │ │       enc.b        │
+        │ 4.2 kB · 50 % load │ │ 4.2 kB · 50 % load │
+        └─────────┬──────────┘ └─────────┬──────────┘
+                  │ 256 B                │ 256 B
+                ┌─▼──────────────────────▼─┐
+                │    stage 3 · device 3    │
+                │        head, cat         │
+                │   8.2 kB · 100 % load    │
+                └──────────────────────────┘
+    """)
+
+
+def test_devices_and_what_they_wait_for():
+    """Stage 3 works from 2 ms to 26 ms; the first gradient is back at stage 0 after 8 ms."""
+    rows = [row.split("  ") for row in describe_devices(FOUND, REQUEST).split("\n")[3:]]
+    assert [[cell.strip() for cell in row if cell] for row in rows] == [
+        [
+            "0",
+            "0",
+            "12.0 ms 40 %",
+            "18.0 ms 60 %",
+            "0 %",
+            "0 %",
+            "60 %",
+            "0 %",
+            "4.0 kB",
+            "300 B",
+            "43 %",
+        ],
+        [
+            "1",
+            "1",
+            "12.0 ms 40 %",
+            "18.0 ms 60 %",
+            "3 %",
+            "0 %",
+            "50 %",
+            "7 %",
+            "4.0 kB",
+            "200 B",
+            "42 %",
+        ],
+        [
+            "2",
+            "2",
+            "12.0 ms 40 %",
+            "18.0 ms 60 %",
+            "3 %",
+            "0 %",
+            "50 %",
+            "7 %",
+            "4.0 kB",
+            "200 B",
+            "42 %",
+        ],
+        [
+            "3",
+            "3",
+            "24.0 ms 80 %",
+            "6.00 ms 20 %",
+            "7 %",
+            "0 %",
+            "0 %",
+            "13 %",
+            "8.0 kB",
+            "200 B",
+            "82 %",
+        ],
+    ]
+
+
+def test_narrow_terminals_have_two_tables_of_devices():
+    wide, narrow = (describe_devices(FOUND, REQUEST, max_width=width) for width in (100, 80))
+    assert max(map(len, narrow.split("\n"))) <= 80
+    assert "\n\n" not in wide
+    (time, memory) = narrow.split("\n\n")
+    row = wide.split("\n")[-1].split()
+    assert time.split("\n")[-1].split() == row[:-6]
+    assert memory.split("\n")[-1].split() == row[:2] + row[-6:]
+
+
+def test_the_time_of_a_device_is_the_step():
+    for time in device_times(FOUND, REQUEST):
+        assert time.compute_s + time.wait_s + time.reduce_s == pytest.approx(FOUND.step_s)
+    assert [time.fill_s for time in device_times(FOUND, REQUEST)] == pytest.approx(
+        [0.0, 1e-3, 1e-3, 2e-3]
+    )
+
+
+REPLICAS = Plan(
+    (
+        Stage(0, ("stem", "enc_a", "enc_b"), (0, 1), 2, recompute=True),
+        Stage(1, ("cat", "head"), (2, 3), 2),
+    ),
+    num_microbatches=4,
+)
+
+
+def test_replicas_share_a_row_and_the_loss_has_a_box():
+    found = evaluate_plan(REPLICAS, REQUEST)
+    text = describe_plan(found, REQUEST)
+    assert "stage 0 (devices 0-1) sets it" in text
+    assert "8 r" in text
+    assert "but has 10.0 kB (128 %): the plan does not fit" in text
+    assert "loss · device 2" in text
+    assert "depth 3 with the loss, 2 micro-batches of 8, schedule" in text
+    rows = describe_devices(found, REQUEST).split("\n")[3:]
+    assert [row.split()[:2] for row in rows] == [["0-1", "0"], ["2-3", "1"]]
+
+
+def test_columns_of_devices_are_explained():
+    alone = describe_device_columns(FOUND, max_width=80)
+    assert "Waits: for its first input (start)" in alone and "Sums:" not in alone
+    replicas = describe_device_columns(evaluate_plan(REPLICAS, REQUEST), max_width=80)
+    assert "Sums: adding up the gradients of replicas." in replicas
+
+
+def test_microbatches_of_different_sizes():
+    multiples = replace(PLAN.stages[1], microbatch_multiple=2)
+    plan = replace(PLAN, stages=(PLAN.stages[0], multiples, *PLAN.stages[2:]), num_microbatches=4)
+    text = describe_plan(evaluate_plan(plan, REQUEST), REQUEST)
+    assert "depth 3, micro-batches of 4 to 8, schedule 1f1b" in text
+
+
+def test_a_step_that_a_link_bounds_says_that_filling_is_not_counted():
+    """One link carries all of 2.05 s of messages; beside it, compute is nothing."""
+    slow = replace(REQUEST, cluster=uniform_cluster(4, Link(1000.0)))
+    two = resolve_plan([["stem", "enc", "cat"], ["head"]], GRAPH)
+    text = describe_plan(evaluate_plan(two, slow), slow)
+    assert "Step: 2.05 s at that pace, as if the busiest link never paused" in text
+    assert "as if" not in describe_plan(evaluate_plan(PLAN, slow), slow)
+
+
+class TestAlternatives:
+    def test_reasons(self):
+        free = replace(REQUEST, cluster=uniform_cluster(4, FREE))
+        two = resolve_plan([["stem", "enc.a", "enc.b"], ["head", "cat"]], GRAPH)
+        chain = replace(PLAN, is_chain=True)
+        others = {
+            "gpipe": evaluate_plan(PLAN, question(schedule="gpipe")),
+            "chain": evaluate_plan(chain, REQUEST),
+            "too large": evaluate_plan(REPLICAS, REQUEST),
+            "slow": evaluate_plan(two, free),
+            "same": FOUND,
+        }
+        found = [Alternative(name, evaluation) for name, evaluation in others.items()]
+        found.append(Alternative("piper", failure="more than 10 ideals"))
+        assert {other.name: why_it_lost(FOUND, other) for other in found} == {
+            "gpipe": "same step, more memory",
+            "chain": "same pace, but 9.00 ms to fill and empty, not 6.00 ms (deeper)",
+            "too large": "device 0 needs 12.8 kB of 10.0 kB",
+            "slow": "stage 0 takes 2.25 ms per sample (compute), not 1.50 ms",
+            "same": "same step and memory",
+            "piper": "more than 10 ideals",
+        }
+        assert (
+            why_it_lost(others["chain"], found[-2]) == "it is faster: the planner did not find it"
+        )
+
+    def test_as_long_as_the_best_but_for_rounding(self):
+        same = Alternative("same", replace(FOUND, step_s=FOUND.step_s * (1 - 1e-12)))
+        assert "  +0 %  " in describe_alternatives(FOUND, [same])
+
+    def test_table(self):
+        two = Alternative("two", evaluate_plan(REPLICAS, REQUEST))
+        none = Alternative("piper", failure="more than 10 ideals")
+        assert describe_alternatives(FOUND, [two, none]) == lines_of("""
+                                  micro-
+            plan   stages  depth   batch     step         memory  why not
+            ───────────────────────────────────────────────────────────────────────────────────────
+            two         2      3       8  30.0 ms  +0 %  12.8 kB  device 0 needs 12.8 kB of 10.0 kB
+            piper                                                 more than 10 ideals
+        """)
+
+
+def test_estimates_say_so():
+    estimated = plan_request(GRAPH, 4, minibatch_size=4, num_microbatches=4)
+    text = describe_plan(evaluate_plan(PLAN, estimated), estimated)
+    assert "estimated, not measured" in text
+    assert "its limit is not known" in text
+    published = replace(profile_of(GRAPH), device="any")
+    request = plan_request(GRAPH, 4, costs=published, minibatch_size=4, num_microbatches=4)
+    assert describe_source(request) == "from the published profile"
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_960, "1.0 MB"), (3e15, "3000 TB")],
+)
+def test_bytes(size_bytes, text):
+    assert bytes_text(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (2e-6, "2.00 us"),
+        (0.0123, "12.3 ms"),
+        (0.5, "500 ms"),
+        (0.99951, "1.00 s"),
+        (61.0, "61.0 s"),
+        (4321.0, "4321 s"),
+    ],
+)
+def test_seconds(seconds, text):
+    assert seconds_text(seconds) == text

@@ -1,0 +1,99 @@
+"""Which schedule a run has: as asked for, or as memory allows; no rank is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_gpp.capture import CapturedModel, capture
+from lightning_gpp.cluster import Cluster, Device, Link
+from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
+from lightning_gpp.planner.does_not_fit import HOLD_FEWER
+from lightning_gpp.strategy import GraphPipeStrategy
+from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
+from lightning_gpp.strategy.report import describe_planned
+
+CPU = torch.device("cpu")
+LAYERS = [["0", "1"], ["2", "3"]]
+MINIBATCH = 8
+
+
+def captured() -> CapturedModel:
+    """Four layers with 80 bytes of parameters each, of which Adam makes 320."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    return capture(model, (torch.randn(1, 4),), {})
+
+
+def planned(memory_bytes: int, **options: Any) -> Planned:
+    """The plan for two devices, where a layer keeps 100 bytes of a sample.
+
+    Two layers hold 640 bytes, 1,600 for all samples, and 400 for the two in flight with ``1f1b``.
+    """
+    model = captured()
+    profile = Profile(
+        {operator.name: OpProfile(1.0, 2.0, 100) for operator in model.graph}, 1, ANY_DEVICE
+    )
+    devices = tuple(Device(str(index), "cpu", memory_bytes=memory_bytes) for index in range(2))
+    cluster = Cluster(devices, Link(1e15))
+    strategy = GraphPipeStrategy(
+        **{"cache": False, "costs": Costs((profile,)), "num_microbatches": MINIBATCH} | options
+    )
+    example = Example((torch.randn(1, 4),), {}, MINIBATCH, MINIBATCH)
+    return plan_pipeline(strategy.settings, model, example, cluster, None, CPU)
+
+
+@pytest.mark.parametrize("options", [{}, {"plan": LAYERS}], ids=["planner", "by hand"])
+class TestSchedule:
+    def test_gpipe_where_it_fits(self, options: dict[str, Any]) -> None:
+        found = planned(2_240, **options)
+        assert found.request.schedule == "gpipe"
+        assert not any("Schedule" in note for note in found.notes)
+
+    @pytest.mark.parametrize("memory_bytes", [1_040, 2_239])
+    def test_1f1b_where_nothing_else_fits_and_the_report_says_so(
+        self, options: dict[str, Any], memory_bytes: int
+    ) -> None:
+        found = planned(memory_bytes, **options)
+        assert found.request.schedule == "1f1b"
+        (note,) = (note for note in found.notes if note.startswith("Schedule: 1f1b, as "))
+        assert note.endswith("the loss must be a mean over samples.") and "2.2 kB of " in note
+        assert note in describe_planned(found)
+
+    @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+    def test_who_names_one_gets_it(self, options: dict[str, Any], schedule: str) -> None:
+        assert planned(2_240, schedule=schedule, **options).request.schedule == schedule
+
+
+def test_a_planner_that_is_to_hold_all_names_the_remedy() -> None:
+    with pytest.raises(ValueError, match="no division of the model") as error:
+        planned(1_040, schedule="gpipe")
+    assert HOLD_FEWER in str(error.value)
+
+
+def test_a_plan_by_hand_that_never_fits_is_run_with_gpipe_and_said_not_to_fit() -> None:
+    found = planned(1_039, plan=LAYERS)
+    assert found.request.schedule == "gpipe"
+    assert "the plan does not fit" in describe_planned(found)
+
+
+def test_plans_are_kept_by_the_schedule_that_was_decided(tmp_path: Path) -> None:
+    """A plan of 1f1b is none for gpipe, even if nobody named either."""
+    few = planned(1_040, cache=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    again = planned(1_040, cache=tmp_path)
+    assert (again.plan, again.request.schedule) == (few.plan, "1f1b")
+    assert any("of an earlier run" in note for note in again.notes)
+    named = planned(1_040, cache=tmp_path, schedule="1f1b")
+    assert any("of an earlier run" in note for note in named.notes)
+    assert planned(2_240, cache=tmp_path).request.schedule == "gpipe"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_schedules_are_known_names() -> None:
+    assert GraphPipeStrategy().settings.schedule is None
+    with pytest.raises(ValueError, match=r"(?s)2f2b.*gpipe.*1f1b"):
+        GraphPipeStrategy(schedule="2f2b")

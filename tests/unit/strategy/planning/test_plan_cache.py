@@ -1,0 +1,174 @@
+"""Every ingredient of a profile or a plan makes another key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.graphs import literal_graph, profile_of
+from torch import Tensor, nn
+
+from lightning_gpp.capture import CapturedModel, capture
+from lightning_gpp.cluster import uniform_cluster
+from lightning_gpp.cost import Costs, OpProfile, Profile
+from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, make_plan, plan_request
+from lightning_gpp.strategy.planning import plan_cache
+from lightning_gpp.strategy.planning.plan_cache import PlanCache, plan_key, profile_key
+
+CPU = torch.device("cpu")
+GRAPH = literal_graph({"a": "x", "b": "a"})
+
+
+class Repeated(nn.Module):
+    """A leaf that applies its matrix ``times`` times."""
+
+    def __init__(self, width: int = 4, times: int = 1) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = self.linear(x)
+        return x
+
+
+class Squared(Repeated):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square()
+
+
+def captured(
+    leaf: nn.Module | None = None,
+    *,
+    last: nn.Module | None = None,
+    num_samples: int = 4,
+    dtype: torch.dtype = torch.float32,
+    mode: bool = True,
+    frozen: bool = False,
+) -> CapturedModel:
+    module = nn.Sequential(leaf or Repeated(), last or nn.Dropout(0.5)).to(dtype).train(mode)
+    module[0].requires_grad_(not frozen)
+    width = 4 if leaf is None else leaf.linear.in_features
+    x = torch.randn(num_samples, width, dtype=dtype)
+    return capture(module, (x,), {}, leaf_modules=[Repeated, Squared])
+
+
+def test_equal_models_with_other_weights_have_equal_keys():
+    assert profile_key(captured(), CPU) == profile_key(captured(), CPU)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: captured(num_samples=8),
+        lambda: captured(Repeated(width=6)),
+        lambda: captured(Repeated(times=2)),
+        lambda: captured(Squared()),
+        lambda: captured(last=nn.Dropout(0.25)),
+        lambda: captured(last=nn.ReLU()),
+        lambda: captured(dtype=torch.float64),
+        lambda: captured(mode=False),
+        lambda: captured(frozen=True),
+    ],
+    ids=["samples", "width", "setting", "code", "option", "type", "dtype", "mode", "frozen"],
+)
+def test_another_model_has_another_key(other: Callable[[], CapturedModel]):
+    assert profile_key(other(), CPU) != profile_key(captured(), CPU)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: patch.setattr("torch.__version__", "9.9"),
+        lambda patch: patch.setattr("lightning_gpp._version.__version__", "9.9"),
+        lambda patch: patch.setattr(plan_cache, "_code_hash", lambda rooms: "other"),
+        lambda patch: patch.setattr(plan_cache, "device_kind", lambda device: "other"),
+        lambda patch: patch.setattr(plan_cache, "_processor_name", lambda: "other"),
+        lambda patch: patch.setattr("torch.get_num_threads", lambda: 99),
+    ],
+    ids=["torch", "package", "code", "device", "processor", "threads"],
+)
+def test_another_place_has_another_key(change, monkeypatch: pytest.MonkeyPatch):
+    model = captured()
+    before = profile_key(model, CPU)
+    change(monkeypatch)
+    assert profile_key(model, CPU) != before
+
+
+def test_another_precision_has_another_key():
+    model = captured()
+    before = profile_key(model, CPU)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert profile_key(model, CPU) != before
+
+
+def request(**options: object) -> PlanRequest:
+    costs = Costs((profile_of(GRAPH),))
+    return plan_request(GRAPH, 2, costs=costs, **({"minibatch_size": 8} | options))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        request(minibatch_size=16),
+        request(num_microbatches=4),
+        request(schedule="gpipe"),
+        request(optimizer_values=1),
+        request(may_recompute=True),
+        replace(request(), cluster=uniform_cluster(3)),
+        replace(request(), costs=Costs((profile_of(GRAPH, 2e-3),))),
+        replace(request(), graph=literal_graph({"a": "x", "b": "a"}, unbatched=["a"])),
+    ],
+)
+def test_another_question_has_another_key(other: PlanRequest):
+    assert plan_key(other, "balanced") != plan_key(request(), "balanced")
+
+
+def test_another_planner_has_another_key(monkeypatch: pytest.MonkeyPatch):
+    before = plan_key(request(), "balanced")
+    assert plan_key(request(), "graphpipe") != before
+    monkeypatch.setattr(plan_cache, "_code_hash", lambda rooms: "other")
+    assert plan_key(request(), "balanced") != before
+
+
+def never() -> None:
+    raise AssertionError("found in the cache")
+
+
+def test_a_plan_is_made_once(tmp_path: Path):
+    cache = PlanCache(tmp_path)
+    plan, notes = cache.plan(request(), "balanced", lambda: answer(request(), "balanced"))
+    assert notes == ()
+    again, (note,) = PlanCache(tmp_path).plan(request(), "balanced", never)
+    assert again == plan
+    assert str(tmp_path) in note and "delete the file" in note
+
+
+def test_a_profile_is_made_once(tmp_path: Path):
+    model, costs = captured(), Costs((Profile({"op": OpProfile(1.0, 2.0, 3, 4.0)}, 4),))
+    assert PlanCache(tmp_path).costs(model, CPU, lambda: costs) == (costs, ())
+    again, (note,) = PlanCache(tmp_path).costs(captured(), CPU, never)
+    assert again == costs and note.startswith("The profile is of an earlier run: ")
+
+
+def test_a_cached_plan_that_does_not_fit_is_made_again(tmp_path: Path, caplog):
+    cache = PlanCache(tmp_path)
+    wrong = Plan((Stage(0, ("a", "b", "c"), (0,)),))
+    cache.plan(request(), "balanced", lambda: wrong)
+    right = make_plan(GRAPH, 2, minibatch_size=8, costs=profile_of(GRAPH))
+    assert cache.plan(request(), "balanced", lambda: right) == (right, ())
+    assert "is broken and is made again" in caplog.text
+
+
+def test_without_a_cache_everything_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LIGHTNING_GPP_CACHE", str(tmp_path))
+    plan = answer(request(), "balanced")
+    for _ in range(2):
+        assert PlanCache(False).plan(request(), "balanced", lambda: plan) == (plan, ())
+    assert not list(tmp_path.iterdir())
+    PlanCache(True).plan(request(), "balanced", lambda: plan)
+    assert len(list(tmp_path.iterdir())) == 1
