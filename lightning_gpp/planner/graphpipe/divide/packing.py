@@ -29,8 +29,9 @@ def first_fit(
     Returns:
         The stages, and a larger limit up to which they stay the same.
 
-    >>> first_fit([AlikeBranches(2.0, weight=7, num_alike=5), Load(1.0, weight=8, num_alike=1)],
-    limit_s=5.0) ([(((7, 2), (8, 1)), 1), (((7, 2),), 1), (((7, 1),), 1)], 6.0)
+    >>> heavy = AlikeBranches(2.0, weight=7, num_alike=5)
+    >>> first_fit([heavy, AlikeBranches(1.0, weight=8, num_alike=1)], limit_s=5.0)
+    ([(((7, 2), (8, 1)), 1), (((7, 2),), 1), (((7, 1),), 1)], 6.0)
     """
     stages: list[tuple[Mix, int, float]] = []  # the branches of each, how many, and their room
     least_lack_s = math.inf
