@@ -15,8 +15,9 @@ from functools import partial
 from typing import Literal, get_args
 
 from lightning_gpp.cluster import AllReduce, all_reduce_s
-from lightning_gpp.planner import Plan, PlanRequest, Stage
+from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.planner.edge_bytes import edge_bytes, input_bytes
+from lightning_gpp.planner.gradients import Rule, in_buckets, stage_gradients
 from lightning_gpp.planner.pipeline_run import num_microbatches
 from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.stage_costs import kind_compute, stage_memory
@@ -32,14 +33,7 @@ from lightning_gpp.simulate.program_costs import (
     StepCosts,
 )
 from lightning_gpp.simulate.simulation import Simulation
-from lightning_gpp.simulate.ssgd.gradient_merging import (
-    MERGING,
-    GradientPiece,
-    Gradients,
-    Rule,
-    in_buckets,
-)
-from lightning_gpp.simulate.ssgd.layers import kind_layers, layer_gradients
+from lightning_gpp.simulate.ssgd.gradient_merging import MERGING
 
 Overlap = Literal["at_end", "one_at_end", "wait_free", "merged", "optimal", "buckets"]
 """How the gradients of replicas are cut into sums: as :data:`MERGING` has it, or ``"buckets"`` of
@@ -189,43 +183,17 @@ class _Sums:
             if size_bytes := sum(p.size_bytes for p in parameters if p.requires_grad):
                 yield Bucket(index, size_bytes)
             return
-        gradients = self._gradients(self.plan.stages[group.stage], group.parameters)
-        if self.cuts_layers:
-            pieces = tuple(self._of_parameters(gradients.pieces, group.parameters))
-            gradients = replace(gradients, pieces=pieces)
+        stage = self.plan.stages[group.stage]
+        gradients = stage_gradients(
+            self.request,
+            stage,
+            self.unit_size * stage.replica_multiple,
+            group.parameters,
+            cuts_layers=self.cuts_layers,
+        )
         for piece in self.merge(gradients, partial(self._sum_s, group.devices)):
             fraction = piece.ready_s / gradients.backward_s if gradients.backward_s else 1.0
             yield Bucket(index, piece.size_bytes, min(1.0, fraction))
-
-    def _gradients(self, stage: Stage, parameters: Sequence[str]) -> Gradients:
-        """What a backward of a stage makes, on the slowest kind of its devices.
-
-        A stage that recomputes runs its forward first.
-        """
-        share = self.unit_size * stage.replica_multiple
-        kinds = {self.request.cluster.devices[device].kind for device in stage.devices}
-        computes = {kind: kind_compute(self.request, stage, share, kind) for kind in sorted(kinds)}
-        kind = max(computes, key=lambda name: computes[name].backward_s)
-        layers = kind_layers(self.request, share, kind, stage.operators, set(parameters))
-        again_s = computes[kind].forward_s if stage.recompute else 0.0
-        found = layer_gradients(layers)
-        return Gradients(
-            [GradientPiece(piece.size_bytes, again_s + piece.ready_s) for piece in found.pieces],
-            again_s + found.backward_s,
-        )
-
-    def _of_parameters(
-        self, pieces: Sequence[GradientPiece], parameters: Sequence[str]
-    ) -> Iterator[GradientPiece]:
-        """The gradients of layers as those of their parameters, the last parameter first."""
-        found = (self.request.graph.parameter[name] for name in reversed(parameters))
-        sizes = (parameter.size_bytes for parameter in found if parameter.requires_grad)
-        for piece in pieces:
-            left_bytes = piece.size_bytes
-            while left_bytes > 0:
-                size_bytes = next(sizes)
-                left_bytes -= size_bytes
-                yield replace(piece, size_bytes=size_bytes)
 
     def _sum_s(self, devices: Sequence[int], size_bytes: float) -> float:
         return all_reduce_s(self.request.cluster, devices, size_bytes, self.all_reduce)

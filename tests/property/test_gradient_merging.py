@@ -9,14 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_gpp.planner.gradients import GradientPiece, Gradients, in_buckets, last_end_s
 from lightning_gpp.simulate.ssgd.gradient_merging import (
     MERGING,
-    GradientPiece,
-    Gradients,
     at_end,
     each_layer,
-    in_buckets,
-    last_end_s,
     merged,
     optimal,
 )
