@@ -11,7 +11,6 @@ from lightning_gpp.planner.picture import draw_stage_graph
 from lightning_gpp.planner.plan import Plan, Stage
 from lightning_gpp.planner.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.plan_json import load_plan, plan_from_json, plan_to_json, save_plan
-from lightning_gpp.planner.predict import predict
 from lightning_gpp.planner.schedule_choice import Answered, ask_scheduled, choose_schedule
 from lightning_gpp.planner.units import num_separable
 from lightning_gpp.planner.validate import validate_plan
@@ -43,7 +42,6 @@ __all__ = [
     "plan_graph",
     "plan_request",
     "plan_to_json",
-    "predict",
     "refusal_notes",
     "resolve_plan",
     "save_plan",

@@ -159,7 +159,7 @@ def plan_devices(plan: Plan, request: PlanRequest) -> tuple[DeviceEvaluation, ..
     Raises:
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
-    return _devices(request, _stages(pipeline_run(plan, request), request))
+    return _devices(request, evaluate_stages(pipeline_run(plan, request)))
 
 
 def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEvaluation | None:
@@ -177,7 +177,7 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
     run = pipeline_run(plan, request)
-    stages = _stages(run, request)
+    stages = evaluate_stages(run)
     if _takes_longer(run, stages, at_most_s):
         return None
     step_s = run.play(stages).step_s
@@ -199,7 +199,9 @@ def _takes_longer(run: PipelineRun, stages: Sequence[StageEvaluation], at_most_s
     return at_most_s < math.inf and run.least_step_s(stages) * (1 - ROUNDING) > at_most_s
 
 
-def _stages(run: PipelineRun, request: PlanRequest) -> tuple[StageEvaluation, ...]:
+def evaluate_stages(run: PipelineRun) -> tuple[StageEvaluation, ...]:
+    """What the stages of a plan do; the step is not played."""
+    request = run.request
     communication_s = run.traffic.sent_s()
     unit_size = request.minibatch_size / run.num_microbatches
     return tuple(
