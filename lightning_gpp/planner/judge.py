@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.contiguous import StageUnits
-from lightning_gpp.planner.evaluate import ROUNDING, evaluate_stages
-from lightning_gpp.planner.pipeline_run import pipeline_run
+from lightning_gpp.planner.evaluate import ROUNDING, StageEvaluation, evaluate_stages
+from lightning_gpp.planner.pipeline_run import PipelineRun, pipeline_run
 from lightning_gpp.planner.plan import Plan, Stage
 from lightning_gpp.planner.units import UnitGraph
 
@@ -32,6 +32,7 @@ class Judge:
         self._units = units
         self._scores: dict[StageUnits, tuple[float, int]] = {}
         self._least_s: dict[StageUnits, float] = {}
+        self._runs: dict[StageUnits, tuple[PipelineRun, tuple[StageEvaluation, ...]]] = {}
         self._place = {operator.name: place for place, operator in enumerate(request.graph)}
         self._most_played = max(FEWEST, PLAYED // (2 * request.num_devices * num_microbatches))
 
@@ -54,6 +55,7 @@ class Judge:
             found = self._score(candidate)
             if found < score:
                 best, score = candidate, found
+        self._runs.clear()
         return best
 
     def plan(self, stage_units: StageUnits, planner: str) -> Plan:
@@ -67,14 +69,19 @@ class Judge:
     def _score(self, candidate: StageUnits) -> tuple[float, int]:
         found = self._scores.get(candidate)
         if found is None:
-            run = pipeline_run(self.plan(candidate, planner="candidate"), self._request)
-            step_s = run.play(evaluate_stages(run)).step_s
+            known = self._runs.get(candidate)
+            run, stages = known or self._run(candidate)
+            step_s = run.play(stages).step_s
             found = self._scores[candidate] = step_s, sum(run.in_flight.values())
         return found
 
     def _least_step_s(self, candidate: StageUnits) -> float:
         found = self._least_s.get(candidate)
         if found is None:
-            run = pipeline_run(self.plan(candidate, planner="candidate"), self._request)
-            found = self._least_s[candidate] = run.least_step_s(evaluate_stages(run))
+            run, stages = self._runs[candidate] = self._run(candidate)
+            found = self._least_s[candidate] = run.least_step_s(stages)
         return found
+
+    def _run(self, candidate: StageUnits) -> tuple[PipelineRun, tuple[StageEvaluation, ...]]:
+        run = pipeline_run(self.plan(candidate, planner="candidate"), self._request)
+        return run, evaluate_stages(run)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from lightning_gpp.cluster import channels
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.gradients import NO_SUMS, StageSums, stage_sums
@@ -19,7 +18,7 @@ from lightning_gpp.planner.request_tables import transfer_s
 from lightning_gpp.planner.step_work import StepWork
 from lightning_gpp.planner.timing import play
 from lightning_gpp.planner.traffic import Traffic, plan_traffic
-from lightning_gpp.schedule import Steps, peak_in_flight, reduce_groups, schedule_steps
+from lightning_gpp.schedule import Steps, peak_in_flight, schedule_steps
 
 
 class StageSeconds(Protocol):
@@ -94,8 +93,8 @@ class PipelineRun:
             starts_s.append(tuple(own[step if step >= 0 else count + ~step] for step in steps))
             last_s = max(played.start_s[last] for last in numbered.last(stage))
             ends_s.append(max(last_s + work.seconds[first + count], sums_s.get(stage, 0.0)))
-        own_s = max(*ends_s, *played.sent_s)
-        return Timing(max(own_s, self._shared_s(ends_s, played.sent_s)), (*ends_s,), (*starts_s,))
+        step_s = max(*ends_s, *played.line_s, *played.sent_s)
+        return Timing(step_s, tuple(ends_s), tuple(starts_s))
 
     def least_step_s(self, stages: Sequence[StageSeconds]) -> float:
         """Seconds that playing takes at least, found in no time (see :mod:`.least_step`).
@@ -134,40 +133,6 @@ class PipelineRun:
             return NO_SUMS
         samples = self.request.minibatch_size / self.num_microbatches * stage.replica_multiple
         return stage_sums(self.request, stage, samples, self.graph.own_parameters[stage.id])
-
-    def _shared_s(self, ends_s: Sequence[float], sent_s: Sequence[float]) -> float:
-        """When the gradients of parameters that different stages share are summed; 0 without.
-
-        Devices come to these sums with all else done. The others send theirs to the first one,
-        which sends the sums back.
-        """
-        if not self.graph.stages.shared_parameters:
-            return 0.0
-        cluster = self.request.cluster
-        clocks_s = dict.fromkeys(range(len(sent_s)), 0.0)
-        for end_s, home in zip(ends_s, self.graph.devices):
-            clocks_s |= {device: max(clocks_s[device], end_s) for device in home}
-        free_s: dict[str, float] = {}
-
-        def sent(source: int, target: int, size_bytes: int) -> float:
-            used = channels(cluster, source, target)
-            begin_s = max(clocks_s[source], sent_s[source], *(free_s.get(c, 0.0) for c in used))
-            end_s = begin_s + cluster.link(source, target).transfer_s(size_bytes)
-            free_s.update(dict.fromkeys(used, end_s))
-            return end_s
-
-        for group in reduce_groups(self.graph.stages, self.graph.devices):
-            parameters = [self.request.graph.parameter[name] for name in group.parameters]
-            size_bytes = sum(one.size_bytes for one in parameters if one.requires_grad)
-            if group.stage is not None or not size_bytes:
-                continue
-            owner, *others = group.devices
-            others.sort(key=clocks_s.__getitem__)
-            arrived_s = [sent(other, owner, size_bytes) for other in others]
-            clocks_s[owner] = max(clocks_s[owner], *arrived_s)
-            for other in sorted(others):
-                clocks_s[other] = max(clocks_s[other], sent(owner, other, size_bytes))
-        return max(clocks_s.values())
 
     def _timed(self, stages: Sequence[StageSeconds]) -> list[TimedStage]:
         seconds = [(found.forward_s, found.backward_s, found.reduce_s) for found in stages]

@@ -9,6 +9,7 @@ first of them, which takes turns between both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan_graph import PlanGraph
 from lightning_gpp.planner.timing import Send, Sum, Work
-from lightning_gpp.schedule import SCHEDULES, Kind, Steps
+from lightning_gpp.schedule import SCHEDULES, Kind, Steps, reduce_groups
 
 Buckets = Sequence[tuple[float, float]]
 """Of every sum: seconds until it can begin, and its seconds."""
@@ -126,7 +127,8 @@ class StepWork:
             count = share.num_microbatches
             durations += ([forward_s] * count + [backward_s] * count) * share.num_replicas
         gathered = self.first[-1]  # what the feed gets back
-        work = Work([*durations, 0.0], [0] * gathered + [-1], [[] for _ in durations], self.lines())
+        durations.append(0.0)
+        work = Work(durations, [0] * gathered + [-1], [[] for _ in durations], self.lines())
         work.feed_line = self.graph.devices[FEED][0]
         self.forwards(work)
         self.backwards(work)
@@ -135,6 +137,8 @@ class StepWork:
             for stage, found in enumerate(buckets)
             if found
         ]
+        if self.graph.stages.shared_parameters:
+            self.shared(work)
         work.num_channels = len(self.numbers or ())
         return work
 
@@ -178,6 +182,40 @@ class StepWork:
                     target += part.receiver
                     work.missing[target] += 1
                 work.sends[sender + part.sender].append((target, *send))
+
+    def shared(self, work: Work) -> None:
+        """Adds the sums of gradients of parameters that different stages share.
+
+        Devices come to them with all else done. The others send theirs to the first one, which
+        sends the sums back.
+        """
+
+        def add(device: int, missing: int) -> int:
+            work.seconds.append(0.0)
+            work.missing.append(missing)
+            work.sends.append([])
+            work.lines[device].append(len(work.seconds) - 1)
+            return len(work.seconds) - 1
+
+        for number, found in enumerate(work.sums):
+            home = self.graph.devices[found.stage]
+            work.sums[number] = replace(found, then=tuple(add(device, 1) for device in home))
+        for group in reduce_groups(self.graph.stages, self.graph.devices):
+            parameters = [self.request.graph.parameter[name] for name in group.parameters]
+            size_bytes = sum(one.size_bytes for one in parameters if one.requires_grad)
+            if group.stage is not None or not size_bytes:
+                continue
+            owner, *others = group.devices
+            ups = [add(other, 0) for other in others]
+            gathered = add(owner, len(others))
+            for other, up in zip(others, ups):
+                there, back = (
+                    self.message(*ends, size_bytes, is_feed=False)
+                    for ends in ((other, owner), (owner, other))
+                )
+                assert there is not None and back is not None  # two devices
+                work.sends[up].append((gathered, *there))
+                work.sends[gathered].append((add(other, 1), *back))
 
     def messages(
         self, edge: StageEdge, *, is_gradient: bool

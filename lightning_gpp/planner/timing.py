@@ -26,12 +26,14 @@ class Sum:
         buckets: seconds from the start of a last backward until a bucket is final, and the seconds
             of its sum, in the order in which they begin.
         channels: what the sums occupy; without channels nothing else needs theirs.
+        then: the work that waits for them.
     """
 
     stage: int
     last: tuple[int, ...]
     buckets: Sequence[tuple[float, float]]
     channels: tuple[int, ...] = ()
+    then: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -106,6 +108,7 @@ class _Player:
         self.sums_s = [0.0] * len(work.sums)
         self.sum_of = {last: n for n, found in enumerate(work.sums) for last in found.last}
         self.left = [len(found.last) for found in work.sums]
+        self.buckets_left = [len(found.buckets) for found in work.sums]
         self.num_pushed = 0
 
     def run(self) -> Played:
@@ -165,7 +168,7 @@ class _Player:
                 if not missing[target] and target in waiting:
                     runnable.append(waiting.pop(target))
             if step in sum_of:
-                self.final(sum_of[step])
+                runnable += self.final(sum_of[step])
             position += 1
         self.line_s[number], self.sent_s[number], self.position[number] = clock_s, sent_s, position
 
@@ -183,27 +186,39 @@ class _Player:
         for channel in channels:
             self.free_s[channel] = end_s
         if target < 0:
-            self.sums_s[~target] = end_s
-            return []
+            return self.summed(~target, end_s)
         self.sent_s[line] = max(self.sent_s[line], end_s)
-        self.ready_s[target] = max(self.ready_s[target], end_s)
+        return self.arrived(target, end_s)
+
+    def arrived(self, target: int, now_s: float) -> list[int]:
+        """Notes that something is there; returns who waited for it."""
+        self.ready_s[target] = max(self.ready_s[target], now_s)
         self.missing[target] -= 1
         if not self.missing[target] and target in self.waiting:
             return [self.waiting.pop(target)]
         return []
 
-    def final(self, number: int) -> None:
-        """A replica has begun its last backward; with the last of them the sums follow."""
+    def summed(self, number: int, end_s: float) -> list[int]:
+        """Notes the end of a bucket; returns who waited for the last one."""
+        self.sums_s[number] = end_s
+        self.buckets_left[number] -= 1
+        if self.buckets_left[number]:
+            return []
+        return [line for step in self.work.sums[number].then for line in self.arrived(step, end_s)]
+
+    def final(self, number: int) -> list[int]:
+        """A replica has begun its last backward, the last one of all: the sums follow."""
         self.left[number] -= 1
         if self.left[number]:
-            return
+            return []
         found = self.work.sums[number]
         begun_s = max(self.start_s[last] for last in found.last)
         if found.channels:
             for final_s, sum_s in found.buckets:
                 self.push(begun_s + final_s, 0, ~number, sum_s, found.channels)
-            return
+            return []
         end_s = 0.0
         for final_s, sum_s in found.buckets:
             end_s = max(end_s, final_s) + sum_s
-        self.sums_s[number] = begun_s + end_s
+        self.buckets_left[number] = 1
+        return self.summed(number, begun_s + end_s)
