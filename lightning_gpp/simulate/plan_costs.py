@@ -1,10 +1,9 @@
 """What a plan costs, and its simulation.
 
 The quantities are those by which planners judge (:mod:`lightning_gpp.planner.stage_costs`,
-:mod:`lightning_gpp.planner.traffic`), in more detail: every replica computes at the pace of its own
-device, every message takes the link between its two devices, the gradients of replicas are summed
-in pieces beside the backward. What planners leave out counts too: gradients that go back to the
-feed, and those of parameters that different stages share.
+:mod:`lightning_gpp.planner.gradients`), and so is the step (tests/property/test_judge.py). In more
+detail than there, every replica computes at the pace of its own device, and the device of the loss
+waits for the gradients that go back to the feed.
 """
 
 from __future__ import annotations
