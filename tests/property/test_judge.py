@@ -1,4 +1,9 @@
-"""Planners judge plans by the step that the simulator finds, replicas included."""
+"""Planners judge plans by the step that the simulator finds, replicas included.
+
+Left out are models whose inputs need gradients. These go back to the feed, whose backwards share
+the device of the loss: the simulator lets them delay the actions there, and the sums of a stage
+with a replica on that device wait for the last of them; the judge counts their messages alone.
+"""
 
 from __future__ import annotations
 
