@@ -10,7 +10,12 @@ from lightning_gpp.cluster.cluster import (
     Link,
     uniform_cluster,
 )
-from lightning_gpp.cluster.collectives import AllReduce, all_reduce_channels, all_reduce_s
+from lightning_gpp.cluster.collectives import (
+    AllReduce,
+    all_reduce_channels,
+    all_reduce_s,
+    ring_lines,
+)
 from lightning_gpp.cluster.device_kind import DeviceKind
 from lightning_gpp.cluster.json_form import cluster_from_json, cluster_to_json, load_cluster
 from lightning_gpp.cluster.known_kinds import DEVICE_KINDS, known_kind
@@ -40,5 +45,6 @@ __all__ = [
     "host_memory_bytes",
     "known_kind",
     "load_cluster",
+    "ring_lines",
     "uniform_cluster",
 ]

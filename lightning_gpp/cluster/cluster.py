@@ -43,9 +43,7 @@ class Link:
             the host, a network port between hosts) instead of one per device.
         is_full_duplex: whether what goes one way leaves the other way free.
 
-    Planners judge messages as if no link were shared and all were full duplex; simulations do not
-    (:func:`lightning_gpp.cluster.channels`), and neither do the seconds of sums
-    (:func:`lightning_gpp.cluster.all_reduce_s`).
+    What a message occupies on it is that of :func:`lightning_gpp.cluster.channels`.
     """
 
     bandwidth_bytes_per_s: float

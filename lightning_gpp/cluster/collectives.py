@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
 from lightning_gpp.cluster.channels import channels
-from lightning_gpp.cluster.cluster import Cluster
+from lightning_gpp.cluster.cluster import Cluster, Link
 
 AllReduce = Literal["ring", "tree"]
 """How a sum over several devices is done."""
@@ -55,11 +55,44 @@ def all_reduce_s(
     if len(devices) < 2 or not size_bytes:
         return 0.0
     if algorithm == "ring":
-        round_s = _round_s(cluster, _ring(devices), size_bytes / len(devices))
-        return 2 * (len(devices) - 1) * round_s
+        return max(a + b * size_bytes for a, b in ring_lines(cluster, devices))
     return sum(
         _round_s(cluster, pairs, size_bytes) for up in _tree(devices) for pairs in (up, _down(up))
     )
+
+
+def ring_lines(cluster: Cluster, devices: Sequence[int]) -> tuple[tuple[float, float], ...]:
+    """Seconds of a ring all-reduce of at least a byte: the largest of lines over the bytes.
+
+    Args:
+        cluster: the links.
+        devices: in the order of the ring.
+
+    Returns:
+        Of every channel that takes longest at some size: seconds at least, and seconds per byte.
+    """
+    if len(devices) < 2:
+        return ((0.0, 0.0),)
+    busy: defaultdict[str, list[Link]] = defaultdict(list)
+    for source, target in _ring(devices):
+        for channel in channels(cluster, source, target):
+            busy[channel].append(cluster.link(source, target))
+    rounds = 2 * (len(devices) - 1)
+    lines = {
+        (
+            rounds * sum(link.latency_s for link in links),
+            rounds * sum(1 / link.bandwidth_bytes_per_s for link in links) / len(devices),
+        )
+        for links in busy.values()
+    }
+    return tuple(
+        line for line in sorted(lines) if not any(_is_above(other, line) for other in lines)
+    )
+
+
+def _is_above(line: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether a line is another one, and nowhere below it."""
+    return line != other and line[0] >= other[0] and line[1] >= other[1]
 
 
 def all_reduce_channels(

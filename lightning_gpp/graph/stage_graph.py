@@ -207,9 +207,11 @@ def _stage_of_operator(
 def _parameter_readers(
     graph: ModelGraph, stage_of: Mapping[str, int]
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    def stages(operators: tuple[str, ...]) -> tuple[int, ...]:
-        if len(operators) == 1:  # most of them
-            return (stage_of[operators[0]],)
-        return tuple(sorted({stage_of[operator] for operator in operators}))
-
-    return tuple((name, stages(operators)) for name, operators in graph.readers.items())
+    return tuple(
+        [
+            (name, (stage_of[operators[0]],))
+            if len(operators) == 1  # most of them
+            else (name, tuple(sorted({stage_of[operator] for operator in operators})))
+            for name, operators in graph.readers.items()
+        ]
+    )

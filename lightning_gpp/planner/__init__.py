@@ -18,7 +18,6 @@ from lightning_gpp.planner.plan.plan_json import load_plan, plan_from_json, plan
 from lightning_gpp.planner.plan.validate import validate_plan
 from lightning_gpp.planner.schedule_choice import Answered, ask_scheduled, choose_schedule
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below, evaluate_plan
-from lightning_gpp.planner.step_time.predict import predict
 from lightning_gpp.planner.units.units import num_separable
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "plan_graph",
     "plan_request",
     "plan_to_json",
-    "predict",
     "refusal_notes",
     "resolve_plan",
     "save_plan",

@@ -2,7 +2,7 @@
 
 It cuts several topological orders of the operators into contiguous stages (``orders``,
 ``contiguous``), improves the best of them by moving single units between stages, and judges every
-candidate by the time its own program takes in a dry run. So a plan whose branches run in parallel
+candidate by the time that its step takes when played. So a plan whose branches run in parallel
 wins exactly when its schedule is shorter: by the shallower graph, not by a rule.
 
 A simple planner to start from; the search of GraphPipe (arXiv 2406.17145, algorithm 1) also
@@ -36,10 +36,9 @@ def balanced(request: PlanRequest) -> Plan:
     units = coarse_units(request.graph, profile, request.num_devices)
     _check_enough(units, request)
     judge = Judge(request, units, num_microbatches)
-    cuts = judge.most_promising(_cuts(units, request))
-    best = judge.best([*equal_counts(units, request.num_devices), *cuts])
+    best = judge.best([*equal_counts(units, request.num_devices), *_cuts(units, request)])
     while judge.has_budget:
-        better = judge.best([best, *judge.most_promising(neighbours(units, best))])
+        better = judge.best([best, *neighbours(units, best)])
         if better == best:
             break
         best = better

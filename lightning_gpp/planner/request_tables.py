@@ -8,15 +8,16 @@ rest of the plan.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Collection, Hashable, Iterable
+from typing import Any, NamedTuple
 
-from lightning_gpp.cluster import Cluster, Link, all_reduce_s
+from lightning_gpp.cluster import Cluster, Link, ring_lines
 from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.edge_bytes import EdgeBytes, edge_bytes
 
 Devices = tuple[int, ...]
+AllReduceLines = Collection[tuple[float, float]]
 
 
 class StageCompute(NamedTuple):
@@ -52,6 +53,9 @@ class RequestTables:
         graph: the model.
         cluster: the devices and their links.
         costs: what the operators cost.
+
+    Attributes:
+        stage_sums: what :func:`lightning_gpp.planner.step_time.gradients.stage_sums` has found.
     """
 
     def __init__(self, graph: ModelGraph, cluster: Cluster, costs: Costs) -> None:
@@ -62,8 +66,10 @@ class RequestTables:
         self._computes: dict[tuple[tuple[str, ...], float, str], StageCompute] = {}
         self._parameters: dict[tuple[str, ...], ParameterBytes] = {}
         self._edges: dict[tuple[tuple[str, ...], bool], EdgeBytes] = {}
-        self._links: dict[tuple[Devices, Devices], Link | None] = {}
-        self._sums: dict[tuple[Devices, int], float] = {}
+        self._links: dict[tuple[Devices, Devices], frozenset[Link | None]] = {}
+        self._sums: dict[Devices, AllReduceLines] = {}
+        self.stage_sums: dict[Hashable, Any] = {}
+        self._place = {operator.name: place for place, operator in enumerate(graph)}
 
     def profile(self, size: float, kind: str) -> Profile:
         """Costs for a micro-batch size, in samples, on a kind of device."""
@@ -108,30 +114,46 @@ class RequestTables:
             found = self._edges[key] = edge_bytes(self._graph, values, has_backward=has_backward)
         return found
 
+    def in_order(self, operators: tuple[str, ...]) -> list[str]:
+        """Operators in the order of the model's forward."""
+        return sorted(operators, key=self._place.__getitem__)
+
     def slowest_link(self, sources: Devices, targets: Devices) -> Link | None:
         """The slowest link between devices of two stages; None where both are one device."""
-        key = sources, targets
-        if key not in self._links:
-            self._links[key] = _slowest_link(self._cluster, sources, targets)
-        return self._links[key]
+        between = (link for link in self.links(sources, targets) if link is not None)
+        return min(between, key=lambda link: link.bandwidth_bytes_per_s, default=None)
 
-    def reduce_s(self, devices: Devices, gradient_bytes: int) -> float:
-        """Seconds of a ring all-reduce over the replicas of a stage."""
-        if len(devices) < 2:
-            return 0.0
-        key = devices, gradient_bytes
-        found = self._sums.get(key)
+    def links(self, sources: Devices, targets: Devices) -> frozenset[Link | None]:
+        """The links between devices of two stages, and None where both have one in common."""
+        key = sources, targets
+        found = self._links.get(key)
         if found is None:
-            found = self._sums[key] = all_reduce_s(self._cluster, devices, gradient_bytes, "ring")
+            found = self._links[key] = _links(self._cluster, sources, targets)
         return found
 
+    def reduce_s(self, devices: Devices, size_bytes: float) -> float:
+        """Seconds of a ring all-reduce over the replicas of a stage."""
+        lines = self._sums.get(devices)
+        if lines is None:
+            lines = self._sums[devices] = ring_lines(self._cluster, devices)
+        if not size_bytes:
+            return 0.0
+        return max([least_s + per_byte_s * size_bytes for least_s, per_byte_s in lines])
 
-def _slowest_link(cluster: Cluster, sources: Devices, targets: Devices) -> Link | None:
+
+def transfer_s(link: Link | None, size_bytes: float) -> float:
+    """Seconds of a message; none on one device."""
+    return 0.0 if link is None else link.transfer_s(size_bytes)
+
+
+def _links(cluster: Cluster, sources: Devices, targets: Devices) -> frozenset[Link | None]:
     some, others = _two_per_host(cluster, sources), _two_per_host(cluster, targets)
-    links = {
+    found: set[Link | None] = {
         cluster.link(source, target) for source in some for target in others if source != target
     }
-    return min(links, key=lambda link: link.bandwidth_bytes_per_s, default=None)
+    if not set(sources).isdisjoint(targets):
+        found.add(None)
+    return frozenset(found)
 
 
 def _two_per_host(cluster: Cluster, devices: Iterable[int]) -> list[int]:

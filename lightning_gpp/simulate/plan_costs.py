@@ -2,10 +2,9 @@
 
 The quantities are those by which planners judge
 (:mod:`lightning_gpp.planner.step_time.stage_costs`,
-:mod:`lightning_gpp.planner.step_time.traffic`), in more detail: every replica computes at the pace
-of its own device, every message takes the link between its two devices, the gradients of replicas
-are summed in pieces beside the backward. What planners leave out counts too: gradients that go back
-to the feed, and those of parameters that different stages share.
+:mod:`lightning_gpp.planner.step_time.gradients`), and so is the step
+(tests/property/test_judge.py). In more detail than there, every replica computes at the pace of its own device, and the device of
+the loss waits for the gradients that go back to the feed.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from functools import partial
 from typing import Literal, get_args
 
 from lightning_gpp.cluster import AllReduce, all_reduce_s
-from lightning_gpp.planner import Plan, PlanRequest, Stage
+from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.planner.edge_bytes import edge_bytes, input_bytes
 from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
+from lightning_gpp.planner.step_time.gradients import Rule, in_buckets, stage_gradients
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.planner.step_time.stage_costs import kind_compute, stage_memory
 from lightning_gpp.schedule import BUCKET_BYTES, ReduceGroup, reduce_groups
@@ -33,14 +33,7 @@ from lightning_gpp.simulate.program_costs import (
     StepCosts,
 )
 from lightning_gpp.simulate.simulation import Simulation
-from lightning_gpp.simulate.ssgd.gradient_merging import (
-    MERGING,
-    GradientPiece,
-    Gradients,
-    Rule,
-    in_buckets,
-)
-from lightning_gpp.simulate.ssgd.layers import kind_layers, layer_gradients
+from lightning_gpp.simulate.ssgd.gradient_merging import MERGING
 
 Overlap = Literal["at_end", "one_at_end", "wait_free", "merged", "optimal", "buckets"]
 """How the gradients of replicas are cut into sums: as :data:`MERGING` has it, or ``"buckets"`` of
@@ -190,50 +183,17 @@ class _Sums:
             if size_bytes := sum(p.size_bytes for p in parameters if p.requires_grad):
                 yield Bucket(index, size_bytes)
             return
-        gradients = self._gradients(self.plan.stages[group.stage], group.parameters)
-        if self.cuts_layers:
-            pieces = tuple(self._of_parameters(gradients.pieces, group.parameters))
-            gradients = replace(gradients, pieces=pieces)
+        stage = self.plan.stages[group.stage]
+        gradients = stage_gradients(
+            self.request,
+            stage,
+            self.unit_size,
+            group.parameters,
+            cuts_layers=self.cuts_layers,
+        )
         for piece in self.merge(gradients, partial(self._sum_s, group.devices)):
             fraction = piece.ready_s / gradients.backward_s if gradients.backward_s else 1.0
             yield Bucket(index, piece.size_bytes, min(1.0, fraction))
-
-    def _gradients(self, stage: Stage, parameters: Sequence[str]) -> Gradients:
-        """What a backward of a stage makes, on the slowest of its replicas.
-
-        A stage that recomputes runs its forward first.
-        """
-        devices = self.request.cluster.devices
-        replicas = {
-            (devices[device].kind, self.unit_size * units)
-            for device, units in zip(stage.devices, stage.replica_multiples)
-        }
-        computes = {
-            (kind, share): kind_compute(self.request, stage, share, kind)
-            for kind, share in sorted(replicas)
-        }
-        slowest = max(computes, key=lambda replica: computes[replica].backward_s)
-        kind, share = slowest
-        layers = kind_layers(self.request, share, kind, stage.operators, set(parameters))
-        again_s = computes[slowest].forward_s if stage.recompute else 0.0
-        found = layer_gradients(layers)
-        return Gradients(
-            [GradientPiece(piece.size_bytes, again_s + piece.ready_s) for piece in found.pieces],
-            again_s + found.backward_s,
-        )
-
-    def _of_parameters(
-        self, pieces: Sequence[GradientPiece], parameters: Sequence[str]
-    ) -> Iterator[GradientPiece]:
-        """The gradients of layers as those of their parameters, the last parameter first."""
-        found = (self.request.graph.parameter[name] for name in reversed(parameters))
-        sizes = (parameter.size_bytes for parameter in found if parameter.requires_grad)
-        for piece in pieces:
-            left_bytes = piece.size_bytes
-            while left_bytes > 0:
-                size_bytes = next(sizes)
-                left_bytes -= size_bytes
-                yield replace(piece, size_bytes=size_bytes)
 
     def _sum_s(self, devices: Sequence[int], size_bytes: float) -> float:
         return all_reduce_s(self.request.cluster, devices, size_bytes, self.all_reduce)

@@ -7,7 +7,7 @@ from typing import Any
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import Profile, estimate_profile
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner import Plan, make_plan
+from lightning_gpp.planner import Plan, PlanEvaluation, evaluate_plan, make_plan, plan_request
 
 
 def balanced_plan(
@@ -31,3 +31,24 @@ def balanced_plan(
         num_microbatches=num_microbatches,
         **options,
     )
+
+
+def evaluated(
+    plan: Plan,
+    graph: ModelGraph,
+    *,
+    profile: Profile,
+    num_microbatches: int,
+    schedule: str = "1f1b",
+    cluster: Cluster | None = None,
+) -> PlanEvaluation:
+    """What a plan would do with micro-batches of the size of the profile."""
+    request = plan_request(
+        graph,
+        cluster or plan.num_devices,
+        costs=profile,
+        minibatch_size=round(num_microbatches * profile.microbatch_size),
+        num_microbatches=num_microbatches,
+        schedule=schedule,
+    )
+    return evaluate_plan(plan, request)

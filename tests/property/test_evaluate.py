@@ -6,7 +6,7 @@ import pytest
 from helpers.graphs import literal_graph, model_graphs, profile_of
 from helpers.plan_cases import questions, without_feed_gradients
 from helpers.stage_dags import stage_graphs
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Link, uniform_cluster
@@ -30,9 +30,9 @@ def test_the_step_is_that_of_the_program(data, schedule, is_chain):
     graph = without_feed_gradients(data.draw(model_graphs(with_state=False)))
     plan, request = data.draw(questions(graph, schedule, is_chain=is_chain))
     found = evaluate_plan(plan, request)
-    expected_s = dry_run_s(found, plan, request)
-    bound_s = request.minibatch_size * found.seconds_per_sample
-    assert found.step_s == pytest.approx(max(expected_s, bound_s), rel=1e-9)
+    assume(not plan_graph(plan, graph).stages.shared_parameters)  # a dry run does not sum
+    assert found.step_s == pytest.approx(dry_run_s(found, plan, request), rel=1e-9)
+    assert found.step_s >= request.minibatch_size * found.seconds_per_sample * (1 - 1e-9)
 
 
 @given(st.data(), st.sampled_from(sorted(SCHEDULES)), st.booleans())

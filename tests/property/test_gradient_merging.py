@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gpp.simulate.ssgd.gradient_merging import (
-    MERGING,
+from lightning_gpp.planner.step_time.gradients import (
     GradientPiece,
     Gradients,
-    at_end,
-    each_layer,
     in_buckets,
     last_end_s,
+)
+from lightning_gpp.simulate.ssgd.gradient_merging import (
+    MERGING,
+    at_end,
+    each_layer,
     merged,
     optimal,
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from helpers.graphs import model_graphs
 from helpers.plan_cases import questions, without_feed_gradients
@@ -13,15 +11,14 @@ from hypothesis import strategies as st
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
 from lightning_gpp.schedule import SCHEDULES
-from lightning_gpp.simulate import program_costs, simulate_plan
+from lightning_gpp.simulate import simulate_plan
 
 
 @given(st.data(), st.sampled_from(sorted(SCHEDULES)), st.booleans())
 def test_without_replicas_the_step_is_that_of_the_evaluation(data, schedule, is_chain):
     graph = without_feed_gradients(data.draw(model_graphs(with_state=False)))
     plan, request = data.draw(questions(graph, schedule, is_chain=is_chain))
-    costs = replace(program_costs(plan, request), buckets=())  # parameters that stages share
-    found = simulate_plan(plan, request, costs)
+    found = simulate_plan(plan, request)
     evaluation = evaluate_plan(plan, request)
     played = pipeline_run(plan, request).play(evaluation.stages)
     assert found.step_s == pytest.approx(played.step_s, rel=1e-9)

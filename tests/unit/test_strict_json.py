@@ -28,6 +28,7 @@ def test_a_plan_is_readable():
         "devices": [1],
         "microbatch_multiple": 2,
         "recompute": False,
+        "shares": [],
     }
     assert plan_from_json(plan_to_json(PLAN)) == PLAN
 

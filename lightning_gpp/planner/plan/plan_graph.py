@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from lightning_gpp.graph import FEED, ModelGraph, StageEdge, StageGraph, stage_graph
 from lightning_gpp.planner.plan.plan import Plan
@@ -11,7 +13,7 @@ from lightning_gpp.schedule import Program, build_program
 from lightning_gpp.schedule.ways import Ways, longest_ways
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlanGraph:
     """The stages of a plan as the pipeline runs them.
 
@@ -42,6 +44,15 @@ class PlanGraph:
     def replicas_at_a_time(self) -> int:
         """With a multiple of this many all replicas get equally many, one at a time."""
         return math.lcm(*map(len, self.devices))
+
+    @cached_property
+    def own_parameters(self) -> Mapping[int, tuple[str, ...]]:
+        """Stage -> the parameters that no other stage reads, in the order of the operators."""
+        found: dict[int, list[str]] = {stage: [] for stage in range(self.stages.num_stages)}
+        for name, readers in self.stages.parameter_readers:
+            if len(readers) == 1:
+                found[readers[0]].append(name)
+        return {stage: tuple(names) for stage, names in found.items()}
 
     @property
     def ways(self) -> Ways:

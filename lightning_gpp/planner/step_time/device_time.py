@@ -19,7 +19,7 @@ class DeviceTime:
         device: its index in the cluster.
         stages: ids of its stages.
         compute_s: forwards and backwards.
-        reduce_s: summing the gradients of replicas.
+        reduce_s: summing the gradients of replicas behind the last backward.
         fill_s: waiting for its first input (warm-up).
         inputs_s: waiting for activations of the stages before it, after that.
         gradients_s: waiting for gradients of the stages after it.
@@ -44,12 +44,10 @@ class DeviceTime:
 def device_times(evaluation: PlanEvaluation, request: PlanRequest) -> tuple[DeviceTime, ...]:
     """How every device that a plan uses spends a step, in the order of the devices.
 
-    Played as :func:`~lightning_gpp.planner.step_time.evaluate.evaluate_plan` plays it. Where the
-    step is longer than that because a link has to carry more than the order shows, the rest counts
-    as waiting at the end.
+    Played as :func:`~lightning_gpp.planner.step_time.evaluate.evaluate_plan` plays it.
     """
     run = pipeline_run(evaluation.plan, request)
-    timing = run.play(evaluation.stages, record=True)
+    timing = run.play(evaluation.stages)
     work = [
         [_Work(start_s, step >= 0, found) for step, start_s in zip(run.steps[number], starts)]
         for number, (found, starts) in enumerate(zip(evaluation.stages, timing.start_s))

@@ -31,8 +31,9 @@ class StageEvaluation:
         microbatch_size: samples of one micro-batch, all replicas together.
         forward_s: seconds of the forward of a replica's share of one micro-batch.
         backward_s: the same of the backward; with recomputation the second forward included.
-        communication_s: seconds that a replica sends, or receives (the longer), per micro-batch.
-        reduce_s: seconds to sum the replicas' gradients, once per mini-batch, not overlapped.
+        communication_s: seconds that a replica sends per micro-batch; what it receives does not
+            hold up anything (:mod:`lightning_gpp.cluster.channels`).
+        reduce_s: seconds that the sums of the replicas' gradients go on after the last backward.
         seconds_per_sample: the time per sample (TPS) of the GraphPipe paper: what the stage takes
             of a steady pipeline.
         in_flight: its micro-batches between forward and backward at the peak.
@@ -91,8 +92,7 @@ class PlanEvaluation:
         minibatch_size: samples of one step.
         stages: every stage.
         devices: every device that the plan uses.
-        seconds_per_sample: what the busiest device takes per sample of a steady pipeline; no step
-            is shorter than this times the samples.
+        seconds_per_sample: what the busiest device takes per sample of a steady pipeline.
         step_s: seconds of one step, warm-up and drain included.
         depth: stages on the longest path.
     """
@@ -129,8 +129,9 @@ class PlanEvaluation:
 def evaluate_plan(plan: Plan, request: PlanRequest) -> PlanEvaluation:
     """What a plan would do.
 
-    The step is what the orders of its stages take when played, and no shorter than the mini-batch
-    times the seconds per sample of the busiest device.
+    The step is what the orders of its devices take when played, with messages on their channels and
+    sums of gradients beside the backward: what :func:`lightning_gpp.simulate.simulate_plan` finds,
+    except that gradients which go back to the feed do not delay what the device of the loss does.
 
     Args:
         plan: stages on devices of the request's cluster. Its number of micro-batches, or the
@@ -155,7 +156,7 @@ def plan_devices(plan: Plan, request: PlanRequest) -> tuple[DeviceEvaluation, ..
     Raises:
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
-    return _devices(request, _stages(pipeline_run(plan, request), request))
+    return _devices(request, evaluate_stages(pipeline_run(plan, request)))
 
 
 def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEvaluation | None:
@@ -173,12 +174,10 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
     run = pipeline_run(plan, request)
-    stages = _stages(run, request)
-    busy_per_sample_s = _busiest_device_s(stages)
-    busy_s = request.minibatch_size * busy_per_sample_s
-    if busy_s > at_most_s or _takes_longer(run, stages, at_most_s):
+    stages = evaluate_stages(run)
+    if _takes_longer(run, stages, at_most_s):
         return None
-    step_s = max(run.play(stages).step_s, busy_s)
+    step_s = run.play(stages).step_s
     if step_s > at_most_s:
         return None
     return PlanEvaluation(
@@ -186,7 +185,7 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
         minibatch_size=request.minibatch_size,
         stages=stages,
         devices=_devices(request, stages),
-        seconds_per_sample=busy_per_sample_s,
+        seconds_per_sample=_busiest_device_s(stages),
         step_s=step_s,
         depth=max(run.graph.stages.depths.values()),
     )
@@ -197,8 +196,10 @@ def _takes_longer(run: PipelineRun, stages: Sequence[StageEvaluation], at_most_s
     return at_most_s < math.inf and run.least_step_s(stages) * (1 - ROUNDING) > at_most_s
 
 
-def _stages(run: PipelineRun, request: PlanRequest) -> tuple[StageEvaluation, ...]:
-    communication_s = run.traffic.busiest_s()
+def evaluate_stages(run: PipelineRun) -> tuple[StageEvaluation, ...]:
+    """What the stages of a plan do; the step is not played."""
+    request = run.request
+    communication_s = run.traffic.sent_s()
     unit_size = request.minibatch_size / run.num_microbatches
     return tuple(
         _stage(run, request, stage, unit_size, communication_s.get(stage.id, 0.0))
@@ -216,7 +217,7 @@ def _stage(
     # What it reads counts where it is kept for a second forward.
     read_bytes = _read_bytes(run, request, stage, share) if stage.recompute else 0.0
     memory = stage_memory(request, stage, compute, in_flight, read_bytes)
-    reduce_s = request.tables.reduce_s(stage.devices, memory.gradient_bytes)
+    reduce_s = run.sums(stage).after_s
     busy_s = max(compute.forward_s + compute.backward_s, communication_s)
     return StageEvaluation(
         stage=stage,

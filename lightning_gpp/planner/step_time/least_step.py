@@ -14,17 +14,59 @@ slowest stage busy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
-from lightning_gpp.planner.step_time.timing import Messages, TimedStage
 
 
-def least_step_s(
-    stages: Sequence[TimedStage],
-    forward: Mapping[tuple[int, int], Messages],
-    backward: Mapping[tuple[int, int], Messages],
-) -> float:
+class TimedStage(NamedTuple):
+    """A stage as a line of time, that of its last replica.
+
+    Attributes:
+        units: of the smallest micro-batch in one of the stage, all replicas together.
+        num_replicas: devices that share it.
+        num_microbatches: its micro-batches in a mini-batch.
+        forward_s: seconds of a forward.
+        backward_s: seconds of a backward.
+        end_s: seconds after its last step (the sum of the replicas' gradients).
+    """
+
+    units: int
+    num_replicas: int
+    num_microbatches: int
+    forward_s: float
+    backward_s: float
+    end_s: float = 0.0
+
+    @property
+    def share(self) -> int:
+        """Units in a micro-batch of a replica."""
+        return self.units // self.num_replicas
+
+    @property
+    def work_s(self) -> float:
+        """Seconds of all its forwards and backwards."""
+        return self.num_microbatches * (self.forward_s + self.backward_s)
+
+
+class TimedEdge(NamedTuple):
+    """An edge between stages; a message carries what micro-batches of two replicas share.
+
+    Attributes:
+        source: the stage that sends activations, or the feed.
+        target: the stage that receives them.
+        there_s: seconds of a message with activations, at least.
+        back_s: likewise with gradients; None where none flow.
+    """
+
+    source: int
+    target: int
+    there_s: float
+    back_s: float | None
+
+
+def least_step_s(stages: Sequence[TimedStage], edges: Sequence[TimedEdge]) -> float:
     """A lower bound of the step that :func:`~lightning_gpp.planner.step_time.timing.play` finds.
 
     It holds for all orders in which a stage does its backwards in the order of the micro-batches
@@ -32,42 +74,37 @@ def least_step_s(
 
     Args:
         stages: the stages.
-        forward: (source, target) -> messages with activations, none before those to its source;
-            the feed is a source.
-        backward: (source, target) of the edge -> messages with gradients, in such an order too.
+        edges: none before those to its source.
     """
-    heads, tails = _heads(stages, forward), _tails(stages, backward)
+    heads, tails = _heads(stages, edges), _tails(stages, edges)
     return max(
         head + stage.work_s + tail for head, stage, tail in zip(heads, stages, tails, strict=True)
     )
 
 
-def _heads(
-    stages: Sequence[TimedStage], forward: Mapping[tuple[int, int], Messages]
-) -> list[float]:
-    """When the first forward of every stage can begin."""
-    heads = [0.0] * len(stages)
-    for (source, target), messages in forward.items():
-        head_s = messages.message_s
+def _heads(stages: Sequence[TimedStage], edges: Sequence[TimedEdge]) -> list[float]:
+    """When the first forward of the last replica of every stage can begin."""
+    of_any, heads = [0.0] * len(stages), [0.0] * len(stages)
+    for source, target, there_s, _ in edges:
+        any_s = head_s = there_s
         if source != FEED:
-            needed = max(1, messages.per_target // messages.per_source)
-            head_s += heads[source] + needed * stages[source].forward_s
-        if head_s > heads[target]:
-            heads[target] = head_s
+            own, other = stages[source], stages[target]
+            any_s += of_any[source] + max(1, other.share // own.units) * own.forward_s
+            last_s = heads[source] if own.units <= other.units else of_any[source]
+            head_s += last_s + max(1, other.units // own.units) * own.forward_s
+        of_any[target] = max(of_any[target], any_s)
+        heads[target] = max(heads[target], head_s)
     return heads
 
 
-def _tails(
-    stages: Sequence[TimedStage], backward: Mapping[tuple[int, int], Messages]
-) -> list[float]:
-    """Seconds between the last backward of every stage and the end of the step."""
+def _tails(stages: Sequence[TimedStage], edges: Sequence[TimedEdge]) -> list[float]:
+    """Seconds between the last backward of the last replica of every stage and the end."""
     tails = [stage.end_s for stage in stages]
-    for (source, target), messages in backward.items():
-        again_s = stages[source].backward_s
-        all_sent_s = messages.per_source * messages.message_s + again_s
-        needed = max(1, messages.per_source // messages.per_target)
-        first_used_s = messages.message_s + needed * again_s
-        tail_s = max(all_sent_s, first_used_s) + tails[source]
-        if tail_s > tails[target]:
-            tails[target] = tail_s
+    for source, target, _, back_s in edges:
+        if back_s is None or source == FEED:
+            continue
+        own, other = stages[source], stages[target]
+        all_sent_s = max(1, other.share // own.share) * back_s + own.backward_s
+        first_used_s = back_s + max(1, other.share // own.units) * own.backward_s
+        tails[target] = max(tails[target], max(all_sent_s, first_used_s) + tails[source])
     return tails

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from lightning_gpp.graph import FEED
+from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
-from lightning_gpp.planner.step_time.least_step import least_step_s
-from lightning_gpp.planner.step_time.timing import TimedStage, Timing, play
+from lightning_gpp.planner.request_tables import transfer_s
+from lightning_gpp.planner.step_time.gradients import NO_SUMS, StageSums, stage_sums
+from lightning_gpp.planner.step_time.least_step import TimedEdge, TimedStage, least_step_s
+from lightning_gpp.planner.step_time.step_work import StepWork
+from lightning_gpp.planner.step_time.timing import play
 from lightning_gpp.planner.step_time.traffic import Traffic, plan_traffic
-from lightning_gpp.schedule import (
-    Action,
-    Kind,
-    Program,
-    Steps,
-    dry_run,
-    find_schedule,
-)
+from lightning_gpp.schedule import Steps, find_schedule
 
 
 class StageSeconds(Protocol):
@@ -40,40 +37,64 @@ class StageSeconds(Protocol):
         """Seconds after its last backward."""
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What playing the orders gave.
+
+    Attributes:
+        step_s: seconds until everything is done.
+        end_s: when every stage is done, the sums of its gradients included.
+        start_s: when every step of every stage starts, on the device of its first replica.
+    """
+
+    step_s: float
+    end_s: tuple[float, ...]
+    start_s: tuple[tuple[float, ...], ...]
+
+
 @dataclass(frozen=True)
 class PipelineRun:
     """One step of a plan.
 
     Attributes:
+        request: what it is a plan of.
         plan: the plan.
         graph: its stages, that of the loss included.
-        traffic: their messages.
         num_microbatches: smallest micro-batches of the mini-batch.
-        schedule: name of the schedule.
     """
 
+    request: PlanRequest
     plan: Plan
     graph: PlanGraph
-    traffic: Traffic
     num_microbatches: int
-    schedule: str
 
-    def play(self, stages: Sequence[StageSeconds], *, record: bool = False) -> Timing:
-        """Plays the orders of the stages.
+    def play(self, stages: Sequence[StageSeconds]) -> Timing:
+        """Plays the orders of all devices: what a step takes.
 
         Args:
             stages: what the plan's stages take.
-            record: whether to note when each step starts.
 
         Raises:
-            ValueError: stages wait for each other for ever.
+            ValueError: devices wait for each other for ever.
         """
-        if self._shares_devices:
-            return self._dry_run(stages)
-        forward, backward = self.traffic.forward, self.traffic.backward
-        feeds = self.num_microbatches // self.graph.multiples[-1]
-        orders = [self.steps[stage] for stage in range(self.graph.stages.num_stages)]
-        return play(self._timed(stages), orders, forward, backward, feeds, record=record)
+        numbered = StepWork(
+            self.request, self.graph, self.plan.num_stages, self.num_microbatches, self.steps
+        )
+        work = numbered.work(
+            [(found.forward_s, found.backward_s) for found in stages],
+            [self.sums(stage).buckets for stage in self.plan.stages],
+        )
+        played = play(work)
+        sums_s = {found.stage: end_s for found, end_s in zip(work.sums, played.sums_s)}
+        ends_s, starts_s = [], []
+        for stage, steps in self.steps.items():
+            first, count = numbered.first[stage], numbered.shares[stage].num_microbatches
+            own = played.start_s[first : first + 2 * count]
+            starts_s.append(tuple(own[step if step >= 0 else count + ~step] for step in steps))
+            last_s = max(played.start_s[last] for last in numbered.last(stage))
+            ends_s.append(max(last_s + work.seconds[first + count], sums_s.get(stage, 0.0)))
+        step_s = max(*ends_s, *played.line_s, *played.sent_s)
+        return Timing(step_s, tuple(ends_s), tuple(starts_s))
 
     def least_step_s(self, stages: Sequence[StageSeconds]) -> float:
         """Seconds that playing takes at least, found in no time (see :mod:`.least_step`).
@@ -81,90 +102,63 @@ class PipelineRun:
         Args:
             stages: what the plan's stages take.
         """
-        if self._shares_devices:
+        if self._shares_devices or any(stage.shares for stage in self.plan.stages):
             return 0.0
-        return least_step_s(self._timed(stages), self.traffic.forward, self.traffic.backward)
+        edges = [self._timed_edge(edge) for edge in self.graph.stages.edges]
+        return least_step_s(self._timed(stages), edges)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """The messages of all stages."""
+        unit_size = self.request.minibatch_size / self.num_microbatches
+        return plan_traffic(self.request, self.graph, unit_size)
 
     @cached_property
     def steps(self) -> Mapping[int, Steps]:
         """Forwards and backwards of every stage in order."""
-        return find_schedule(self.schedule).orders(
+        return find_schedule(self.request.schedule).orders(
             self.graph.stages, self.num_microbatches, self.graph.multiples
         )
 
     @cached_property
     def in_flight(self) -> Mapping[int, int]:
         """Micro-batches of every stage between forward and backward at the peak."""
-        return find_schedule(self.schedule).peak_in_flight(
+        return find_schedule(self.request.schedule).peak_in_flight(
             self.graph.stages, self.num_microbatches, self.graph.multiples
         )
 
+    def sums(self, stage: Stage) -> StageSums:
+        """The sums of a stage's gradients over its replicas."""
+        if stage.num_replicas == 1:
+            return NO_SUMS
+        unit_size = self.request.minibatch_size / self.num_microbatches
+        return stage_sums(self.request, stage, unit_size, self.graph.own_parameters[stage.id])
+
     def _timed(self, stages: Sequence[StageSeconds]) -> list[TimedStage]:
-        counts = [self.num_microbatches // multiple for multiple in self.graph.multiples]
-        timed = [
-            TimedStage(count, found.forward_s, found.backward_s, found.reduce_s)
-            for count, found in zip(counts, stages)
+        seconds = [(found.forward_s, found.backward_s, found.reduce_s) for found in stages]
+        multiples, homes = self.graph.multiples, self.graph.devices
+        seconds += [(0.0, 0.0, 0.0)] * (len(multiples) - len(seconds))  # the loss
+        return [
+            TimedStage(units, len(home), self.num_microbatches // units, *taken_s)
+            for units, home, taken_s in zip(multiples, homes, seconds)
         ]
-        return timed + [TimedStage(count, 0.0, 0.0) for count in counts[len(timed) :]]  # the loss
+
+    def _timed_edge(self, edge: StageEdge) -> TimedEdge:
+        tables, multiples, homes = self.request.tables, self.graph.multiples, self.graph.devices
+        senders, receivers = homes[edge.source], homes[edge.target]
+        senders = senders[:1] if edge.source == FEED else senders
+        shares = multiples[edge.source] // len(senders), multiples[edge.target] // len(receivers)
+        samples = math.gcd(*shares) * self.request.minibatch_size / self.num_microbatches
+        sizes = tables.edge_bytes(edge.values, has_backward=edge.has_backward)
+        links = tables.links(senders, receivers)
+        there_s = min(transfer_s(link, sizes.forward(samples)) for link in links)
+        back_s = min(transfer_s(link, sizes.backward(samples)) for link in links)
+        return TimedEdge(edge.source, edge.target, there_s, back_s if edge.has_backward else None)
 
     @cached_property
     def _shares_devices(self) -> bool:
         devices = [device for stage in self.plan.stages for device in stage.devices]
         return len(set(devices)) < len(devices)
-
-    def _dry_run(self, stages: Sequence[StageSeconds]) -> Timing:
-        """The same where a device holds several stages, whose orders the program merges.
-
-        Replicas act on their own then; the starts are those of the first replica of each stage.
-        """
-        program = self.graph.program(self.num_microbatches, schedule=self.schedule, check=False)
-        found = dry_run(program, self._durations(program, stages))
-        starts: dict[int, list[float]] = {stage: [] for stage in self.steps}
-        ends = [0.0] * self.graph.stages.num_stages
-        for action, at_s in sorted(found.start_s.items(), key=lambda item: item[1]):
-            replica = program.replica(action.stage)
-            if not action.kind.is_compute or action.stage == FEED:
-                continue
-            if replica.index == 0:
-                starts[replica.stage].append(at_s)
-            if replica.stage < len(stages):
-                taken_s = stages[replica.stage].backward_s + stages[replica.stage].reduce_s
-                ends[replica.stage] = max(ends[replica.stage], at_s + taken_s)
-        return Timing(
-            found.step_s,
-            tuple(ends[: len(stages)]),
-            tuple(tuple(starts[stage]) for stage in sorted(starts)),
-        )
-
-    def _durations(
-        self, program: Program, stages: Sequence[StageSeconds]
-    ) -> Callable[[Action], float]:
-        def action_s(action: Action) -> float:
-            stage = program.replica(action.stage).stage
-            if action.kind is Kind.REDUCE:
-                reduced = program.reduce_group(action.microbatch).stage
-                return 0.0 if reduced is None else stages[reduced].reduce_s
-            if action.kind.is_send:
-                return self._message_s(program, action)
-            if stage == FEED or stage >= len(stages) or not action.kind.is_compute:
-                return 0.0
-            found = stages[stage]
-            return found.forward_s if action.kind is Kind.FORWARD else found.backward_s
-
-        return action_s
-
-    def _message_s(self, program: Program, send: Action) -> float:
-        """Seconds of the part of a message that goes from one replica to another."""
-        assert send.peer is not None
-        sender, receiver = (program.replica(stage) for stage in (send.stage, send.peer))
-        if send.kind is Kind.SEND_FORWARD:
-            messages = self.traffic.forward[sender.stage, receiver.stage]
-        elif receiver.stage == FEED:
-            return 0.0
-        else:
-            messages = self.traffic.backward[receiver.stage, sender.stage]
-        units = min(self.graph.multiples[end.stage] for end in (sender, receiver))
-        return messages.message_s * sender.count * program.num_units(send) / units
 
 
 def pipeline_run(plan: Plan, request: PlanRequest) -> PipelineRun:
@@ -174,14 +168,7 @@ def pipeline_run(plan: Plan, request: PlanRequest) -> PipelineRun:
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
     count = num_microbatches(plan, request)
-    graph = plan_graph(plan, request.graph)
-    return PipelineRun(
-        plan,
-        graph,
-        traffic=plan_traffic(request, graph, request.minibatch_size / count),
-        num_microbatches=count,
-        schedule=request.schedule,
-    )
+    return PipelineRun(request, plan, plan_graph(plan, request.graph), count)
 
 
 def num_microbatches(plan: Plan, request: PlanRequest) -> int:

@@ -1,223 +1,224 @@
-"""How long a step of a stage graph takes, by playing the static orders of its stages.
+"""How long a step takes, by playing the static orders of its devices.
 
-The same events as the dry run of the program (:mod:`lightning_gpp.schedule.dry_run`), without
-making the program: every stage is on devices of its own and its replicas act at the same time, so
-that one stage is one line of time. A search can afford thousands of stages and micro-batches.
+The same events as the simulation of the program (:mod:`lightning_gpp.simulate.engine`), without
+making the program: numbered forwards and backwards in the order of every device, messages, and the
+sums of gradients behind them. A search can afford it for thousands of stages and micro-batches.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from lightning_gpp.graph import FEED
-from lightning_gpp.schedule import Steps
-
-
-class Messages(NamedTuple):
-    """The messages of an edge in one direction.
-
-    Attributes:
-        per_source: messages that one micro-batch of the sender makes.
-        per_target: messages that one micro-batch of the receiver needs.
-        message_s: seconds of one of them.
-    """
-
-    per_source: int
-    per_target: int
-    message_s: float
-
-
-class TimedStage(NamedTuple):
-    """A stage as a line of time.
-
-    Attributes:
-        num_microbatches: its micro-batches in a mini-batch.
-        forward_s: seconds of a forward.
-        backward_s: seconds of a backward.
-        end_s: seconds after its last step (the sum of the replicas' gradients).
-    """
-
-    num_microbatches: int
-    forward_s: float
-    backward_s: float
-    end_s: float = 0.0
-
-    @property
-    def work_s(self) -> float:
-        """Seconds of all its forwards and backwards."""
-        return self.num_microbatches * (self.forward_s + self.backward_s)
+Send = tuple[int, float, tuple[int, ...]]
+"""A message: the work that waits for it, its seconds, and the channels that it occupies; without
+channels it goes through the port of its device alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """What playing the orders gave.
+class Sum:
+    """The sum of the gradients of some replicas.
 
     Attributes:
-        step_s: seconds until everything is done.
-        end_s: when every stage is done.
-        start_s: when every step of every stage starts; empty where that was not recorded.
+        stage: whose replicas they are.
+        last: the last backward of every replica.
+        buckets: seconds from the start of a last backward until a bucket is final, and the seconds
+            of its sum, in the order in which they begin.
+        channels: what the sums occupy; without channels nothing else needs theirs.
+        then: the work that waits for them.
     """
 
-    step_s: float
-    end_s: tuple[float, ...]
-    start_s: tuple[tuple[float, ...], ...] = ()
-
-
-_Sends = tuple[list[float], float, Messages | None]
-"""When each micro-batch of the receiver has all it needs, seconds of a message, and all about the
-messages where there is not one for each micro-batch at both ends."""
+    stage: int
+    last: tuple[int, ...]
+    buckets: Sequence[tuple[float, float]]
+    channels: tuple[int, ...] = ()
+    then: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
-class _Ports:
-    """What a stage waits for, and what it sends.
+class Work:
+    """All forwards and backwards of a step as numbers, and what they wait for.
 
     Attributes:
-        inputs: edge by edge, when all that a forward needs has arrived; infinite until then.
-        returns: the same of the gradients that a backward needs.
-        outputs: edge by edge, what follows a forward.
-        gradients: the same of a backward.
+        seconds: what each takes.
+        missing: how many messages each waits for.
+        sends: what each sends when it is done, in this order.
+        lines: the work of every device in its order.
+        feeds: the messages of the feed, which all leave at the start, one after the other.
+        sums: of gradients.
+        num_channels: channels that messages and sums share.
+        feed_line: the device of the feed.
     """
 
-    inputs: list[list[float]] = field(default_factory=list)
-    returns: list[list[float]] = field(default_factory=list)
-    outputs: list[_Sends] = field(default_factory=list)
-    gradients: list[_Sends] = field(default_factory=list)
+    seconds: list[float]
+    missing: list[int]
+    sends: list[list[Send]]
+    lines: list[list[int]]
+    feeds: list[Send] = field(default_factory=list)
+    sums: list[Sum] = field(default_factory=list)
+    num_channels: int = 0
+    feed_line: int = 0
 
 
-def play(
-    stages: Sequence[TimedStage],
-    orders: Sequence[Steps],
-    forward: Mapping[tuple[int, int], Messages],
-    backward: Mapping[tuple[int, int], Messages],
-    num_feeds: int,
-    *,
-    record: bool = False,
-) -> Timing:
-    """Plays the orders of all stages.
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What playing gave.
 
-    Every stage goes on until it has to wait, again and again. The stages are visited from the last
-    to the first, but once at the start in their order: so a visit finds both the gradient and, in
-    time, the input of a steady pipeline.
+    Attributes:
+        start_s: when each forward and backward starts.
+        line_s: when every device is done with its work.
+        sent_s: when the last message of every device is there.
+        sums_s: when every sum is done.
+    """
 
-    Args:
-        stages: the stages.
-        orders: the forwards and backwards of every stage.
-        forward: (source, target) -> messages with activations; the feed is a source.
-        backward: (source, target) of the edge -> messages with gradients, where they flow.
-        num_feeds: micro-batches of the feed, which all leave at the start, one after the other.
-        record: whether to note when each step starts.
+    start_s: list[float]
+    line_s: list[float]
+    sent_s: list[float]
+    sums_s: list[float]
+
+
+def play(work: Work) -> Played:
+    """Plays the orders of all devices.
+
+    A device goes on until it has to wait. Its messages leave one after the other; where they need
+    channels that others use, too, they are served in the order in which they are ready (see
+    :mod:`lightning_gpp.cluster.channels`).
 
     Raises:
-        ValueError: stages wait for each other for ever.
+        ValueError: devices wait for each other for ever.
     """
-    ports = _connect(stages, forward, backward, num_feeds)
-    starts: list[list[float]] | None = [[] for _ in stages] if record else None
-    ends = [0.0] * len(stages)
-    lines = [
-        _line(number, stage, steps, ports[number], ends, None if starts is None else starts[number])
-        for number, (stage, steps) in enumerate(zip(stages, orders, strict=True))
-    ]
-    waiting: list[int | None] = [next(line, None) for line in lines]
-    lines.reverse()
-    waiting.reverse()
-    while any(step is not None for step in waiting):
-        before, waiting = waiting, [next(line, None) for line in lines]
-        if waiting == before:
-            stuck = [s for s, step in enumerate(reversed(waiting)) if step is not None]
-            raise ValueError(f"stages {stuck} wait for each other: the orders deadlock")
-    return Timing(max(ends), tuple(ends), tuple(map(tuple, starts or ())))
+    return _Player(work).run()
 
 
-def _line(
-    number: int,
-    stage: TimedStage,
-    steps: Steps,
-    ports: _Ports,
-    ends: list[float],
-    starts: list[float] | None,
-) -> Iterator[int]:
-    """The steps of a stage; halts, with the step, where it has to wait."""
-    inputs, outputs = ports.inputs, ports.outputs
-    returns, gradients = ports.returns, ports.gradients
-    forward_s, backward_s = stage.forward_s, stage.backward_s
-    clock_s = sent_s = 0.0
-    never = math.inf
-    for step in steps:
-        if step >= 0:
-            microbatch, awaited = step, inputs
-            taken_s, sends = forward_s, outputs
-        else:
-            microbatch, awaited = ~step, returns
-            taken_s, sends = backward_s, gradients
-        for arrivals in awaited:
-            while (at_s := arrivals[microbatch]) == never:
-                yield step
-            if at_s > clock_s:
-                clock_s = at_s
-        if starts is not None:
-            starts.append(clock_s)
-        clock_s += taken_s
-        if sent_s < clock_s:
-            sent_s = clock_s
-        for arrivals, message_s, several in sends:
-            if several is None:
-                arrivals[microbatch] = sent_s = sent_s + message_s
+class _Player:
+    """State while a step is played."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.start_s = [0.0] * len(work.seconds)
+        self.ready_s = [0.0] * len(work.seconds)
+        self.missing = list(work.missing)
+        self.position = [0] * len(work.lines)
+        self.line_s = [0.0] * len(work.lines)
+        self.sent_s = [0.0] * len(work.lines)
+        self.free_s = [0.0] * work.num_channels
+        self.queue: list[tuple[float, int, int, int, float, tuple[int, ...]]] = []
+        self.waiting: dict[int, int] = {}
+        self.sums_s = [0.0] * len(work.sums)
+        self.sum_of = {last: n for n, found in enumerate(work.sums) for last in found.last}
+        self.left = [len(found.last) for found in work.sums]
+        self.buckets_left = [len(found.buckets) for found in work.sums]
+        self.num_pushed = 0
+
+    def run(self) -> Played:
+        """Plays everything."""
+        self.feed()
+        runnable = list(range(len(self.work.lines)))
+        while runnable or self.queue:
+            if not runnable:
+                runnable += self.serve()
             else:
-                sent_s = _send(several, microbatch, arrivals, sent_s)
-    ends[number] = clock_s + stage.end_s
+                self.line(runnable.pop(), runnable)
+        if self.waiting:
+            raise ValueError(
+                f"devices {sorted(self.waiting.values())} wait for each other: the orders deadlock"
+            )
+        return Played(self.start_s, self.line_s, self.sent_s, self.sums_s)
 
+    def feed(self) -> None:
+        """Sends all that the feed sends."""
+        missing, ready_s = self.missing, self.ready_s
+        now_s = 0.0
+        for target, message_s, channels in self.work.feeds:
+            if channels:
+                self.push(0.0, self.work.feed_line, target, message_s, channels)
+                continue
+            now_s += message_s
+            missing[target] -= 1
+            if ready_s[target] < now_s:
+                ready_s[target] = now_s
 
-def _send(messages: Messages, microbatch: int, arrivals: list[float], now_s: float) -> float:
-    """Sends what a micro-batch makes, message by message; when the last has left."""
-    sent = microbatch * messages.per_source
-    for number in range(sent + 1, sent + messages.per_source + 1):
-        now_s += messages.message_s
-        if not number % messages.per_target:
-            arrivals[number // messages.per_target - 1] = now_s
-    return now_s
+    def line(self, number: int, runnable: list[int]) -> None:
+        """Runs a device until it has to wait."""
+        work, line = self.work, self.work.lines[number]
+        seconds, sends = work.seconds, work.sends
+        start_s, ready_s, missing, waiting = self.start_s, self.ready_s, self.missing, self.waiting
+        clock_s, sent_s = self.line_s[number], self.sent_s[number]
+        position = self.position[number]
+        sum_of = self.sum_of
+        for step in line[position:] if position else line:
+            if missing[step]:
+                waiting[step] = number
+                break
+            if ready_s[step] > clock_s:
+                clock_s = ready_s[step]
+            start_s[step] = clock_s
+            clock_s += seconds[step]
+            if sent_s < clock_s:
+                sent_s = clock_s
+            for target, message_s, channels in sends[step]:
+                if channels:
+                    self.push(clock_s, number, target, message_s, channels)
+                    continue
+                sent_s += message_s
+                if ready_s[target] < sent_s:
+                    ready_s[target] = sent_s
+                missing[target] -= 1
+                if not missing[target] and target in waiting:
+                    runnable.append(waiting.pop(target))
+            if step in sum_of:
+                runnable += self.final(sum_of[step])
+            position += 1
+        self.line_s[number], self.sent_s[number], self.position[number] = clock_s, sent_s, position
 
+    def push(
+        self, now_s: float, line: int, target: int, seconds: float, channels: tuple[int, ...]
+    ) -> None:
+        """A message, or a sum, that has to wait for its channels."""
+        self.num_pushed += 1
+        heapq.heappush(self.queue, (now_s, line, self.num_pushed, target, seconds, channels))
 
-def _connect(
-    stages: Sequence[TimedStage],
-    forward: Mapping[tuple[int, int], Messages],
-    backward: Mapping[tuple[int, int], Messages],
-    num_feeds: int,
-) -> list[_Ports]:
-    ports = [_Ports() for _ in stages]
-    feeds = []
-    for (source, target), messages in forward.items():
-        arrivals = [math.inf] * stages[target].num_microbatches
-        ports[target].inputs.append(arrivals)
-        if source == FEED:
-            feeds.append((arrivals, messages))
-        else:
-            ports[source].outputs.append(_sends(arrivals, messages))
-    for (source, target), messages in backward.items():
-        arrivals = [math.inf] * stages[source].num_microbatches
-        ports[source].returns.append(arrivals)
-        ports[target].gradients.append(_sends(arrivals, messages))
-    _feed(feeds, num_feeds)
-    return ports
+    def serve(self) -> list[int]:
+        """Serves the message or sum that is ready first; returns who waited for it."""
+        ready_s, line, _, target, seconds, channels = heapq.heappop(self.queue)
+        end_s = max(ready_s, *(self.free_s[channel] for channel in channels)) + seconds
+        for channel in channels:
+            self.free_s[channel] = end_s
+        if target < 0:
+            return self.summed(~target, end_s)
+        self.sent_s[line] = max(self.sent_s[line], end_s)
+        return self.arrived(target, end_s)
 
+    def arrived(self, target: int, now_s: float) -> list[int]:
+        """Notes that something is there; returns who waited for it."""
+        self.ready_s[target] = max(self.ready_s[target], now_s)
+        self.missing[target] -= 1
+        if not self.missing[target] and target in self.waiting:
+            return [self.waiting.pop(target)]
+        return []
 
-def _feed(feeds: Sequence[tuple[list[float], Messages]], num_feeds: int) -> None:
-    """Sends all micro-batches of the feed, for each of them message by message, edge by edge."""
-    each_s = [m.message_s for _, m in feeds for _ in range(m.per_source)]
-    left_s = list(itertools.accumulate(each_s * num_feeds))
-    first = 0
-    for arrivals, messages in feeds:
-        numbers = range(first, first + messages.per_source)
-        own = sorted(itertools.chain.from_iterable(left_s[n :: len(each_s)] for n in numbers))
-        complete = own[messages.per_target - 1 :: messages.per_target]
-        arrivals[: len(complete)] = complete
-        first = numbers.stop
+    def summed(self, number: int, end_s: float) -> list[int]:
+        """Notes the end of a bucket; returns who waited for the last one."""
+        self.sums_s[number] = end_s
+        self.buckets_left[number] -= 1
+        if self.buckets_left[number]:
+            return []
+        return [line for step in self.work.sums[number].then for line in self.arrived(step, end_s)]
 
-
-def _sends(arrivals: list[float], messages: Messages) -> _Sends:
-    is_one = messages.per_source == messages.per_target == 1
-    return arrivals, messages.message_s, None if is_one else messages
+    def final(self, number: int) -> list[int]:
+        """A replica has begun its last backward, the last one of all: the sums follow."""
+        self.left[number] -= 1
+        if self.left[number]:
+            return []
+        found = self.work.sums[number]
+        begun_s = max(self.start_s[last] for last in found.last)
+        if found.channels:
+            for final_s, sum_s in found.buckets:
+                self.push(begun_s + final_s, 0, ~number, sum_s, found.channels)
+            return []
+        end_s = 0.0
+        for final_s, sum_s in found.buckets:
+            end_s = max(end_s, final_s) + sum_s
+        self.buckets_left[number] = 1
+        return self.summed(number, begun_s + end_s)

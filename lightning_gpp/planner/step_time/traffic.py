@@ -9,15 +9,29 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lightning_gpp.cluster import Link
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan_graph import PlanGraph
-from lightning_gpp.planner.step_time.timing import Messages
 from lightning_gpp.schedule import SCHEDULES
 
 Pair = tuple[int, int]
+
+
+class Messages(NamedTuple):
+    """The messages of an edge in one direction.
+
+    Attributes:
+        per_source: messages that one micro-batch of the sender makes.
+        per_target: messages that one micro-batch of the receiver needs.
+        message_s: seconds of one of them.
+    """
+
+    per_source: int
+    per_target: int
+    message_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +48,14 @@ class Traffic:
     forward: Mapping[Pair, Messages]
     backward: Mapping[Pair, Messages]
 
-    def busiest_s(self) -> dict[int, float]:
-        """Stage -> seconds that a replica sends, or receives (the longer), per micro-batch."""
-        sent_s: defaultdict[int, float] = defaultdict(float)
-        received_s: defaultdict[int, float] = defaultdict(float)
-        for (source, target), (per_source, per_target, message_s) in self.forward.items():
-            sent_s[source] += per_source * message_s
-            received_s[target] += per_target * message_s
-        for (source, target), (per_target, per_source, message_s) in self.backward.items():
-            sent_s[target] += per_target * message_s
-            received_s[source] += per_source * message_s
-        return {stage: max(sent_s[stage], received_s[stage]) for stage in {*sent_s, *received_s}}
+    def sent_s(self) -> dict[int, float]:
+        """Stage -> seconds that a replica sends per micro-batch; none that send nothing."""
+        found: defaultdict[int, float] = defaultdict(float)
+        for (source, _), messages in self.forward.items():
+            found[source] += messages.per_source * messages.message_s
+        for (_, target), messages in self.backward.items():
+            found[target] += messages.per_source * messages.message_s
+        return found
 
 
 def plan_traffic(request: PlanRequest, plan: PlanGraph, unit_size: float) -> Traffic:

@@ -12,9 +12,6 @@ from lightning_gpp.units_of_measure import (
     seconds_text,
 )
 
-LEAST_ENDS = 1e-6
-"""A pipeline whose ends take less of its step is judged by what a link carries alone."""
-
 
 def describe_bounds(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
     """The stage that sets the pace, what the pipeline's ends add, and how full the memory is."""
@@ -44,12 +41,7 @@ def _pace(evaluation: PlanEvaluation) -> str:
 
 def _ends(evaluation: PlanEvaluation) -> str:
     steady_s = evaluation.minibatch_size * evaluation.seconds_per_sample
-    rest_s = evaluation.step_s - steady_s
-    if len(evaluation.stages) > 1 and rest_s <= LEAST_ENDS * evaluation.step_s:
-        return (
-            f"Step: {seconds_text(evaluation.step_s)} at that pace, as if the busiest link never "
-            "paused: what fills and empties the pipeline is not counted (job=simulate does)."
-        )
+    rest_s = max(0.0, evaluation.step_s - steady_s)
     return (
         f"Step: {seconds_text(steady_s)} at that pace, and {seconds_text(rest_s)} "
         f"({percent_text(rest_s, evaluation.step_s)}) to fill and to empty the pipeline."

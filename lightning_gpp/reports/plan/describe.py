@@ -127,7 +127,7 @@ def describe_columns(request: PlanRequest, *, max_width: int = 100) -> str:
         optimizer = f"Adam: {optimizer}"
     sentences = (
         f"Compute: forward and backward of one micro-batch ({describe_source(request)}).",
-        "Messages: what a replica sends or receives meanwhile, the longer of both.",
+        "Messages: what a replica sends meanwhile.",
         "Per sample: the longer of both, and sums of gradients. Load: of the slowest stage's.",
         f"Memory: parameters, gradients, optimizer state ({optimizer} per parameter) and "
         "activations in flight, on each device. r: activations are computed again.",

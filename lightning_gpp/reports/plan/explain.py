@@ -37,7 +37,7 @@ LEGEND = (
     "Weights: parameters, gradients and optimizer state. Activations: of the micro-batches in "
     "flight.",
 )
-LEGEND_OF_SUMS = "Sums: adding up the gradients of replicas."
+LEGEND_OF_SUMS = "Sums: adding up the gradients of replicas behind its last backward."
 
 
 def describe_devices(

@@ -11,59 +11,10 @@ than a sum per layer or than one sum of all, but there can be better groups; ``o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 
-SumSeconds = Callable[[float], float]
-"""Seconds of the sum of so many bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class GradientPiece:
-    """Gradients that are summed together, at first those of one layer.
-
-    Attributes:
-        size_bytes: of the gradients.
-        ready_s: seconds after the backward's start at which the last of them is final.
-    """
-
-    size_bytes: float
-    ready_s: float
-
-    def with_next(self, later: GradientPiece) -> GradientPiece:
-        """Together with a piece that is ready later."""
-        return GradientPiece(self.size_bytes + later.size_bytes, later.ready_s)
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """What a backward makes.
-
-    Attributes:
-        pieces: in the order in which they come.
-        backward_s: seconds of the whole backward, also of layers without gradients.
-    """
-
-    pieces: Sequence[GradientPiece]
-    backward_s: float
-
-
-Rule = Callable[[Gradients, SumSeconds], list[GradientPiece]]
-"""A way to sum gradients: what is summed together, in the order of the sums."""
-
-
-def last_end_s(pieces: Iterable[GradientPiece], sum_s: SumSeconds) -> float:
-    r"""When the last sum ends, in seconds after the backward's start.
-
-    .. math:: \tau_c^{(l)} = \max(\tau_c^{(l+1)} + t_c^{(l+1)}, \tau_b^{(l)} + t_b^{(l)})
-
-    Sums follow one another in the order in which gradients come. Source: arXiv 1805.03812.
-    """
-    end_s = 0.0
-    for piece in pieces:
-        end_s = max(end_s, piece.ready_s) + sum_s(piece.size_bytes)
-    return end_s
+from lightning_gpp.planner.step_time.gradients import GradientPiece, Gradients, Rule, SumSeconds
 
 
 def each_layer(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
@@ -129,24 +80,6 @@ def optimal(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
         found.insert(0, GradientPiece(size_bytes, pieces[stop - 1].ready_s))
         stop = first[stop]
     return found
-
-
-def in_buckets(bucket_bytes: float) -> Rule:
-    """Buckets that are closed when they have so many bytes, as in PyTorch's DDP and our runtime.
-
-    Unlike merging by MG-WFBP's rule, this may be slower than a sum per layer.
-    """
-
-    def cut(gradients: Gradients, sum_s: SumSeconds) -> list[GradientPiece]:
-        found: list[GradientPiece] = []
-        for piece in gradients.pieces:
-            if found and found[-1].size_bytes < bucket_bytes:
-                found[-1] = found[-1].with_next(piece)
-            else:
-                found.append(piece)
-        return found
-
-    return cut
 
 
 MERGING: Mapping[str, Rule] = MappingProxyType(

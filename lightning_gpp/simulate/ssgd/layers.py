@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.simulate.ssgd.gradient_merging import GradientPiece, Gradients
+from lightning_gpp.planner.step_time.gradients import GradientPiece, Gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,6 @@ def kind_layers(
     samples: float,
     kind: str,
     operators: Iterable[str] | None = None,
-    parameters: Collection[str] | None = None,
 ) -> list[Layer]:
     """The same on devices of one kind.
 
@@ -72,7 +71,6 @@ def kind_layers(
         samples: of a device's mini-batch.
         kind: of the devices.
         operators: those of a stage; all if not given.
-        parameters: those whose gradients count; all if not given.
     """
     costs = request.profile(samples, kind).operators
     graph = request.graph
@@ -85,8 +83,6 @@ def kind_layers(
         own = [graph.parameter[name] for name in operator.parameters if name not in seen]
         seen.update(operator.parameters)
         cost = costs[operator.name]
-        if parameters is not None:
-            own = [parameter for parameter in own if parameter.name in parameters]
         size_bytes = sum(parameter.size_bytes for parameter in own if parameter.requires_grad)
         found.append(Layer(operator.name, cost.forward_s, cost.backward_s, size_bytes))
     return found

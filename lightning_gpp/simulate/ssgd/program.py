@@ -24,11 +24,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from lightning_gpp.cluster import AllReduce, Cluster, all_reduce_s
+from lightning_gpp.planner.step_time.gradients import GradientPiece
 from lightning_gpp.schedule import GPIPE, Action, Kind, Program, ReduceGroup, Replica
 from lightning_gpp.simulate.engine.run import simulate
 from lightning_gpp.simulate.program_costs import Bucket, ProgramCosts, StageCosts, StepCosts
 from lightning_gpp.simulate.simulation import Simulation
-from lightning_gpp.simulate.ssgd.gradient_merging import GradientPiece, merged_by
+from lightning_gpp.simulate.ssgd.gradient_merging import merged_by
 from lightning_gpp.simulate.ssgd.layers import Layer, layer_gradients
 from lightning_gpp.simulate.what_if.changes import WhatIf, has_input
 from lightning_gpp.simulate.what_if.grown_cluster import twice

@@ -21,30 +21,31 @@ from typing import NamedTuple
 
 
 class Hop(NamedTuple):
-    """An edge between two stages; a *part* is what the one with the smaller micro-batches takes.
+    """An edge between two stages; replicas exchange what their micro-batches have in common.
 
     Attributes:
         target: the stage that it leads to.
-        there_s: seconds from a forward of the source until the first part is at the target.
-        back_s: seconds from a backward of the target until the first part is back; None where no
-            gradients flow.
-        source_parts: parts in a micro-batch of the source.
-        target_parts: parts in one of the target.
-        part_there_s: seconds of the message with a part on its way there.
-        part_back_s: likewise on its way back.
+        there_s: seconds from a forward of the source until the first message is at the target.
+        back_s: seconds from a backward of the target until the first message is back; None where
+            no gradients flow.
+        forwards: of a replica of the source that a forward of one of the target needs.
+        backwards: of a replica of the target that a backward of one of the source needs.
+        all_forwards: of the source that the first forward of the last replica of the target needs,
+            where the source has no larger micro-batches.
+        message_back_s: seconds of a message on its way back.
     """
 
     target: int
     there_s: float
     back_s: float | None
-    source_parts: int
-    target_parts: int
-    part_there_s: float
-    part_back_s: float
+    forwards: int = 1
+    backwards: int = 1
+    all_forwards: int = 1
+    message_back_s: float = 0.0
 
 
 class ChainStage(NamedTuple):
-    """A stage as chains see it.
+    """A stage as chains see it: one of its replicas, and the last one at both ends of a step.
 
     Attributes:
         size: units of the smallest micro-batch that it takes at a time.
@@ -56,7 +57,7 @@ class ChainStage(NamedTuple):
         reduce_s: seconds after its last backward.
         fed_s: seconds until the first of the model's inputs that it reads are there.
         sent_s: seconds of what it sends for a micro-batch.
-        received_s: seconds of what it receives for a micro-batch.
+        sent_there_s: seconds of the activations in it.
         hops: the edges to later stages.
     """
 
@@ -69,7 +70,7 @@ class ChainStage(NamedTuple):
     reduce_s: float
     fed_s: float
     sent_s: float
-    received_s: float
+    sent_there_s: float
     hops: Sequence[Hop]
 
     @property
@@ -107,22 +108,25 @@ class Chains:
         return least_s
 
     def _first_inputs(self) -> list[float]:
-        """Seconds until every stage can begin."""
-        until_s = [stage.fed_s for stage in self._stages]
+        """Seconds until the last replica of every stage can begin."""
+        any_s = [stage.fed_s for stage in self._stages]
+        until_s = list(any_s)
         for number, stage in enumerate(self._stages):
             for hop in stage.hops:
-                arrival_s = until_s[number] + self._there_s(stage, hop)
-                if arrival_s > until_s[hop.target]:
-                    until_s[hop.target] = arrival_s
+                target = hop.target
+                first_s = any_s[number] + self._there_s(stage, hop, hop.forwards)
+                any_s[target] = max(any_s[target], first_s)
+                if stage.size <= self._stages[target].size:
+                    first_s = until_s[number] + self._there_s(stage, hop, hop.all_forwards)
+                until_s[target] = max(until_s[target], first_s)
         return until_s
 
-    def _there_s(self, stage: ChainStage, hop: Hop) -> float:
+    def _there_s(self, stage: ChainStage, hop: Hop, forwards: int) -> float:
         """Seconds from the first forward of a stage until another one has its first input."""
-        if hop.target_parts == 1:
+        if forwards == 1:
             return stage.forward_s + hop.there_s
-        sent_s = sum(other.source_parts * other.part_there_s for other in stage.hops)
-        more_s = max(stage.forward_s, sent_s)
-        return stage.forward_s + (hop.target_parts - 1) * more_s + hop.there_s
+        more_s = max(stage.forward_s, stage.sent_there_s if forwards == hop.forwards else 0.0)
+        return stage.forward_s + (forwards - 1) * more_s + hop.there_s
 
     def _first_gradients(self) -> list[float]:
         """Seconds from the first forward of every stage until its first gradients are there."""
@@ -131,8 +135,8 @@ class Chains:
         for number in range(len(stages) - 1, -1, -1):
             for hop in stages[number].hops:
                 if hop.back_s is not None:
-                    way_s = self._there_s(stages[number], hop) + return_s[hop.target]
-                    way_s += hop.source_parts * stages[hop.target].backward_s + hop.back_s
+                    way_s = self._there_s(stages[number], hop, hop.forwards) + return_s[hop.target]
+                    way_s += hop.backwards * stages[hop.target].backward_s + hop.back_s
                     if way_s > return_s[number]:
                         return_s[number] = way_s
         return return_s
@@ -143,9 +147,8 @@ class Chains:
         for number, stage in enumerate(self._stages):
             for hop in stage.hops:
                 if hop.back_s is not None:
-                    more = hop.target_parts - 1
                     last_s = hop.back_s + stage.backward_s + drain_s[number]
-                    last_s += more * max(stage.backward_s, hop.part_back_s)
+                    last_s += (hop.forwards - 1) * max(stage.backward_s, hop.message_back_s)
                     if last_s > drain_s[hop.target]:
                         drain_s[hop.target] = last_s
         return drain_s
@@ -174,8 +177,7 @@ class Chains:
             work_s = max(work_s, last_s - stage.forward_s + self._last_s[number])
         work_s += self._until_s[number]
         sent_s = self._until_s[number] + stage.forward_s + stage.num_microbatches * stage.sent_s
-        busy_s = max(stage.work_s, stage.sent_s, stage.received_s)
-        return max(work_s, sent_s, stage.num_microbatches * busy_s + stage.reduce_s)
+        return max(work_s, sent_s)
 
     def _loops(self, number: int) -> float:
         """The longest of all loops from a stage to a later one and back."""

@@ -18,8 +18,7 @@ from lightning_gpp.planner.edge_bytes import edge_bytes
 from lightning_gpp.planner.graphpipe.candidates.chains import Chains, ChainStage, Hop
 from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
 from lightning_gpp.planner.graphpipe.space.layout import Layout
-from lightning_gpp.planner.step_time.stage_costs import reduce_line
-from lightning_gpp.planner.step_time.traffic import share_s
+from lightning_gpp.planner.request_tables import transfer_s
 from lightning_gpp.planner.units.units import UnitGraph
 from lightning_gpp.schedule.in_flight import units_by_successors
 from lightning_gpp.schedule.schedules import steps_in_a_row
@@ -57,15 +56,6 @@ class Carried(NamedTuple):
         )
 
 
-class LinkSeconds(NamedTuple):
-    """Seconds of a message between two groups of replicas: of an empty one, and per byte."""
-
-    there_s: float
-    there_per_byte_s: float
-    back_s: float
-    back_per_byte_s: float
-
-
 class Estimates:
     """Estimates for the stages that are found in one problem.
 
@@ -79,10 +69,9 @@ class Estimates:
         self._request = request
         self._num_places = len(layout.order)
         self._flows = _flows(request.graph, units, layout)
-        self._links: dict[tuple[Devices, Devices], LinkSeconds] = {}
-        self._host_links: dict[tuple[Hosts, Hosts], Link | None] = {}
+        self._links: dict[tuple[Devices, Devices], frozenset[Link | None]] = {}
+        self._host_links: dict[tuple[Hosts, Hosts], frozenset[Link | None]] = {}
         self._hosts_of: dict[Devices, Hosts] = {}
-        self._sums: dict[Devices, tuple[float, float]] = {}
 
     def computes_s(self, stages: Sequence[FoundStage], unit_size: float) -> float:
         """Seconds of a step that the slowest of some stages computes.
@@ -150,7 +139,7 @@ class Estimates:
     ) -> list[ChainStage]:
         sizes = [stage.crew.multiple for stage in stages]
         seconds = [
-            (stage.forward_s, stage.backward_s, self._sum_s(own, stage.gradient_bytes))
+            (stage.forward_s, stage.backward_s, self._sum_s(own, stage))
             for stage, own in zip(stages, devices)
         ]
         homes = list(devices)
@@ -169,7 +158,7 @@ class Estimates:
                 *seconds[number],
                 traffic.fed_s[number],
                 traffic.sent_s[number],
-                traffic.received_s[number],
+                traffic.sent_there_s[number],
                 traffic.hops[number],
             )
             for number, size in enumerate(sizes)
@@ -182,42 +171,49 @@ class Estimates:
         sizes: Sequence[int],
         unit_size: float,
     ) -> _Traffic:
-        """What stages exchange; messages of a stage follow each other as the schedule has it."""
+        """What a replica of every stage sends, as the schedule has it, one after the other."""
         num_stages = len(sizes)
-        found = _Traffic(
-            [0.0] * num_stages,
-            [0.0] * num_stages,
-            [0.0] * num_stages,
-            [[] for _ in range(num_stages)],
-        )
-        fed_s, sent_s, received_s, hops = found
-        forwards_s, feeding_s = [0.0] * num_stages, 0.0
+        fed_s, back_s = [0.0] * num_stages, [0.0] * num_stages
+        hops: list[list[Hop]] = [[] for _ in range(num_stages)]
+        there_s, feeding_s = [0.0] * num_stages, 0.0
+        shares = [size / len(home) for size, home in zip(sizes, homes)]
         forwards, backwards = self._orders(edges, homes, sizes)
-        gradients = self._gradients(edges, backwards, homes, sizes, unit_size)
+        gradients: dict[Pair, tuple[float, float]] = {}
+        for source, target in backwards:
+            carried = edges[source, target]
+            if source != FEED and carried.has_backward:
+                part = min(shares[source], shares[target])
+                size_bytes = carried.gradient_fixed + carried.gradient_per_sample * part * unit_size
+                part_s = self._part_s(homes[target], homes[source], size_bytes)
+                gradients[source, target] = back_s[target] + part_s, part_s
+                back_s[target] += shares[target] / part * part_s
         for source, target in forwards:
             carried = edges[source, target]
-            source_size, target_size = sizes[source], sizes[target]
-            size = min(source_size, target_size)
-            samples = size * unit_size
-            source_parts, target_parts = source_size // size, target_size // size
-            sender = homes[source] if source != FEED else homes[FEED][:1]
-            link = self._link(sender, homes[target])
-            part_s = link[0] + (carried[1] + carried[0] * samples) * link[1]
-            received_s[target] += target_parts * part_s
             if source == FEED:  # it has the size of the last stage, as the index -1 says
+                part = min(sizes[source], shares[target])
+                size_bytes = carried.fixed + carried.per_sample * part * unit_size
+                part_s = self._part_s(homes[source][:1], homes[target], size_bytes)
                 fed_s[target] = feeding_s + part_s
-                feeding_s += source_parts * part_s
+                feeding_s += part_s
                 continue
-            there_s = forwards_s[source] + part_s
-            forwards_s[source] += source_parts * part_s
-            sent_s[source] += source_parts * part_s
-            back_s, part_back_s = gradients.get((source, target), (None, 0.0))
-            sent_s[target] += target_parts * part_back_s
-            received_s[source] += source_parts * part_back_s
+            part = min(shares[source], shares[target])
+            size_bytes = carried.fixed + carried.per_sample * part * unit_size
+            part_s = self._part_s(homes[source], homes[target], size_bytes)
+            first_back_s, part_back_s = gradients.get((source, target), (None, 0.0))
             hops[source].append(
-                Hop(target, there_s, back_s, source_parts, target_parts, part_s, part_back_s)
+                Hop(
+                    target,
+                    there_s[source] + part_s,
+                    first_back_s,
+                    max(1, int(shares[target] / sizes[source])),
+                    max(1, int(shares[source] / sizes[target])),
+                    max(1, sizes[target] // sizes[source]),
+                    part_back_s,
+                )
             )
-        return found
+            there_s[source] += shares[source] / part * part_s
+        sent_s = [there + back for there, back in zip(there_s, back_s)]
+        return _Traffic(fed_s, sent_s, there_s, hops)
 
     def _orders(
         self, edges: dict[Pair, Carried], homes: Sequence[Devices], sizes: Sequence[int]
@@ -231,30 +227,6 @@ class Estimates:
         ways = longest_ways(units, between)
         forwards, backwards = ways.forward_sends(between), ways.backward_sends(between)
         return [(e.source, e.target) for e in forwards], [(e.source, e.target) for e in backwards]
-
-    def _gradients(
-        self,
-        edges: dict[Pair, Carried],
-        order: Sequence[Pair],
-        homes: Sequence[Devices],
-        sizes: Sequence[int],
-        unit_size: float,
-    ) -> dict[Pair, tuple[float, float]]:
-        """Edge -> seconds from a backward until the first part is back, and those of a part."""
-        found: dict[Pair, tuple[float, float]] = {}
-        backwards_s = [0.0] * len(sizes)
-        for source, target in order:
-            carried = edges[source, target]
-            if source == FEED or not carried.has_backward:
-                continue
-            size = min(sizes[source], sizes[target])
-            link = self._link(homes[source], homes[target])
-            samples = size * unit_size
-            size_bytes = carried.gradient_fixed + carried.gradient_per_sample * samples
-            part_s = link.back_s + size_bytes * link.back_per_byte_s
-            found[source, target] = backwards_s[target] + part_s, part_s
-            backwards_s[target] += sizes[target] // size * part_s
-        return found
 
     def _held(
         self, sizes: Sequence[int], hops: Sequence[Sequence[Hop]], num_units: int
@@ -273,22 +245,24 @@ class Estimates:
             for size, held, block in zip(sizes, units, in_a_row)
         ]
 
-    def _link(self, senders: Devices, receivers: Devices) -> LinkSeconds:
+    def _part_s(self, senders: Devices, receivers: Devices, size_bytes: float) -> float:
+        """Seconds of a message between replicas of two stages, over the quickest link."""
+        links = self._links_between(senders, receivers)
+        return min([transfer_s(link, size_bytes) for link in links])
+
+    def _links_between(self, senders: Devices, receivers: Devices) -> frozenset[Link | None]:
+        """The links between two stages: where they share no device, those of their hosts."""
         key = senders, receivers
         found = self._links.get(key)
         if found is None:
-            link = self._slowest_link(senders, receivers)
-            found = self._links[key] = _link_seconds(link, len(senders), len(receivers))
+            hosts = self._hosts(senders), self._hosts(receivers)
+            if not set(senders).isdisjoint(receivers):
+                found = self._request.tables.links(senders, receivers)
+            elif (found := self._host_links.get(hosts)) is None:
+                found = self._request.tables.links(senders, receivers)
+                self._host_links[hosts] = found
+            self._links[key] = found
         return found
-
-    def _slowest_link(self, senders: Devices, receivers: Devices) -> Link | None:
-        """The slowest link between two stages: where they share no device, that of their hosts."""
-        if set(senders).intersection(receivers):
-            return self._request.tables.slowest_link(senders, receivers)
-        key = self._hosts(senders), self._hosts(receivers)
-        if key not in self._host_links:
-            self._host_links[key] = self._request.tables.slowest_link(senders, receivers)
-        return self._host_links[key]
 
     def _hosts(self, devices: Devices) -> Hosts:
         found = self._hosts_of.get(devices)
@@ -297,14 +271,12 @@ class Estimates:
             found = self._hosts_of[devices] = frozenset((home.rack, home.host) for home in homes)
         return found
 
-    def _sum_s(self, devices: Devices, num_bytes: int) -> float:
-        """Seconds to sum gradients over the replicas of a stage."""
-        if len(devices) < 2 or not num_bytes:
+    def _sum_s(self, devices: Devices, stage: FoundStage) -> float:
+        """Seconds that the sums of a stage's gradients go on at least after its last backward."""
+        if len(devices) < 2 or not stage.gradient_bytes:
             return 0.0
-        line = self._sums.get(devices)
-        if line is None:
-            line = self._sums[devices] = reduce_line(self._request.cluster, devices)
-        return line[0] + line[1] * num_bytes
+        sums_s = self._request.tables.reduce_s(tuple(sorted(devices)), stage.gradient_bytes)
+        return max(0.0, sums_s - stage.backward_s)
 
 
 class _Traffic(NamedTuple):
@@ -312,7 +284,7 @@ class _Traffic(NamedTuple):
 
     fed_s: list[float]
     sent_s: list[float]
-    received_s: list[float]
+    sent_there_s: list[float]
     hops: list[list[Hop]]
 
 
@@ -341,15 +313,3 @@ def _flows(
             )
             sums[source, others] = sums.get((source, others), Carried()).plus(carried)
     return [(*key, carried) for key, carried in sums.items()]
-
-
-def _link_seconds(link: Link | None, num_senders: int, num_receivers: int) -> LinkSeconds:
-    if link is None:
-        return LinkSeconds(0.0, 0.0, 0.0, 0.0)
-    per_byte_s = 1.0 / link.bandwidth_bytes_per_s
-    return LinkSeconds(
-        share_s(link, 0.0, num_senders, num_receivers),
-        per_byte_s / num_senders,
-        share_s(link, 0.0, num_receivers, num_senders),
-        per_byte_s / num_receivers,
-    )

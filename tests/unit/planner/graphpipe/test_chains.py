@@ -22,7 +22,7 @@ def stage(count: int, in_flight: int, *hops: Hop, reduce_s: float = 0.0) -> Chai
 
 
 def hop(target: int, message_s: float) -> Hop:
-    return Hop(target, message_s, message_s, 1, 1, message_s, message_s)
+    return Hop(target, message_s, message_s, message_back_s=message_s)
 
 
 def test_a_line_fills_and_drains() -> None:

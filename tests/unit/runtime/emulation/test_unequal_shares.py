@@ -9,7 +9,7 @@ from helpers.graphs import literal_graph, profile_of
 
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs
-from lightning_gpp.planner import Plan, PlanRequest, Stage
+from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan
 from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.runtime.emulation import emulate_shapes
 from lightning_gpp.simulate import Simulation, TaskKind, program_costs, simulate_plan
@@ -50,6 +50,8 @@ def test_unequal_devices_are_busy_equally_long(schedule: str) -> None:
     halves = simulate_plan(equal, request)
     assert busy_s(halves, 1) == pytest.approx(2 * busy_s(halves, 0))
     assert found.step_s < halves.step_s
+    for each, step_s in ((unequal, found.step_s), (equal, halves.step_s)):
+        assert evaluate_plan(each, request).step_s == pytest.approx(step_s, rel=0.02)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

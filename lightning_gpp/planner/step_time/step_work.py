@@ -1,0 +1,348 @@
+"""A step of a plan as numbered work, replica by replica, ready to be played.
+
+What :func:`lightning_gpp.schedule.build_program` makes of a plan, without its actions: replicas
+take consecutive shares of every micro-batch, and two replicas exchange what their micro-batches
+have in common. Where the last stage has replicas, the stage of the loss is on the device of the
+first of them, which takes turns between both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from lightning_gpp.cluster import Cluster, all_reduce_channels, channels
+from lightning_gpp.graph import FEED, StageEdge
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.plan.plan_graph import PlanGraph
+from lightning_gpp.planner.step_time.timing import Send, Sum, Work
+from lightning_gpp.schedule import SCHEDULES, Kind, Steps, reduce_groups
+
+Buckets = Sequence[tuple[float, float]]
+"""Of every sum: seconds until it can begin, and its seconds."""
+
+
+class Share(NamedTuple):
+    """How the replicas of a stage take a mini-batch.
+
+    Attributes:
+        units: smallest micro-batches in the micro-batch of each replica.
+        num_microbatches: of each.
+    """
+
+    units: tuple[int, ...]
+    num_microbatches: int
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas of the stage."""
+        return len(self.units)
+
+    @property
+    def num_units(self) -> int:
+        """Smallest micro-batches in one of the stage, all replicas together."""
+        return sum(self.units)
+
+    def pieces(self) -> Iterator[tuple[int, int, int]]:
+        """(end, number, replica) of every micro-batch of every replica, in the order of units."""
+        end = 0
+        for microbatch in range(self.num_microbatches):
+            for replica, units in enumerate(self.units):
+                end += units
+                yield end, replica * 2 * self.num_microbatches + microbatch, replica
+
+
+class Part(NamedTuple):
+    """What two micro-batches of replicas have in common: a message.
+
+    Attributes:
+        sender: micro-batch of the sender, counted on over its replicas.
+        receiver: likewise.
+        pair: its replica, and that of the receiver.
+        num_units: what the message carries.
+    """
+
+    sender: int
+    receiver: int
+    pair: tuple[int, int]
+    num_units: int
+
+
+@lru_cache(maxsize=4096)  # many plans have stages of the same shape
+def parts(source: Share, target: Share) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """The messages of an edge in the order in which every replica sends them: there, and back."""
+    found: list[Part] = []
+    senders, receivers = source.pieces(), target.pieces()
+    unit = sent = received = 0
+    while unit < source.num_units * source.num_microbatches:
+        if sent == unit:
+            sent, sender, i = next(senders)
+        if received == unit:
+            received, receiver, j = next(receivers)
+        stop = min(sent, received)
+        found.append(Part(sender, receiver, (i, j), stop - unit))
+        unit = stop
+    back = [Part(p.receiver, p.sender, p.pair[::-1], p.num_units) for p in found]
+    return tuple(_as_sent(found)), tuple(_as_sent(back))
+
+
+def _as_sent(found: list[Part]) -> list[Part]:
+    """For every micro-batch those to the first replica first."""
+    return sorted(found, key=lambda part: (part.sender, part.pair[1]))
+
+
+class StepWork:
+    """Numbers the work of a step.
+
+    The work of a replica is numbered on: its forwards, and then its backwards.
+
+    Args:
+        request: the links.
+        graph: the stages.
+        num_stages: those of the plan; one more is the stage of the loss.
+        num_microbatches: smallest micro-batches of the mini-batch.
+        steps: forwards and backwards of every stage in order.
+    """
+
+    def __init__(
+        self,
+        request: PlanRequest,
+        graph: PlanGraph,
+        num_stages: int,
+        num_microbatches: int,
+        steps: Mapping[int, Steps],
+    ) -> None:
+        self.request, self.graph, self.num_microbatches = request, graph, num_microbatches
+        self.num_stages, self.steps = num_stages, steps
+        self.shares = [
+            Share(units, num_microbatches // multiple)
+            for multiple, units in zip(graph.multiples, graph.shares)
+        ]
+        self.first = [0]
+        for share in self.shares:
+            self.first.append(self.first[-1] + 2 * share.num_replicas * share.num_microbatches)
+        self.has_halves = SCHEDULES[request.schedule].forwards_first
+        self.numbers: dict[str, int] | None = None if are_alone(request.cluster) else {}
+
+    def work(self, seconds: Sequence[tuple[float, float]], buckets: Sequence[Buckets]) -> Work:
+        """The work with what it takes.
+
+        Args:
+            seconds: of every stage of the plan, the forward and the backward of a replica.
+            buckets: of every stage of the plan, the sums of its gradients.
+        """
+        durations: list[float] = []
+        for share, (forward_s, backward_s) in zip(
+            self.shares, [*seconds, *[(0.0, 0.0)] * (len(self.shares) - len(seconds))]
+        ):
+            count = share.num_microbatches
+            durations += ([forward_s] * count + [backward_s] * count) * share.num_replicas
+        gathered = self.first[-1]  # what the feed gets back
+        durations.append(0.0)
+        work = Work(durations, [0] * gathered + [-1], [[] for _ in durations], self.lines())
+        work.feed_line = self.graph.devices[FEED][0]
+        self.forwards(work)
+        self.backwards(work)
+        work.sums += [
+            Sum(stage, tuple(self.last(stage)), found, self.sum_channels(stage))
+            for stage, found in enumerate(buckets)
+            if found
+        ]
+        if self.graph.stages.shared_parameters:
+            self.shared(work)
+        work.num_channels = len(self.numbers or ())
+        return work
+
+    def last(self, stage: int) -> Iterator[int]:
+        """The last backward of every replica of a stage."""
+        count = self.shares[stage].num_microbatches
+        for replica in range(self.shares[stage].num_replicas):
+            yield self.first[stage] + (2 * replica + 2) * count - 1
+
+    def forwards(self, work: Work) -> None:
+        """Adds the messages with activations."""
+        edges = self.graph.stages.edges
+        feeds: list[tuple[int, int, Send]] = []
+        if self.has_halves:
+            edges = self.graph.ways.forward_sends(edges)
+        for rank, edge in enumerate(edges):
+            first = self.first[edge.target]
+            for part, send in self.messages(edge, is_gradient=False):
+                target = first + part.receiver
+                work.missing[target] += 1
+                if edge.source == FEED:
+                    feeds.append((part.sender, rank, (target, *send)))
+                else:
+                    work.sends[self.first[edge.source] + part.sender].append((target, *send))
+        feeds.sort(key=lambda item: item[:2])
+        work.feeds += [send for _, _, send in feeds]
+
+    def backwards(self, work: Work) -> None:
+        """Adds the messages with gradients."""
+        edges = self.graph.stages.edges
+        if self.has_halves:
+            edges = self.graph.ways.backward_sends(edges)
+        for edge in edges:
+            if not edge.has_backward:
+                continue
+            sender = self.first[edge.target] + self.shares[edge.target].num_microbatches
+            for part, send in self.messages(edge, is_gradient=True):
+                target = self.first[-1]
+                if edge.source != FEED:
+                    target = self.first[edge.source] + self.shares[edge.source].num_microbatches
+                    target += part.receiver
+                    work.missing[target] += 1
+                work.sends[sender + part.sender].append((target, *send))
+
+    def shared(self, work: Work) -> None:
+        """Adds the sums of gradients of parameters that different stages share.
+
+        Devices come to them with all else done. The others send theirs to the first one, which
+        sends the sums back.
+        """
+
+        def add(device: int, missing: int) -> int:
+            work.seconds.append(0.0)
+            work.missing.append(missing)
+            work.sends.append([])
+            work.lines[device].append(len(work.seconds) - 1)
+            return len(work.seconds) - 1
+
+        for number, found in enumerate(work.sums):
+            home = self.graph.devices[found.stage]
+            work.sums[number] = replace(found, then=tuple(add(device, 1) for device in home))
+        for group in reduce_groups(self.graph.stages, self.graph.devices):
+            parameters = [self.request.graph.parameter[name] for name in group.parameters]
+            size_bytes = sum(one.size_bytes for one in parameters if one.requires_grad)
+            if group.stage is not None or not size_bytes:
+                continue
+            owner, *others = group.devices
+            ups = [add(other, 0) for other in others]
+            gathered = add(owner, len(others))
+            for other, up in zip(others, ups):
+                there, back = (
+                    self.message(*ends, size_bytes, is_feed=False)
+                    for ends in ((other, owner), (owner, other))
+                )
+                assert there is not None and back is not None  # two devices
+                work.sends[up].append((gathered, *there))
+                work.sends[gathered].append((add(other, 1), *back))
+
+    def messages(
+        self, edge: StageEdge, *, is_gradient: bool
+    ) -> Iterator[tuple[Part, tuple[float, tuple[int, ...]]]]:
+        """The messages of an edge between devices, with their seconds and channels."""
+        graph, tables = self.graph, self.request.tables
+        is_feed = edge.source == FEED
+        homes = graph.devices[edge.source][:1] if is_feed else graph.devices[edge.source]
+        source = self.shares[edge.source]
+        if is_feed:  # it goes at the pace of the loss
+            pace = graph.multiples[FEED]
+            source = Share((pace,), self.num_microbatches // pace)
+        found = parts(source, self.shares[edge.target])[is_gradient]
+        senders, receivers = homes, graph.devices[edge.target]
+        if is_gradient:
+            senders, receivers = receivers, senders
+        sizes = tables.edge_bytes(edge.values, has_backward=edge.has_backward)
+        known: dict[tuple[tuple[int, int], int], tuple[float, tuple[int, ...]] | None] = {}
+        unit_size = self.request.minibatch_size / self.num_microbatches
+        for part in found:
+            key = part[2:]
+            if key not in known:
+                samples = part.num_units * unit_size
+                size_bytes = sizes.backward(samples) if is_gradient else sizes.forward(samples)
+                ends = senders[part.pair[0]], receivers[part.pair[1]]
+                known[key] = self.message(*ends, size_bytes, is_feed=is_feed and not is_gradient)
+            if (send := known[key]) is not None:
+                yield part, send
+
+    def message(
+        self, sender: int, receiver: int, size_bytes: float, *, is_feed: bool
+    ) -> tuple[float, tuple[int, ...]] | None:
+        """Seconds and channels of a message; None on one device."""
+        if sender == receiver:
+            return None
+        (link,) = self.request.tables.links((sender,), (receiver,))
+        assert link is not None
+        numbers: tuple[int, ...] = ()
+        if self.numbers is not None:
+            names = channels(self.request.cluster, sender, receiver, is_feed=is_feed)
+            numbers = self.numbered(names)
+        return link.transfer_s(size_bytes), numbers
+
+    def sum_channels(self, stage: int) -> tuple[int, ...]:
+        """The channels of the sums of a stage."""
+        if self.numbers is None:
+            return ()
+        home = tuple(sorted(self.graph.devices[stage]))
+        return self.numbered(all_reduce_channels(self.request.cluster, home))
+
+    def numbered(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Channels by number."""
+        assert self.numbers is not None
+        return tuple(self.numbers.setdefault(name, len(self.numbers)) for name in names)
+
+    def lines(self) -> list[list[int]]:
+        """The work of every device in order."""
+        graph = self.graph
+        used = [device for home in graph.devices[: self.num_stages] for device in home]
+        lines: list[list[int]] = [[] for _ in range(1 + max(used))]
+        if len(set(used)) < len(used):
+            self.merge(lines)
+            return lines
+        for stage in range(self.num_stages):
+            count = self.shares[stage].num_microbatches
+            for replica, device in enumerate(graph.devices[stage]):
+                first = self.first[stage] + replica * 2 * count
+                line = [first + (s if s >= 0 else count + ~s) for s in self.steps[stage]]
+                lines[device] = line
+        if self.num_stages < len(self.shares):
+            device = graph.devices[-1][0]
+            lines[device] = [*self.with_loss(self.steps[self.num_stages - 1])]
+        return lines
+
+    def with_loss(self, steps: Steps) -> Iterator[int]:
+        """The order of the first replica of the last stage, which computes the loss, too.
+
+        As merging by unit times has it: all replicas end the forward of a micro-batch at the same
+        time, and what can start then is a backward first, and the lower micro-batch.
+        """
+        stage = self.num_stages - 1
+        own, loss = self.first[stage], self.first[stage + 1]
+        count = self.shares[stage].num_microbatches
+        lost = made = 0  # micro-batches with a loss, and with a forward
+        for step in steps:
+            is_needed = step >= 0 or self.has_halves or ~step == lost
+            while lost < made and is_needed:
+                yield loss + lost
+                if not self.has_halves:
+                    yield loss + count + lost
+                lost += 1
+            if step >= 0:
+                made += 1
+            elif self.has_halves:
+                yield loss + count + ~step
+            yield own + (step if step >= 0 else count + ~step)
+
+    def merge(self, lines: list[list[int]]) -> None:
+        """The orders of devices with several stages, which the program merges."""
+        program = self.graph.program(
+            self.num_microbatches, schedule=self.request.schedule, check=False
+        )
+        for line, actions in zip(lines, program.actions):
+            for action in actions:
+                if action.kind.is_compute and action.stage != FEED:
+                    replica = program.replica(action.stage)
+                    count = self.shares[replica.stage].num_microbatches
+                    first = self.first[replica.stage] + replica.index * 2 * count
+                    is_backward = action.kind is Kind.BACKWARD
+                    line.append(first + count * is_backward + action.microbatch)
+
+
+def are_alone(cluster: Cluster) -> bool:
+    """Whether every message has the port of its device for itself, as no link is shared."""
+    links = [cluster.host_link, cluster.rack_link, cluster.spine_link]
+    links += [own.link for own in cluster.host_links]
+    return not any(link and (link.is_shared or not link.is_full_duplex) for link in links)

@@ -1,0 +1,78 @@
+"""Planners judge plans by the step that the simulator finds, replicas included.
+
+Left out are models whose inputs need gradients. These go back to the feed, whose backwards share
+the device of the loss: the simulator lets them delay the actions there, and the sums of a stage
+with a replica on that device wait for the last of them; the judge counts their messages alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers.graphs import model_graphs, profiles
+from helpers.plan_cases import without_feed_gradients
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_gpp.cluster import Cluster, ClusterLayout, HostGroup, Link
+from lightning_gpp.cost import Costs
+from lightning_gpp.graph import ModelGraph
+from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, evaluate_plan, plan_request
+from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
+from lightning_gpp.schedule import SCHEDULES
+from lightning_gpp.simulate import simulate_plan
+
+WITHIN = 0.02
+"""The merged order of the first replica of the last stage and the loss is taken from a rule; where
+replicas begin at different times the program may merge them otherwise, which costs little."""
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    """Two hosts of two or four devices; links of their own, shared ones, half duplex."""
+    per_host = draw(st.sampled_from([2, 4]))
+    links = [
+        Link(
+            draw(st.sampled_from([1e7, 1e9])),
+            draw(st.sampled_from([0.0, 1e-4])),
+            is_shared=draw(st.booleans()),
+            is_full_duplex=draw(st.booleans()),
+        )
+        for _ in range(2)
+    ]
+    return ClusterLayout((HostGroup("any", per_host),), *links).cluster(draw(st.integers(2, 6)))
+
+
+@st.composite
+def requests(draw: st.DrawFn, schedule: str, graph: ModelGraph) -> PlanRequest:
+    return plan_request(
+        graph,
+        draw(clusters()),
+        minibatch_size=draw(st.sampled_from([8, 12])),
+        costs=Costs((replace(draw(profiles(graph)), device="any"),)),
+        schedule=schedule,
+        may_recompute=draw(st.booleans()),
+    )
+
+
+def planned(planner: str, request: PlanRequest) -> Plan | None:
+    try:
+        return PLANNERS[planner](request)
+    except ValueError:  # there is none
+        return None
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+@pytest.mark.parametrize("planner", sorted(PLANNERS))
+@given(st.data())
+@settings(max_examples=15)
+def test_the_judge_finds_the_step_of_the_simulator(planner, schedule, data):
+    graph = without_feed_gradients(data.draw(model_graphs(min_operators=3)))
+    request = data.draw(requests(schedule, graph))
+    plan = planned(planner, request)
+    if plan is None:
+        return
+    found, run = evaluate_plan(plan, request), pipeline_run(plan, request)
+    assert found.step_s == pytest.approx(simulate_plan(plan, request).step_s, rel=WITHIN)
+    assert run.least_step_s(found.stages) <= found.step_s * (1 + 1e-9)
