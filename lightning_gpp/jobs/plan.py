@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.options import as_list
-from lightning_gpp.jobs.problem.problem import Problem, strategy_option
+from lightning_gpp.jobs.problem.problem import PlanningProblem, strategy_option
 from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.jobs.search.memory_limit import memory_limit_note
 from lightning_gpp.jobs.search.searched import Searched, check_planner, search
@@ -82,7 +82,7 @@ class Chosen:
     notes: tuple[str, ...] = ()
 
 
-def chosen_plan(config: DictConfig, problem: Problem) -> Chosen:
+def chosen_plan(config: DictConfig, problem: PlanningProblem) -> Chosen:
     """The plan that training would use: of the chosen planner, or made by hand.
 
     Raises:
@@ -106,7 +106,7 @@ def chosen_plan(config: DictConfig, problem: Problem) -> Chosen:
     return Chosen(found, request, searched, notes)
 
 
-def _by_hand(plan: Plan, problem: Problem) -> Chosen:
+def _by_hand(plan: Plan, problem: PlanningProblem) -> Chosen:
     """A plan that somebody made, with the schedule that runs it."""
     validate_plan(plan, problem.request.graph, problem.request.num_devices)
     answered = choose_schedule(problem.request, problem.schedule, lambda _: SearchResult(plan))

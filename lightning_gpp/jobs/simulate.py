@@ -12,7 +12,7 @@ from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.options import as_list
 from lightning_gpp.jobs.plan import chosen_plan, chosen_planner
-from lightning_gpp.jobs.problem.problem import Problem
+from lightning_gpp.jobs.problem.problem import PlanningProblem
 from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.jobs.search.searched import check_planner
 from lightning_gpp.jobs.simulation.levers_text import (
@@ -82,7 +82,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     return metrics
 
 
-def changed_links(problem: Problem, config: DictConfig) -> Problem:
+def changed_links(problem: PlanningProblem, config: DictConfig) -> PlanningProblem:
     """The problem with the links that the configuration changes.
 
     Raises:
@@ -93,7 +93,7 @@ def changed_links(problem: Problem, config: DictConfig) -> Problem:
     return replace(problem, request=replace(request, cluster=cluster))
 
 
-def simulated(config: DictConfig, problem: Problem) -> Simulated:
+def simulated(config: DictConfig, problem: PlanningProblem) -> Simulated:
     """The plan that training would use, as it would run.
 
     Raises:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.graphpipe.problem import branching, search_units
 from lightning_gpp.planner.graphpipe.space.branches import Branches
-from lightning_gpp.planner.graphpipe.space.layout import Run, joined
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun, joined
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.make_plan import plan_request
 
@@ -22,7 +22,7 @@ def space_of(graph: ModelGraph) -> Space:
     return branching(request, search_units(request)).space(2.0)
 
 
-def blocks(space: Space) -> list[tuple[Run, ...]]:
+def blocks(space: Space) -> list[tuple[ElementRun, ...]]:
     """The branches of every block, whole ones and their beginnings."""
     todo, found = [space.layout.root], []
     while todo:
@@ -32,8 +32,10 @@ def blocks(space: Space) -> list[tuple[Run, ...]]:
     return found
 
 
-def groups_by_mix(branches: Branches, runs: tuple[Run, ...]) -> dict[object, list[tuple[Run, ...]]]:
-    found: dict[object, list[tuple[Run, ...]]] = {}
+def groups_by_mix(
+    branches: Branches, runs: tuple[ElementRun, ...]
+) -> dict[object, list[tuple[ElementRun, ...]]]:
+    found: dict[object, list[tuple[ElementRun, ...]]] = {}
     for size in range(1, len(runs) + 1):
         for group in combinations(runs, size):
             mix = sorted((w, len(some)) for w, some in branches.by_weight(group).items())
@@ -41,7 +43,7 @@ def groups_by_mix(branches: Branches, runs: tuple[Run, ...]) -> dict[object, lis
     return found
 
 
-def places(group: tuple[Run, ...]) -> tuple[tuple[int, int], ...]:
+def places(group: tuple[ElementRun, ...]) -> tuple[tuple[int, int], ...]:
     return joined((), *(run.interval for run in group))
 
 

@@ -11,7 +11,7 @@ from helpers.small_requests import SETTINGS, random_request
 
 from lightning_gpp.planner.graphpipe.divide.first_stages import FirstStages
 from lightning_gpp.planner.graphpipe.divide.others import Others
-from lightning_gpp.planner.graphpipe.divide.partition import Partition
+from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
 from lightning_gpp.planner.graphpipe.divide.rooms import Rooms
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
 from lightning_gpp.planner.graphpipe.space import frames
@@ -30,7 +30,7 @@ def fewest_devices(spaces: list[Space]) -> list[float]:
         min((space.usage.total(way.used) for way in ways), default=math.inf)
         for space in spaces
         for factor in FACTORS
-        for ways in [Partition(space, space.lower_bound_s * factor).ways()]
+        for ways in [LimitedWays(space, space.lower_bound_s * factor).ways()]
     ]
 
 

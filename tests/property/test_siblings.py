@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner.graphpipe.divide import siblings
 from lightning_gpp.planner.graphpipe.divide.frontier import Way, collect_cuts
-from lightning_gpp.planner.graphpipe.divide.partition import Partition
+from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
 from lightning_gpp.planner.graphpipe.problem import branching, search_units
-from lightning_gpp.planner.graphpipe.space.layout import Run
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.make_plan import plan_request
 
@@ -29,7 +29,7 @@ def spaces(draw: st.DrawFn) -> Space:
     return problem.space(draw(st.sampled_from([1.0, 4.0])), take_turns=take_turns)
 
 
-def asked(space: Space) -> Iterator[tuple[Run, ...]]:
+def asked(space: Space) -> Iterator[tuple[ElementRun, ...]]:
     """The branches of every block."""
     todo = [space.layout.root]
     while todo:
@@ -38,8 +38,8 @@ def asked(space: Space) -> Iterator[tuple[Run, ...]]:
             todo += runs
 
 
-def ways_of(space: Space, runs: tuple[Run, ...], limit_s: float) -> list[Way]:
-    return Partition(space, limit_s).siblings.ways(runs, need=3, offset=1)
+def ways_of(space: Space, runs: tuple[ElementRun, ...], limit_s: float) -> list[Way]:
+    return LimitedWays(space, limit_s).siblings.ways(runs, need=3, offset=1)
 
 
 def front(ways: list[Way]) -> list[tuple[int, ...]]:

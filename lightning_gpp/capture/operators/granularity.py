@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
-from lightning_gpp.capture.operators.grouping import Partition, strong_components
+from lightning_gpp.capture.operators.grouping import NodeGroups, strong_components
 from lightning_gpp.capture.operators.observe import Observation
 from lightning_gpp.capture.tracing.trace import Call, Names
 
@@ -157,7 +157,7 @@ def _joined(graph: _Graph, places: _Places, level: int) -> list[Group]:
     """The operators where ``level`` says which repeated modules become one."""
     units = _units(graph, places, level)
     while True:
-        partition = Partition([node for nodes in graph.groups for node in nodes])
+        partition = NodeGroups([node for nodes in graph.groups for node in nodes])
         for nodes in graph.groups:
             partition.join(nodes)
         for members in units.values():
@@ -205,7 +205,7 @@ def _followed(
     return key if graph.reads[i] <= needed else None
 
 
-def _cyclic(partition: Partition, graph: _Graph, units: _Units) -> list[Call | int]:
+def _cyclic(partition: NodeGroups, graph: _Graph, units: _Units) -> list[Call | int]:
     """Of the units that wait for themselves or each other, the widest of every cycle."""
     root_of = {key: partition.find(graph.groups[members[0]][0]) for key, members in units.items()}
     by_root = {root: key for key, root in root_of.items()}
@@ -217,7 +217,7 @@ def _cyclic(partition: Partition, graph: _Graph, units: _Units) -> list[Call | i
     return found
 
 
-def _named(partition: Partition, graph: _Graph, units: _Units) -> list[Group]:
+def _named(partition: NodeGroups, graph: _Graph, units: _Units) -> list[Group]:
     call_of = {
         graph.groups[members[0]][0]: key
         for key, members in units.items()

@@ -38,7 +38,7 @@ def group_nodes(
         buffers_of: node name -> canonical names of the buffers it reads.
     """
     work = [node for node in nodes if node.op.startswith("call_")]
-    groups = Partition(work)
+    groups = NodeGroups(work)
     for by_name in observations:
         _join_memory(groups, nodes, by_name)
         _join_buffers(groups, work, by_name, buffers_of)
@@ -49,7 +49,7 @@ def group_nodes(
     return groups.ordered()
 
 
-class Partition:
+class NodeGroups:
     """A partition of nodes that only grows coarser."""
 
     def __init__(self, nodes: Sequence[fx.Node]) -> None:
@@ -126,7 +126,7 @@ class Partition:
 
 
 def _join_memory(
-    groups: Partition, nodes: Sequence[fx.Node], observations: Mapping[str, Observation]
+    groups: NodeGroups, nodes: Sequence[fx.Node], observations: Mapping[str, Observation]
 ) -> None:
     seen: dict[int, list[fx.Node]] = {}
     for node in nodes:
@@ -138,7 +138,7 @@ def _join_memory(
 
 
 def _join_buffers(
-    groups: Partition,
+    groups: NodeGroups,
     nodes: Sequence[fx.Node],
     observations: Mapping[str, Observation],
     buffers_of: Mapping[str, frozenset[str]],
@@ -149,7 +149,7 @@ def _join_buffers(
 
 
 def _join_look_ups(
-    groups: Partition, nodes: Sequence[fx.Node], observations: Mapping[str, Observation]
+    groups: NodeGroups, nodes: Sequence[fx.Node], observations: Mapping[str, Observation]
 ) -> None:
     """Item look-ups, sizes, arithmetic on sizes and guards join the one group they read."""
     for node in nodes:
@@ -168,7 +168,7 @@ def _is_tensor(value: object, observations: Mapping[str, Observation]) -> bool:
     return observations[value.name].is_tensor
 
 
-def _join_generators(groups: Partition, observations: Mapping[str, Observation]) -> None:
+def _join_generators(groups: NodeGroups, observations: Mapping[str, Observation]) -> None:
     """What waits for no other operator and is no work joins one that is in its way anyway."""
     is_finished = False
     while not is_finished:
@@ -181,7 +181,7 @@ def _join_generators(groups: Partition, observations: Mapping[str, Observation])
 
 
 def _host_of_generator(
-    groups: Partition, members: Sequence[fx.Node], observations: Mapping[str, Observation]
+    groups: NodeGroups, members: Sequence[fx.Node], observations: Mapping[str, Observation]
 ) -> fx.Node | None:
     """The group that a group should join: its only reader, or one that all its readers need.
 

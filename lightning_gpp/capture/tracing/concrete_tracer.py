@@ -58,10 +58,10 @@ def trace_concretely(
         CaptureError: Python reads a value out of a tensor, or does something else that cannot be
             recorded; the message names the line.
     """
-    return _Tracer(module, policy).trace(arguments, tensors)
+    return _CallTracer(module, policy).trace(arguments, tensors)
 
 
-class _Tracer(TorchFunctionMode):
+class _CallTracer(TorchFunctionMode):
     """Records calls; see the module's docstring."""
 
     def __init__(self, module: nn.Module, policy: LeafPolicy) -> None:

@@ -25,7 +25,7 @@ def trace_symbolically(module: nn.Module, arguments: Arguments, policy: LeafPoli
     """
     if arguments.structure.has_graphs:
         raise CaptureError("a graph object tells its sizes only when it holds real tensors")
-    tracer = _Tracer(module, arguments, policy)
+    tracer = _FxTracer(module, arguments, policy)
     random_state = torch.random.get_rng_state()
     with whole_functions(module, tracer.whole):
         graph = tracer.trace(module)
@@ -36,7 +36,7 @@ def trace_symbolically(module: nn.Module, arguments: Arguments, policy: LeafPoli
     return Trace(graph, tracer.output, tuple(tracer.recorder.entered))
 
 
-class _Tracer(fx.Tracer):
+class _FxTracer(fx.Tracer):
     """fx's tracer with our leaves, our arguments and no constants left on the user's module."""
 
     def __init__(self, module: nn.Module, arguments: Arguments, policy: LeafPolicy) -> None:

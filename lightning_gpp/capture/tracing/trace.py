@@ -76,7 +76,7 @@ class Recorder:
     ``no_grad``, and ``autocast`` where the forward itself switches it.
     """
 
-    autocast: tuple[Autocast, ...] = field(default_factory=lambda: autocast_state())
+    autocast: tuple[DeviceAutocast, ...] = field(default_factory=lambda: autocast_state())
     draws: HostDraws = field(default_factory=HostDraws)
     calls: list[Call] = field(default_factory=lambda: [Call("", 0)])
     counts: Counter[str] = field(default_factory=Counter)
@@ -125,7 +125,7 @@ class Call(NamedTuple):
     number: int
 
 
-class Autocast(NamedTuple):
+class DeviceAutocast(NamedTuple):
     """The state of autocast on one type of device."""
 
     device_type: str
@@ -133,11 +133,11 @@ class Autocast(NamedTuple):
     enabled: bool
 
 
-def autocast_state() -> tuple[Autocast, ...]:
+def autocast_state() -> tuple[DeviceAutocast, ...]:
     """The state of autocast now."""
     types = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     return tuple(
-        Autocast(name, torch.get_autocast_dtype(name), torch.is_autocast_enabled(name))
+        DeviceAutocast(name, torch.get_autocast_dtype(name), torch.is_autocast_enabled(name))
         for name in types
     )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PlanningProblem:
     """A question to planners, and where it comes from.
 
     Attributes:
@@ -62,7 +62,7 @@ def schedule_of(config: DictConfig) -> str | None:
     return schedule
 
 
-def refitted(problem: Problem, found: Refit) -> Problem:
+def refitted(problem: PlanningProblem, found: Refit) -> PlanningProblem:
     """A problem with its costs and links as recorded steps say.
 
     Raises:

@@ -9,11 +9,11 @@ from omegaconf import DictConfig
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.jobs.options import as_mapping, as_text
-from lightning_gpp.jobs.problem.problem import Problem
+from lightning_gpp.jobs.problem.problem import PlanningProblem
 from lightning_gpp.jobs.problem.workload_problem import workload_of, workload_problem
 
 
-def problem_of(config: DictConfig, folder: Path) -> Problem:
+def problem_of(config: DictConfig, folder: Path) -> PlanningProblem:
     """The problem of a configuration: that of ``graph``, or of the recipe's module.
 
     Args:

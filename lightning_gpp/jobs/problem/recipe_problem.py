@@ -21,7 +21,12 @@ from lightning_gpp.console import QuietConsole
 from lightning_gpp.cost import Costs
 from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.options import as_flag, as_text
-from lightning_gpp.jobs.problem.problem import Problem, refitted, schedule_of, strategy_option
+from lightning_gpp.jobs.problem.problem import (
+    PlanningProblem,
+    refitted,
+    schedule_of,
+    strategy_option,
+)
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.planner import plan_request
 from lightning_gpp.simulate.refit.refit import Refit
@@ -52,7 +57,7 @@ class _Look:
         self.notes: tuple[str, ...] = ()
 
 
-def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Problem:
+def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> PlanningProblem:
     """Captures and profiles a recipe's module on this machine.
 
     Kinds of devices that are not here get estimates by the roofline model. The graph and the costs
@@ -87,7 +92,9 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Proble
         f"{', '.join(look.costs.by_kind)} (micro-batches of {', '.join(f'{s:g}' for s in sizes)})"
     )
     fills = strategy_option(config, "use_all_devices") is not False
-    problem = Problem(_name(config), source, request, schedule, look.notes, uses_all_devices=fills)
+    problem = PlanningProblem(
+        _name(config), source, request, schedule, look.notes, uses_all_devices=fills
+    )
     given = resolve_costs(as_text("costs", config.costs) or strategy_option(config, "costs"))
     if given is None:
         return problem

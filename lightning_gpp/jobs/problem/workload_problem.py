@@ -16,7 +16,7 @@ from lightning_gpp.cost import Costs, graph_work, load_costs
 from lightning_gpp.data_file import read_text
 from lightning_gpp.graph import graph_from_json
 from lightning_gpp.jobs.options import as_flag, as_text
-from lightning_gpp.jobs.problem.problem import Problem, refitted, schedule_of
+from lightning_gpp.jobs.problem.problem import PlanningProblem, refitted, schedule_of
 from lightning_gpp.planner import plan_request
 from lightning_gpp.strict_json import parse_json
 from lightning_gpp.workloads import WORKLOADS, Workload, read_pipedream_profile, read_piper_workload
@@ -28,7 +28,7 @@ EMPTY = Parameter.empty
 """Default of an argument without one."""
 
 
-def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -> Problem:
+def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -> PlanningProblem:
     """The problem of a workload, with the options of a configuration."""
     minibatch_size = config.minibatch_size
     if minibatch_size is None:
@@ -49,7 +49,7 @@ def workload_problem(workload: Workload, cluster: Cluster, config: DictConfig) -
         num_microbatches=config.num_microbatches,
         may_recompute=as_flag("recompute", config.recompute),
     )
-    problem = Problem(workload.name, workload.source, request, schedule_of(config))
+    problem = PlanningProblem(workload.name, workload.source, request, schedule_of(config))
     return problem if refit is None else refitted(problem, refit)
 
 

@@ -17,7 +17,7 @@ from lightning_gpp.simulate.engine.compile_program import Sends
 from lightning_gpp.simulate.plan_costs import Overlap
 from lightning_gpp.simulate.program_costs import Overhead, StepCosts
 from lightning_gpp.simulate.what_if.changes import WhatIf
-from lightning_gpp.simulate.what_if.plan_case import Run
+from lightning_gpp.simulate.what_if.plan_case import RunOptions
 
 CHOICES = {
     "sends": get_args(Sends),
@@ -26,7 +26,7 @@ CHOICES = {
 }
 
 
-def run_of(config: DictConfig, cluster: Cluster) -> Run:
+def run_of(config: DictConfig, cluster: Cluster) -> RunOptions:
     """How a step is run.
 
     Raises:
@@ -35,7 +35,7 @@ def run_of(config: DictConfig, cluster: Cluster) -> Run:
     for name, known in CHOICES.items():
         if config[name] not in known:
             raise ValueError(f"{name}={config[name]} is unknown; known: {', '.join(known)}")
-    return Run(
+    return RunOptions(
         step=step_of(config.step, cluster),
         overlap=config.overlap,
         all_reduce=config.all_reduce,

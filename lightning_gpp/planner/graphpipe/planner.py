@@ -41,7 +41,7 @@ def search_plans(request: PlanRequest) -> SearchResult:
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    own = _Search(request)
+    own = _RequestSearch(request)
     if not own.found:
         raise infeasible_error(request, _tight)
     best = own.found[0]
@@ -49,7 +49,7 @@ def search_plans(request: PlanRequest) -> SearchResult:
     return SearchResult(best.plan, notes, rank=lambda: own.choice.ranked(own.found))
 
 
-class _Search:
+class _RequestSearch:
     """The search of one request.
 
     Attributes:
@@ -95,7 +95,7 @@ def _on_odd_devices(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]
 
 def _as_if_equal(request: PlanRequest) -> Iterator[PlanEvaluation]:
     """The best plan for equal devices, on the unequal ones."""
-    for equal in _Search(as_if_equal(request)).found[:1]:
+    for equal in _RequestSearch(as_if_equal(request)).found[:1]:
         found = evaluate_plan(equal.plan, request)
         if found.is_feasible:
             yield found

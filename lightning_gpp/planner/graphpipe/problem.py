@@ -16,7 +16,7 @@ from lightning_gpp.planner.graphpipe.space.frames import Frames
 from lightning_gpp.planner.graphpipe.space.layout import Layout, heavy_first, lay_out
 from lightning_gpp.planner.graphpipe.space.rates import Prices
 from lightning_gpp.planner.graphpipe.space.space import Space
-from lightning_gpp.planner.graphpipe.space.usage import Usage
+from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
 from lightning_gpp.planner.units.units import UnitGraph, build_units, indivisible_groups
 
 MAX_UNITS = 120
@@ -81,9 +81,9 @@ class Problem:
         return Frames(self.layout, tries_all=self.tries_all)
 
     @cached_property
-    def usage(self) -> Usage:
+    def usage(self) -> DeviceCounts:
         """Counts the devices that a way uses."""
-        return Usage(self.available)
+        return DeviceCounts(self.available)
 
     @cached_property
     def estimates(self) -> Estimates:

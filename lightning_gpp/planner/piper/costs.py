@@ -112,7 +112,7 @@ def _communication(way: Tmpc) -> Any:
 
 
 @dataclass
-class StageCosts:
+class DownsetCosts:
     """Time and memory of the stages between downsets.
 
     Attributes:

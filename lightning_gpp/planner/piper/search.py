@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_gpp.planner.piper.costs import Array, StageCosts, degree_costs
+from lightning_gpp.planner.piper.costs import Array, DownsetCosts, degree_costs
 from lightning_gpp.planner.piper.downsets import DOWNSETS_LIMIT, downsets
 from lightning_gpp.workloads import PiperInstance
 
@@ -108,7 +108,7 @@ class _Search:
         ids = [operator.id for operator in instance.operators]
         single = np.array([float(number in rules.single) for number in ids])
         self.costs = {
-            degree: StageCosts(
+            degree: DownsetCosts(
                 instance,
                 self.members,
                 degree_costs(instance, degree),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_gpp.reports.plan.picture_layout import Item, Layout, Segment, edge_of
+from lightning_gpp.reports.plan.picture_layout import EdgeSegment, Item, PictureLayout, edge_of
 
 Point = tuple[float, float]
 
@@ -39,7 +39,7 @@ class Bands:
         width_in: of all.
     """
 
-    layout: Layout
+    layout: PictureLayout
     character_in: float
     band: tuple[int, ...]
     y: tuple[float, ...]
@@ -71,23 +71,23 @@ class Bands:
         x, y = self.top(wire)
         return x, y + self.height[wire.layer]
 
-    def start(self, segment: Segment, height_in: float) -> Point:
+    def start(self, segment: EdgeSegment, height_in: float) -> Point:
         """Upper end of an edge, at the box or wire above it."""
         layer = segment.upper.layer
         middle = self.y[layer] + self.height[layer] / 2
         return self.x(self.layout.top[segment], layer), middle + height_in / 2
 
-    def end(self, segment: Segment, height_in: float) -> Point:
+    def end(self, segment: EdgeSegment, height_in: float) -> Point:
         """Lower end of an edge."""
         layer = segment.lower.layer
         middle = self.y[layer] + self.height[layer] / 2
         return self.x(self.layout.bottom[segment], layer), middle - height_in / 2
 
-    def is_folded(self, segment: Segment) -> bool:
+    def is_folded(self, segment: EdgeSegment) -> bool:
         """Whether a segment goes from one band to the next."""
         return self.band[segment.upper.layer] != self.band[segment.lower.layer]
 
-    def way(self, segment: Segment, start: Point, end: Point) -> list[Point]:
+    def way(self, segment: EdgeSegment, start: Point, end: Point) -> list[Point]:
         """Corners of a segment from the bottom of a band to the top of the next."""
         gap = self.layout.segments[segment.upper.layer]
         # The outermost on the left stays outermost: the ways are nested.
@@ -100,7 +100,7 @@ class Bands:
 
 
 def fold(
-    layout: Layout,
+    layout: PictureLayout,
     box_heights: Sequence[float],
     edge_texts: Mapping[tuple[int, int], str],
     character_in: float,
@@ -125,7 +125,7 @@ def fold(
 
 
 def _bands(
-    layout: Layout,
+    layout: PictureLayout,
     heights: Sequence[float],
     edge_texts: Mapping[tuple[int, int], str],
     character_in: float,
@@ -164,7 +164,7 @@ def _bands(
 
 
 def _columns(
-    layout: Layout, layers: Sequence[int], edge_texts: Mapping[tuple[int, int], str]
+    layout: PictureLayout, layers: Sequence[int], edge_texts: Mapping[tuple[int, int], str]
 ) -> tuple[int, int]:
     """First and last column in use in some layers."""
     items = [item for layer in layers for item in layout.layers[layer]]

@@ -41,7 +41,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class EdgeSegment:
     """The part of an edge between two neighbouring layers.
 
     Attributes:
@@ -54,7 +54,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PictureLayout:
     """Columns of everything.
 
     Attributes:
@@ -67,11 +67,11 @@ class Layout:
     """
 
     layers: tuple[tuple[Item, ...], ...]
-    segments: tuple[tuple[Segment, ...], ...]
+    segments: tuple[tuple[EdgeSegment, ...], ...]
     left: Mapping[Item, int]
     right: Mapping[Item, int]
-    top: Mapping[Segment, int]
-    bottom: Mapping[Segment, int]
+    top: Mapping[EdgeSegment, int]
+    bottom: Mapping[EdgeSegment, int]
 
     @property
     def width(self) -> int:
@@ -81,7 +81,7 @@ class Layout:
 
 def lay_out(
     stages: StageGraph, box_width: Sequence[int], label_width: Mapping[tuple[int, int], int]
-) -> Layout:
+) -> PictureLayout:
     """Places the boxes and edges of a stage graph.
 
     Args:
@@ -92,7 +92,7 @@ def lay_out(
     layers, segments = _ordered_layers(stages)
     columns = _Columns(layers, segments, box_width, label_width)
     solution = columns.solve()
-    return Layout(
+    return PictureLayout(
         layers=layers,
         segments=segments,
         left={item: solution[columns.left(item)] for layer in layers for item in layer},
@@ -103,14 +103,14 @@ def lay_out(
 
 
 Layers = tuple[tuple[Item, ...], ...]
-Gaps = tuple[tuple[Segment, ...], ...]
+Gaps = tuple[tuple[EdgeSegment, ...], ...]
 
 
 def _ordered_layers(stages: StageGraph) -> tuple[Layers, Gaps]:
     num_layers = max(stages.depths.values())
     layer_of = {stage: num_layers - depth for stage, depth in stages.depths.items()}
     layers: list[list[Item]] = [[] for _ in range(num_layers)]
-    gaps: list[list[Segment]] = [[] for _ in range(num_layers - 1)]
+    gaps: list[list[EdgeSegment]] = [[] for _ in range(num_layers - 1)]
     for stage, layer in layer_of.items():
         layers[layer].append(Item(layer, stage))
     for edge in stages.edges:
@@ -122,12 +122,14 @@ def _ordered_layers(stages: StageGraph) -> tuple[Layers, Gaps]:
             below = Item(layer, edge.source, edge.target) if is_wire else Item(layer, edge.target)
             if is_wire:
                 layers[layer].append(below)
-            gaps[layer - 1].append(Segment(above, below))
+            gaps[layer - 1].append(EdgeSegment(above, below))
             above = below
     return _with_few_crossings(layers, gaps)
 
 
-def _with_few_crossings(layers: list[list[Item]], gaps: list[list[Segment]]) -> tuple[Layers, Gaps]:
+def _with_few_crossings(
+    layers: list[list[Item]], gaps: list[list[EdgeSegment]]
+) -> tuple[Layers, Gaps]:
     best: tuple[int, Layers] | None = None
     for sweep in range(SWEEPS + 1):
         crossings = sum(_num_crossings(gap, layers) for gap in gaps)
@@ -145,7 +147,7 @@ def _with_few_crossings(layers: list[list[Item]], gaps: list[list[Segment]]) -> 
 
 
 def _by_barycentre(
-    layer: list[Item], gap: Sequence[Segment], layers: Sequence[Sequence[Item]], downwards: bool
+    layer: list[Item], gap: Sequence[EdgeSegment], layers: Sequence[Sequence[Item]], downwards: bool
 ) -> list[Item]:
     place = _places(layers)
     neighbours: dict[Item, list[int]] = {item: [] for item in layer}
@@ -166,12 +168,12 @@ def _places(layers: Sequence[Sequence[Item]]) -> dict[Item, int]:
     return {item: place for layer in layers for place, item in enumerate(layer)}
 
 
-def _num_crossings(gap: Sequence[Segment], layers: Sequence[Sequence[Item]]) -> int:
+def _num_crossings(gap: Sequence[EdgeSegment], layers: Sequence[Sequence[Item]]) -> int:
     place = _places(layers)
     return sum(_cross(one, other, place) for i, one in enumerate(gap) for other in gap[:i])
 
 
-def _cross(one: Segment, other: Segment, place: Mapping[Item, int]) -> bool:
+def _cross(one: EdgeSegment, other: EdgeSegment, place: Mapping[Item, int]) -> bool:
     above = place[one.upper] - place[other.upper]
     below = place[one.lower] - place[other.lower]
     return above * below < 0
@@ -209,13 +211,13 @@ class _Columns:
         """Variable of the right border of a box, or of a wire."""
         return self._root((item, "right" if item.target is None else "wire"))
 
-    def top(self, segment: Segment) -> object:
+    def top(self, segment: EdgeSegment) -> object:
         """Variable of the upper end of a segment."""
         if segment.upper.target is not None:
             return self.left(segment.upper)
         return self._root((segment, "top"))
 
-    def bottom(self, segment: Segment) -> object:
+    def bottom(self, segment: EdgeSegment) -> object:
         """Variable of the lower end of a segment."""
         if segment.lower.target is not None:
             return self.left(segment.lower)
@@ -244,7 +246,7 @@ class _Columns:
                 return column
         raise AssertionError("the order of boxes and edges contradicts itself")
 
-    def _join_straight(self, gap: Sequence[Segment], place: Mapping[Item, int]) -> None:
+    def _join_straight(self, gap: Sequence[EdgeSegment], place: Mapping[Item, int]) -> None:
         for segment in gap:
             if not any(_cross(segment, other, place) for other in gap):
                 top, bottom = self.top(segment), self.bottom(segment)
@@ -253,7 +255,7 @@ class _Columns:
 
     def _space(
         self,
-        gap: Sequence[Segment],
+        gap: Sequence[EdgeSegment],
         place: Mapping[Item, int],
         label_width: Mapping[tuple[int, int], int],
     ) -> None:
@@ -283,7 +285,7 @@ class _Columns:
         return name
 
 
-def edge_of(segment: Segment) -> tuple[int, int]:
+def edge_of(segment: EdgeSegment) -> tuple[int, int]:
     """(source, target) of the edge that a segment belongs to."""
     target = segment.lower.stage if segment.lower.target is None else segment.lower.target
     return segment.upper.stage, target

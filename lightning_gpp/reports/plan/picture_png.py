@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from lightning_gpp.reports.plan.picture_shapes import Line, Picture, Point, Rectangle, Text
+from lightning_gpp.reports.plan.picture_shapes import Picture, Point, Polyline, Rectangle, Text
 
 DPI = 120
 FINER = 4
@@ -35,7 +35,7 @@ def write_png(picture: Picture, path: Path) -> None:
     for shape in picture.shapes:
         if isinstance(shape, Rectangle):
             _draw_rectangle(image, shape)
-        elif isinstance(shape, Line):
+        elif isinstance(shape, Polyline):
             _draw_line(image, shape)
         else:
             _draw_text(image, shape)
@@ -58,7 +58,7 @@ def _draw_rectangle(image: Image.Image, shape: Rectangle) -> None:
         _stroke(image, [*corners, (right, top)], shape.border, shape.border_pt)
 
 
-def _draw_line(image: Image.Image, shape: Line) -> None:
+def _draw_line(image: Image.Image, shape: Polyline) -> None:
     points = [(x * DPI, y * DPI) for x, y in shape.points]
     if all(a[0] == b[0] or a[1] == b[1] for a, b in itertools.pairwise(points)):
         points = [(round(x), round(y)) for x, y in points]  # sharp, as the boxes are

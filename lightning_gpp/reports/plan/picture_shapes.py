@@ -36,7 +36,7 @@ class Rectangle:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Polyline:
     """A line through points.
 
     Attributes:
@@ -93,7 +93,7 @@ class Picture:
 
     width: float
     height: float
-    shapes: tuple[Rectangle | Line | Text, ...]
+    shapes: tuple[Rectangle | Polyline | Text, ...]
 
 
 def curve(start: Point, end: Point, *, num_points: int = 25) -> tuple[Point, ...]:

@@ -14,8 +14,15 @@ from dataclasses import dataclass, replace
 
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.reports.plan.picture_bands import Bands, fold
-from lightning_gpp.reports.plan.picture_layout import Item, Segment, edge_of, lay_out
-from lightning_gpp.reports.plan.picture_shapes import Line, Picture, Point, Rectangle, Text, curve
+from lightning_gpp.reports.plan.picture_layout import EdgeSegment, Item, edge_of, lay_out
+from lightning_gpp.reports.plan.picture_shapes import (
+    Picture,
+    Point,
+    Polyline,
+    Rectangle,
+    Text,
+    curve,
+)
 
 TEXT_PT, SMALL_PT, TITLE_PT = 8.0, 7.0, 12.0
 CHARACTER_IN = 0.602 * TEXT_PT / 72
@@ -116,7 +123,7 @@ def stage_graph_picture(
     width = max(bands.width_in, columns * CHARACTER_IN) + 2 * SIDE_IN
     height = bands.height_in + HEAD_IN + FOOT_IN
     left = (width - bands.width_in) / 2
-    graph = _Graph(stages, bands, edge_texts, boxes)
+    graph = _GraphShapes(stages, bands, edge_texts, boxes)
     shapes = (
         Text(SIDE_IN, 0.25, title, TITLE_PT, is_bold=True, is_mono=False),
         Text(SIDE_IN, 0.46, subtitle, TEXT_PT, "#444444", is_mono=False),
@@ -126,13 +133,13 @@ def stage_graph_picture(
     return Picture(width, height, shapes)
 
 
-def _moved(shape: Rectangle | Line | Text, x: float, y: float) -> Rectangle | Line | Text:
-    if isinstance(shape, Line):
+def _moved(shape: Rectangle | Polyline | Text, x: float, y: float) -> Rectangle | Polyline | Text:
+    if isinstance(shape, Polyline):
         return replace(shape, points=tuple((x + place[0], y + place[1]) for place in shape.points))
     return replace(shape, x=shape.x + x, y=shape.y + y)
 
 
-class _Graph:
+class _GraphShapes:
     """Shapes of boxes and edges; the upper left corner of the bands is at (0, 0)."""
 
     def __init__(
@@ -149,7 +156,7 @@ class _Graph:
         self._forward_only = {(e.source, e.target) for e in edges if not e.has_backward}
         self._order_only = {(e.source, e.target) for e in edges if not e.values}
 
-    def edges(self) -> Iterator[Line | Text]:
+    def edges(self) -> Iterator[Polyline | Text]:
         """The lines between boxes, and what is written beside them."""
         layout = self._bands.layout
         for wire in (item for layer in layout.layers for item in layer):
@@ -169,7 +176,7 @@ class _Graph:
                 if item.target is None:
                     yield from self._box(item, self._boxes[item.stage])
 
-    def _edge(self, segment: Segment) -> Line:
+    def _edge(self, segment: EdgeSegment) -> Polyline:
         start, end = self._start(segment), self._end(segment)
         if self._bands.is_folded(segment):
             points = tuple(self._bands.way(segment, start, end))
@@ -177,7 +184,7 @@ class _Graph:
             points = (start, end) if start[0] == end[0] else curve(start, end)
         return self._line(points, edge_of(segment), has_tip=segment.lower.target is None)
 
-    def _edge_text(self, segment: Segment) -> Text:
+    def _edge_text(self, segment: EdgeSegment) -> Text:
         x, y = self._start(segment)
         return Text(
             x + CHARACTER_IN,
@@ -190,9 +197,9 @@ class _Graph:
 
     def _line(
         self, points: tuple[Point, ...], edge: tuple[int, int], *, has_tip: bool = False
-    ) -> Line:
+    ) -> Polyline:
         is_order = edge in self._order_only
-        return Line(
+        return Polyline(
             points,
             ORDER_COLOUR if is_order else EDGE_COLOUR,
             THIN_PT,
@@ -200,10 +207,10 @@ class _Graph:
             has_tip=has_tip,
         )
 
-    def _start(self, segment: Segment) -> Point:
+    def _start(self, segment: EdgeSegment) -> Point:
         return self._bands.start(segment, self._height(segment.upper))
 
-    def _end(self, segment: Segment) -> Point:
+    def _end(self, segment: EdgeSegment) -> Point:
         return self._bands.end(segment, self._height(segment.lower))
 
     def _height(self, item: Item) -> float:

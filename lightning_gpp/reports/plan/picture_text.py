@@ -19,7 +19,13 @@ import re
 from collections.abc import Mapping, Sequence
 
 from lightning_gpp.graph import FEED, StageGraph
-from lightning_gpp.reports.plan.picture_layout import Item, Layout, Segment, edge_of, lay_out
+from lightning_gpp.reports.plan.picture_layout import (
+    EdgeSegment,
+    Item,
+    PictureLayout,
+    edge_of,
+    lay_out,
+)
 from lightning_gpp.units_of_measure import bytes_text
 
 TEXT_WIDTHS = (40, 32, 26, 22, 18, 15, 12, 10)
@@ -146,7 +152,7 @@ class _Canvas:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: PictureLayout,
         boxes: Sequence[Sequence[str]],
         sizes: Mapping[tuple[int, int], str],
         dotted: set[tuple[int, int]],
@@ -188,7 +194,9 @@ class _Canvas:
         for offset, line in enumerate(lines):
             self._write(first + offset, left + 1 + (right - left - 1 - len(line)) // 2, line)
 
-    def _gap(self, gap: Sequence[Segment], row: int, sizes: Mapping[tuple[int, int], str]) -> int:
+    def _gap(
+        self, gap: Sequence[EdgeSegment], row: int, sizes: Mapping[tuple[int, int], str]
+    ) -> int:
         """Draws the segments below a layer; returns the first row after them."""
         layout = self._layout
         bent = _tracks([s for s in gap if layout.top[s] != layout.bottom[s]], layout)
@@ -234,12 +242,12 @@ class _Canvas:
             self._characters[row, column + offset] = character
 
 
-def _tracks(bent: Sequence[Segment], layout: Layout) -> list[Segment]:
+def _tracks(bent: Sequence[EdgeSegment], layout: PictureLayout) -> list[EdgeSegment]:
     """Bent segments from the upper to the lower row in which they run to the side.
 
     One that ends below another's start has to let that one leave the column first.
     """
-    order: list[Segment] = []
+    order: list[EdgeSegment] = []
     waiting = sorted(bent, key=lambda s: -layout.top[s])
     while waiting:
         starts = {layout.top[s]: s for s in waiting}

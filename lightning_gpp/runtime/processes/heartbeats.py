@@ -81,7 +81,7 @@ class Heartbeats:
         self._on_message = on_message
         self._on_lost = on_lost
         self._stop = threading.Event()
-        me = _Peer.mine()
+        me = _WatchedRank.mine()
         self._lines = {
             line.peer.rank: line for line in (_accept(host, me) if me.rank == 0 else [_connect(me)])
         }
@@ -146,11 +146,11 @@ class Heartbeats:
                 line.send(_BEAT)
                 line.silent_s += passed_s
                 state = line.peer.state()
-                if state is _State.GONE:
+                if state is _ProcessState.GONE:
                     self._lose(line, ENDED)
-                elif line.silent_s >= SILENCE_S and state is not _State.RUNNING:
+                elif line.silent_s >= SILENCE_S and state is not _ProcessState.RUNNING:
                     # It would outlive the run, whose end this thread may not survive.
-                    if state is _State.STOPPED and line.peer.was_started_for_run:
+                    if state is _ProcessState.STOPPED and line.peer.was_started_for_run:
                         os.kill(line.peer.pid, signal.SIGKILL)
                     self._lose(line, SILENT)
 
@@ -160,7 +160,7 @@ class Heartbeats:
             self._on_lost(line.peer.rank, f"{line.peer.where} {why}")
 
 
-class _State(Enum):
+class _ProcessState(Enum):
     """What is seen of a process of this host."""
 
     RUNNING = auto()
@@ -170,7 +170,7 @@ class _State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Peer:
+class _WatchedRank:
     """A rank at the other end.
 
     Attributes:
@@ -188,10 +188,10 @@ class _Peer:
     identity: str
 
     @classmethod
-    def mine(cls) -> _Peer:
+    def mine(cls) -> _WatchedRank:
         return cls(dist.get_rank(), os.getpid(), os.getppid(), socket.gethostname(), _identity())
 
-    def greet(self, connection: Connection) -> _Peer:
+    def greet(self, connection: Connection) -> _WatchedRank:
         """Tells the other end who this is; who that is.
 
         Raises:
@@ -208,7 +208,7 @@ class _Peer:
                 "host": str(host),
                 "identity": str(identity),
             }:
-                return _Peer(rank, pid, parent, host, identity)
+                return _WatchedRank(rank, pid, parent, host, identity)
             case other:
                 raise ValueError(f"a greeting was expected, got {other}")
 
@@ -221,18 +221,20 @@ class _Peer:
         """Whether this process, or the one that started this one, started it."""
         return self.parent in (os.getpid(), os.getppid())
 
-    def state(self) -> _State:
+    def state(self) -> _ProcessState:
         """A silent process that runs holds Python's lock in a long call (pickling gigabytes)."""
         if self.identity != _identity() or not _PROCESSES.is_dir():
-            return _State.UNSEEN
+            return _ProcessState.UNSEEN
         try:
             status = (_PROCESSES / str(self.pid) / "stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
-            return _State.GONE
+            return _ProcessState.GONE
         except OSError:
-            return _State.UNSEEN
+            return _ProcessState.UNSEEN
         letter = status.rpartition(")")[2].split()[0]
-        return {"Z": _State.GONE, "X": _State.GONE, "T": _State.STOPPED}.get(letter, _State.RUNNING)
+        return {"Z": _ProcessState.GONE, "X": _ProcessState.GONE, "T": _ProcessState.STOPPED}.get(
+            letter, _ProcessState.RUNNING
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -247,7 +249,7 @@ class _Line:
     """
 
     connection: Connection
-    peer: _Peer
+    peer: _WatchedRank
     silent_s: float = 0.0
     has_left: bool = False
     _sending: threading.Lock = field(default_factory=threading.Lock)
@@ -310,7 +312,7 @@ def _start(name: str, target: Callable[..., None], *args: Any) -> threading.Thre
 # Connecting --------------------------------------------------------------------------------------
 
 
-def _accept(host: str, me: _Peer) -> list[_Line]:
+def _accept(host: str, me: _WatchedRank) -> list[_Line]:
     """Rank 0: a connection to every other rank."""
     expected = set(range(1, dist.get_world_size()))
     if not expected:
@@ -351,7 +353,7 @@ def _accept(host: str, me: _Peer) -> list[_Line]:
     return list(lines.values())
 
 
-def _connect(me: _Peer) -> _Line:
+def _connect(me: _WatchedRank) -> _Line:
     """Other ranks: a connection to rank 0."""
     host, port, secret = json.loads(_hear())
     try:

@@ -22,7 +22,7 @@ from lightning_gpp.schedule import BUCKET_BYTES, Action, Program, last_backward
 
 
 @dataclass(slots=True)
-class Bucket:
+class GradientBucket:
     """Parameters whose gradients are summed in one piece.
 
     Attributes:
@@ -95,13 +95,15 @@ class GradientReduction:
         self._sums = sums
         self._started = 0
         self._final: dict[Action, list[int]] = {}
-        self._buckets: list[Bucket] = []
+        self._buckets: list[GradientBucket] = []
         for index, group in enumerate(program.reduce_groups):
             if group.stage is None or device not in group.devices:
                 continue
             trained = {n: parameters[n] for n in group.parameters if parameters[n].requires_grad}
             ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
-            self._buckets += [Bucket(index, ranks, part, set(part)) for part in _cut(trained)]
+            self._buckets += [
+                GradientBucket(index, ranks, part, set(part)) for part in _cut(trained)
+            ]
             final = last_backward(program, device, group.stage)
             if final is not None:
                 self._final.setdefault(final, []).append(index)
@@ -135,7 +137,7 @@ class GradientReduction:
             if bucket.group == group:
                 bucket.finish(timeout_s, purpose)
 
-    def _hook(self, bucket: Bucket, name: str) -> Callable[[Tensor], None]:
+    def _hook(self, bucket: GradientBucket, name: str) -> Callable[[Tensor], None]:
         def came(_: Tensor) -> None:
             bucket.missing.discard(name)
             self._start()

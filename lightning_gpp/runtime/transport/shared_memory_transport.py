@@ -33,7 +33,7 @@ from lightning_gpp.runtime.transport.message import (
     understand,
     write_data,
 )
-from lightning_gpp.runtime.transport.shared_slots import Block, BlockShape, Slot, SlotPool
+from lightning_gpp.runtime.transport.shared_slots import BlockShape, Slot, SlotMemory, SlotPool
 from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError, late
 
 _PACKET = struct.Struct("4q")
@@ -55,8 +55,8 @@ class _Peer:
 
     connection: socket.socket
     pool: SlotPool = field(default_factory=SlotPool)
-    blocks: list[Block] = field(default_factory=list)
-    unsent: deque[tuple[bytes, Block | None]] = field(default_factory=deque)
+    blocks: list[SlotMemory] = field(default_factory=list)
+    unsent: deque[tuple[bytes, SlotMemory | None]] = field(default_factory=deque)
     is_here: bool = True
 
 
@@ -231,7 +231,7 @@ class SharedMemoryTransport:
             self._lose(rank, "it closed its transport")
             return False
         if kind == _BLOCK:
-            peer.blocks.append(Block(fds[0], BlockShape(numbers[0], numbers[1])))
+            peer.blocks.append(SlotMemory(fds[0], BlockShape(numbers[0], numbers[1])))
             peer.blocks[-1].forget_file()
             return True
         tag, payload = _read(peer.blocks[numbers[0]], numbers[1], numbers[2])
@@ -256,7 +256,7 @@ def _write(payload: Payload, numbers: list[int], head_bytes: int, slot: Slot) ->
     write_data(payload, slot.memory, head_bytes)
 
 
-def _read(block: Block, index: int, head_bytes: int) -> tuple[Tag, Payload]:
+def _read(block: SlotMemory, index: int, head_bytes: int) -> tuple[Tag, Payload]:
     memory = block.read(index)
     fixed = bytes_to_numbers(memory, 0, NUM_FIXED)
     shapes = bytes_to_numbers(memory, NUM_FIXED, fixed[-1])

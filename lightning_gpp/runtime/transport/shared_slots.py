@@ -48,7 +48,7 @@ class BlockShape:
         return _PAGE_BYTES + self.slot_bytes * self.num_slots
 
 
-class Block:
+class SlotMemory:
     """Shared memory divided into slots.
 
     Args:
@@ -95,7 +95,7 @@ class SlotPool:
     """The writer's blocks for one reader; more are made when all slots of a size are taken."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
+        self.blocks: list[SlotMemory] = []
         self._of_size: dict[int, list[int]] = {}
 
     def take(self, num_bytes: int) -> Slot:
@@ -115,7 +115,7 @@ class SlotPool:
                     return Slot(number, index, block.take(index))
         shape = BlockShape(slot_bytes, min(_PAGE_BYTES, max(1, _BLOCK_BYTES // slot_bytes)))
         numbers.append(len(self.blocks))
-        self.blocks.append(Block(_shared_file(shape.total_bytes), shape))
+        self.blocks.append(SlotMemory(_shared_file(shape.total_bytes), shape))
         return Slot(numbers[-1], 0, self.blocks[-1].take(0))
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ def predicted_timeline(
     spans = [
         item
         for device in range(len(ranks))
-        for item in _Device(simulation, found, device, ranks[device]).spans()
+        for item in _DeviceWalk(simulation, found, device, ranks[device]).spans()
     ]
     transfers = list(_transfers(simulation, ranks))
     return Timeline(
@@ -129,7 +129,7 @@ class _Tasks:
 
 
 @dataclass
-class _Device:
+class _DeviceWalk:
     """Walks through what one device does.
 
     Attributes:

@@ -29,7 +29,7 @@ BETTER_SUMS: Mapping[Overlap, tuple[Overlap, ...]] = {
 
 
 @dataclass(frozen=True)
-class Run:
+class RunOptions:
     """How a step is run, beside its plan.
 
     Attributes:
@@ -63,7 +63,7 @@ class PlanCase:
 
     plan: Plan
     request: PlanRequest
-    run: Run = field(default_factory=Run)
+    run: RunOptions = field(default_factory=RunOptions)
     size_factor: float = 1.0
     planner: str = "graphpipe"
     keeps_schedule: bool = True

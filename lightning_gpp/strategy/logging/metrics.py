@@ -34,14 +34,14 @@ class MetricRef:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SeenValue:
     """A value of a metric's attribute, to notice when it changes."""
 
     value: Any
     version: int | None
 
     @classmethod
-    def of(cls, value: Any) -> _Seen:
+    def of(cls, value: Any) -> _SeenValue:
         if isinstance(value, Tensor):
             # Tensors made in inference mode count no changes: take them as changed.
             return cls(value, None if value.is_inference() else value._version)
@@ -49,7 +49,7 @@ class _Seen:
 
     def is_now(self, value: Any) -> bool:
         if isinstance(value, Tensor):
-            now = _Seen.of(value)
+            now = _SeenValue.of(value)
             return now.value is self.value and now.version == self.version is not None
         if isinstance(value, list):
             return self.common(value) == len(value) and len(self.value) == len(value)
@@ -71,7 +71,7 @@ class MetricStates:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._seen = {place: _Seen.of(value) for place, value in self._values()}
+        self._seen = {place: _SeenValue.of(value) for place, value in self._values()}
 
     def take_changes(self) -> dict[tuple[str, str], Any]:
         """Rank 0: new values by metric and attribute, since the last call.
@@ -88,7 +88,7 @@ class MetricStates:
                 changes[place] = (start, [_copy(item) for item in value[start:]])
             else:
                 changes[place] = _copy(value)
-            self._seen[place] = _Seen.of(value)
+            self._seen[place] = _SeenValue.of(value)
         return changes
 
     def apply(self, place: tuple[str, str], change: Any) -> None:

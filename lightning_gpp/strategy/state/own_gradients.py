@@ -24,14 +24,14 @@ class OwnGradients:
 
     def __init__(self, shared: Mapping[str, Parameter]) -> None:
         self._shared = shared
-        self._known: dict[str, _Seen | None] = {}
+        self._known: dict[str, _SeenGradient | None] = {}
         self._touched: set[str] = set()
         self.note()
 
     def note(self) -> None:
         """What the gradients are now, they are on all ranks; but for those seen to differ."""
         self._known = {
-            name: None if p.grad is None else _Seen(ref(p.grad), p.grad._version)
+            name: None if p.grad is None else _SeenGradient(ref(p.grad), p.grad._version)
             for name, p in self._shared.items()
         }
 
@@ -54,7 +54,7 @@ class OwnGradients:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SeenGradient:
     """A gradient, to notice when it changes."""
 
     gradient: ref[Tensor]

@@ -193,23 +193,23 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class _TableSlot:
     """A place in a module's table of parameters or buffers."""
 
     table: dict[str, Tensor | None]
     key: str
 
 
-def _slots(module: nn.Module) -> dict[str, list[_Slot]]:
+def _slots(module: nn.Module) -> dict[str, list[_TableSlot]]:
     """First name of every tensor -> all places that hold it (tied ones have several)."""
-    places: dict[int, list[_Slot]] = {}
+    places: dict[int, list[_TableSlot]] = {}
     names: dict[int, str] = {}
     for prefix, part in module.named_modules():
         for table in (part._parameters, part._buffers):
             for key, tensor in table.items():
                 if tensor is not None:
                     names.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
-                    places.setdefault(id(tensor), []).append(_Slot(table, key))
+                    places.setdefault(id(tensor), []).append(_TableSlot(table, key))
     return {names[key]: slots for key, slots in places.items()}
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
 from lightning_gpp.planner.graphpipe.candidates.placement import found_stages
-from lightning_gpp.planner.graphpipe.divide.partition import Partition
+from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 PRECISION = 1.015
@@ -68,7 +68,7 @@ class Divisions:
         for known in self.found:
             if known.slowest_s <= limit_s <= known.limit_s:
                 return known
-        partition = Partition(self.space, limit_s)
+        partition = LimitedWays(self.space, limit_s)
         ways = partition.ways()
         if not ways:
             self.low_s = max(limit_s, partition.limit.next_limit_s * (1 - 1e-9))

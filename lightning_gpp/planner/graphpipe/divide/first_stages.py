@@ -26,7 +26,7 @@ from lightning_gpp.planner.graphpipe.divide.others import Others
 from lightning_gpp.planner.graphpipe.divide.rooms import Rooms
 from lightning_gpp.planner.graphpipe.divide.tables import NO_WAYS, Table
 from lightning_gpp.planner.graphpipe.space.crew import Crew
-from lightning_gpp.planner.graphpipe.space.frames import Frame, Point
+from lightning_gpp.planner.graphpipe.space.frames import EndPoint, Frame
 from lightning_gpp.planner.graphpipe.space.layout import Interval, joined
 from lightning_gpp.planner.graphpipe.space.rates import CrewRates
 from lightning_gpp.planner.graphpipe.space.space import Space
@@ -239,8 +239,8 @@ class FirstStages:
         return outcome
 
     def _heads(
-        self, point: Point, intervals: tuple[Interval, ...], seat: Seat, left_s: float
-    ) -> Iterator[tuple[tuple[Interval, ...], Point]]:
+        self, point: EndPoint, intervals: tuple[Interval, ...], seat: Seat, left_s: float
+    ) -> Iterator[tuple[tuple[Interval, ...], EndPoint]]:
         """Ends of a stage in the branches of the block behind a point."""
         sums = seat.rates.least_seconds
         for child in point.frame.children(point.boundary):
@@ -253,7 +253,7 @@ class FirstStages:
                 self._limit.too_slow(next_s - left_s + self._limit_s)
             last = 0 if self._space.is_small else max(0, boundary - 1)
             for end in range(boundary, last - 1, -1):
-                head = Point(child, end, (), point.crossed)
+                head = EndPoint(child, end, (), point.crossed)
                 longer = joined(intervals, (start, child.run.bounds[end])) if end else intervals
                 if end:
                     yield longer, head
@@ -261,7 +261,9 @@ class FirstStages:
                     rest_s = left_s - (sums[child.run.bounds[end]] - sums[start])
                     yield from self._heads(head, longer, seat, rest_s)
 
-    def _try(self, start: _Start, seat: Seat, point: Point, intervals: tuple[Interval, ...]) -> int:
+    def _try(
+        self, start: _Start, seat: Seat, point: EndPoint, intervals: tuple[Interval, ...]
+    ) -> int:
         """Adds the ways whose first stage is of some intervals; says what became of it."""
         space, crew, multiple = self._space, seat.crew, seat.crew.multiple
         may_grow = space.is_small and bool(point.crossed)
@@ -315,7 +317,7 @@ class FirstStages:
         return outcome
 
     def _spare(
-        self, start: _Start, seat: Seat, point: Point, intervals: tuple[Interval, ...]
+        self, start: _Start, seat: Seat, point: EndPoint, intervals: tuple[Interval, ...]
     ) -> int:
         """Devices that a stage with joins and what follows it may use."""
         sums = seat.rates.least_seconds

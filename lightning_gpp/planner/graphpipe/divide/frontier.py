@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lightning_gpp.planner.graphpipe.space.crew import Crew
-from lightning_gpp.planner.graphpipe.space.layout import Interval, Run, joined
-from lightning_gpp.planner.graphpipe.space.usage import Usage
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun, Interval, joined
+from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
 
 MAX_WAYS = 48
 """Most ways that are kept for one place; those with the most devices are dropped first."""
@@ -61,7 +61,7 @@ class Alike(NamedTuple):
 
     branch: Trace
     origin: int
-    groups: Sequence[tuple[Run, ...]]
+    groups: Sequence[tuple[ElementRun, ...]]
     rest: Trace | None
 
     def moved(self) -> Iterator[tuple[Trace, int]]:
@@ -84,7 +84,7 @@ class Way(NamedTuple):
     Attributes:
         need: units in flight that a stage before it needs at least.
         offset: units in flight of a stage before it, less twice its own micro-batch.
-        used: devices (see :class:`Usage`).
+        used: devices (see :class:`DeviceCounts`).
         beside: for every join that is still to be forked, outermost first, the need and the offset
             of the branches beside the owner.
         trace: its stages.
@@ -113,7 +113,7 @@ def units_in_flight(need: int, offset: int, multiple: int) -> int:
     return -(-max(need, offset + 2 * multiple, multiple) // multiple) * multiple
 
 
-def add_way(ways: list[Way], new: Way, usage: Usage) -> None:
+def add_way(ways: list[Way], new: Way, usage: DeviceCounts) -> None:
     """Adds a way to others, unless one of them is as good, and drops those that are worse."""
     if ways:
         guards = usage.guards

@@ -12,13 +12,13 @@ from lightning_gpp.planner.graphpipe.divide.siblings import FEW_BRANCHES, Siblin
 from lightning_gpp.planner.graphpipe.space.branches import Group
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.frames import Frame
-from lightning_gpp.planner.graphpipe.space.layout import Interval, Run, joined
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun, Interval, joined
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.graphpipe.space.tails import end_of, fewest_devices, sparing_size
 
 Places = tuple[Interval, ...]
 
-Piece = tuple[float, Run, Interval]
+Piece = tuple[float, ElementRun, Interval]
 """Seconds per sample, a branch, and the places of it that a stage may take in."""
 
 
@@ -122,7 +122,7 @@ class Joins:
 
     def _filled(
         self, stage: Places, pieces: Sequence[Piece], crew: Crew, units: int
-    ) -> tuple[Places, set[Run]]:
+    ) -> tuple[Places, set[ElementRun]]:
         """A stage with pieces of branches, as far as its time and memory allow, in their order."""
         limit_s = self._limit.limit_s
         room_s = limit_s - self._seconds(stage, crew)
@@ -140,7 +140,7 @@ class Joins:
 
     def _with_memory(
         self, stage: Places, pieces: Sequence[Piece], crew: Crew, units: int
-    ) -> tuple[Places, set[Run]]:
+    ) -> tuple[Places, set[ElementRun]]:
         """The same piece by piece, where they do not all find memory together."""
         room_s = self._limit.limit_s - self._seconds(stage, crew)
         taken = set()
@@ -157,7 +157,7 @@ class Joins:
         sums = self._space.rates.least_seconds(crew)
         return sum(sums[stop] - sums[start] for start, stop in stage)
 
-    def _sparing_size(self, run: Run, need: int, offset: int) -> int | None:
+    def _sparing_size(self, run: ElementRun, need: int, offset: int) -> int | None:
         key = run.kind, need, offset
         if key not in self._sparing:
             sums = {crew: self._space.rates.least_seconds(crew) for crew in self._space.crews}

@@ -15,10 +15,10 @@ from operator import mul
 
 from lightning_gpp.planner.graphpipe.divide.rooms import TOLERANCE, Rooms
 from lightning_gpp.planner.graphpipe.space.crew import Crew
-from lightning_gpp.planner.graphpipe.space.layout import Run
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun
 from lightning_gpp.planner.graphpipe.space.space import Space
 
-Kinds = tuple[tuple[Run, int], ...]
+Kinds = tuple[tuple[ElementRun, int], ...]
 """Branches, one of each kind, and how many there are like it."""
 
 
@@ -35,11 +35,11 @@ class Others:
         self._space = space
         self._limit_s = limit_s * (1 + TOLERANCE)
         self._rooms = rooms
-        self._apart: dict[tuple[Run, ...], int] = {}
-        self._found_kinds: dict[tuple[Run, ...], Kinds] = {}
+        self._apart: dict[tuple[ElementRun, ...], int] = {}
+        self._found_kinds: dict[tuple[ElementRun, ...], Kinds] = {}
         self._found_shares: dict[Kinds, list[float]] = {}
 
-    def fewest_apart(self, runs: tuple[Run, ...]) -> int:
+    def fewest_apart(self, runs: tuple[ElementRun, ...]) -> int:
         """Fewest devices of branches that no other stage takes anything from."""
         if self._space.is_small or not runs:
             return 0
@@ -50,7 +50,7 @@ class Others:
             found = self._apart[runs] = self._together(kinds, alone, 0.0)
         return found
 
-    def fewest_beside(self, runs: tuple[Run, ...], crew: Crew, left_s: float) -> int:
+    def fewest_beside(self, runs: tuple[ElementRun, ...], crew: Crew, left_s: float) -> int:
         """Fewest devices of branches beside a stage that has some time left for pieces of them.
 
         Args:
@@ -70,7 +70,7 @@ class Others:
             alone.append(self._fewest_alone(run)[size])
         return self._together(kinds, alone, crew.num_replicas * left_s)
 
-    def _kinds(self, runs: tuple[Run, ...]) -> Kinds:
+    def _kinds(self, runs: tuple[ElementRun, ...]) -> Kinds:
         """Branches that differ, and how many there are of each."""
         found = self._found_kinds.get(runs)
         if found is None:
@@ -80,7 +80,7 @@ class Others:
             self._found_kinds[runs] = found
         return found
 
-    def _fewest_alone(self, run: Run) -> list[int]:
+    def _fewest_alone(self, run: ElementRun) -> list[int]:
         return self._rooms.fewest_before(self._space.side_frame(run))
 
     def _together(self, kinds: Kinds, alone: list[int], done: float) -> int:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from lightning_gpp.planner.graphpipe.space.branches import Group, Load, Mix
+from lightning_gpp.planner.graphpipe.space.branches import AlikeBranches, Group, Mix
 
 Stack = tuple[Mix, int]
 """Stages that hold as many branches of each weight: these branches, and how many stages."""
 
 
 def first_fit(
-    loads: Sequence[Load], limit_s: float, may_be: Callable[[Mix], bool] | None = None
+    loads: Sequence[AlikeBranches], limit_s: float, may_be: Callable[[Mix], bool] | None = None
 ) -> tuple[list[Stack], float]:
     """Packs branches into stages, each into the first one that has room for it.
 
@@ -29,7 +29,8 @@ def first_fit(
     Returns:
         The stages, and a larger limit up to which they stay the same.
 
-    >>> first_fit([Load(2.0, weight=7, num_alike=5), Load(1.0, weight=8, num_alike=1)], limit_s=5.0)
+    >>> heavy = AlikeBranches(2.0, weight=7, num_alike=5)
+    >>> first_fit([heavy, AlikeBranches(1.0, weight=8, num_alike=1)], limit_s=5.0)
     ([(((7, 2), (8, 1)), 1), (((7, 2),), 1), (((7, 1),), 1)], 6.0)
     """
     stages: list[tuple[Mix, int, float]] = []  # the branches of each, how many, and their room

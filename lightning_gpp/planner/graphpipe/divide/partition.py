@@ -35,11 +35,11 @@ from lightning_gpp.planner.graphpipe.divide.rooms import Rooms
 from lightning_gpp.planner.graphpipe.divide.siblings import Siblings
 from lightning_gpp.planner.graphpipe.divide.tables import Table, Tables
 from lightning_gpp.planner.graphpipe.space.frames import Frame
-from lightning_gpp.planner.graphpipe.space.layout import Run
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 
-class Partition:
+class LimitedWays:
     """The ways that respect one limit.
 
     Attributes:
@@ -73,7 +73,7 @@ class Partition:
         )
         return found
 
-    def side(self, run: Run, behind: Way) -> list[Way]:
+    def side(self, run: ElementRun, behind: Way) -> list[Way]:
         """The ways to divide a branch, given what follows it.
 
         Their places are those of the branch of its ``Space.side_frame``.

@@ -21,7 +21,7 @@ from lightning_gpp.planner.graphpipe.divide.limit import Limit
 from lightning_gpp.planner.graphpipe.divide.packing import Stack, first_fit, groups_of
 from lightning_gpp.planner.graphpipe.divide.packings import Packing, Packings
 from lightning_gpp.planner.graphpipe.space.branches import Group, Mix, is_one
-from lightning_gpp.planner.graphpipe.space.layout import Interval, Run
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun, Interval
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 FEW_BRANCHES = 6
@@ -40,7 +40,9 @@ class Siblings:
         side: the ways to divide one branch, given what follows it.
     """
 
-    def __init__(self, space: Space, limit: Limit, side: Callable[[Run, Way], list[Way]]) -> None:
+    def __init__(
+        self, space: Space, limit: Limit, side: Callable[[ElementRun, Way], list[Way]]
+    ) -> None:
         self._limit = limit
         self._side = side
         self._space = space

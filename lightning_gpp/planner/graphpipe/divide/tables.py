@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from lightning_gpp.planner.graphpipe.divide.frontier import Way
 from lightning_gpp.planner.graphpipe.space.frames import Frame
-from lightning_gpp.planner.graphpipe.space.usage import Usage
+from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
 
 FAR = 1 << 40
 """More than there is of anything."""
@@ -45,7 +45,7 @@ class Table:
         has_refused: whether a stage had too many messages, or did not find enough memory.
     """
 
-    def __init__(self, frame: Frame, end: list[Way], tables: Tables, usage: Usage) -> None:
+    def __init__(self, frame: Frame, end: list[Way], tables: Tables, usage: DeviceCounts) -> None:
         self.frame = frame
         self.tables = tables
         self._usage = usage
@@ -92,7 +92,7 @@ class Table:
         self.behind = found
 
 
-def _least(ways: list[Way], usage: Usage) -> Least:
+def _least(ways: list[Way], usage: DeviceCounts) -> Least:
     if not ways:
         return NO_WAYS
     if len(ways) == 1:

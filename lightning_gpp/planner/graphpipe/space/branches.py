@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lightning_gpp.planner.graphpipe.space.crew import Crew
-from lightning_gpp.planner.graphpipe.space.layout import Interval, Run, joined
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun, Interval, joined
 from lightning_gpp.planner.graphpipe.space.rates import Rates
 
-Group = tuple[Run, ...]
+Group = tuple[ElementRun, ...]
 """Whole branches of one block in one stage."""
 
 
-class Load(NamedTuple):
+class AlikeBranches(NamedTuple):
     """Branches that are alike.
 
     Attributes:
@@ -53,22 +53,22 @@ class Branches:
         self._sums = [rates.least_seconds(crew) for crew in crews]
         self._work_sums = work
         self.work: list[float] = []
-        self._weights: dict[Run, int] = {}
+        self._weights: dict[ElementRun, int] = {}
         self._rows: list[list[float]] = []
         self._alike: dict[object, list[int]] = {}
         self._by_weight: dict[Group, dict[int, Group]] = {}
-        self._loads: dict[Group, list[list[Load]]] = {}
+        self._loads: dict[Group, list[list[AlikeBranches]]] = {}
         self._seconds: dict[Mix, list[float]] = {}
         self._places: dict[Mix, tuple[Interval, ...]] = {}
 
-    def weight(self, run: Run) -> int:
+    def weight(self, run: ElementRun) -> int:
         """The weight of a branch."""
         found = self._weights.get(run)
         if found is None:
             found = self._weights[run] = self._weight(run)
         return found
 
-    def _weight(self, run: Run) -> int:
+    def _weight(self, run: ElementRun) -> int:
         start, stop = run.interval
         row = [sums[stop] - sums[start] for sums in self._sums]
         numbers = self._alike.setdefault((run.kind, *self._contents.of_branch(run.interval)), [])
@@ -84,21 +84,21 @@ class Branches:
         """Some branches by their weights."""
         found = self._by_weight.get(runs)
         if found is None:
-            alike: dict[int, list[Run]] = {}
+            alike: dict[int, list[ElementRun]] = {}
             for run in runs:
                 alike.setdefault(self.weight(run), []).append(run)
             found = {weight: tuple(some) for weight, some in alike.items()}
             self._by_weight[runs] = found
         return found
 
-    def loads(self, runs: Group) -> list[list[Load]]:
+    def loads(self, runs: Group) -> list[list[AlikeBranches]]:
         """For every crew the branches, the heaviest first."""
         found = self._loads.get(runs)
         if found is None:
             by_weight = self.by_weight(runs).items()
             found = self._loads[runs] = [
                 sorted(
-                    (Load(self._rows[w][index], w, len(some)) for w, some in by_weight),
+                    (AlikeBranches(self._rows[w][index], w, len(some)) for w, some in by_weight),
                     key=_heaviest_first,
                 )
                 for index in range(self._num_crews)
@@ -127,5 +127,5 @@ class Branches:
         return found
 
 
-def _heaviest_first(load: Load) -> float:
+def _heaviest_first(load: AlikeBranches) -> float:
     return -load.seconds

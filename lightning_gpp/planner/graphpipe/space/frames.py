@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from lightning_gpp.planner.graphpipe.space.layout import Interval, Layout, Run, joined
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun, Interval, Layout, joined
 from lightning_gpp.planner.graphpipe.space.tails import Beginnings
 
 SMALL = 14
@@ -23,7 +23,7 @@ FEW_OWNERS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class EndPoint:
     """A place where a stage that begins in some frame may end.
 
     Attributes:
@@ -63,7 +63,7 @@ class Frame:
 
     def __init__(
         self,
-        run: Run,
+        run: ElementRun,
         numbers: Iterator[int],
         *,
         is_model_end: bool,
@@ -78,15 +78,15 @@ class Frame:
         self.element = element
         self.is_model_end = is_model_end
         self.level: int = outer.level + 1 if outer else 0
-        self.others: tuple[Run, ...] = ()
+        self.others: tuple[ElementRun, ...] = ()
         self._numbers = numbers
         self._most_owners = most_owners
         self._children: dict[int, tuple[Frame, ...]] = {}
-        own = [Point(self, boundary, (), ()) for boundary in range(1, len(run) + 1)]
+        own = [EndPoint(self, boundary, (), ()) for boundary in range(1, len(run) + 1)]
         if outer is not None:
             branches = outer.run.blocks[element]
             self.others = branches[:owner] + branches[owner + 1 :]
-        self.trunk: tuple[Point, ...] = (*own, *self._behind())
+        self.trunk: tuple[EndPoint, ...] = (*own, *self._behind())
         self.is_fork = [point.boundary in point.frame.run.blocks for point in self.trunk]
         self.num_before: int = outer.num_before + element if outer else 0
         before = outer.starts[: self.num_before + 1] if outer else [0]
@@ -105,19 +105,21 @@ class Frame:
             found = self._stages[boundary, index] = joined((own,), *point.beyond)
         return found
 
-    def _behind(self) -> Iterator[Point]:
+    def _behind(self) -> Iterator[EndPoint]:
         """The points behind the join."""
         outer = self.outer
         if outer is None:
             return
         first = outer.run.bounds[self.element + 1]
         if outer.outer is None and outer.is_model_end and self.element + 1 == len(outer.run):
-            yield Point(outer, len(outer.run), (), (self,))
+            yield EndPoint(outer, len(outer.run), (), (self,))
         for point in outer.trunk[self.element + 1 :]:
             is_in_outer = point.frame is outer
             stop = outer.run.bounds[point.boundary if is_in_outer and not point.crossed else -1]
             beyond = ((first, stop),) if stop > first else ()
-            yield Point(point.frame, point.boundary, beyond + point.beyond, (self, *point.crossed))
+            yield EndPoint(
+                point.frame, point.boundary, beyond + point.beyond, (self, *point.crossed)
+            )
 
     def children(self, element: int) -> tuple[Frame, ...]:
         """Frames with the first, different, branches of a block as its owner."""
@@ -161,13 +163,13 @@ class Frames:
         self.beginnings = Beginnings()
         self._sides: dict[int, Frame] = {}
 
-    def side(self, run: Run) -> Frame:
+    def side(self, run: ElementRun) -> Frame:
         """The frame of a branch that is cut on its own, the same for all branches like it."""
         frame = self._sides.get(run.kind)
         if frame is None:
             frame = self._sides[run.kind] = self._frame(run, is_model_end=False)
         return frame
 
-    def _frame(self, run: Run, *, is_model_end: bool) -> Frame:
+    def _frame(self, run: ElementRun, *, is_model_end: bool) -> Frame:
         most = self._most_owners
         return Frame(run, self._numbers, is_model_end=is_model_end, most_owners=most)

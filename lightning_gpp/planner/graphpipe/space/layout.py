@@ -33,7 +33,7 @@ def joined(intervals: tuple[Interval, ...], *more: Interval) -> tuple[Interval, 
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class ElementRun:
     """A series of elements.
 
     Attributes:
@@ -43,7 +43,7 @@ class Run:
     """
 
     bounds: tuple[int, ...]
-    blocks: dict[int, tuple[Run, ...]]
+    blocks: dict[int, tuple[ElementRun, ...]]
     kind: int
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class Layout:
     """
 
     order: tuple[int, ...]
-    root: Run
+    root: ElementRun
 
     @cached_property
     def place(self) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ def lay_out(tree: Tree, likeness: Sequence[object]) -> Layout:
     """
     kinds: dict[object, int] = {}
 
-    def run(tree: Tree, start: int) -> tuple[Run, object]:
+    def run(tree: Tree, start: int) -> tuple[ElementRun, object]:
         parts: Sequence[Tree] = tree.parts if isinstance(tree, Series) else (tree,)
         bounds, blocks, alike = [start], {}, []
         for element, part in enumerate(parts):
@@ -108,7 +108,7 @@ def lay_out(tree: Tree, likeness: Sequence[object]) -> Layout:
                 blocks[element] = tuple(branch for branch, _ in branches)
                 alike.append(tuple(key for _, key in branches))
         key = kinds.setdefault(tuple(alike), len(kinds))
-        return Run(tuple(bounds), blocks, key), ("run", key)
+        return ElementRun(tuple(bounds), blocks, key), ("run", key)
 
     return Layout(tuple(leaves(tree)), run(tree, 0)[0])
 

@@ -9,9 +9,9 @@ from functools import cached_property
 from lightning_gpp.planner.graphpipe.space.branches import Branches
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.frames import Frame, Frames
-from lightning_gpp.planner.graphpipe.space.layout import Run
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun
 from lightning_gpp.planner.graphpipe.space.rates import Rates
-from lightning_gpp.planner.graphpipe.space.usage import Usage
+from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
 from lightning_gpp.planner.step_time.evaluate import ROUNDING
 
 
@@ -34,7 +34,7 @@ class Space:
         frames: Frames,
         rates: Rates,
         crews: Sequence[Crew],
-        usage: Usage,
+        usage: DeviceCounts,
         num_units: int,
         *,
         holds_all: bool = False,
@@ -77,7 +77,7 @@ class Space:
     def _least_in_flight(self, crew: Crew) -> int:
         return 1 if self._may_recompute else self.in_flight(crew.multiple, crew)
 
-    def side_frame(self, run: Run) -> Frame:
+    def side_frame(self, run: ElementRun) -> Frame:
         """The frame of a branch that is cut on its own, the same for all branches like it."""
         return self.frames.side(run)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from lightning_gpp.planner.graphpipe.space.crew import Crew
-from lightning_gpp.planner.graphpipe.space.layout import Interval, Run
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun, Interval
 
 
 class Beginnings:
@@ -22,16 +22,16 @@ class Beginnings:
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[int, int], int] = {}
-        self._runs: dict[tuple[Run, int], Run] = {}
+        self._runs: dict[tuple[ElementRun, int], ElementRun] = {}
         self._numbers = count(-1, -1)  # those of whole runs are not negative
 
-    def beginning(self, run: Run, size: int) -> Run:
+    def beginning(self, run: ElementRun, size: int) -> ElementRun:
         """The first so many elements of a run."""
         found = self._runs.get((run, size))
         if found is None:
             kind = self._kinds.setdefault((run.kind, size), next(self._numbers))
             blocks = {element: runs for element, runs in run.blocks.items() if element < size}
-            found = self._runs[run, size] = Run(run.bounds[: size + 1], blocks, kind)
+            found = self._runs[run, size] = ElementRun(run.bounds[: size + 1], blocks, kind)
         return found
 
 
@@ -52,7 +52,7 @@ def sparing_size(num_devices: Sequence[float]) -> int | None:
 
 
 def fewest_devices(
-    run: Run,
+    run: ElementRun,
     limit_s: float,
     least_seconds: Mapping[Crew, Sequence[float]],
     fits: Callable[[Interval, Crew], bool],
@@ -88,6 +88,6 @@ def fewest_devices(
     return fewest
 
 
-def end_of(run: Run, size: int) -> Interval:
+def end_of(run: ElementRun, size: int) -> Interval:
     """The places behind the first so many elements."""
     return run.bounds[size], run.bounds[-1]

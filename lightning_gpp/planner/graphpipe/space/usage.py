@@ -11,13 +11,13 @@ from collections.abc import Sequence
 FIELD_BITS = 20
 
 
-class Usage:
+class DeviceCounts:
     """The fields of one cluster.
 
     Attributes:
         has_one_kind: whether all devices are of one kind.
 
-    >>> usage = Usage((4, 2))
+    >>> usage = DeviceCounts((4, 2))
     >>> one = usage.of(3, kind=0) + usage.of(1, kind=1)
     >>> usage.fits(one, most=6), usage.fits(one + usage.of(2, kind=1), most=6)
     (True, False)

@@ -9,7 +9,7 @@ from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions
-from lightning_gpp.planner.graphpipe.divide.partition import Partition
+from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
 from lightning_gpp.planner.graphpipe.problem import branching, search_units
 from lightning_gpp.planner.graphpipe.space.space import Space
 
@@ -53,7 +53,7 @@ def test_divisions_answer_for_limits_down_to_their_slowest_stage(space, monkeypa
     divisions = Divisions(space)
     found = divisions.at(3.9 * LAYER_S)
     assert found is not None and found.slowest_s == pytest.approx(3 * LAYER_S)
-    monkeypatch.setattr(Partition, "ways", lambda self: pytest.fail("searched again"))
+    monkeypatch.setattr(LimitedWays, "ways", lambda self: pytest.fail("searched again"))
     assert divisions.at(3.1 * LAYER_S) is found
 
 

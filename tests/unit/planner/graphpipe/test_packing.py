@@ -9,19 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gpp.planner.graphpipe.divide.packing import first_fit, groups_of
-from lightning_gpp.planner.graphpipe.space.branches import Load
-from lightning_gpp.planner.graphpipe.space.layout import Run
+from lightning_gpp.planner.graphpipe.space.branches import AlikeBranches
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun
 
 
 @st.composite
-def loads(draw: st.DrawFn) -> list[Load]:
+def loads(draw: st.DrawFn) -> list[AlikeBranches]:
     seconds = sorted(draw(st.lists(st.integers(0, 12), max_size=5)), reverse=True)
     return [
-        Load(float(each), number, draw(st.integers(1, 5))) for number, each in enumerate(seconds)
+        AlikeBranches(float(each), number, draw(st.integers(1, 5)))
+        for number, each in enumerate(seconds)
     ]
 
 
-def one_by_one(loads: list[Load], limit_s: float, most: int) -> list[dict[int, int]]:
+def one_by_one(loads: list[AlikeBranches], limit_s: float, most: int) -> list[dict[int, int]]:
     """First fit as the books have it: for every branch all stages in turn."""
     stages: list[tuple[float, dict[int, int]]] = []
     for each_s, weight, count in loads:
@@ -63,6 +64,6 @@ def test_up_to_the_next_limit_the_stages_stay_the_same(loads, limit_s):
     ],
 )
 def test_every_branch_is_in_one_stage(stacks, starts):
-    runs = [Run((place, place + 1), {}, kind=0) for place in range(4)]
+    runs = [ElementRun((place, place + 1), {}, kind=0) for place in range(4)]
     found = groups_of(stacks, {0: tuple(runs[:2]), 1: tuple(runs[2:])})
     assert [[run.start for run in group] for groups in found for group in groups] == starts

@@ -11,7 +11,7 @@ from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import PlanRequest, answer, evaluate_plan
 from lightning_gpp.planner.graphpipe.space.crew import Crew
-from lightning_gpp.planner.graphpipe.space.layout import Run
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun
 from lightning_gpp.planner.graphpipe.space.tails import (
     Beginnings,
     end_of,
@@ -19,9 +19,9 @@ from lightning_gpp.planner.graphpipe.space.tails import (
     sparing_size,
 )
 
-RUN = Run(bounds=(3, 4, 5, 6, 7), blocks={}, kind=5)
-BRANCHES = tuple(Run(bounds=(place, place + 1), blocks={}, kind=7) for place in (4, 5, 6))
-BLOCK = Run(bounds=(3, 4, 7, 8), blocks={1: BRANCHES}, kind=6)
+RUN = ElementRun(bounds=(3, 4, 5, 6, 7), blocks={}, kind=5)
+BRANCHES = tuple(ElementRun(bounds=(place, place + 1), blocks={}, kind=7) for place in (4, 5, 6))
+BLOCK = ElementRun(bounds=(3, 4, 7, 8), blocks={1: BRANCHES}, kind=6)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_fewest_devices_of_beginnings(run, limit_s, longest, needed):
 
 def test_beginnings_of_runs_that_are_alike_are_alike():
     beginnings = Beginnings()
-    other = Run(bounds=(7, 8, 9, 10, 11), blocks={}, kind=5)
+    other = ElementRun(bounds=(7, 8, 9, 10, 11), blocks={}, kind=5)
     one, two = beginnings.beginning(RUN, 3), beginnings.beginning(other, 3)
     assert (one.bounds, two.bounds) == ((3, 4, 5, 6), (7, 8, 9, 10))
     assert one.kind == two.kind != beginnings.beginning(RUN, 2).kind

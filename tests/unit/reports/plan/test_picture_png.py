@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from lightning_gpp.reports.plan.picture_png import DPI, write_png
-from lightning_gpp.reports.plan.picture_shapes import Line, Picture, Rectangle, Text, curve
+from lightning_gpp.reports.plan.picture_shapes import Picture, Polyline, Rectangle, Text, curve
 
 WHITE, RED, BLACK = (255, 255, 255), (255, 0, 0), (0, 0, 0)
 
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "picture.png"
 
 
-def drawn(path: Path, *shapes: Rectangle | Line | Text) -> Image.Image:
+def drawn(path: Path, *shapes: Rectangle | Polyline | Text) -> Image.Image:
     """A picture of two inches by one."""
     write_png(Picture(2.0, 1.0, shapes), path)
     image = Image.open(path).convert("RGB")
@@ -51,7 +51,7 @@ def test_a_rectangle_without_width_is_not_seen(path: Path) -> None:
 
 def test_a_line_is_as_wide_as_it_says_and_has_its_tip_at_the_end(path: Path) -> None:
     """Down at 1 inch; 1.8 points are 3 pixels, the tip is wider."""
-    line = Line(((1.0, 0.1), (1.0, 0.9)), "#FF0000", 1.8, has_tip=True)
+    line = Polyline(((1.0, 0.1), (1.0, 0.9)), "#FF0000", 1.8, has_tip=True)
     image = drawn(path, line)
     assert sum(colour != WHITE for colour in colours(image, y_in=0.5)) in (3, 4)
     assert sum(colour != WHITE for colour in colours(image, y_in=0.85)) >= 5
@@ -60,14 +60,14 @@ def test_a_line_is_as_wide_as_it_says_and_has_its_tip_at_the_end(path: Path) -> 
 
 
 def test_a_dotted_line_has_gaps(path: Path) -> None:
-    down = colours(drawn(path, Line(((1.0, 0.1), (1.0, 0.9)), "#000000", 0.9, True)), x_in=1.0)
+    down = colours(drawn(path, Polyline(((1.0, 0.1), (1.0, 0.9)), "#000000", 0.9, True)), x_in=1.0)
     inside = down[14:106]
     assert 0.2 < sum(colour == WHITE for colour in inside) / len(inside) < 0.8
 
 
 def test_a_curve_has_smooth_edges(path: Path) -> None:
     """Pixels that it covers in part are between its colour and white."""
-    row = colours(drawn(path, Line(curve((0.5, 0.1), (1.5, 0.9)), "#000000", 0.9)), y_in=0.4)
+    row = colours(drawn(path, Polyline(curve((0.5, 0.1), (1.5, 0.9)), "#000000", 0.9)), y_in=0.4)
     assert any(0 < colour[0] < 255 for colour in row)
 
 
@@ -81,7 +81,7 @@ def test_text_stands_where_it_should(path: Path) -> None:
 
 
 def test_text_on_a_line_covers_it(path: Path) -> None:
-    line = Line(((0.1, 0.5), (1.9, 0.5)), "#FF0000", 0.9)
+    line = Polyline(((0.1, 0.5), (1.9, 0.5)), "#FF0000", 0.9)
     text = Text(0.5, 0.5, "1.0 kB", 8.0, is_on_line=True)
     behind = colours(drawn(path, line), y_in=0.5)[60:100]
     assert all(colour != WHITE for colour in behind)

@@ -8,7 +8,7 @@ from helpers.graphs import stage_edges
 from lightning_gpp.graph import StageEdge, StageGraph
 from lightning_gpp.reports.plan.picture_bands import fold
 from lightning_gpp.reports.plan.picture_layout import lay_out
-from lightning_gpp.reports.plan.picture_shapes import Line, Picture, Rectangle, Text
+from lightning_gpp.reports.plan.picture_shapes import Picture, Polyline, Rectangle, Text
 from lightning_gpp.reports.plan.picture_stages import StageBox, stage_graph_picture
 
 
@@ -36,8 +36,8 @@ def frames(picture: Picture) -> list[Rectangle]:
     return [each for each in picture.shapes if isinstance(each, Rectangle) and each.border_pt]
 
 
-def lines(picture: Picture) -> list[Line]:
-    return [each for each in picture.shapes if isinstance(each, Line)]
+def lines(picture: Picture) -> list[Polyline]:
+    return [each for each in picture.shapes if isinstance(each, Polyline)]
 
 
 def overlap(one: Rectangle, other: Rectangle) -> bool:
@@ -116,5 +116,5 @@ def test_no_line_strikes_out_the_text_of_an_edge() -> None:
     assert sum(len(line.points) == 6 for line in lines(picture)) == 3
     texts = [shape for shape in picture.shapes if isinstance(shape, Text) and shape.is_on_line]
     assert [text.text for text in texts] == ["1.0 kB"] * 31
-    last_line = max(i for i, shape in enumerate(picture.shapes) if isinstance(shape, Line))
+    last_line = max(i for i, shape in enumerate(picture.shapes) if isinstance(shape, Polyline))
     assert all(picture.shapes.index(text) > last_line for text in texts)

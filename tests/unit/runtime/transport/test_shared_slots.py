@@ -5,14 +5,14 @@ import os
 import pytest
 import torch
 
-from lightning_gpp.runtime.transport.shared_slots import Block, SlotPool, rounded_up
+from lightning_gpp.runtime.transport.shared_slots import SlotMemory, SlotPool, rounded_up
 
 
-def reader_of(pool: SlotPool, number: int) -> Block:
+def reader_of(pool: SlotPool, number: int) -> SlotMemory:
     """The other end of a block, as a process that was given its file sees it."""
     block = pool.blocks[number]
     assert block.fd is not None
-    reader = Block(os.dup(block.fd), block.shape)
+    reader = SlotMemory(os.dup(block.fd), block.shape)
     reader.forget_file()
     return reader
 
