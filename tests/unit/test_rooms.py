@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
+import pkgutil
 import subprocess
 import sys
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 import pytest
 
+import lightning_gpp
+
 EVERYWHERE = {
     *("checks", "strict_json", "data_file", "document_cache", "text_table", "units_of_measure"),
-    "_register",
     "_version",
 }
+"""Modules that every room may import; they import each other at most."""
+
+DATA = {"graph", "cluster", "cost"}
+PLANS = {*DATA, "schedule", "planner"}
+READERS = {*PLANS, "simulate", "reports"}
 ALLOWED = {
+    **dict.fromkeys(EVERYWHERE, EVERYWHERE),
     "graph": set(),
     "cluster": {"graph"},
     "cost": {"graph", "cluster"},
-    "workloads": {"graph", "cluster", "cost"},
-    "schedule": {"graph", "cluster", "cost"},
-    "planner": {"graph", "cluster", "cost", "schedule", "workloads"},
-    "simulate": {"graph", "cluster", "cost", "schedule", "planner"},
-    "reports": {"graph", "cluster", "cost", "schedule", "planner", "simulate"},
+    "workloads": DATA,
+    "schedule": DATA,
+    "planner": {*DATA, "schedule", "workloads"},
+    "simulate": PLANS,
+    "reports": {*PLANS, "simulate"},
     "capture": {"graph", "cost"},
     "runtime": {"graph", "cluster", "schedule", "simulate"},
-    "strategy": {
-        *("graph", "cluster", "cost", "schedule", "planner", "simulate", "reports"),
-        *("capture", "runtime"),
-    },
+    "strategy": {*READERS, "capture", "runtime"},
+    "_register": {"strategy"},
+    "console": set(),
+    "job_scope": {"strategy"},
+    "jobs": {*READERS, "workloads", "capture", "runtime", "strategy", "job_scope", "console"},
+    "sweep": {"jobs"},
+    "cli": {"jobs", "job_scope"},
     "recipes": set(),
 }
 """Room -> rooms that it may import, itself left out."""
@@ -40,32 +52,124 @@ WITHOUT_TORCH = (
 WITHOUT_LIGHTNING = (*WITHOUT_TORCH, "capture", "runtime")
 
 
-def imports(path: Path) -> set[str]:
-    """Absolute names that a file imports, at any depth."""
+def files(room: str) -> dict[str, Path]:
+    """The files of a room or of a single module, by the names of their modules."""
+    module = importlib.import_module(f"lightning_gpp.{room}")
+    if not hasattr(module, "__path__"):
+        assert module.__file__ is not None
+        return {module.__name__: Path(module.__file__)}
+    (folder,) = module.__path__
+    found = {}
+    for path in sorted(Path(folder).rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        inner = parts[:-1] if parts[-1] == "__init__" else parts
+        found[".".join((module.__name__, *inner))] = path
+    assert found, f"no files in {room}"
+    return found
+
+
+def imports(module: str, path: Path) -> set[str]:
+    """Absolute names that a file imports, at any depth, also those for types alone."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:  # others stay in their room
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+            home = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            found |= {f"{home}.{alias.name}" for alias in node.names}
     return found
 
 
-def files(room: str) -> list[Path]:
-    (folder,) = importlib.import_module(f"lightning_gpp.{room}").__path__
-    found = sorted(Path(folder).rglob("*.py"))
-    assert found, f"no files in {room}"
+def all_files() -> dict[str, Path]:
+    """Every file of the package, that of the package itself last."""
+    assert lightning_gpp.__file__ is not None
+    inner = {name: path for room in ALLOWED for name, path in files(room).items()}
+    return {**inner, "lightning_gpp": Path(lightning_gpp.__file__)}
+
+
+def circles(successors: Mapping[str, Set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one node (Tarjan 1972)."""
+    number: dict[str, int] = {}
+    least: dict[str, int] = {}
+    open_nodes: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        number[node] = least[node] = len(number)
+        open_nodes.append(node)
+        for target in successors[node]:
+            if target not in number:
+                visit(target)
+                least[node] = min(least[node], least[target])
+            elif target in open_nodes:
+                least[node] = min(least[node], number[target])
+        if least[node] == number[node]:
+            position = open_nodes.index(node)
+            component = open_nodes[position:]
+            del open_nodes[position:]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in successors:
+        if node not in number:
+            visit(node)
     return found
+
+
+def test_the_table_has_every_room() -> None:
+    """Modules and folders of the package; ``configs`` has no code."""
+    found = {module.name for module in pkgutil.iter_modules(lightning_gpp.__path__)}
+    assert found | {"recipes"} == set(ALLOWED) | (found & {"configs"})
 
 
 @pytest.mark.parametrize("room", sorted(ALLOWED))
 def test_a_room_imports_only_what_it_may(room: str) -> None:
     allowed = ALLOWED[room] | EVERYWHERE | {room}
-    for path in files(room):
-        for name in imports(path):
+    for module, path in files(room).items():
+        for name in imports(module, path):
             parts = name.split(".")
-            if parts[0] == "lightning_gpp" and len(parts) > 1:
-                assert parts[1] in allowed, f"{path.name} imports {name}"
+            if parts[0] == "lightning_gpp":
+                assert parts[1] in allowed, f"{path} imports {name}"
+
+
+def test_rooms_import_each_other_in_one_direction() -> None:
+    rooms = {room: ALLOWED[room] - EVERYWHERE for room in ALLOWED.keys() - EVERYWHERE}
+    assert circles(rooms) == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports for types and those inside functions included.
+
+    A name that a package's ``__init__`` hands on is an import of that ``__init__``, which in turn
+    imports all files whose names it hands on: a file may not import a package above it by its face.
+    That Python runs the ``__init__`` of every package on the way to a module is not counted.
+    """
+    paths = all_files()
+    successors = {
+        module: {
+            target
+            for name in imports(module, path)
+            for target in [name if name in paths else name.rpartition(".")[0]]
+            if target in paths and target != module
+        }
+        for module, path in paths.items()
+    }
+    assert circles(successors) == []
+
+
+def test_circles_are_found() -> None:
+    successors = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
+    assert sorted(circles(successors)) == [["a", "b", "c"], ["d", "e"]]
+
+
+def test_no_two_classes_share_a_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, path in all_files().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
 
 
 @pytest.mark.parametrize("room", WITHOUT_LIGHTNING)
@@ -73,15 +177,15 @@ def test_rooms_without_torch_or_lightning(room: str) -> None:
     forbidden = {"lightning", "pytorch_lightning", "hydra", "omegaconf"}
     if room in WITHOUT_TORCH:
         forbidden |= {"torch", "torch_geometric"}
-    for path in files(room):
-        roots = {name.split(".")[0] for name in imports(path)}
+    for module, path in files(room).items():
+        roots = {name.split(".")[0] for name in imports(module, path)}
         assert not roots & forbidden, f"{path} imports {roots & forbidden}"
 
 
 def test_only_the_command_line_knows_hydra() -> None:
     for room in ("strategy", "recipes"):
-        for path in files(room):
-            assert "hydra" not in {name.split(".")[0] for name in imports(path)}, path
+        for module, path in files(room).items():
+            assert "hydra" not in {name.split(".")[0] for name in imports(module, path)}, path
 
 
 def test_planning_needs_neither_torch_nor_lightning() -> None:
