@@ -17,6 +17,7 @@ from lightning_gpp.planner.graphpipe.space.contents import Intervals
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.rates import Rates
 from lightning_gpp.planner.graphpipe.space.space import Space
+from lightning_gpp.planner.graphpipe.tolerances import SECONDS
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.units.dag import topological_order
 
@@ -29,7 +30,7 @@ def found_stages(trace: Trace | None, space: Space, limit_s: float) -> list[Foun
     for cut, shift in collect_cuts(trace):
         rate = space.rates(cut.intervals, cut.crew)
         recompute = not (
-            rate.seconds_per_sample <= limit_s * (1 + 1e-9)
+            rate.seconds_per_sample <= limit_s * (1 + SECONDS)
             and space.in_flight(cut.units, cut.crew) <= rate.most_in_flight
         )
         stage = found_stage(space.rates, cut.intervals, cut.crew, cut.units, recompute=recompute)

@@ -16,6 +16,7 @@ from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
 from lightning_gpp.planner.graphpipe.candidates.placement import found_stages
 from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
 from lightning_gpp.planner.graphpipe.space.space import Space
+from lightning_gpp.planner.graphpipe.tolerances import SECONDS
 
 PRECISION = 1.015
 """The binary search ends when the limits are this close; then it tries to beat what it found."""
@@ -58,7 +59,7 @@ class Divisions:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self.low_s = max(space.lower_bound_s * (1 - 1e-9), 1e-18)
+        self.low_s = max(space.lower_bound_s * (1 - SECONDS), 1e-18)
         self.found: list[Found] = []
 
     def at(self, limit_s: float) -> Found | None:
@@ -71,7 +72,7 @@ class Divisions:
         partition = LimitedWays(self.space, limit_s)
         ways = partition.ways()
         if not ways:
-            self.low_s = max(limit_s, partition.limit.next_limit_s * (1 - 1e-9))
+            self.low_s = max(limit_s, partition.limit.next_limit_s * (1 - SECONDS))
             return None
         divisions = tuple(tuple(found_stages(way.trace, self.space, limit_s)) for way in ways)
         slowest = [max(stage.seconds_per_sample for stage in stages) for stages in divisions]
@@ -107,7 +108,7 @@ class Divisions:
             middle_s = math.sqrt(self.low_s * best.seconds_per_sample)
             limit_s = max(best.seconds_per_sample / STEPS[step], middle_s)
             step = min(step + 1, len(STEPS) - 1)
-            new = self.at(best.seconds_per_sample * (1 - 1e-9) if is_near else limit_s)
+            new = self.at(best.seconds_per_sample * (1 - SECONDS) if is_near else limit_s)
             best = new or best
             if is_near and (new is None or not self.space.is_small):
                 if new:

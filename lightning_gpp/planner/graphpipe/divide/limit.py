@@ -8,8 +8,7 @@ from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.layout import Interval
 from lightning_gpp.planner.graphpipe.space.rates import CrewRates
 from lightning_gpp.planner.graphpipe.space.space import Space
-
-ROUNDING = 1 + 1e-12
+from lightning_gpp.planner.graphpipe.tolerances import LIMIT
 
 
 class Limit:
@@ -23,7 +22,7 @@ class Limit:
 
     def __init__(self, space: Space, limit_s: float) -> None:
         self._space = space
-        self.limit_s = limit_s * ROUNDING
+        self.limit_s = limit_s * (1 + LIMIT)
         self.next_limit_s = math.inf
 
     def fits(self, intervals: tuple[Interval, ...], crew: Crew, units: int) -> bool:

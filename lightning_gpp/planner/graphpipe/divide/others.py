@@ -13,10 +13,11 @@ from collections import Counter
 from itertools import accumulate
 from operator import mul
 
-from lightning_gpp.planner.graphpipe.divide.rooms import TOLERANCE, Rooms
+from lightning_gpp.planner.graphpipe.divide.rooms import Rooms
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.layout import ElementRun
 from lightning_gpp.planner.graphpipe.space.space import Space
+from lightning_gpp.planner.graphpipe.tolerances import DEVICES, LEAST
 
 Kinds = tuple[tuple[ElementRun, int], ...]
 """Branches, one of each kind, and how many there are like it."""
@@ -33,7 +34,7 @@ class Others:
 
     def __init__(self, space: Space, limit_s: float, rooms: Rooms) -> None:
         self._space = space
-        self._limit_s = limit_s * (1 + TOLERANCE)
+        self._limit_s = limit_s * (1 + LEAST)
         self._rooms = rooms
         self._apart: dict[tuple[ElementRun, ...], int] = {}
         self._found_kinds: dict[tuple[ElementRun, ...], Kinds] = {}
@@ -63,7 +64,7 @@ class Others:
         sums = self._space.rates.least_seconds(crew)
         alone, kinds = [], self._kinds(runs)
         for run, _ in kinds:
-            end_s = sums[run.bounds[-1]] - left_s - self._limit_s * TOLERANCE
+            end_s = sums[run.bounds[-1]] - left_s - self._limit_s * LEAST
             size = bisect_left(run.bounds, end_s, key=sums.__getitem__)
             if size:
                 self._rooms.note(end_s - sums[run.bounds[size - 1]] + self._limit_s)
@@ -95,7 +96,7 @@ class Others:
             return alone[0]
         sums = self._space.work
         each = zip(kinds, alone, self._shares(kinds))
-        least = max(*alone, math.ceil(sum(n * min(own, s) for (_, n), own, s in each) - 1e-6))
+        least = max(*alone, math.ceil(sum(n * min(own, s) for (_, n), own, s in each) - DEVICES))
         work = sum(count * (sums[run.bounds[-1]] - sums[run.start]) for run, count in kinds)
         return max(least, self._rooms.devices(work - done, least))
 

@@ -10,6 +10,7 @@ from lightning_gpp.planner.graphpipe.divide.packing import Stack, first_fit
 from lightning_gpp.planner.graphpipe.space.branches import Group, Mix, is_one
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.space import Space
+from lightning_gpp.planner.graphpipe.tolerances import DEVICES
 
 
 class Packing(NamedTuple):
@@ -84,7 +85,7 @@ class Packings:
         for weight, some in by_weight.items():
             rest -= len(some) * self._branches.work[weight]
         num_devices = self._space.usage.num_devices
-        most = int(num_devices - rest / self._limit_s + 1e-6)
+        most = int(num_devices - rest / self._limit_s + DEVICES)
         if most < min(needed, num_devices - 1):
             self._note(rest / (num_devices - most - 1))  # the limit for one device more
         return most
@@ -114,7 +115,7 @@ class Packings:
 
     def _of_branch(self, weight: int) -> Bound:
         work = self._branches.work[weight]
-        num_devices = max(1, math.ceil(work / self._limit_s - 1e-6))
+        num_devices = max(1, math.ceil(work / self._limit_s - DEVICES))
         if num_devices > 1:
             self._note(work / (num_devices - 1))
         return Bound(num_devices, [], self._multiples)

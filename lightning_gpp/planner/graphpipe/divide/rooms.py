@@ -14,9 +14,7 @@ from bisect import bisect_right
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.frames import Frame
 from lightning_gpp.planner.graphpipe.space.space import Space
-
-TOLERANCE = 1e-11
-"""A stage is taken to be fast enough up to this part above the limit."""
+from lightning_gpp.planner.graphpipe.tolerances import DEVICES, LEAST
 
 
 class Rooms:
@@ -34,7 +32,7 @@ class Rooms:
 
     def __init__(self, space: Space, limit_s: float) -> None:
         self._space = space
-        self._limit_s = limit_s * (1 + TOLERANCE)
+        self._limit_s = limit_s * (1 + LEAST)
         self._fewest: dict[int, list[int]] = {}
         self._ends: dict[int, list[list[int]]] = {}
         self._stops: dict[int, list[list[int]]] = {}
@@ -144,7 +142,7 @@ class Rooms:
         """Fewest devices for some device-seconds of work per sample, if more than are known."""
         if work <= 0:
             return 0
-        count = math.ceil(work / self._limit_s - 1e-6)
+        count = math.ceil(work / self._limit_s - DEVICES)
         if count > max(1, known):
             self.next_work_s = min(self.next_work_s, work / (count - 1))
         return count

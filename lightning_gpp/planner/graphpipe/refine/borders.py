@@ -9,7 +9,8 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
-ROUNDING = 1 + 1e-9
+from lightning_gpp.planner.graphpipe.tolerances import SECONDS
+
 HALVINGS = 10
 """Of the interval that the seconds of the slowest stage are in."""
 
@@ -50,7 +51,7 @@ def balanced_borders(
 
 def _slowest_s(sums: Sequence[Sequence[float]], borders: Sequence[int]) -> float:
     pieces = zip(sums, borders, borders[1:])
-    return max(line[stop] - line[start] for line, start, stop in pieces) * ROUNDING
+    return max(line[stop] - line[start] for line, start, stop in pieces) * (1 + SECONDS)
 
 
 def _from_front(sums: Sequence[Sequence[float]], limit_s: float) -> list[int] | None:

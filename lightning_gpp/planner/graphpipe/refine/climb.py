@@ -23,6 +23,7 @@ from lightning_gpp.planner.graphpipe.refine.neighbours import (
     staffed,
     swapped,
 )
+from lightning_gpp.planner.graphpipe.tolerances import SECONDS
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
 
 Change = Callable[[Division, Divider, float], Iterable[Division]]
@@ -143,7 +144,7 @@ class Climb:
             (candidate, near)
             for near in dict.fromkeys(change(at.division, self.divider, at.step_s))
             for candidate in self._candidates(near, at.step_s)
-            if candidate.least_s < at.step_s * (1 - 1e-9)
+            if candidate.least_s < at.step_s * (1 - SECONDS)
         ]
         options.sort(key=lambda option: option[0].least_s)
         best = at
@@ -152,7 +153,7 @@ class Climb:
                 break
             step_s = self._step_s(candidate)
             self._known[near] = [one for one in self._known[near] if one is not candidate]
-            if step_s < best.step_s * (1 - 1e-9):
+            if step_s < best.step_s * (1 - SECONDS):
                 best = _Place(near, step_s)
         return None if best is at else best
 

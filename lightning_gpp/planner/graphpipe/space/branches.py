@@ -9,6 +9,7 @@ from typing import NamedTuple
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.layout import ElementRun, Interval, joined
 from lightning_gpp.planner.graphpipe.space.rates import Rates
+from lightning_gpp.planner.graphpipe.tolerances import SECONDS
 
 Group = tuple[ElementRun, ...]
 """Whole branches of one block in one stage."""
@@ -73,7 +74,7 @@ class Branches:
         row = [sums[stop] - sums[start] for sums in self._sums]
         numbers = self._alike.setdefault((run.kind, *self._contents.of_branch(run.interval)), [])
         for number in numbers:  # running sums of equal seconds differ by rounding
-            if all(math.isclose(*two, rel_tol=1e-9) for two in zip(row, self._rows[number])):
+            if all(math.isclose(*two, rel_tol=SECONDS) for two in zip(row, self._rows[number])):
                 return number
         numbers.append(len(self._rows))
         self._rows.append(row)

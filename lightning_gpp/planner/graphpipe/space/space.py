@@ -12,7 +12,7 @@ from lightning_gpp.planner.graphpipe.space.frames import Frame, Frames
 from lightning_gpp.planner.graphpipe.space.layout import ElementRun
 from lightning_gpp.planner.graphpipe.space.rates import Rates
 from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
-from lightning_gpp.planner.step_time.evaluate import ROUNDING
+from lightning_gpp.planner.graphpipe.tolerances import SECONDS
 
 
 class Space:
@@ -72,7 +72,7 @@ class Space:
         """
         kept_bytes = self.rates.contents[(self.layout.root.interval,)].kept_bytes
         least_bytes = kept_bytes + self._load.activation_bytes(self._least_in_flight)
-        return least_bytes * (1 - ROUNDING) <= self._memory_bytes
+        return least_bytes * (1 - SECONDS) <= self._memory_bytes
 
     def _least_in_flight(self, crew: Crew) -> int:
         return 1 if self._may_recompute else self.in_flight(crew.multiple, crew)
