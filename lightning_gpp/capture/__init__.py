@@ -1,4 +1,11 @@
-"""From an unmodified module to a graph of operators and runnable stages."""
+"""From an unmodified module to a graph of operators and runnable stages.
+
+``attempts`` tries the ways to capture a model; ``model`` is what comes of it, ``stage`` what runs.
+
+Folders: ``values`` has what goes into a forward and out of it, ``tracing`` ways to trace it,
+``operators`` the way from nodes to operators, ``checks`` whether the graph is the module,
+``profiling`` what operators cost.
+"""
 
 from lightning_gpp.capture.attempts import capture
 from lightning_gpp.capture.blocks import Block, BlockGraph

@@ -1,4 +1,11 @@
-"""Plans: which operators form which stage on which device, and the planners that find them."""
+"""Plans: which operators form which stage on which device, and the planners that find them.
+
+``base`` is the question, ``make_plan`` the planners by name: ``balanced``, ``data_parallel``,
+``sequential``, ``graphpipe``, ``pipedream``, ``piper``.
+
+Folders beside theirs: ``plan`` has plans as data, ``units`` the model as planners cut it,
+``step_time`` how long a step takes.
+"""
 
 from lightning_gpp.planner.all_devices import num_devices_used, on_all_devices
 from lightning_gpp.planner.base import Planner, PlanRequest

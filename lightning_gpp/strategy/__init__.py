@@ -1,4 +1,14 @@
-"""The Lightning glue: the strategy and its registration."""
+"""The Lightning glue: the strategy and its registration.
+
+From the Trainer to the stages: ``graphpipe`` is the strategy, ``session`` leads or follows the
+user's code, ``pipelined_run`` has what a rank has while a run lasts, ``build`` makes the
+``pipeline``.
+
+Folders: ``step`` is the life of a step, ``cutting`` cuts batches and joins results, ``state`` knows
+who holds which parameters, ``logging`` carries what user code logs, ``ranks`` what ranks tell each
+other, ``devices`` has the accelerators, ``emulation`` emulated devices, ``planning`` finds the
+plan, ``recording`` lays recorded steps beside their prediction.
+"""
 
 from lightning_gpp.strategy import other_root
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
