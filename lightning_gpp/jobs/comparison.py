@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from lightning_gpp.jobs.files import save_json
 from lightning_gpp.jobs.search.searched import Searched
 from lightning_gpp.planner import PlanEvaluation, refusal_notes
 from lightning_gpp.reports.plan.explain import does_not_fit
@@ -203,8 +204,7 @@ def _text(value: float | None, write: Callable[..., str]) -> str:
 
 def write_comparison(rows: Sequence[ComparedPlan], folder: Path) -> None:
     """Writes ``compare.json`` and ``compare.csv``; numbers are in seconds, bytes and samples."""
-    text = json.dumps([asdict(row) for row in rows], indent=2)
-    (folder / JSON_FILE).write_text(text + "\n", encoding="utf-8")
+    save_json([asdict(row) for row in rows], folder / JSON_FILE)
     settings = list(dict.fromkeys(name for row in rows for name in row.settings))
     plain = [item.name for item in fields(ComparedPlan) if item.name != "settings"]
     with (folder / CSV_FILE).open("w", newline="", encoding="utf-8") as file:

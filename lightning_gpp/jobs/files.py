@@ -27,9 +27,14 @@ def save_config(config: DictConfig, folder: Path) -> None:
     OmegaConf.save(config, folder / CONFIG, resolve=True)
 
 
+def save_json(data: object, path: Path) -> None:
+    """Writes plain data that a person or a script reads; no document that is read back as ours."""
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
 def save_metrics(metrics: Mapping[str, float], folder: Path) -> None:
     """Writes the numbers that a sweep shows of a job."""
-    (folder / METRICS).write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    save_json(metrics, folder / METRICS)
 
 
 def save_graph(graph: ModelGraph, costs: Costs, folder: Path) -> None:

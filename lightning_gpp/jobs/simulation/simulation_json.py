@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lightning_gpp.jobs.files import save_json
 from lightning_gpp.jobs.simulation.simulated import Simulated
 from lightning_gpp.jobs.simulation.speedup import Speedups
 from lightning_gpp.simulate.simulation import TaskKind
@@ -41,7 +41,7 @@ def save_simulation(
         "levers": {name: [asdict(lever) for lever in found] for name, found in ranked.items()},
         "speedup": None if speedups is None else _speedups(speedups),
     }
-    (folder / FILE).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    save_json(data, folder / FILE)
 
 
 def _step(found: Simulated) -> dict[str, Any]:
