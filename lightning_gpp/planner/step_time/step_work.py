@@ -54,7 +54,7 @@ class Share(NamedTuple):
                 yield end, replica * 2 * self.num_microbatches + microbatch, replica
 
 
-class Part(NamedTuple):
+class SharedPart(NamedTuple):
     """What two micro-batches of replicas have in common: a message.
 
     Attributes:
@@ -71,9 +71,9 @@ class Part(NamedTuple):
 
 
 @lru_cache(maxsize=4096)  # many plans have stages of the same shape
-def parts(source: Share, target: Share) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+def parts(source: Share, target: Share) -> tuple[tuple[SharedPart, ...], tuple[SharedPart, ...]]:
     """The messages of an edge in the order in which every replica sends them: there, and back."""
-    found: list[Part] = []
+    found: list[SharedPart] = []
     senders, receivers = source.pieces(), target.pieces()
     unit = sent = received = 0
     while unit < source.num_units * source.num_microbatches:
@@ -82,13 +82,13 @@ def parts(source: Share, target: Share) -> tuple[tuple[Part, ...], tuple[Part, .
         if received == unit:
             received, receiver, j = next(receivers)
         stop = min(sent, received)
-        found.append(Part(sender, receiver, (i, j), stop - unit))
+        found.append(SharedPart(sender, receiver, (i, j), stop - unit))
         unit = stop
-    back = [Part(p.receiver, p.sender, p.pair[::-1], p.num_units) for p in found]
+    back = [SharedPart(p.receiver, p.sender, p.pair[::-1], p.num_units) for p in found]
     return tuple(_as_sent(found)), tuple(_as_sent(back))
 
 
-def _as_sent(found: list[Part]) -> list[Part]:
+def _as_sent(found: list[SharedPart]) -> list[SharedPart]:
     """For every micro-batch those to the first replica first."""
     return sorted(found, key=lambda part: (part.sender, part.pair[1]))
 
@@ -232,7 +232,7 @@ class StepWork:
 
     def messages(
         self, edge: StageEdge, *, is_gradient: bool
-    ) -> Iterator[tuple[Part, tuple[float, tuple[int, ...]]]]:
+    ) -> Iterator[tuple[SharedPart, tuple[float, tuple[int, ...]]]]:
         """The messages of an edge between devices, with their seconds and channels."""
         graph, tables = self.graph, self.request.tables
         is_feed = edge.source == FEED
