@@ -4,7 +4,7 @@ The quantities are those by which planners judge
 (:mod:`lightning_gpp.planner.step_time.stage_costs`,
 :mod:`lightning_gpp.planner.step_time.gradients`), and so is the step
 (tests/property/test_judge.py). In more detail than there, every replica computes at the pace of its
-own device, and the device of the loss waits for the gradients that go back to the feed.
+own device.
 """
 
 from __future__ import annotations

@@ -70,5 +70,5 @@ def questions(
 
 
 def without_feed_gradients(graph: ModelGraph) -> ModelGraph:
-    """Planners leave the gradients that go back to the feed out of account."""
+    """Without gradients that go back to the feed, which the dry runs of tests do not time."""
     return replace(graph, inputs=tuple(replace(i, requires_grad=False) for i in graph.inputs))

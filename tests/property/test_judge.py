@@ -1,9 +1,4 @@
-"""Planners judge plans by the step that the simulator finds, replicas included.
-
-Left out are models whose inputs need gradients. These go back to the feed, whose backwards share
-the device of the loss: the simulator lets them delay the actions there, and the sums of a stage
-with a replica on that device wait for the last of them; the judge counts their messages alone.
-"""
+"""Planners judge plans by the step that the simulator finds, replicas included."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from helpers.graphs import model_graphs, profiles
-from helpers.plan_cases import without_feed_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,7 +62,7 @@ def planned(planner: str, request: PlanRequest) -> Plan | None:
 @given(st.data())
 @settings(max_examples=15)
 def test_the_judge_finds_the_step_of_the_simulator(planner, schedule, data):
-    graph = without_feed_gradients(data.draw(model_graphs(min_operators=3)))
+    graph = data.draw(model_graphs(min_operators=3))
     request = data.draw(requests(schedule, graph))
     plan = planned(planner, request)
     if plan is None:

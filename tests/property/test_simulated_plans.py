@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.graphs import model_graphs
-from helpers.plan_cases import questions, without_feed_gradients
+from helpers.plan_cases import questions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ from lightning_gpp.simulate import simulate_plan
 
 @given(st.data(), st.sampled_from(sorted(SCHEDULES)), st.booleans())
 def test_without_replicas_the_step_is_that_of_the_evaluation(data, schedule, is_chain):
-    graph = without_feed_gradients(data.draw(model_graphs(with_state=False)))
+    graph = data.draw(model_graphs(with_state=False))
     plan, request = data.draw(questions(graph, schedule, is_chain=is_chain))
     found = simulate_plan(plan, request)
     evaluation = evaluate_plan(plan, request)

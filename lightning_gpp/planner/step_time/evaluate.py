@@ -130,8 +130,7 @@ def evaluate_plan(plan: Plan, request: PlanRequest) -> PlanEvaluation:
     """What a plan would do.
 
     The step is what the orders of its devices take when played, with messages on their channels and
-    sums of gradients beside the backward: what :func:`lightning_gpp.simulate.simulate_plan` finds,
-    except that gradients which go back to the feed do not delay what the device of the loss does.
+    sums of gradients beside the backward: what :func:`lightning_gpp.simulate.simulate_plan` finds.
 
     Args:
         plan: stages on devices of the request's cluster. Its number of micro-batches, or the

@@ -123,6 +123,9 @@ class StepWork:
         self.first = [0]
         for share in self.shares:
             self.first.append(self.first[-1] + 2 * share.num_replicas * share.num_microbatches)
+        edges = graph.stages.edges
+        has_feed_backward = any(e.source == FEED and e.has_backward for e in edges)
+        self.num_feed_backwards = num_microbatches // graph.multiples[FEED] * has_feed_backward
         self.has_halves = SCHEDULES[request.schedule].forwards_first
         self.numbers: dict[str, int] | None = None if are_alone(request.cluster) else {}
 
@@ -139,21 +142,38 @@ class StepWork:
         ):
             count = share.num_microbatches
             durations += ([forward_s] * count + [backward_s] * count) * share.num_replicas
-        gathered = self.first[-1]  # what the feed gets back
-        durations.append(0.0)
-        work = Work(durations, [0] * gathered + [-1], [[] for _ in durations], self.lines())
+        durations += [0.0] * self.num_feed_backwards
+        missing = [0] * len(durations)
+        work = Work(durations, missing, [[] for _ in durations], self.lines())
         work.feed_line = self.graph.devices[FEED][0]
         self.forwards(work)
         self.backwards(work)
         work.sums += [
-            Sum(stage, tuple(self.last(stage)), found, self.sum_channels(stage))
-            for stage, found in enumerate(buckets)
-            if found
+            self.sum(stage, found, work.lines) for stage, found in enumerate(buckets) if found
         ]
         if self.graph.stages.shared_parameters:
             self.shared(work)
         work.num_channels = len(self.numbers or ())
         return work
+
+    def sum(self, stage: int, buckets: Buckets, lines: Sequence[Sequence[int]]) -> Sum:
+        """The sum of a stage's gradients.
+
+        On the device of the loss they are final when the user's step has gone backward, too (see
+        :func:`lightning_gpp.schedule.last_backward`).
+        """
+        last = list(self.last(stage))
+        at_once = frozenset[int]()
+        loss_device = self.graph.devices[FEED][0]
+        if self.num_feed_backwards and loss_device in self.graph.devices[stage]:
+            replica = self.graph.devices[stage].index(loss_device)
+            end = self.first[-1] + self.num_feed_backwards - 1
+            line = lines[loss_device]
+            if line.index(end) > line.index(last[replica]):
+                last[replica] = end
+                at_once = frozenset({end})
+        channels_used = self.sum_channels(stage)
+        return Sum(stage, tuple(last), buckets, channels_used, at_once=at_once)
 
     def last(self, stage: int) -> Iterator[int]:
         """The last backward of every replica of a stage."""
@@ -189,11 +209,11 @@ class StepWork:
                 continue
             sender = self.first[edge.target] + self.shares[edge.target].num_microbatches
             for part, send in self.messages(edge, is_gradient=True):
-                target = self.first[-1]
+                target = self.first[-1] + part.receiver  # of the feed
                 if edge.source != FEED:
                     target = self.first[edge.source] + self.shares[edge.source].num_microbatches
                     target += part.receiver
-                    work.missing[target] += 1
+                work.missing[target] += 1
                 work.sends[sender + part.sender].append((target, *send))
 
     def shared(self, work: Work) -> None:
@@ -289,7 +309,7 @@ class StepWork:
         graph = self.graph
         used = [device for home in graph.devices[: self.num_stages] for device in home]
         lines: list[list[int]] = [[] for _ in range(1 + max(used))]
-        if len(set(used)) < len(used):
+        if len(set(used)) < len(used) or self.num_feed_backwards:
             self.merge(lines)
             return lines
         for stage in range(self.num_stages):
@@ -327,13 +347,15 @@ class StepWork:
             yield own + (step if step >= 0 else count + ~step)
 
     def merge(self, lines: list[list[int]]) -> None:
-        """The orders of devices with several stages, which the program merges."""
+        """The orders of devices with several stages, or with the feed, which the program merges."""
         program = self.graph.program(
             self.num_microbatches, schedule=self.request.schedule, check=False
         )
         for line, actions in zip(lines, program.actions):
             for action in actions:
-                if action.kind.is_compute and action.stage != FEED:
+                if action.stage == FEED and action.kind is Kind.BACKWARD:
+                    line.append(self.first[-1] + action.microbatch)
+                elif action.kind.is_compute and action.stage != FEED:
                     replica = program.replica(action.stage)
                     count = self.shares[replica.stage].num_microbatches
                     first = self.first[replica.stage] + replica.index * 2 * count

@@ -22,7 +22,8 @@ class Sum:
 
     Attributes:
         stage: whose replicas they are.
-        last: the last backward of every replica.
+        last: the work of every replica in which the gradients become final.
+        at_once: those of them that are no backwards of the stage: all is final when they begin.
         buckets: seconds from the start of a last backward until a bucket is final, and the seconds
             of its sum, in the order in which they begin.
         channels: what the sums occupy; without channels nothing else needs theirs.
@@ -34,6 +35,7 @@ class Sum:
     buckets: Sequence[tuple[float, float]]
     channels: tuple[int, ...] = ()
     then: tuple[int, ...] = ()
+    at_once: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -106,7 +108,10 @@ class _Player:
         self.queue: list[tuple[float, int, int, int, float, tuple[int, ...]]] = []
         self.waiting: dict[int, int] = {}
         self.sums_s = [0.0] * len(work.sums)
-        self.sum_of = {last: n for n, found in enumerate(work.sums) for last in found.last}
+        self.sums_of: dict[int, list[int]] = {}
+        for number, found in enumerate(work.sums):
+            for last in found.last:
+                self.sums_of.setdefault(last, []).append(number)
         self.left = [len(found.last) for found in work.sums]
         self.buckets_left = [len(found.buckets) for found in work.sums]
         self.num_pushed = 0
@@ -146,7 +151,7 @@ class _Player:
         start_s, ready_s, missing, waiting = self.start_s, self.ready_s, self.missing, self.waiting
         clock_s, sent_s = self.line_s[number], self.sent_s[number]
         position = self.position[number]
-        sum_of = self.sum_of
+        sums_of = self.sums_of
         for step in line[position:] if position else line:
             if missing[step]:
                 waiting[step] = number
@@ -167,8 +172,9 @@ class _Player:
                 missing[target] -= 1
                 if not missing[target] and target in waiting:
                     runnable.append(waiting.pop(target))
-            if step in sum_of:
-                runnable += self.final(sum_of[step])
+            if step in sums_of:
+                for summed in sums_of[step]:
+                    runnable += self.final(summed)
             position += 1
         self.line_s[number], self.sent_s[number], self.position[number] = clock_s, sent_s, position
 
@@ -212,13 +218,16 @@ class _Player:
         if self.left[number]:
             return []
         found = self.work.sums[number]
-        begun_s = max(self.start_s[last] for last in found.last)
+        at_once_s = max((self.start_s[last] for last in found.at_once), default=0.0)
+        own = [self.start_s[last] for last in found.last if last not in found.at_once]
+        begun_s = max(own, default=at_once_s)
         if found.channels:
             for final_s, sum_s in found.buckets:
-                self.push(begun_s + final_s, 0, ~number, sum_s, found.channels)
+                ready_s = max(at_once_s, begun_s + final_s) if own else at_once_s
+                self.push(ready_s, 0, ~number, sum_s, found.channels)
             return []
-        end_s = 0.0
+        end_s = at_once_s - begun_s
         for final_s, sum_s in found.buckets:
-            end_s = max(end_s, final_s) + sum_s
+            end_s = max(end_s, final_s if own else 0.0) + sum_s
         self.buckets_left[number] = 1
         return self.summed(number, begun_s + end_s)
