@@ -11,7 +11,8 @@ from lightning_gpp.schedule.gradient_sums import BUCKET_BYTES, last_backward
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
 from lightning_gpp.schedule.lower import build_program, reduce_groups
 from lightning_gpp.schedule.orders import Steps, gpipe, k_f_k_b, most_in_flight, one_f_one_b
-from lightning_gpp.schedule.program import Part, Program, ReduceGroup, Replica
+from lightning_gpp.schedule.program import Program
+from lightning_gpp.schedule.program_parts import Part, ReduceGroup, Replica
 from lightning_gpp.schedule.schedules import (
     FORWARD_ONLY,
     GPIPE,

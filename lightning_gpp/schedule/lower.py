@@ -17,7 +17,8 @@ from dataclasses import replace
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.merge import merge_stages
-from lightning_gpp.schedule.program import Program, ReduceGroup
+from lightning_gpp.schedule.program import Program
+from lightning_gpp.schedule.program_parts import ReduceGroup
 from lightning_gpp.schedule.replicas import Devices, check_shares, devices_of, expand
 from lightning_gpp.schedule.schedules import FORWARD_ONLY, ONE_F_ONE_B, Schedule, find_schedule
 from lightning_gpp.schedule.validate import validate

@@ -26,74 +26,11 @@ from typing import Any
 
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.schedule.action import Action, Kind
+from lightning_gpp.schedule.program_parts import Part, ReduceGroup, Replica
 from lightning_gpp.schedule.schedules import FORWARD_ONLY, SCHEDULES, Schedule, find_schedule
 
 FORMAT = "lightning_gpp.program"
 VERSION = 3
-
-
-@dataclass(frozen=True, slots=True)
-class ReduceGroup:
-    """Parameters that are on several devices: their gradients are summed.
-
-    Attributes:
-        parameters: canonical names.
-        devices: the devices that hold them, ascending; the first one owns them.
-        stage: the stage of the plan whose replicas hold them; None where different stages share
-            the parameters.
-    """
-
-    parameters: tuple[str, ...]
-    devices: tuple[int, ...]
-    stage: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """Which stage of the plan a stage of the program is.
-
-    Attributes:
-        stage: id of the stage in the plan's stage graph.
-        index: which of its replicas, from 0.
-        count: how many there are.
-    """
-
-    stage: int
-    index: int = 0
-    count: int = 1
-
-    def __str__(self) -> str:
-        if self.stage == FEED:
-            return "the feed"
-        if self.count == 1:
-            return f"stage {self.stage}"
-        return f"stage {self.stage}, replica {self.index} of {self.count}"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one message on an edge carries: units that two micro-batches have in common.
-
-    Attributes:
-        source_microbatch: the micro-batch of the stage that sends it (forward).
-        target_microbatch: the micro-batch of the stage that receives it.
-        start: first unit of the mini-batch in it.
-        stop: first unit after it.
-    """
-
-    source_microbatch: int
-    target_microbatch: int
-    start: int
-    stop: int
-
-    @property
-    def num_units(self) -> int:
-        """How many units it carries."""
-        return self.stop - self.start
-
-    def microbatch(self, *, of_source: bool) -> int:
-        """The micro-batch at one of the two ends."""
-        return self.source_microbatch if of_source else self.target_microbatch
 
 
 @dataclass(frozen=True)

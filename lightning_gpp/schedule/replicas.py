@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule.action import Action
 from lightning_gpp.schedule.orders import Steps, stage_actions
-from lightning_gpp.schedule.program import Replica
+from lightning_gpp.schedule.program_parts import Replica
 
 Devices = Sequence[int | Sequence[int]]
 """For every stage its device, or the devices of its replicas."""

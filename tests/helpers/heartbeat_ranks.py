@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import pickle
 import queue
@@ -19,7 +20,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lightning_gpp.runtime.processes import heartbeats
+from lightning_gpp.runtime.processes import heartbeat_connections, heartbeats
+from lightning_gpp.runtime.processes.heartbeat_messages import hang_up
 
 SILENCE_S = 2.0
 LIMIT_S = 30.0
@@ -91,7 +93,7 @@ def cut_off() -> tuple[int, str] | None:
     heard = Heard()
     if dist.get_rank() == 1:
         for line in heard.beats._lines.values():
-            heartbeats._hang_up(line.connection)
+            hang_up(line.connection)
     found = heard.lost.get(timeout=LIMIT_S) if dist.get_rank() == 0 else None
     heard.end()
     return found
@@ -109,10 +111,10 @@ class Bomb:
 
 def strangers(path: str) -> list[Any]:
     """Strangers connect before the ranks do: one is silent, one sends a bomb, one guesses."""
-    tell = heartbeats._tell
+    tell = heartbeat_connections._tell
 
     def tell_late(text: str) -> None:
-        host, port, _ = heartbeats.json.loads(text)
+        host, port, _ = json.loads(text)
         opened = [socket.create_connection((host, port)) for _ in range(3)]
         keep.extend(opened[:1])
         bomb = Connection(opened[1].detach())
@@ -123,11 +125,11 @@ def strangers(path: str) -> list[Any]:
         tell(text)
 
     keep: list[Any] = []
-    heartbeats._tell = tell_late
+    heartbeat_connections._tell = tell_late
     try:
         return exchange()[0]
     finally:
-        heartbeats._tell = tell
+        heartbeat_connections._tell = tell
         for each in keep:
             each.close()
 
