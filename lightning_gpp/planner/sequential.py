@@ -39,8 +39,9 @@ def search_chains(request: PlanRequest) -> SearchResult:
     problem = linear(request, units, tuple(leaves(branches.tree)))
     choice = Choice(request, branches)
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    choice.search_alike(problem, name, is_chain=True)
-    choice.search(problem, name, is_chain=True)
+    for one in problem.with_sums_both_ways():
+        choice.search_alike(one, name, is_chain=True)
+        choice.search(one, name, is_chain=True)
     if not choice.finish():
         choice.search_tight(_chain(request), name, is_chain=True)
     found = choice.finish()

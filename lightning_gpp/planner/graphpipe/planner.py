@@ -63,7 +63,8 @@ class _RequestSearch:
         self.problem = branching(request, units)
         self.choice = Choice(request, self.problem)
         name = f"{NAME} (estimated)" if request.is_estimated else NAME
-        self._look(name)
+        for problem in self.problem.with_sums_both_ways():
+            self._look(problem, name)
         if not self.choice.finish():
             self.choice.search_tight(_chain(self.problem), name, is_chain=False)
         found = self.choice.finish()
@@ -73,11 +74,11 @@ class _RequestSearch:
         best = climbed(best, found, Divider(self.problem, name, is_chain=False))
         self.found = _sorted([*best, *_on_odd_devices(request, name)])
 
-    def _look(self, name: str) -> None:
-        problems, request = [self.problem], self.problem.request
-        if self.problem.layout.root.blocks:  # the chain first: it is quick, a bound for the rest
-            prices = self.problem.prices
-            problems.insert(0, linear(request, self.problem.units, prices.order, known=prices))
+    def _look(self, problem: Problem, name: str) -> None:
+        problems, request = [problem], problem.request
+        if problem.layout.root.blocks:  # the chain first: it is quick, a bound for the rest
+            prices = problem.prices
+            problems.insert(0, linear(request, problem.units, prices.order, known=prices))
         for one in reversed(problems):
             self.choice.search_alike(one, name, is_chain=False)
         for one in problems:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import mul
 
@@ -55,6 +55,17 @@ class Problem:
         if self.known and self.known.request is self.request and self.known.order == order:
             return self.known
         return Prices(self.request, self.units, order)
+
+    def with_sums_both_ways(self) -> tuple[Problem, ...]:
+        """The same, and where there are replicas also with sums of gradients that cost nothing.
+
+        Sums go on beside the backward. How much of them shows depends on the other stages, so the
+        pace of a stage is between what it is with all of its sum and without: a search tries both.
+        """
+        if max(self.request.replica_counts(self.request.num_devices)) == 1:
+            return (self,)
+        prices = Prices(self.request, self.units, self.prices.order, hides_sums=True)
+        return self, replace(self, known=prices)
 
     @cached_property
     def layout(self) -> Layout:

@@ -72,14 +72,21 @@ class UnitTimes:
 
 
 class ReduceTimes:
-    """How long it takes to sum gradients over neighbouring devices."""
+    """How long it takes to sum gradients over neighbouring devices.
 
-    def __init__(self, request: PlanRequest) -> None:
-        self._request = request
+    Args:
+        request: the devices.
+        are_hidden: whether sums are taken to cost nothing, as they go on beside the backward.
+    """
+
+    def __init__(self, request: PlanRequest, *, are_hidden: bool) -> None:
+        self._request, self._are_hidden = request, are_hidden
         self._found: dict[int, tuple[float, float]] = {}
 
     def line(self, num_replicas: int) -> tuple[float, float]:
         """Seconds for some replicas: at least, and per byte."""
+        if self._are_hidden:
+            return 0.0, 0.0
         line = self._found.get(num_replicas)
         if line is None:
             devices = tuple(range(min(num_replicas, self._request.num_devices)))
@@ -244,6 +251,12 @@ class Rates:
 class Prices:
     """What the units of a model hold, exchange and take, in one order, found once for all searches.
 
+    Args:
+        request: the question.
+        units: what is never divided.
+        order: unit at every place.
+        hides_sums: whether sums of gradients are taken to cost nothing.
+
     Attributes:
         request: the question.
         order: unit at every place.
@@ -253,12 +266,19 @@ class Prices:
         memory_bytes: memory of a device of each kind, the smallest; infinite where it is not known.
     """
 
-    def __init__(self, request: PlanRequest, units: UnitGraph, order: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        request: PlanRequest,
+        units: UnitGraph,
+        order: tuple[int, ...],
+        *,
+        hides_sums: bool = False,
+    ) -> None:
         self.request = request
         self.order = order
         self.contents = Contents(request, units, order)
         self.times = UnitTimes(request, units, order)
-        self.reduce = ReduceTimes(request)
+        self.reduce = ReduceTimes(request, are_hidden=hides_sums)
         self.memory_bytes = tuple(
             min(
                 math.inf if device.memory_bytes is None else device.memory_bytes
