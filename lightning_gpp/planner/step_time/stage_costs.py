@@ -100,13 +100,8 @@ def stage_memory(
     )
 
 
-def reduce_seconds(cluster: Cluster, devices: tuple[int, ...], gradient_bytes: int) -> float:
-    """Seconds of a ring all-reduce over the replicas of a stage."""
-    return all_reduce_s(cluster, devices, gradient_bytes, "ring")
-
-
 def reduce_line(cluster: Cluster, devices: tuple[int, ...]) -> tuple[float, float]:
-    """Seconds of :func:`reduce_seconds` at least, and per byte."""
-    one_s, many_s = (reduce_seconds(cluster, devices, size) for size in (1, 10**15))
+    """Seconds of a ring all-reduce over the replicas of a stage: at least, and per byte."""
+    one_s, many_s = (all_reduce_s(cluster, devices, size, "ring") for size in (1, 10**15))
     per_byte_s = (many_s - one_s) / (10**15 - 1)
     return max(0.0, one_s - per_byte_s), per_byte_s
