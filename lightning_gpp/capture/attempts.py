@@ -26,6 +26,7 @@ from lightning_gpp.capture.checks.check import (
 from lightning_gpp.capture.checks.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
 from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.operators.cuts import Cuts
 from lightning_gpp.capture.operators.normalize import (
     normalize,
     observation,
@@ -33,8 +34,6 @@ from lightning_gpp.capture.operators.normalize import (
     without_guard,
 )
 from lightning_gpp.capture.operators.observe import observe
-from lightning_gpp.capture.operators.operators import Cuts
-from lightning_gpp.capture.operators.variation import variations
 from lightning_gpp.capture.steady_state import other_content, steady_names
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.fx_tracer import trace_symbolically
@@ -431,17 +430,8 @@ class _Session:
         """How values can be cut, from what they are at two numbers of samples."""
         nodes = [node for node in trace.graph.nodes if node.op != "output"]
         others = self._observe(trace, second, mode=True) if second else None
-        num = self.sample.num_samples
-        other_num = second.num_samples if second else num
         seen = {node: observation(node) for node in nodes}
-        batch_dims = {
-            node.name: tuple(
-                _batch_dim(shape, other, num, other_num)
-                for shape, other in _paired(seen[node].shapes, (others or seen)[node].shapes)
-            )
-            for node in nodes
-        }
-        return Cuts(batch_dims, variations(nodes, seen, others, other_num / num, batch_dims))
+        return Cuts.of(seen, self.sample, others, second)
 
 
 def _reasons(failures: Sequence[tuple[str, Exception]]) -> str:
@@ -460,21 +450,3 @@ def _scope_of(error: GuardError, trace: Trace) -> str:
         if node.target is guard and node.args[3] == error.location:
             return str(node.meta["scope"])
     return ""
-
-
-_Shapes = tuple[tuple[int, ...], ...]
-
-
-def _paired(shapes: _Shapes, others: _Shapes) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Shapes at two numbers of samples; with themselves where there are not as many, at random."""
-    return zip(shapes, others if len(others) == len(shapes) else shapes, strict=True)
-
-
-def _batch_dim(
-    shape: tuple[int, ...], other: tuple[int, ...], num: int, other_num: int
-) -> int | None:
-    """The dimension that grew in proportion to the number of samples."""
-    for dim, (size, other_size) in enumerate(zip(shape, other, strict=False)):
-        if size != other_size and size * other_num == other_size * num:
-            return dim
-    return None

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from lightning_gpp.capture.operators.cuts import Cuts
 from lightning_gpp.capture.operators.fingerprint import fingerprint
-from lightning_gpp.capture.operators.operators import Cuts, model_graph
+from lightning_gpp.capture.operators.operators import model_graph
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.steady_state import keep, unsteady_names
 from lightning_gpp.capture.tracing.reads import Read, check_reads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_gpp.graph.model_graph import ModelGraph
 from lightning_gpp.strict_json import JsonFormat
 
-FORMAT = JsonFormat("lightning_gpp.model_graph", version=1)
+FORMAT = JsonFormat("lightning_gpp.model_graph", version=2, older=(1,))
 
 
 def graph_to_json(graph: ModelGraph) -> str:

@@ -17,16 +17,19 @@ from lightning_gpp.graph.tensor_spec import TensorSpec
 
 
 class Variation(Enum):
-    """How a value goes with the samples of a micro-batch.
+    """How a value goes with the samples of a micro-batch, or with the vertices of one graph.
 
     Attributes:
         SAMPLES: it holds something of each, along the batch dimensions of its tensors.
+        VERTICES: it holds something of each vertex of the one graph that the model is called with,
+            along the vertex dimensions of its tensors.
         SAME: it depends on none of them (a position embedding, a number of features).
         COUNT: a number in proportion to how many there are (a batch size).
-        WHOLE: otherwise; it can only be handed over as it is.
+        WHOLE: otherwise (the edges of a graph); it can only be handed over as it is.
     """
 
     SAMPLES = "samples"
+    VERTICES = "vertices"
     SAME = "same"
     COUNT = "count"
     WHOLE = "whole"
@@ -59,9 +62,16 @@ class Value:
     @property
     def is_cuttable(self) -> bool:
         """Whether stages that take different numbers of samples at a time can exchange it."""
-        if self.variation is Variation.SAMPLES:
-            return bool(self.tensors) and all(s.batch_dim is not None for s in self.tensors)
+        if self.variation in (Variation.SAMPLES, Variation.VERTICES):
+            return bool(self.tensors) and None not in self.cut_dims
         return self.variation is not Variation.WHOLE
+
+    @property
+    def cut_dims(self) -> tuple[int | None, ...]:
+        """Along which dimension each of its tensors is cut: that of the samples or vertices."""
+        if self.variation is Variation.VERTICES:
+            return tuple(spec.vertex_dim for spec in self.tensors)
+        return tuple(spec.batch_dim for spec in self.tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +81,13 @@ class GraphInput:
     Attributes:
         value: its name and type.
         requires_grad: whether a gradient has to flow back to the caller.
+        stays: whether calls are expected to bring the same again (the one graph of full-graph
+            training, a table of positions): stages keep it and are sent it once.
     """
 
     value: Value
     requires_grad: bool = False
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +205,16 @@ class ModelGraph:
             name: tuple(spec.batch_dim for spec in value.tensors)
             for name, value in self.values.items()
         }
+
+    @cached_property
+    def cut_dims(self) -> Mapping[str, tuple[int | None, ...]]:
+        """Value name -> dimension along which each of its tensors is cut."""
+        return {name: value.cut_dims for name, value in self.values.items()}
+
+    @cached_property
+    def staying(self) -> frozenset[str]:
+        """Inputs that stages keep."""
+        return frozenset(item.value.name for item in self.inputs if item.stays)
 
     @cached_property
     def producer(self) -> Mapping[str, str]:

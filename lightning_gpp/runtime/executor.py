@@ -25,12 +25,13 @@ from lightning_gpp.runtime.pace import Pace
 from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients, unpack
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, run_forward
+from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.reduction import GradientReduction
 from lightning_gpp.runtime.sums.shared_gradients import sum_shared
 from lightning_gpp.runtime.sums.sums import Sums
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.runtime.value_pieces import Cutter
-from lightning_gpp.schedule import Action, Kind, Program
+from lightning_gpp.schedule import Action, Kind, Program, Window
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class Executor:
         stages: code of the stages on this rank, by their id in the plan.
         output_names: values that the model returns; the loss stage returns them all.
         cutter: cuts and joins values where stages take other numbers of samples.
+        staying: inputs that are sent once.
         shared: parameters by canonical name, for the reduce groups.
         sums: sums the gradients of replicas; not needed where no stage has replicas.
         timeout_s: limit of every wait.
@@ -59,6 +61,7 @@ class Executor:
     stages: Mapping[int, StageCode]
     output_names: tuple[str, ...] = ()
     cutter: Cutter = field(default_factory=Cutter)
+    staying: StayingInputs = field(default_factory=StayingInputs)
     shared: Mapping[str, Parameter] = field(default_factory=dict)
     sums: Sums | None = None
     timeout_s: float = 1800.0
@@ -96,10 +99,19 @@ class Executor:
         boundary: Boundary | None = None,
         errors: list[str] | None = None,
         state: RunState | None = None,
+        shift: int = 0,
     ) -> Run:
         """A run of a program on this rank, of which nothing is done yet; see :meth:`run`.
 
-        ``state`` is what an earlier run left in flight.
+        Args:
+            program: see :meth:`run`.
+            unit_sizes: likewise.
+            training: likewise.
+            boundary: likewise; it is asked for micro-batches by their own numbers.
+            errors: likewise.
+            state: what an earlier run left in flight.
+            shift: what is added to the program's numbers of micro-batches, where the program is
+                a part of a longer training (:mod:`lightning_gpp.schedule.windows`).
         """
         if len(unit_sizes) != program.num_microbatches:
             raise ValueError(
@@ -107,11 +119,10 @@ class Executor:
                 f"{len(unit_sizes)}"
             )
         device = self.rank_of_device.index(self.transport.rank)
-        if program.num_minibatches > 1 and self.update is None and program.has_backward:
-            raise ValueError("a program of several mini-batches needs the executor's `update`")
+        self.staying.begin()
         state = RunState() if state is None else state
-        handover = Handover(program, unit_sizes, self.cutter, state.outbox, state.inbox)
-        return Run(self, program, handover, state, device, training, boundary, errors)
+        handover = Handover(program, unit_sizes, self.cutter, state.outbox, state.inbox, shift)
+        return Run(self, program, handover, state, device, training, boundary, errors, shift)
 
 
 @dataclass(slots=True)
@@ -127,6 +138,8 @@ class Run:
         training: whether modules are in training mode.
         boundary: the user's step, on the rank of the loss.
         errors: see :meth:`Executor.run`.
+        shift: see :meth:`Executor.begin`.
+        message_bytes: of the last message, as it was sent.
         loss_start_ns: when the user's step went on in the last forward of the loss stage.
         keeps_flights: whether the backwards can be run again.
     """
@@ -139,11 +152,20 @@ class Run:
     training: bool
     boundary: Boundary | None
     errors: list[str] | None = None
+    shift: int = 0
+    message_bytes: int | None = None
     loss_start_ns: int | None = None
     keeps_flights: bool = False
 
     def whole(self) -> None:
-        """Runs everything in one go, up to the update that ends the program."""
+        """Runs everything in one go, up to the update that ends the program.
+
+        Raises:
+            ValueError: there are updates in between, and nobody makes them.
+        """
+        program = self.program
+        if program.num_minibatches > 1 and program.has_backward and self.executor.update is None:
+            raise ValueError("a program of several mini-batches needs the executor's `update`")
         self.perform_all(self.program.before_update(self.device), has_sums=True)
 
     def forward_half(self) -> None:
@@ -166,6 +188,22 @@ class Run:
         if self.executor.update is not None:
             self.perform_all(self.program.device_actions(self.device)[done:], has_sums=False)
 
+    def window(self, number: int) -> None:
+        """Runs what a mini-batch's part of the program has, up to the update that ends it."""
+        self.perform_all(Window(self.program, number).actions(self.device), has_sums=True)
+
+    def drop_ahead(self, number: int) -> None:
+        """Forgets what is in flight after the window of a mini-batch, messages on the way included.
+
+        All ranks do so after the same window; their next one begins anew.
+        """
+        for action in Window(self.program, number).on_the_way(self.device):
+            self.perform(action)
+        self.executor.transport.flush()
+        self.state.flights.clear()
+        self.state.outbox.clear()
+        self.state.inbox.clear()
+
     def perform_all(self, actions: Sequence[Action], *, has_sums: bool) -> None:
         """Runs actions one after the other, at the pace of the rank if it has one.
 
@@ -185,17 +223,13 @@ class Run:
 
     def perform_timed(self, action: Action) -> ActionRecord:
         """Runs one action and says when."""
-        boxes = self.state
-        size_bytes = boxes.outbox[action.message].num_bytes if action.kind.is_send else None
-        self.loss_start_ns = None
+        self.message_bytes = self.loss_start_ns = None
         start_ns = time.monotonic_ns()
         self.perform(action)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
         end_ns = time.monotonic_ns()
-        if action.kind.is_receive:
-            size_bytes = boxes.inbox[action.message].num_bytes
-        return ActionRecord(action, start_ns, end_ns, size_bytes, self.loss_start_ns)
+        return ActionRecord(action, start_ns, end_ns, self.message_bytes, self.loss_start_ns)
 
     def perform(self, action: Action) -> None:
         """Runs one action, at the pace of the rank if it has one."""
@@ -215,17 +249,26 @@ class Run:
 
     def send(self, action: Action) -> None:
         """Hands a message to the transport."""
-        self.executor.transport.send(
-            self.state.outbox.pop(action.message),
-            target=self._rank_of(action.peer),
-            tag=action.message,
-        )
+        tag, rank = self.handover.tag(action), self._rank_of(action.peer)
+        payload = self.state.outbox.pop(tag)
+        if action.stage == FEED:
+            assert action.peer is not None
+            names = self.program.edge[FEED, action.peer].values
+            stage = self.program.replica(action.peer).stage
+            payload = self.executor.staying.thinned(payload, names, rank, stage)
+        self.message_bytes = payload.num_bytes
+        self.executor.transport.send(payload, target=rank, tag=tag)
 
     def receive(self, action: Action) -> None:
         """Waits for a message."""
-        self.state.inbox[action.message] = self._receive(
-            self._rank_of(action.peer), action.message, action
-        )
+        tag = self.handover.tag(action)
+        payload = self._receive(self._rank_of(action.peer), tag, action)
+        self.message_bytes = payload.num_bytes
+        if action.peer == FEED and not payload.is_nothing:
+            names = self.program.edge[FEED, action.stage].values
+            stage = self.program.replica(action.stage).stage
+            payload = self.executor.staying.filled(payload, names, stage)
+        self.state.inbox[tag] = payload
 
     def _rank_of(self, stage: int | None) -> int:
         assert stage is not None
@@ -260,7 +303,7 @@ class Run:
     def _forward(self, stage: int, microbatch: int) -> None:
         if stage == FEED:
             assert self.boundary is not None
-            arguments = dict(self.boundary.start(microbatch))
+            arguments = dict(self.boundary.start(microbatch + self.shift))
             flight = Flight({}, arguments)
         else:
             inputs: dict[str, Any] = {}
@@ -282,19 +325,20 @@ class Run:
                 if name in flight.inputs:  # the user may change it in place; a leaf may not change
                     outputs[name] = copies(outputs[name])
             start_ns = time.monotonic_ns()
-            flight.loss = self.boundary.finish(microbatch, outputs)
+            flight.loss = self.boundary.finish(microbatch + self.shift, outputs)
             if flight.loss is not None:
                 self.loss_start_ns = start_ns
             elif self.program.has_backward:
                 flight.keep_results(outputs)
         if self.program.feed_has_backward if stage == FEED else self.program.has_backward:
             flight.let_go()
-            self.state.flights[stage, microbatch] = flight
+            self.state.flights[stage, microbatch + self.shift] = flight
 
     def _call(self, stage: int, microbatch: int) -> StageCall:
         """With what a stage of the plan runs a micro-batch."""
-        weights = self.executor.weights and self.executor.weights(stage, microbatch)
-        return StageCall(microbatch, training=self.training, weights=weights)
+        number = microbatch + self.shift
+        weights = self.executor.weights and self.executor.weights(stage, number)
+        return StageCall(number, training=self.training, weights=weights)
 
     def _keep_state(self, stage: int, code: StageCode) -> None:
         """Lets state that changes once per mini-batch be changed by the last micro-batch alone."""
@@ -322,15 +366,16 @@ class Run:
             self._backward(action.stage, action.microbatch)
 
     def _backward(self, stage: int, microbatch: int) -> None:
-        flight = self.state.flights[stage, microbatch]
+        key = stage, microbatch + self.shift
+        flight = self.state.flights[key]
         if not self.keeps_flights:
-            del self.state.flights[stage, microbatch]
+            del self.state.flights[key]
         for edges in self.program.out_groups[stage]:
             if edges[0].has_backward:
                 payload = self.handover.take(edges, stage, microbatch, backward=True)
                 flight.add_gradients(edges[0].values, payload.tensors)
         if flight.results and self.boundary is not None:
-            flight.add_result_gradients(self.boundary.output_gradients(microbatch))
+            flight.add_result_gradients(self.boundary.output_gradients(microbatch + self.shift))
         # With the user's step, which goes on from FEED, a loss shares its graph.
         is_shared = flight.loss is not None and self.program.feed_has_backward
         flight.backward(retain_graph=is_shared or self.keeps_flights)
@@ -374,7 +419,7 @@ class Run:
     def step(self, action: Action) -> None:
         """The optimizer's step, after which the next mini-batch sums its own gradients."""
         assert self.executor.update is not None  # `begin` and `update` see to it
-        self.executor.update(action.microbatch)
+        self.executor.update(action.microbatch + self.shift)
         self.state.reduction = None
         self.state.put_back.clear()
 

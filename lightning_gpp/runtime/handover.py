@@ -16,7 +16,7 @@ from lightning_gpp.graph import StageEdge
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.transport.transport import Tag
 from lightning_gpp.runtime.value_pieces import Cutter
-from lightning_gpp.schedule import Part, Program
+from lightning_gpp.schedule import Action, Part, Program
 
 
 class NothingCameError(RuntimeError):
@@ -33,6 +33,7 @@ class Handover:
         cutter: cuts and joins values.
         outbox: what stages of this rank have made, by message.
         inbox: what has been received.
+        shift: added to the numbers of messages, where the program is a part of a longer training.
     """
 
     program: Program
@@ -40,6 +41,12 @@ class Handover:
     cutter: Cutter
     outbox: dict[Tag, Payload]
     inbox: dict[Tag, Payload]
+    shift: int = 0
+
+    def tag(self, message: Action) -> Tag:
+        """The identity of what an action sends or receives."""
+        *ends, index = message.message
+        return (*ends, index + self.shift)  # type: ignore[return-value]
 
     def take(
         self, edges: Sequence[StageEdge], stage: int, microbatch: int, *, backward: bool
@@ -57,7 +64,7 @@ class Handover:
         payloads = []
         for edge, index, _ in messages:
             box = self.outbox if self.program.is_local(edge) else self.inbox
-            payloads.append(box.pop(_tag(edge, index, backward)))
+            payloads.append(box.pop(self._tag(edge, index, backward)))
         if not backward and any(payload.is_nothing for payload in payloads):
             raise NothingCameError(f"{self.program.replica(edges[0].source)} has failed")
         sizes = [self._samples(part) for *_, part in messages]
@@ -88,12 +95,16 @@ class Handover:
         with self._naming_ends(edges[0]):
             pieces = self.cutter.cut(edges[0].values, payload, sizes, backward=backward)
         for (edge, index, _), piece in zip(messages, pieces, strict=True):
-            self.outbox[_tag(edge, index, backward)] = piece
+            self.outbox[self._tag(edge, index, backward)] = piece
 
     def put_nothing(self, edges: Sequence[StageEdge], stage: int, microbatch: int) -> None:
         """Puts as many messages as :meth:`put` would, which say that the forward has failed."""
         for edge, index, _ in self.program.messages(edges, stage, microbatch):
-            self.outbox[_tag(edge, index, False)] = Payload.nothing()
+            self.outbox[self._tag(edge, index, False)] = Payload.nothing()
+
+    def _tag(self, edge: StageEdge, index: int, backward: bool) -> Tag:
+        ends = (edge.target, edge.source) if backward else (edge.source, edge.target)
+        return (*ends, backward, index + self.shift)
 
     def _samples(self, part: Part) -> int:
         return sum(self.unit_sizes[part.start : part.stop])
@@ -106,8 +117,3 @@ class Handover:
         except ValueError as error:
             ends = (self.program.replica(stage) for stage in (edge.source, edge.target))
             raise ValueError(f"{' to '.join(map(str, ends))}: {error}") from error
-
-
-def _tag(edge: StageEdge, index: int, backward: bool) -> Tag:
-    ends = (edge.target, edge.source) if backward else (edge.source, edge.target)
-    return (*ends, backward, index)

@@ -1,9 +1,10 @@
-"""Cutting and joining payloads: one rule per value, by how it goes with the samples.
+"""Cutting and joining payloads: one rule per value, by how it goes with the samples or vertices.
 
 =============  =======================================  ==========================================
 variation      cut                                      join
 =============  =======================================  ==========================================
 ``samples``    along the dimension of the samples       along it
+``vertices``   along the dimension of the vertices      along it
 ``same``       every part gets it; gradients of the     all parts have the same, so the first
                parts are added up                       counts, and gets the whole gradient
 ``count``      in proportion                            added up
@@ -36,11 +37,11 @@ class Cutter:
     """How values are cut and joined.
 
     Attributes:
-        batch_dims: value name -> dimension of the samples for each of its tensors.
-        variations: value name -> how it goes with the samples; with them, unless it says so.
+        dims: value name -> dimension of the samples, or of the vertices, for each of its tensors.
+        variations: value name -> how it goes with them; with samples, unless it says so.
     """
 
-    batch_dims: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+    dims: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     variations: Mapping[str, Variation] = field(default_factory=dict)
 
     def cut(
@@ -125,7 +126,7 @@ class Cutter:
 
     def _dims(self, names: Sequence[str], count: int) -> list[tuple[str, int | None]]:
         """(value name, batch dimension) of every tensor."""
-        dims = [(name, dim) for name in names for dim in self.batch_dims.get(name, (None,))]
+        dims = [(name, dim) for name in names for dim in self.dims.get(name, (None,))]
         if len(dims) != count:
             raise ValueError(
                 f"{', '.join(names)} hold {count} tensors where the captured model has "

@@ -17,18 +17,21 @@ from lightning_gpp.schedule.schedules import (
     FORWARD_ONLY,
     GPIPE,
     ONE_F_ONE_B,
+    ONE_F_ONE_B_ASYNC,
     SCHEDULES,
     Schedule,
     UserStep,
     find_schedule,
 )
 from lightning_gpp.schedule.validate import ScheduleError, validate
+from lightning_gpp.schedule.windows import Window, Windows, most_ahead, version_differences
 
 __all__ = [
     "BUCKET_BYTES",
     "FORWARD_ONLY",
     "GPIPE",
     "ONE_F_ONE_B",
+    "ONE_F_ONE_B_ASYNC",
     "SCHEDULES",
     "Action",
     "DryRun",
@@ -41,6 +44,8 @@ __all__ = [
     "ScheduleError",
     "Steps",
     "UserStep",
+    "Window",
+    "Windows",
     "build_program",
     "dry_run",
     "find_schedule",
@@ -48,8 +53,10 @@ __all__ = [
     "in_flight_microbatches",
     "k_f_k_b",
     "last_backward",
+    "most_ahead",
     "most_in_flight",
     "one_f_one_b",
     "reduce_groups",
     "validate",
+    "version_differences",
 ]

@@ -33,6 +33,8 @@ def merge_stages(program: Program, orders: Mapping[int, Sequence[Action]]) -> li
     Raises:
         ValueError: the orders of the stages wait for each other in a circle.
     """
+    if not program.schedule.flushes:
+        return _without_end(program, orders)
     feed_forwards = [action for action in orders[FEED] if action.kind is Kind.FORWARD]
     queues = {stage: list(order) for stage, order in orders.items()}
     queues[FEED] = [action for action in orders[FEED] if action.kind is Kind.BACKWARD]
@@ -54,6 +56,45 @@ def _halves(queues: Mapping[int, list[Action]]) -> list[dict[int, list[Action]]]
         {stage: [a for a in queue if a.kind is kind] for stage, queue in queues.items()}
         for kind in (Kind.FORWARD, Kind.BACKWARD)
     ]
+
+
+def _without_end(program: Program, orders: Mapping[int, Sequence[Action]]) -> list[list[Action]]:
+    """Where the pipeline does not drain a device's order is the same for every mini-batch.
+
+    After the forwards that are ahead come the backwards, later stages first; the feed is as far
+    ahead as whoever reads it. That runs to its end: what an action needs of others comes in an
+    earlier turn, or before it in the order in which every device takes the actions of a turn.
+
+    Raises:
+        ValueError: stages take different numbers of units at a time.
+    """
+    replicas = [program.replica(stage).count for stage in range(program.num_stages)]
+    if len(set(program.multiples)) > 1 or max(replicas) > 1:
+        raise ValueError(
+            f"the schedule {program.schedule.name!r} needs stages of one micro-batch size, without "
+            f"replicas: got micro-batches of {list(program.multiples)} units, replicas {replicas}"
+        )
+    ahead = {stage: _num_ahead(order) for stage, order in orders.items() if stage != FEED}
+    readers = [edge.target for edge in program.out_edges[FEED]]
+    ahead[FEED] = max((ahead[reader] for reader in readers), default=0)
+    merged: list[list[Action]] = [[] for _ in range(1 + max(program.devices))]
+    turns = [(_turn(action, ahead), action) for order in orders.values() for action in order]
+    for _, action in sorted(turns, key=lambda item: item[0]):
+        merged[program.device(action.stage)].append(action)
+    return merged
+
+
+def _num_ahead(order: Sequence[Action]) -> int:
+    """Forwards that a stage does before its first backward, but one."""
+    return next(i for i, action in enumerate(order) if action.kind is Kind.BACKWARD) - 1
+
+
+def _turn(action: Action, ahead: Mapping[int, int]) -> tuple[int, ...]:
+    """When an action's turn is; see :func:`_without_end`."""
+    if action.kind is Kind.BACKWARD:
+        return action.microbatch, 1, -action.stage
+    turn = max(0, action.microbatch - ahead[action.stage])
+    return turn, 0, int(action.stage != FEED), action.microbatch, action.stage
 
 
 def _list_schedule(

@@ -27,7 +27,13 @@ from typing import Any
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.program_parts import Part, ReduceGroup, Replica
-from lightning_gpp.schedule.schedules import FORWARD_ONLY, SCHEDULES, Schedule, find_schedule
+from lightning_gpp.schedule.schedules import (
+    FORWARD_ONLY,
+    ONE_F_ONE_B_ASYNC,
+    SCHEDULES,
+    Schedule,
+    find_schedule,
+)
 
 FORMAT = "lightning_gpp.program"
 VERSION = 3
@@ -353,7 +359,7 @@ class Program:
             )
         name = data["schedule"]
         return cls(
-            schedule=FORWARD_ONLY if name == FORWARD_ONLY.name else find_schedule(name),
+            schedule=_OTHER_SCHEDULES.get(name) or find_schedule(name),
             num_microbatches=data["num_microbatches"],
             devices=tuple(data["devices"]),
             multiples=tuple(data["multiples"]),
@@ -368,6 +374,9 @@ class Program:
             replicas=tuple(Replica(**replica) for replica in data["replicas"]),
             num_minibatches=data["num_minibatches"],
         )
+
+
+_OTHER_SCHEDULES = {found.name: found for found in (FORWARD_ONLY, ONE_F_ONE_B_ASYNC)}
 
 
 def _ranges(parts: Sequence[Part], *, of_source: bool) -> dict[int, range]:

@@ -198,6 +198,16 @@ ONE_F_ONE_B = Schedule(
 )
 """1F1B; kFkB where micro-batch sizes differ."""
 
+ONE_F_ONE_B_ASYNC = Schedule(
+    "1f1b-async",
+    _one_f_one_b,
+    UserStep.PER_MICROBATCH,
+    in_flight=in_flight_microbatches,
+    flushes=False,
+)
+"""1F1B that never drains: a stage steps after every mini-batch's backward while others are in
+flight, so that forwards and backwards meet different weights (PipeDream, SOSP 2019)."""
+
 FORWARD_ONLY = Schedule(
     "forward", _forward_only, UserStep.AFTER_FORWARDS, in_flight=_all_in_flight, has_backward=False
 )
@@ -206,7 +216,8 @@ FORWARD_ONLY = Schedule(
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
     {schedule.name: schedule for schedule in (GPIPE, ONE_F_ONE_B)}
 )
-"""Training schedules by name, in the order in which they are preferred where memory allows."""
+"""Schedules of one mini-batch by name, in the order in which they are preferred where memory
+allows."""
 
 
 def find_schedule(name: str) -> Schedule:

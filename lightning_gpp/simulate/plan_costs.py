@@ -145,7 +145,7 @@ def _stage_costs(
                 continue
             stage = plan.stages[number]
             share = unit_size * units
-            read_bytes = sum(size.forward(share) for size in inputs[number])
+            read_bytes = sum(size.held(share) for size in inputs[number])
             compute = kind_compute(request, stage, share, request.cluster.devices[device].kind)
             yield StageCosts(
                 compute.forward_s,

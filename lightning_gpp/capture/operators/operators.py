@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import fx, nn
 
+from lightning_gpp.capture.operators.cuts import Cuts
 from lightning_gpp.capture.operators.granularity import Group, coarsen
 from lightning_gpp.capture.operators.grouping import group_nodes
 from lightning_gpp.capture.operators.normalize import function_name, module_identifier, observation
@@ -21,21 +21,7 @@ from lightning_gpp.graph import (
     Parameter,
     TensorSpec,
     Value,
-    Variation,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """How values can be cut by samples, all by the name of the value.
-
-    Attributes:
-        batch_dims: dimension of the samples of each tensor in a value.
-        variations: how a value goes with the samples.
-    """
-
-    batch_dims: Mapping[str, tuple[int | None, ...]]
-    variations: Mapping[str, Variation]
 
 
 def model_graph(
@@ -64,11 +50,7 @@ def model_graph(
     )
     read = {name for operator in operators for name in operator.parameters}
     graph = ModelGraph(
-        inputs=tuple(
-            GraphInput(_value(node, cuts), observation(node).requires_grad)
-            for node in nodes
-            if node.op == "placeholder"
-        ),
+        inputs=tuple(_graph_input(node, cuts) for node in nodes if node.op == "placeholder"),
         operators=operators,
         outputs=tuple(
             dict.fromkeys(leaf.name for leaf in traces[True].outputs if isinstance(leaf, fx.Node))
@@ -156,14 +138,19 @@ def _principal(group: Sequence[fx.Node]) -> fx.Node:
     return group[0]
 
 
+def _graph_input(node: fx.Node, cuts: Cuts) -> GraphInput:
+    requires_grad = observation(node).requires_grad
+    return GraphInput(_value(node, cuts), requires_grad, cuts.stays(node.name, requires_grad))
+
+
 def _value(node: fx.Node, cuts: Cuts) -> Value:
     seen = observation(node)
-    tensors = zip(seen.shapes, seen.dtypes, cuts.batch_dims[node.name], strict=True)
+    dims = cuts.batch_dims[node.name], cuts.vertex_dims[node.name]
     return Value(
         node.name,
         tuple(
-            TensorSpec(shape, str(dtype).removeprefix("torch."), batch_dim)
-            for shape, dtype, batch_dim in tensors
+            TensorSpec(shape, str(dtype).removeprefix("torch."), *dim)
+            for shape, dtype, *dim in zip(seen.shapes, seen.dtypes, *dims, strict=True)
         ),
         cuts.variations[node.name],
     )

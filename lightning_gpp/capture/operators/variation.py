@@ -1,9 +1,11 @@
-"""How every value of a traced graph goes with the samples of a micro-batch.
+"""How every value of a traced graph goes with the samples of a micro-batch, or with vertices.
 
 Where stages take micro-batches of different sizes, values are cut and joined between them. Shapes
 alone do not tell how: ``arange(batch_size)`` grows with the samples, but its second half is not
 what the second half of the samples would make of it. So what a value *depends on* is followed
-through the graph, and numbers are compared at two numbers of samples.
+through the graph, and numbers are compared at two numbers of samples. A model that is called with
+one graph has vertices in the place of samples: there rows of a value are told by their number, as
+each may depend on all vertices anyway.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class _Walk:
         others: with a second one; None where there is none of another size.
         ratio: samples of the second over samples of the first.
         batched: whether all tensors of a value have a dimension of the samples.
+        by_vertex: whether all have one of the vertices of the one graph that is given.
         ways: what was found so far.
         shapes: nodes that are tuples of sizes, of which single ones may be looked up.
     """
@@ -52,6 +55,7 @@ class _Walk:
     others: Mapping[fx.Node, Observation] | None
     ratio: float
     batched: Mapping[str, bool]
+    by_vertex: Mapping[str, bool]
     ways: dict[fx.Node, Variation] = field(default_factory=dict)
     shapes: set[fx.Node] = field(default_factory=set)
 
@@ -71,7 +75,7 @@ class _Walk:
         # Without a second number of samples nobody knows: they may be in another dimension. One
         # that changed with them otherwise (the nodes of a batch of graphs) holds all of them.
         if self.others is None or self.others[node].shapes != self.seen[node].shapes:
-            return _WHOLE
+            return self._otherwise(node)
         return _SAME
 
     def _of_tensors(self, node: fx.Node, reads: Sequence[Variation]) -> Variation:
@@ -80,7 +84,10 @@ class _Walk:
         if _SAMPLES in reads:
             return _SAMPLES
         filled = getattr(node.target, "__name__", str(node.target)) in _FILLED
-        return _SAMPLES if filled and self.batched[node.name] else _WHOLE
+        return _SAMPLES if filled and self.batched[node.name] else self._otherwise(node)
+
+    def _otherwise(self, node: fx.Node) -> Variation:
+        return Variation.VERTICES if self.by_vertex[node.name] else _WHOLE
 
     def _of_plain(self, node: fx.Node, reads: Sequence[Variation]) -> Variation:
         if all(way is _SAME for way in reads):
@@ -110,7 +117,7 @@ class _Walk:
         for earlier in self.ways:
             if self.seen[earlier].touched & self.seen[node].changed and earlier.op != "get_attr":
                 whole = not self.batched[earlier.name]
-                self.ways[earlier] = _WHOLE if whole else self.ways[node]
+                self.ways[earlier] = self._otherwise(earlier) if whole else self.ways[node]
 
 
 def variations(
@@ -119,6 +126,7 @@ def variations(
     others: Mapping[fx.Node, Observation] | None,
     ratio: float,
     batch_dims: Mapping[str, tuple[int | None, ...]],
+    vertex_dims: Mapping[str, tuple[int | None, ...]],
 ) -> dict[str, Variation]:
     """How the value of every node goes with the samples.
 
@@ -128,9 +136,10 @@ def variations(
         others: what they did with another number of samples; None where there was none.
         ratio: of these numbers, the other's over the first's.
         batch_dims: value name -> dimension of the samples for each of its tensors.
+        vertex_dims: value name -> dimension of the vertices for each.
     """
-    batched = {name: bool(dims) and None not in dims for name, dims in batch_dims.items()}
-    walk = _Walk(seen, others if ratio != 1 else None, ratio, batched)
+    others = others if ratio != 1 else None
+    walk = _Walk(seen, others, ratio, _all_have(batch_dims), _all_have(vertex_dims))
     for node in nodes:
         walk.visit(node)
     return {node.name: way for node, way in walk.ways.items()}
@@ -140,3 +149,7 @@ def _tells_shape(node: fx.Node) -> bool:
     if node.op == "call_method":
         return str(node.target) in _SHAPES
     return (node.target is getattr and node.args[1] in _SHAPES) or node.target is len
+
+
+def _all_have(dims: Mapping[str, tuple[int | None, ...]]) -> dict[str, bool]:
+    return {name: bool(found) and None not in found for name, found in dims.items()}

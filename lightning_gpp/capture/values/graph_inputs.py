@@ -29,12 +29,14 @@ class GraphInputs:
         num_nodes: of all graphs.
         num_edges: likewise.
         num_graphs: of the batch; 1 where there is no batch vector.
+        is_batch: whether something says to which graph a node belongs; otherwise all belong to one.
     """
 
     prefix: str
     num_nodes: int
     num_edges: int
     num_graphs: int
+    is_batch: bool
 
     @classmethod
     def find(cls, tensors: Mapping[str, Tensor]) -> GraphInputs | None:
@@ -51,13 +53,14 @@ class GraphInputs:
             num_graphs = ptr.numel() - 1
         else:
             num_graphs = 1 if batch is None else int(batch.max()) + 1 if len(batch) else 0
-        return cls(prefix, len(of_nodes), tensors[names[0]].shape[1], num_graphs)
+        is_batch = batch is not None or ptr is not None
+        return cls(prefix, len(of_nodes), tensors[names[0]].shape[1], num_graphs, is_batch)
 
     def twice_and_a_node(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The graphs, the same again, and in the last graph one more node with an edge to itself.
+        """The graphs, the same again, and in the last graph one more node with two edges to itself.
 
-        So the number of graphs doubles while those of nodes and edges do not, and one can tell
-        which dimension is which.
+        So the number of graphs doubles while those of nodes and edges do not, and each grows in its
+        own way: one can tell which dimension is which.
         """
         return {name: self._doubled(name, tensor) for name, tensor in tensors.items()}
 
@@ -71,11 +74,13 @@ class GraphInputs:
             last = tensor.new_tensor([2 * self.num_graphs - 1])
             return torch.cat([tensor, tensor + self.num_graphs, last])
         if "index" in name and not tensor.is_floating_point() and tensor.dim():
-            column = torch.full((*tensor.shape[:-1], 1), 2 * self.num_nodes).to(tensor)
-            return torch.cat([tensor, tensor + self.num_nodes, column], dim=-1)
+            loops = torch.full((*tensor.shape[:-1], 2), 2 * self.num_nodes).to(tensor)
+            return torch.cat([tensor, tensor + self.num_nodes, loops], dim=-1)
         match self.entries(name, tensor):
-            case "nodes" | "edges":
+            case "nodes":
                 return torch.cat([tensor, tensor, tensor[-1:]])
+            case "edges":
+                return torch.cat([tensor, tensor, tensor[-1:], tensor[-1:]])
             case "graphs":
                 return torch.cat([tensor, tensor])
         return tensor

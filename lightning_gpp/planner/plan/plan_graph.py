@@ -9,7 +9,7 @@ from functools import cached_property
 
 from lightning_gpp.graph import FEED, ModelGraph, StageEdge, StageGraph, stage_graph
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.schedule import Program, build_program
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Program, build_program
 from lightning_gpp.schedule.ways import Ways, longest_ways
 
 
@@ -112,6 +112,25 @@ class PlanGraph:
             num_microbatches=num_microbatches,
             schedule=schedule,
             holders=self.devices,
+        )
+
+    def asynchronous_program(self, num_minibatches: int) -> Program:
+        """The program of mini-batches of one micro-batch each, between which nothing drains.
+
+        Args:
+            num_minibatches: how many.
+
+        Raises:
+            ValueError: stages have replicas.
+        """
+        return build_program(
+            self.stages,
+            devices=self.devices,
+            num_microbatches=num_minibatches,
+            num_minibatches=num_minibatches,
+            schedule=ONE_F_ONE_B_ASYNC,
+            multiples=self.multiples,
+            shares=self.shares,
         )
 
     def forward_program(self, num_microbatches: int) -> Program:

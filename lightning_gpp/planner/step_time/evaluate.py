@@ -234,7 +234,7 @@ def _stage(
 def _read_bytes(run: PipelineRun, request: PlanRequest, stage: Stage, share: float) -> float:
     """Bytes of a replica's share of the inputs of a stage."""
     edges = (edge for edge in run.graph.stages.edges if edge.target == stage.id)
-    return sum(request.tables.edge_bytes(edge.values).forward(share) for edge in edges)
+    return sum(request.tables.edge_bytes(edge.values).held(share) for edge in edges)
 
 
 def _busiest_device_s(stages: Sequence[StageEvaluation]) -> float:

@@ -12,7 +12,7 @@ from helpers.training import Recording, Result, make_trainer, quiet, real_tensor
 from helpers.workers import WorkerError, WorkerPool
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 pytest.importorskip("torch_geometric")
 from torch_geometric.data import Batch, Data
@@ -139,7 +139,27 @@ class NodeClasses(GraphNetwork):
         self.log("val_loss", self.loss(self(batch)[rest], batch.y[rest]), batch_size=1)
 
 
-def fit_full_graph(strategy: dict[str, Any] | None, num_ranks: int = 1) -> Result:
+class Changing(Dataset):
+    """A graph that some epochs find with other edges or features, changed in place."""
+
+    def __init__(self, data: Data) -> None:
+        self.data, self.reads = data, 0
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Data:
+        self.reads += 1
+        if self.reads == 3:
+            self.data.edge_index = self.data.edge_index.flip(1)[:, 5:]
+        if self.reads % 4 == 0:
+            self.data.x.numpy()[0] += 1.0
+        return self.data
+
+
+def fit_full_graph(
+    strategy: dict[str, Any] | None, num_ranks: int = 1, changes: bool = False
+) -> Result:
     """Five epochs of one step on a graph of 30 nodes."""
     result = Result()
     torch.manual_seed(2)
@@ -147,7 +167,8 @@ def fit_full_graph(strategy: dict[str, Any] | None, num_ranks: int = 1) -> Resul
     data.x, data.y = data.x.double(), torch.randint(0, 3, (30,))
     data.train_mask = torch.arange(30) % 3 != 0
     module = NodeClasses(2, 3, layer="gcn", depth=3, width=8).double()
-    loader = DataLoader([data], batch_size=None)  # type: ignore[arg-type]  # a list will do
+    kept: Any = Changing(data) if changes else [data]
+    loader = DataLoader(kept, batch_size=None)
     with quiet():
         trainer = make_trainer(
             strategy, num_ranks, max_epochs=5, precision="64-true", callbacks=[Recording(result)]
@@ -174,6 +195,18 @@ def test_one_full_graph_in_one_piece_equals_one_device(
     held = [result.own_parameters for result in results]
     assert all(held)
     assert not held[0] & held[1]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_graph_that_changes_equals_one_device(pool: WorkerPool, schedule: str) -> None:
+    """Stages keep the graph, but never an old one."""
+    expected = fit_full_graph(None, changes=True)
+    plan = [["stem", "norms.0", "convs.0"], ["norms.1", "convs.1", "norms.2", "convs.2", "head"]]
+    strategy = {"plan": plan, "timeout": 30.0, "schedule": schedule, "num_microbatches": 1}
+    results = pool.run(fit_full_graph, strategy, 2, True, num_ranks=2)
+    assert_same_results(results, expected, 1e-9)
+    unchanged = fit_full_graph(None)
+    assert weight_differences(unchanged.weights, expected.weights, 1e-3)
 
 
 def test_one_full_graph_is_not_cut_for_1f1b(pool: WorkerPool) -> None:

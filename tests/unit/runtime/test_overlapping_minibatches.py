@@ -8,7 +8,7 @@ micro-batch runs forward with the newest weights of its stage; its backward meet
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,9 +20,15 @@ from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.runtime.value_pieces import Cutter
-from lightning_gpp.schedule import ONE_F_ONE_B, Kind, Program, build_program
+from lightning_gpp.schedule import (
+    ONE_F_ONE_B_ASYNC,
+    Kind,
+    Program,
+    Windows,
+    build_program,
+    most_ahead,
+)
 
-CONTINUOUS = replace(ONE_F_ONE_B, name="continuous", flushes=False)
 LEARNING_RATE = 0.5
 DIAMOND = StageGraph(
     4,
@@ -51,6 +57,15 @@ class Stashing:
         with torch.no_grad():
             own.sub_(LEARNING_RATE * own.grad)  # in place, as optimizers do
         own.grad = None
+
+
+def run_threads(work: Callable[[int], None], count: int) -> None:
+    """Runs something for every stage at once."""
+    threads = [threading.Thread(target=work, args=(stage,)) for stage in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def train(program: Program, toy: ToyStages, x: Tensor, *, stashes: bool = True) -> ToyBoundary:
@@ -85,18 +100,22 @@ def train(program: Program, toy: ToyStages, x: Tensor, *, stashes: bool = True) 
             for mailbox in hub.mailboxes:
                 mailbox.fail(error)
 
-    threads = [threading.Thread(target=work, args=(stage,)) for stage in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(work, count)
     if errors:
         raise errors[0]
     return boundary
 
 
-def by_definition(program: Program, toy: ToyStages, x: Tensor) -> list[float]:
+def by_definition(
+    program: Program, toy: ToyStages, x: Tensor, num_samples: int | None = None
+) -> list[float]:
     """The same training in one thread, from the versions that the program's order gives.
+
+    Args:
+        program: of all mini-batches.
+        toy: gets the trained weights.
+        x: the samples.
+        num_samples: by which losses are divided; those of ``x`` if not given.
 
     Returns:
         The loss of every micro-batch.
@@ -125,7 +144,7 @@ def by_definition(program: Program, toy: ToyStages, x: Tensor) -> list[float]:
                 names = [v for e in program.edges if e.target == stage for v in e.values]
                 total = torch.stack([values[name] for name in names]).sum(0)
                 values[f"v{stage}"] = torch.tanh(total @ used[stage])
-            loss = values[f"v{num_stages - 1}"].square().mean() * 2 / len(x)
+            loss = values[f"v{num_stages - 1}"].square().mean() * 2 / (num_samples or len(x))
             losses.append(loss.item())
             for gradient, found in zip(gradients, torch.autograd.grad(loss, used)):
                 gradient += found
@@ -143,9 +162,9 @@ def test_two_minibatches_overlap(per_minibatch: int) -> None:
         devices=range(4),
         num_microbatches=2 * per_minibatch,
         num_minibatches=2,
-        schedule=CONTINUOUS,
+        schedule=ONE_F_ONE_B_ASYNC,
     )
-    versions = CONTINUOUS.weight_versions(DIAMOND, per_minibatch, [1] * 4)
+    versions = ONE_F_ONE_B_ASYNC.weight_versions(DIAMOND, per_minibatch, [1] * 4)
     assert max(versions.values()) == (3 if per_minibatch == 1 else 2)
     toy = ToyStages(DIAMOND)
     reference, drained = toy.copy(), toy.copy()
@@ -166,10 +185,82 @@ def test_two_minibatches_overlap(per_minibatch: int) -> None:
     assert not torch.allclose(toy.weights["w0"], drained.weights["w0"], rtol=1e-6)
 
 
+def train_in_windows(
+    toy: ToyStages, x: Tensor, count: int, drops_after: int | None = None
+) -> list[float]:
+    """One run of a window per mini-batch, as a loop outside asks for them; one thread per stage."""
+    stages = toy.stages
+    hub, errors = ThreadHub(stages.num_stages), list[BaseException]()
+    boundary = ToyBoundary(x, [2] * count, f"v{stages.num_stages - 1}")
+
+    def work(stage: int) -> None:
+        stashing, state = Stashing(toy, stage), RunState()
+        executor = Executor(
+            transport=hub.transport(stage),
+            rank_of_device=range(stages.num_stages),
+            stages={stage: toy.code(stage)},
+            output_names=(f"v{stages.num_stages - 1}",),
+            timeout_s=20,
+            weights=stashing.given,
+        )
+        mine = boundary if stage == stages.num_stages - 1 else None
+        windows, since = Windows(asynchronous, most_ahead(stages)), 0
+        try:
+            for number in range(count):
+                window = windows.window(since, count - 1 - number)
+                sizes, shift = [2] * window.program.num_microbatches, number - window.number
+                run = executor.begin(
+                    window.program, sizes, training=True, boundary=mine, state=state, shift=shift
+                )
+                run.window(window.number)
+                stashing.update(number)
+                since += 1
+                if number == drops_after:
+                    run.drop_ahead(window.number)
+                    assert state.is_drained
+                    since = 0
+            assert state.is_drained
+            assert not hub.mailboxes[stage]._messages
+        except BaseException as error:
+            errors.append(error)
+            for mailbox in hub.mailboxes:
+                mailbox.fail(error)
+
+    run_threads(work, stages.num_stages)
+    if errors:
+        raise errors[0]
+    return boundary.losses
+
+
+def asynchronous(count: int) -> Program:
+    return build_program(
+        DIAMOND,
+        devices=range(4),
+        num_microbatches=count,
+        num_minibatches=count,
+        schedule=ONE_F_ONE_B_ASYNC,
+    )
+
+
+@pytest.mark.parametrize("drops_after", [None, 0, 3, 6])
+def test_a_loop_that_asks_for_windows_trains_as_the_program(drops_after: int | None) -> None:
+    """What is in flight outlives the run; dropped, it leaves no trace but weights of the moment."""
+    x = torch.randn(16, 3, generator=torch.Generator().manual_seed(3)).double()
+    toy, reference = ToyStages(DIAMOND), ToyStages(DIAMOND)
+    losses = train_in_windows(toy, x, 8, drops_after)
+    first = 8 if drops_after is None else drops_after + 1
+    expected = by_definition(asynchronous(first), reference, x[: 2 * first], 16)
+    if first < 8:
+        expected += by_definition(asynchronous(8 - first), reference, x[2 * first :], 16)
+    assert losses[:first] == pytest.approx(expected[:first], rel=1e-12)
+    for name, weight in toy.weights.items():
+        torch.testing.assert_close(weight, reference.weights[name], rtol=1e-12, atol=1e-12)
+
+
 def test_without_versions_autograd_refuses() -> None:
     """An update between forward and backward is an error and no silent mixture."""
     program = build_program(
-        DIAMOND, devices=range(4), num_microbatches=2, num_minibatches=2, schedule=CONTINUOUS
+        DIAMOND, devices=range(4), num_microbatches=2, num_minibatches=2, schedule=ONE_F_ONE_B_ASYNC
     )
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         train(program, ToyStages(DIAMOND), torch.ones(4, 3).double(), stashes=False)
@@ -179,4 +270,4 @@ def test_an_update_is_needed() -> None:
     program = build_program(DIAMOND, devices=range(4), num_microbatches=2, num_minibatches=2)
     executor = Executor(ThreadHub(4).transport(0), range(4), {})
     with pytest.raises(ValueError, match="several mini-batches needs the executor's `update`"):
-        executor.begin(program, [1, 1], training=True)
+        executor.begin(program, [1, 1], training=True).whole()

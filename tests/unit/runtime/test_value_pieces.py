@@ -40,6 +40,15 @@ def test_gradients_of_what_is_the_same_for_all_are_added_up():
     assert second.tensors[1] is None
 
 
+def test_rows_of_vertices_are_cut_and_joined_where_they_are():
+    cutter = Cutter({"h": (1,)}, {"h": Variation.VERTICES})
+    h = torch.randn(2, 4, 3)
+    parts = cutter.cut(("h",), pack([h]), SIZES, backward=False)
+    assert [part.tensors[0].shape[1] for part in parts] == SIZES
+    joined = cutter.join(("h",), parts, SIZES, backward=False)
+    assert torch.equal(unpack(joined)[0], h)
+
+
 def test_what_should_be_the_same_and_is_not():
     parts = [pack([torch.full((5,), float(n))]) for n in SIZES]
     with pytest.raises(ValueError, match=r"'place' depended on no samples when .* differs"):

@@ -13,6 +13,7 @@ from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule import (
     GPIPE,
     ONE_F_ONE_B,
+    ONE_F_ONE_B_ASYNC,
     SCHEDULES,
     Kind,
     Program,
@@ -23,7 +24,6 @@ from lightning_gpp.schedule import (
     validate,
 )
 
-CONTINUOUS = replace(ONE_F_ONE_B, name="continuous", flushes=False)
 """1F1B over all mini-batches of a program, without draining in between."""
 
 CHAIN = StageGraph(3, tuple(StageEdge(i, i + 1, (f"v{i}",)) for i in range(2)))
@@ -48,7 +48,7 @@ def test_minibatches_follow_each_other():
 
 def test_minibatches_overlap():
     program = build_program(
-        CHAIN, devices=range(3), num_microbatches=4, num_minibatches=2, schedule=CONTINUOUS
+        CHAIN, devices=range(3), num_microbatches=4, num_minibatches=2, schedule=ONE_F_ONE_B_ASYNC
     )
     assert rows(program) == [
         "0F0 0F1 0F2 0B0 0F3 0B1 0S0 0B2 0B3 0S1",
@@ -63,7 +63,7 @@ def test_minibatches_overlap():
 
 @pytest.mark.parametrize(("per_minibatch", "versions"), [(1, [3, 2, 1]), (2, [2, 2, 1])])
 def test_versions_follow_from_what_is_in_flight(per_minibatch, versions):
-    found = CONTINUOUS.weight_versions(CHAIN, per_minibatch, (1, 1, 1))
+    found = ONE_F_ONE_B_ASYNC.weight_versions(CHAIN, per_minibatch, (1, 1, 1))
     assert list(found.values()) == versions
     for schedule in SCHEDULES.values():
         assert set(schedule.weight_versions(CHAIN, per_minibatch, (1, 1, 1)).values()) == {1}
@@ -78,7 +78,7 @@ def test_versions_are_those_of_a_long_program(stages, per_minibatch):
         devices=range(stages.num_stages),
         num_microbatches=count * per_minibatch,
         num_minibatches=count,
-        schedule=CONTINUOUS,
+        schedule=ONE_F_ONE_B_ASYNC,
     )
     expected = {}
     for stage, actions in enumerate(program.actions):
@@ -92,12 +92,12 @@ def test_versions_are_those_of_a_long_program(stages, per_minibatch):
                 most = max(most, updates - began[action.microbatch])
         expected[stage] = 1 + most
     multiples = [1] * stages.num_stages
-    assert CONTINUOUS.weight_versions(stages, per_minibatch, multiples) == expected
+    assert ONE_F_ONE_B_ASYNC.weight_versions(stages, per_minibatch, multiples) == expected
 
 
 def test_a_program_of_overlapping_minibatches_survives_no_other_place_of_the_update():
     program = build_program(
-        CHAIN, devices=range(3), num_microbatches=2, num_minibatches=2, schedule=CONTINUOUS
+        CHAIN, devices=range(3), num_microbatches=2, num_minibatches=2, schedule=ONE_F_ONE_B_ASYNC
     )
     actions = list(program.actions[0])
     place = next(i for i, action in enumerate(actions) if action.kind is Kind.STEP)

@@ -1,0 +1,122 @@
+"""Inputs that stay on a stage: what every step brings again is sent once and kept there.
+
+The edges of a full graph or a table of positions are arguments of every call of the forward, and
+mostly the same ones. The rank that feeds the pipeline keeps a copy of what it has sent last and
+compares it, bit by bit, with what it is to send: what is the same is left out of the message, and
+the receiver takes what it has kept. So nothing is assumed; an input that does change is sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.runtime.payload import Payload
+
+
+@dataclass(frozen=True, slots=True)
+class _LastContent:
+    """What an input held when it was last looked at; ``number`` counts the changes."""
+
+    number: int
+    copy: Tensor
+
+    def is_that_of(self, tensor: Tensor) -> bool:
+        """Whether a tensor holds the same bits; without numbers, whether it is alike."""
+        copy = self.copy
+        alike = (copy.shape, copy.dtype, copy.device) == (tensor.shape, tensor.dtype, tensor.device)
+        return alike and (copy.is_meta or torch.equal(_bits(copy), _bits(tensor)))
+
+
+@dataclass(slots=True)
+class StayingInputs:
+    """The inputs that one rank has sent and received, from one run of a program to the next.
+
+    Sender and receiver agree without asking each other, as messages between two stages come in the
+    order in which they are sent.
+
+    Attributes:
+        names: inputs that are worth comparing (:attr:`.graph.ModelGraph.staying`).
+        sent: (rank, stage, input) -> number of the content that is there.
+        kept: (stage, input) -> what has come.
+    """
+
+    names: frozenset[str] = frozenset()
+    sent: dict[tuple[int, int, str], int] = field(default_factory=dict)
+    kept: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    _contents: dict[str, _LastContent] = field(default_factory=dict)
+    _compared: dict[tuple[object, ...], int] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """A run of a program begins: nothing is compared yet."""
+        self._compared.clear()
+
+    def thinned(self, payload: Payload, names: Sequence[str], rank: int, stage: int) -> Payload:
+        """A message without the inputs that are already there.
+
+        Args:
+            payload: holds an input per name.
+            names: of the inputs.
+            rank: that it goes to.
+            stage: of the plan, there.
+        """
+        if payload.structure is not None or self.names.isdisjoint(names):
+            return payload
+        tensors = list(payload.tensors)
+        for index, (name, tensor) in enumerate(zip(names, payload.tensors, strict=True)):
+            if tensor is not None and self._may_stay(name, payload.requires_grad[index]):
+                number = self._number(name, tensor)
+                if self.sent.get((rank, stage, name)) == number:
+                    tensors[index] = None
+                self.sent[rank, stage, name] = number
+        return replace(payload, tensors=tensors)
+
+    def filled(self, payload: Payload, names: Sequence[str], stage: int) -> Payload:
+        """A message with the inputs that were left out.
+
+        Args:
+            payload: as it came.
+            names: of the inputs in it.
+            stage: of the plan, that reads them.
+        """
+        if payload.structure is not None or self.names.isdisjoint(names):
+            return payload
+        tensors = list(payload.tensors)
+        for index, (name, tensor) in enumerate(zip(names, payload.tensors, strict=True)):
+            if self._may_stay(name, payload.requires_grad[index]):
+                if (
+                    tensor is not None
+                ):  # a copy: memory of messages is taken back when they are read
+                    self.kept[stage, name] = _copy(tensor)
+                tensors[index] = self.kept[stage, name]
+        return replace(payload, tensors=tensors)
+
+    def _may_stay(self, name: str, requires_grad: bool) -> bool:
+        return name in self.names and not requires_grad
+
+    def _number(self, name: str, tensor: Tensor) -> int:
+        """The number of a tensor's content; within one run a tensor is looked at once."""
+        version = None if tensor.is_inference() else tensor._version
+        key = (name, tensor.data_ptr(), version, tensor.shape, tensor.stride())
+        if key not in self._compared:
+            known = self._contents.get(name)
+            if known is None or not known.is_that_of(tensor):
+                number = 0 if known is None else known.number + 1
+                known = self._contents[name] = _LastContent(number, _copy(tensor))
+            self._compared[key] = known.number
+        return self._compared[key]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy for later runs, whichever mode this one is in."""
+    with torch.inference_mode(False), torch.no_grad():
+        return tensor.detach().clone()
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor: numbers that are equal may differ (a zero's sign), NaN may not."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8)
