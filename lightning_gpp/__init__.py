@@ -1,8 +1,9 @@
 """Trains unmodified LightningModules split over devices as a graph of pipeline stages.
 
 ``import lightning_gpp`` registers the strategies ``graphpipe``, ``graphpipe_spawn``,
-``graphpipe_fork`` and ``graphpipe_notebook`` and the accelerators ``emulated`` and ``pool``; public
-names load when they are first used, so that planning needs neither torch nor Lightning.
+``graphpipe_fork``, ``graphpipe_notebook`` and ``graphpipe_async`` and the accelerators ``emulated``
+and ``pool``; public names load when they are first used, so that planning needs neither torch nor
+Lightning.
 """
 
 from __future__ import annotations

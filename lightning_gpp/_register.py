@@ -22,11 +22,12 @@ from typing import Any
 
 _ROOT = "lightning.pytorch"
 _OTHER_ROOT = "pytorch_lightning"
-_START_METHODS = {
-    "graphpipe": "popen",
-    "graphpipe_spawn": "spawn",
-    "graphpipe_fork": "fork",
-    "graphpipe_notebook": "fork",
+_STRATEGIES: dict[str, dict[str, str]] = {
+    "graphpipe": {"start_method": "popen"},
+    "graphpipe_spawn": {"start_method": "spawn"},
+    "graphpipe_fork": {"start_method": "fork"},
+    "graphpipe_notebook": {"start_method": "fork"},
+    "graphpipe_async": {"start_method": "popen", "schedule": "1f1b-async"},
 }
 
 _ACCELERATORS = {
@@ -56,13 +57,13 @@ def register() -> None:
 
 def _register_ours(strategies: ModuleType) -> None:
     registry = strategies.StrategyRegistry
-    for name, start_method in _START_METHODS.items():
+    for name, arguments in _STRATEGIES.items():
         if name not in registry:
             registry.register(
                 name,
                 LazyStrategy,
                 description="Graph pipeline parallelism (lightning_gpp)",
-                start_method=start_method,
+                **arguments,
             )
 
 
@@ -74,7 +75,7 @@ def _register_accelerators(accelerators: ModuleType) -> None:
 
 
 def _register_refusal(strategies: ModuleType) -> None:
-    _refuse(strategies.StrategyRegistry, _START_METHODS)
+    _refuse(strategies.StrategyRegistry, _STRATEGIES)
 
 
 def _register_accelerator_refusal(accelerators: ModuleType) -> None:

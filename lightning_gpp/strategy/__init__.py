@@ -13,7 +13,7 @@ plan, ``recording`` lays recorded steps beside their prediction.
 from lightning_gpp.strategy import other_root
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.devices.pool import PoolAccelerator
-from lightning_gpp.strategy.graphpipe import START_METHODS, GraphPipeStrategy
+from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.one_device import single_device
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
 
@@ -24,7 +24,6 @@ ACCELERATORS = {kind.name(): kind for kind in (EmulatedAccelerator, PoolAccelera
 
 __all__ = [
     "ACCELERATORS",
-    "START_METHODS",
     "EmulatedAccelerator",
     "GraphPipeStrategy",
     "PoolAccelerator",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,11 +16,12 @@ from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
+from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.sums import Ranks
 from lightning_gpp.runtime.transport.transport import Transport
 from lightning_gpp.runtime.value_pieces import Cutter
-from lightning_gpp.schedule import reduce_groups
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, reduce_groups
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
     cluster_at_hand,
@@ -34,6 +35,7 @@ from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipe
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.state.partition import Partition, ownership
+from lightning_gpp.strategy.step.async_refusals import refuse_shared_parameters
 
 CPU = torch.device("cpu")
 
@@ -76,6 +78,9 @@ class Builder:
                 self.settings, captured, example, at_hand, measured, self.device
             )
         decided = planned and (planned.plan, planned.request.schedule)
+        if planned is not None and self.settings.is_asynchronous:
+            # Planned for many mini-batches in a row, each of them a micro-batch.
+            decided = replace(planned.plan, num_microbatches=1), ONE_F_ONE_B_ASYNC.name
         plan, schedule = self.control.share(decided, "waiting for rank 0's plan")
         return self._joined(captured, plan, schedule, planned)
 
@@ -132,6 +137,8 @@ class Builder:
         """This rank's part of the pipeline of a plan."""
         settings, control, transport = self.settings, self.control, self.transport
         stages = plan_graph(plan, captured.graph)
+        if settings.is_asynchronous:
+            refuse_shared_parameters(stages.stages)
         ranks = rank_of_device(plan, transport.num_ranks)
         if planned is not None and settings.emulated is None:
             warn_of_misplaced(planned.request.cluster, ranks)
@@ -151,6 +158,7 @@ class Builder:
             stages=codes,
             output_names=captured.graph.outputs,
             cutter=_cutter(captured),
+            staying=StayingInputs(captured.graph.staying),
             sums=ProcessSums(groups, settings.timeout_s, self.device) if groups else None,
             timeout_s=settings.timeout_s,
         )
@@ -164,7 +172,7 @@ class Builder:
 def _cutter(captured: CapturedModel) -> Cutter:
     values = captured.graph.values
     return Cutter(
-        captured.graph.batch_dims,
+        captured.graph.cut_dims,
         {name: value.variation for name, value in values.items()},
     )
 

@@ -25,7 +25,7 @@ from lightning_gpp.capture import BlockGraph
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import PLANNERS, Plan
 from lightning_gpp.runtime.action_record import ActionRecord
-from lightning_gpp.schedule import SCHEDULES
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
 from lightning_gpp.strategy.devices.accelerators import OurStrategy
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike, check_cluster
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
@@ -60,10 +60,20 @@ from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
 from lightning_gpp.strategy.state.one_replica import OneReplicaStrategy
 from lightning_gpp.strategy.state.precision import pipeline_precision
+from lightning_gpp.strategy.step.async_refusals import refuse_for_async
 from lightning_gpp.strategy.step.hooks import HookRelay
-from lightning_gpp.strategy.step.loaders import RemoteBatch, as_long_as_leaders, led_loaders
+from lightning_gpp.strategy.step.loaders import (
+    PlacedBatch,
+    RemoteBatch,
+    as_long_as_leaders,
+    led_loaders,
+)
+from lightning_gpp.weights.policies import POLICIES
+from lightning_gpp.weights.policies.pipeoptim import PIPEOPTIM
 
 log = logging.getLogger(__name__)
+
+_ASYNC = ONE_F_ONE_B_ASYNC.name
 
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
@@ -78,6 +88,8 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             every loss, or ``"1f1b"``, which holds few of them and runs the step once per
             micro-batch, so that the loss has to be a mean over samples. By default ``"gpipe"``
             where a plan fits into memory with it, else ``"1f1b"``, and the report says so.
+            ``"1f1b-async"`` keeps the pipeline full across steps: batches in flight meet weights
+            that change meanwhile, as ``weights`` says.
         planner: name of the planner that makes the plan.
         plan: a plan made by hand instead: a :class:`~lightning_gpp.Plan`, its JSON file, or a list
             with the module names of each stage.
@@ -97,6 +109,9 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             :class:`~lightning_gpp.strategy.TimelineCallback` kept when this model last ran here.
         use_all_devices: whether a plan that leaves devices idle, as it is predicted to be faster on
             fewer, gives way to the fastest plan of ``balanced`` that uses all.
+        weights: with ``schedule="1f1b-async"``: with which weights forwards and backwards run
+            (:data:`lightning_gpp.weights.policies.POLICIES`); by default ``"pipeoptim"``, which
+            predicts those that the backward will meet.
         timeout: seconds after which a wait for another rank ends in an error.
         start_method: how processes are started on this host.
 
@@ -119,6 +134,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         cache: CacheLike = True,
         costs: CostsLike | None = None,
         use_all_devices: bool = True,
+        weights: str | None = None,
         timeout: float = 1800.0,
         start_method: StartMethod = "popen",
         accelerator: Accelerator | None = None,
@@ -135,15 +151,26 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             precision_plugin=precision_plugin,
         )
         if schedule is not None:
-            check_name("schedule", schedule, SCHEDULES)
+            check_name("schedule", schedule, {**SCHEDULES, _ASYNC: ONE_F_ONE_B_ASYNC})
         check_name("planner", planner, PLANNERS)
         if num_microbatches is not None and num_microbatches < 1:
             raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
+        if weights is not None:
+            check_name("policy of weights", weights, POLICIES)
+            if schedule != _ASYNC:
+                raise ValueError(
+                    f"weights={weights!r} is for schedule={_ASYNC!r}, got schedule={schedule!r}"
+                )
+        if schedule == _ASYNC and num_microbatches not in (None, 1):
+            raise ValueError(
+                f"schedule={_ASYNC!r} has whole mini-batches in flight, so num_microbatches is 1, "
+                f"got {num_microbatches}"
+            )
         check_cluster(cluster)
         if timeout <= 0:
             raise ValueError(f"timeout is in seconds and must be positive, got {timeout}")
         self.settings = Settings(
-            num_microbatches=num_microbatches,
+            num_microbatches=1 if schedule == _ASYNC else num_microbatches,
             schedule=schedule,
             planner=planner,
             plan=plan,
@@ -155,6 +182,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             cache=cache,
             use_all_devices=use_all_devices,
             costs=resolve_costs(costs),
+            weights=weights or PIPEOPTIM.name,
         )
         self.plan: Plan | None = None
         self.stage_graph: StageGraph | None = None
@@ -252,6 +280,8 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
             self._optimized = module
+            if self.settings.is_asynchronous:
+                refuse_for_async(trainer, self.settings)
         self.setup_precision_plugin()
         _ignore_sync_dist_advice()
         keep_local(module)
@@ -373,8 +403,8 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
     ) -> Any:
         """Moves a batch where there is one."""
-        if isinstance(batch, RemoteBatch):
-            return batch
+        if isinstance(batch, RemoteBatch | PlacedBatch):
+            return batch.batch if isinstance(batch, PlacedBatch) else batch
         if self.is_shape_only:
             return move_data_to_device(batch, META)
         with self._open_session().run.alone("the transfer of a batch"):
@@ -473,26 +503,6 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
     def _open_session(self) -> Session:
         assert self._session is not None, "the strategy's environment is not set up"
         return self._session
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Any) -> None:
-        """Registers ``graphpipe`` and its forms by start method, as DDP has them."""
-        for name, start_method in START_METHODS.items():
-            strategy_registry.register(
-                name,
-                cls,
-                description=f"Graph pipeline parallelism, processes started by {start_method!r}",
-                start_method=start_method,
-            )
-
-
-START_METHODS: dict[str, StartMethod] = {
-    "graphpipe": "popen",
-    "graphpipe_spawn": "spawn",
-    "graphpipe_fork": "fork",
-    "graphpipe_notebook": "fork",
-}
-"""Registered strategy names and how each starts its processes."""
 
 
 def _ignore_sync_dist_advice() -> None:

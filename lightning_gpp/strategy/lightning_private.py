@@ -84,10 +84,16 @@ def throughputs_of(monitor: ThroughputMonitor) -> list[Throughput]:
 
 def answer_sigterm(trainer: pl.Trainer, answer: Callable[[], None] | None) -> None:
     """What a Trainer does at SIGTERM instead of waiting for all ranks to get one; None: that."""
-    own = trainer._signal_connector.__dict__
+    own, loop = trainer._signal_connector.__dict__, trainer.fit_loop.epoch_loop.__dict__
     own.pop("_sigterm_notifier_fn", None)
+    loop.pop("_broadcast_sigterm_tensor", None)
     if answer is not None:
         own["_sigterm_notifier_fn"] = lambda signum, frame: answer()
+        loop["_broadcast_sigterm_tensor"] = _nothing  # a collective before every step
+
+
+def _nothing() -> None:
+    """In the place of what the strategy does otherwise."""
 
 
 def receive_sigterm(trainer: pl.Trainer) -> None:

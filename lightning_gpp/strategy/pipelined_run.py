@@ -18,8 +18,9 @@ from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.transport.open_transport import open_transport
-from lightning_gpp.schedule import SCHEDULES
+from lightning_gpp.schedule import SCHEDULES, Window
 from lightning_gpp.strategy.build import Builder
 from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
 from lightning_gpp.strategy.emulation.shape_only import META
@@ -39,6 +40,7 @@ from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
 from lightning_gpp.strategy.step.open_call import OpenCall
+from lightning_gpp.weights.last_steps import LastSteps
 
 
 class PipelinedRun:
@@ -54,6 +56,8 @@ class PipelinedRun:
 
     Attributes:
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
+        train_batches: rank 0: the iteration of the training data that is under way.
+        last_steps: of the optimizers, where weights are predicted by them.
         dropped: calls of the forward that rank 0 let go since it told the others last.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
     """
@@ -72,6 +76,8 @@ class PipelinedRun:
         self.recorder = StepRecorder()
         self.own_gradients = OwnGradients({})
         self.full_batch = 0
+        self.train_batches: Any = None
+        self.last_steps: list[LastSteps] = []
         self.dropped: list[int] = []
         self.partial_optimizers: list[PartialOptimizer] = []
         self._module: pl.LightningModule | None = None
@@ -93,6 +99,8 @@ class PipelinedRun:
         self._optimizers = optimizers
         self._train_modes = _modes(module)
         self._leader_state = LeaderState(module, optimizers)
+        if self.settings.is_asynchronous:
+            self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
         if self.control.is_leader:
             self._early_modules = EarlyModules(module, self.device)
             self._early_modules.start()
@@ -174,7 +182,8 @@ class PipelinedRun:
     def steps_per_microbatch(self) -> bool:
         """Whether the training step runs for every micro-batch, as the schedule asks for it."""
         schedule = self.settings.schedule if self.pipeline is None else self.pipeline.schedule
-        return schedule is not None and not SCHEDULES[schedule].forwards_first
+        found = SCHEDULES.get(schedule or "")
+        return found is not None and not found.forwards_first
 
     @property
     def built(self) -> Pipeline:
@@ -235,6 +244,43 @@ class PipelinedRun:
             self.control.program(),
         ):
             run.whole()
+        return stash
+
+    def window(
+        self,
+        window: Window,
+        state: RunState,
+        shift: int,
+        boundary: Boundary | None,
+        *,
+        drops: bool = False,
+    ) -> GradientStash:
+        """Runs a window of an asynchronous schedule; its gradients are in what is returned.
+
+        Args:
+            window: of the schedule.
+            state: what is in flight.
+            shift: of its numbers.
+            boundary: the user's steps, on rank 0.
+            drops: forget what is in flight after the window, and do nothing else.
+        """
+        self._before_program()
+        assert self._stash_parameters is not None
+        stash = GradientStash(self._stash_parameters)
+        self.built.record(self.on_record)
+        run = self.built.executor.begin(
+            window.program,
+            [1] * window.program.num_microbatches,
+            training=self.module.training,
+            boundary=boundary,
+            state=state,
+            shift=shift,
+        )
+        with stash, torch.enable_grad(), self.control.program():
+            if drops:
+                run.drop_ahead(window.number)
+            else:
+                run.window(window.number)
         return stash
 
     def _before_program(self) -> None:

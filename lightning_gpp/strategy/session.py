@@ -19,6 +19,7 @@ from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import StepPerMicrobatch
 from lightning_gpp.strategy.state.lost_weights import note_lost_weights
+from lightning_gpp.strategy.step.async_steps import AsyncSteps
 from lightning_gpp.strategy.step.batch_steps import BatchSteps
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.forward_calls import BeginAnewError
@@ -49,6 +50,7 @@ class Session:
         self.follower = Follower(run)
         self._batch_steps = BatchSteps(run, self.follower)
         self._microbatch_steps = MicrobatchSteps(run, self.follower)
+        self._async_steps = AsyncSteps(run, self.follower)
         self._is_closed = False
 
     def __reduce__(self) -> Any:
@@ -79,6 +81,8 @@ class Session:
             self.follower.batches = batch
             batch = LedDataloaderIter(batch, self.run)
         with self.run.failures.guard(), noting() if self.run.is_shape_only else nullcontext():
+            if is_training and self.run.settings.is_asynchronous:
+                return self._async_step(name, batch, args, kwargs)
             if is_training and self.run.steps_per_microbatch:
                 return self._microbatch_step(name, batch, args, kwargs)
             if not self.run.control.is_leader:
@@ -97,6 +101,13 @@ class Session:
         if self.run.control.is_leader:
             return self._microbatch_steps.lead(name, batch, args, kwargs)
         return self._microbatch_steps.follow(name)
+
+    def _async_step(
+        self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if self.run.control.is_leader:
+            return self._async_steps.lead(name, batch, args, kwargs)
+        return self._async_steps.follow(name)
 
     def hook(
         self,
@@ -127,6 +138,7 @@ class Session:
     def module_state_dict(self) -> dict[str, Any]:
         """On rank 0 the state dict of the whole module; elsewhere with ``meta`` tensors."""
         partition = self.run.built.partition
+        self._async_steps.begins_anew = True  # as a run does that is resumed from this
         if partition.is_partial:
             self._check_together()
         with self.run.failures.guard():
@@ -189,6 +201,7 @@ class Session:
             self.run.failures.close()
             self.run.transport.close()
         self._microbatch_steps.close()
+        self._async_steps.close()
         self.run.stop_early_modules()
 
     def _report_emulation(self, pipeline: Pipeline) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.planner import Plan
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.planning.costs_given import GivenCosts
 from lightning_gpp.strategy.planning.plan_cache import CacheLike
+from lightning_gpp.weights.policies import POLICIES, Policy
+from lightning_gpp.weights.policies.pipeoptim import PIPEOPTIM
 
 PlanLike = Plan | str | Path | Sequence[Any] | dict[str, Any]
 
@@ -46,3 +49,14 @@ class Settings:
     use_all_devices: bool = True
     emulated: Emulated | None = None
     costs: GivenCosts | None = None
+    weights: str = PIPEOPTIM.name
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the pipeline does not drain between steps."""
+        return self.schedule == ONE_F_ONE_B_ASYNC.name
+
+    @property
+    def policy(self) -> Policy:
+        """With which weights stages run where the pipeline does not drain."""
+        return POLICIES[self.weights]

@@ -35,7 +35,8 @@ ALLOWED = {
     "reports": {*PLANS, "simulate"},
     "capture": {"graph", "cost"},
     "runtime": {"graph", "cluster", "schedule", "simulate"},
-    "strategy": {*READERS, "capture", "runtime"},
+    "weights": set(),
+    "strategy": {*READERS, "capture", "runtime", "weights"},
     "_register": {"strategy"},
     "console": set(),
     "job_scope": {"strategy"},
@@ -49,7 +50,7 @@ ALLOWED = {
 WITHOUT_TORCH = (
     *("graph", "cluster", "cost", "workloads", "schedule", "planner", "simulate", "reports"),
 )
-WITHOUT_LIGHTNING = (*WITHOUT_TORCH, "capture", "runtime")
+WITHOUT_LIGHTNING = (*WITHOUT_TORCH, "capture", "runtime", "weights")
 
 
 def files(room: str) -> dict[str, Path]:

@@ -216,3 +216,20 @@ class Minibatch:
 
     units: list[int]
     needs: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncMinibatch:
+    """A window of a pipeline that does not drain.
+
+    Attributes:
+        since: mini-batches that went backward since the pipeline was empty.
+        remaining: mini-batches that will follow, as far as they are read ahead.
+        drops: whether what is in flight is forgotten before.
+        is_epoch: whether it is the first one of an epoch.
+    """
+
+    since: int
+    remaining: int
+    drops: bool
+    is_epoch: bool

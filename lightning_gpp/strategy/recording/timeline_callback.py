@@ -97,6 +97,12 @@ class TimelineCallback(pl.Callback):
                 f"{type(trainer.strategy).__name__} there is nothing to record."
             )
             return
+        if trainer.strategy.settings.is_asynchronous:
+            rank_zero_warn(
+                "TimelineCallback records single steps, of which an asynchronous pipeline has "
+                "several in flight: nothing is recorded."
+            )
+            return
         self._run = trainer.strategy.session.run
         if self.dirpath is None:
             self.dirpath = Path(trainer.log_dir or trainer.default_root_dir)

@@ -15,7 +15,7 @@ from typing import Any
 from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import is_overridden
 from lightning_gpp.strategy.session import Session
-from lightning_gpp.strategy.step.loaders import RemoteBatch
+from lightning_gpp.strategy.step.loaders import PlacedBatch, RemoteBatch
 
 LEADER_HOOKS = tuple(
     f"on_{stage}_{when}"
@@ -76,6 +76,8 @@ class HookRelay:
 
     def _led(self, name: str, hook: _Hook) -> _Hook:
         def led(*args: Any, **kwargs: Any) -> Any:
+            if isinstance(args[0], PlacedBatch):
+                return args[0]
             with self._session.run.alone(name):
                 return hook(*args, **kwargs)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -144,7 +144,10 @@ class _LeadingReader(_Reader):
     def __iter__(self) -> Iterator[Any]:
         with self._run.alone(_READING):
             batches = iter(self._loader)
-        return _LeadingBatches(batches, self._run)
+        led = LeadingBatches(batches, self._run)
+        if self._run.module.trainer.training:
+            self._run.train_batches = led
+        return led
 
 
 class _FollowingReader(_Reader):
@@ -164,21 +167,61 @@ class _Batches(Iterator[Any]):
         return iter, ((),)
 
 
-class _LeadingBatches(_Batches):
+class PlacedBatch:
+    """Rank 0: a batch that was read ahead, converted and moved to the device already.
+
+    Attributes:
+        batch: what the step takes.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+
+class LeadingBatches(_Batches):
+    """Rank 0: an iteration of the user's loader that the others follow.
+
+    Args:
+        batches: the user's.
+        run: of this rank.
+    """
+
     def __init__(self, batches: Iterator[Any], run: PipelinedRun) -> None:
         self._batches, self._run = batches, run
+        self._ahead: list[Any] = []
 
     def __next__(self) -> Any:
-        run, end = self._run, object()
+        run = self._run
         with run.failures.guard():
-            start_ns = time.monotonic_ns()
-            with run.control.alone(_READING):
-                batch = next(self._batches, end)
-            run.recorder.data_read(start_ns, time.monotonic_ns())
-            run.control.tell((batch is not end, None if batch is end else size_or_none(batch)))
-        if batch is end:
+            batch = self._ahead.pop(0) if self._ahead else self._read()
+            raw = batch.batch if isinstance(batch, PlacedBatch) else batch
+            run.control.tell((batch is not _END, None if batch is _END else size_or_none(raw)))
+        if batch is _END:
             raise StopIteration
         return batch
+
+    def look_ahead(self, count: int, place: Callable[[Any], Any]) -> list[Any]:
+        """The batches that come next, as they will be handed out; fewer at the end.
+
+        Args:
+            count: how many.
+            place: converts a batch and moves it to the device.
+        """
+        while len(self._ahead) < count and _END not in self._ahead[-1:]:
+            batch = self._read()
+            self._ahead.append(batch if batch is _END else PlacedBatch(place(batch)))
+        return [batch.batch for batch in self._ahead[:count] if batch is not _END]
+
+    def _read(self) -> Any:
+        start_ns = time.monotonic_ns()
+        with self._run.control.alone(_READING):
+            batch = next(self._batches, _END)
+        self._run.recorder.data_read(start_ns, time.monotonic_ns())
+        return batch
+
+
+_END = object()
+"""Stands for the end of a loader."""
 
 
 class _FollowingBatches(_Batches):

@@ -84,7 +84,21 @@ class MicrobatchBoundary:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Intercepts the forward and ``self.log`` while the pipeline runs."""
+        """While the pipeline runs: steps meet it, and none is left suspended afterwards."""
+        try:
+            with self.intercepting():
+                yield
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Ends steps that are suspended."""
+        for step in self._steps:
+            step.abandon()
+
+    @contextlib.contextmanager
+    def intercepting(self) -> Iterator[None]:
+        """Intercepts the forward and ``self.log`` of steps that run in the body."""
         forward = self._target.forward
 
         @functools.wraps(forward)
@@ -98,15 +112,11 @@ class MicrobatchBoundary:
                 )
             return ask(ForwardCall(args, kwargs))
 
-        try:
-            with (
-                instance_attribute(self._target, "forward", pause),
-                recording(self._module, self._log),
-            ):
-                yield
-        finally:
-            for step in self._steps:
-                step.abandon()
+        with (
+            instance_attribute(self._target, "forward", pause),
+            recording(self._module, self._log),
+        ):
+            yield
 
     def call(self, microbatch: int) -> ForwardCall:
         """How the step of a micro-batch calls the pipelined forward; runs it up to there.

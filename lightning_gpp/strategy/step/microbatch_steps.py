@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.capture.checks.rollback import rollback
-from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, input_slices
 from lightning_gpp.strategy.cutting.microbatches import (
     batch_size,
@@ -21,12 +20,12 @@ from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.logging.logs import LedLog, recording, replay
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.planning.planning import Example
-from lightning_gpp.strategy.ranks.messages import Autocast, Build, Minibatch, StepEnd
+from lightning_gpp.strategy.ranks.messages import Minibatch, StepEnd
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LedDataloaderIter
 from lightning_gpp.strategy.step.loss_check import Cadence, CannotCompareError, OutputGradients
 from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary, loss_of
+from lightning_gpp.strategy.step.step_boundaries import StepBoundaries
 from lightning_gpp.strategy.step.trials import why_not_cut
 
 
@@ -41,7 +40,7 @@ class MicrobatchSteps:
     def __init__(self, run: PipelinedRun, follower: Follower) -> None:
         self._run = run
         self._follower = follower
-        self._threads = StepThreads()
+        self._boundaries = StepBoundaries(run)
         self._looked_at = Cadence()
         self._has_tried_forward = False
 
@@ -64,22 +63,15 @@ class MicrobatchSteps:
             )
         num_samples = batch_size(batch)
         refuse_full_graph(batch, run.settings.num_microbatches)
-        method = getattr(run.module, name)
-
-        def step(microbatch: Any) -> Any:
-            if run.device.type == "cuda":  # this is another thread
-                torch.cuda.set_device(run.device)
-            with run.held_elsewhere():
-                return method(microbatch, *args, **kwargs)
-
+        step = self._boundaries.step(name, args, kwargs)
         if run.pipeline is None:
-            self._build(name, step, batch, num_samples)
+            self._boundaries.build(name, step, batch, num_samples)
         run.full_batch = run.full_batch or num_samples
         run.built.captured.check_reads()
         units = run.unit_sizes(num_samples)
         run.show_state(len(units))
         sizes = run.built.step_sizes(units)
-        boundary = self._boundary(step, cut_batch(batch, sizes), sizes)
+        boundary = self._boundaries.of(step, cut_batch(batch, sizes), sizes)
         boundary.captured = run.built.captured
         if (
             min(sizes) > 0
@@ -112,26 +104,7 @@ class MicrobatchSteps:
 
     def close(self) -> None:
         """Ends the threads of the steps."""
-        self._threads.close()
-
-    def _build(self, name: str, step: Callable[[Any], Any], batch: Any, num_samples: int) -> None:
-        """Builds the pipeline; a first micro-batch's step runs up to its forward for it.
-
-        It leaves no trace: random states, buffers and plain attributes of the module are put back.
-        """
-        run = self._run
-        units = run.unit_sizes(num_samples)
-        parts = cut_batch(copy_tensors(run.where_module_is(batch)), units)
-        boundary = self._boundary(step, parts, units)
-        with (
-            run.control.alone(name),
-            run.leader_state.preserved(),
-            rollback(run.module),
-            boundary.active(),
-        ):
-            call = boundary.call(0)
-        run.lead(Build(Autocast.current(run.device)))
-        run.build(Example(call.args, call.kwargs, num_samples, len(units)))
+        self._boundaries.close()
 
     def _check_loss(
         self,
@@ -200,17 +173,3 @@ class MicrobatchSteps:
         if input_slices(captured, inputs, units) is None:
             return None
         return why_not_cut(run, inputs, units, is_trained=True, averaged=used)
-
-    def _boundary(
-        self, step: Callable[[Any], Any], parts: Sequence[Any], sizes: Sequence[int]
-    ) -> MicrobatchBoundary:
-        run = self._run
-        return MicrobatchBoundary(
-            run.module,
-            pipelined_module(run.module, run.settings.module),
-            step,
-            microbatches=parts,
-            sizes=sizes,
-            threads=self._threads,
-            is_shape_only=run.is_shape_only,
-        )

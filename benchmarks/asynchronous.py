@@ -1,0 +1,170 @@
+"""Steps of an asynchronous pipeline against synchronous ones, in real processes.
+
+A chain of equal layers with Adam is cut into as many stages as there are processes, one thread
+each. All ways run in turn, some times; a row's ``ratio`` is the median over the turns of its step
+over that of one device. ``bound`` is the busiest stage's part of one device's step: what a pipeline
+without bubbles and without messages would take where every process has a core of its own (with more
+processes than cores nothing can reach it). The second table has what a prediction costs beside one
+forward and backward of the same parameters.
+
+    python benchmarks/asynchronous.py                     # two processes
+    python benchmarks/asynchronous.py --devices 4 --turns 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import platform
+import statistics
+import time
+import warnings
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_gpp import GraphPipeStrategy
+from lightning_gpp.strategy import single_device
+from lightning_gpp.text_table import text_table
+from lightning_gpp.weights.last_steps import LastSteps
+from lightning_gpp.weights.policies import POLICIES, Place
+from lightning_gpp.weights.versions import StageWeights
+
+WIDTH, LAYERS, BATCH = 768, 8, 256
+
+
+class Chain(pl.LightningModule):
+    """Equal layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All layers, one after the other."""
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """A mean over samples."""
+        return (self(batch[0]) - batch[1]).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One whose steps are predicted from its state."""
+        return torch.optim.Adam(self.parameters(), 1e-4)
+
+
+class Clock(pl.Callback):
+    """Logs the mean seconds of the steps in the middle of an epoch."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """A step ends."""
+        self.ends.append(time.perf_counter())
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Neither the first fifth, in which a pipeline is built and fills, nor the last one."""
+        skip = len(self.ends) // 5
+        middle_s = self.ends[-1 - skip] - self.ends[skip]
+        pl_module.log("step_s", middle_s / (len(self.ends) - 1 - 2 * skip))
+
+
+def step_s(strategy: Any, num_devices: int, num_steps: int) -> float:
+    """Mean seconds of the steps in the middle of a fit, when the pipeline is full."""
+    torch.manual_seed(0)
+    data = TensorDataset(*(torch.randn(num_steps * BATCH, WIDTH) for _ in range(2)))
+    trainer = pl.Trainer(
+        strategy=strategy,
+        devices=num_devices,
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[Clock()],
+    )
+    trainer.fit(Chain(), DataLoader(data, BATCH))
+    return float(trainer.callback_metrics["step_s"])
+
+
+def ways(num_devices: int) -> dict[str, dict[str, Any]]:
+    """Name -> options of the strategy."""
+    each = LAYERS // num_devices
+    plan = [[f"layers.{i * each + j}" for j in range(each)] for i in range(num_devices)]
+    base = {"plan": plan, "start_method": "fork", "timeout": 120.0}
+    found: dict[str, dict[str, Any]] = {
+        f"gpipe, {m} micro-batches": base | {"schedule": "gpipe", "num_microbatches": m}
+        for m in (num_devices, 4 * num_devices)
+    }
+    for policy in ("flush", "pipeoptim", "stash", "none"):
+        found[f"async {policy}"] = base | {"schedule": "1f1b-async", "weights": policy}
+    return found
+
+
+def prediction() -> list[tuple[str, str]]:
+    """What predicting all weights costs, over a forward and backward that uses them."""
+    rows = []
+    for name, make in (
+        ("SGD, momentum", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
+        ("Adam", lambda p: torch.optim.Adam(p, 1e-4)),
+        ("NAdam (measured)", lambda p: torch.optim.NAdam(p, 1e-4)),
+    ):
+        module = Chain()
+        optimizer = make(module.parameters())
+        weights = StageWeights(
+            POLICIES["pipeoptim"], dict(module.named_parameters()), [LastSteps(optimizer)]
+        )
+        x, ratios = torch.randn(BATCH, WIDTH), []
+        for _ in range(12):
+            start = time.perf_counter()
+            module(x).square().mean().backward()
+            middle = time.perf_counter()
+            optimizer.step()
+            ready = time.perf_counter()
+            weights.forward(Place(1, 1, 1))
+            ratios.append((time.perf_counter() - ready) / (middle - start))
+        rows.append((name, f"{statistics.median(ratios[2:]):.1%}"))
+    return rows
+
+
+def main() -> None:
+    """Prints both tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning_gpp"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    found: dict[str, list[float]] = {}
+    for _ in range(options.turns):
+        alone_s = step_s(single_device("cpu"), 1, options.steps)
+        for name, arguments in ways(options.devices).items():
+            taken_s = step_s(GraphPipeStrategy(**arguments), options.devices, options.steps)
+            found.setdefault(name, []).append(taken_s / alone_s)
+    print(
+        f"{LAYERS} layers of {WIDTH}, batches of {BATCH}, {options.devices} processes of one "
+        f"thread, {options.turns} turns, torch {torch.__version__}, {platform.machine()}; "
+        f"one device: {1e3 * alone_s:.0f} ms a step, bound {1 / options.devices:.2f}"
+    )
+    rows = [
+        (name, f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}")
+        for name, ratios in found.items()
+    ]
+    print(text_table(("way", "ratio", "spread"), rows))
+    print(text_table(("optimizer", "prediction / (forward + backward)"), prediction()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What an asynchronous pipeline does not take, said before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.optim import LBFGS
+
+from lightning_gpp.graph import StageGraph
+from lightning_gpp.strategy.settings import Settings
+
+_OR = "or use schedule='gpipe'"
+
+
+def refuse_for_async(trainer: pl.Trainer, settings: Settings) -> None:
+    """Raises NotImplementedError, with the remedy, for what cannot go on without draining.
+
+    Args:
+        trainer: about to fit, with its module and optimizers.
+        settings: what the user asked for.
+    """
+    for why in _reasons(trainer, settings):
+        raise NotImplementedError(f"schedule='1f1b-async' {why}, {_OR}")
+
+
+def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
+    module = trainer.lightning_module
+    if not module.automatic_optimization:
+        yield (
+            "steps the optimizer of a batch while others are in flight, which manual optimization "
+            "decides by itself: use automatic optimization"
+        )
+    if trainer.accumulate_grad_batches != 1 and not settings.policy.is_one_behind:
+        yield (
+            "updates after every batch, but accumulate_grad_batches is "
+            f"{trainer.accumulate_grad_batches}: use larger batches, or weights='2bw'"
+        )
+    if any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
+        yield "cannot evaluate a loss several times per step, as LBFGS does: use another optimizer"
+    by_norm = trainer.gradient_clip_algorithm != GradClipAlgorithmType.VALUE
+    if trainer.gradient_clip_val and by_norm:
+        yield (
+            "has the stages at different batches, so that nobody knows the norm of all gradients: "
+            "use gradient_clip_algorithm='value'"
+        )
+    if is_overridden("configure_gradient_clipping", module):
+        yield "clips gradients stage by stage: do not override configure_gradient_clipping"
+    if settings.emulated is not None:
+        yield "does not run on emulated devices yet: simulate it (graphpipe job=simulate)"
+
+
+def refuse_shared_parameters(stages: StageGraph) -> None:
+    """Raises NotImplementedError where stages share parameters, which they would update apart."""
+    shared = [name for name, readers in stages.parameter_readers if len(readers) > 1]
+    if shared:
+        raise NotImplementedError(
+            f"schedule='1f1b-async': {shared[0]!r} is used by several stages, which are at "
+            f"different batches when they update it; put them into one stage (plan=...), {_OR}"
+        )
+
+
+def refuse_short_updates(trainer: pl.Trainer, settings: Settings, most_ahead: int) -> None:
+    """Raises ValueError where 2BW would need more than two versions of the weights.
+
+    Args:
+        trainer: says of how many batches an update is.
+        settings: what the user asked for.
+        most_ahead: batches that the first stage is ahead of its backward.
+    """
+    count = trainer.accumulate_grad_batches
+    if settings.policy.is_one_behind and count < most_ahead:
+        raise ValueError(
+            f"weights={settings.weights!r} delays every update by one, so an update has to be of "
+            f"as many batches as the pipeline is ahead: got accumulate_grad_batches={count}, "
+            f"expected at least {most_ahead}"
+        )

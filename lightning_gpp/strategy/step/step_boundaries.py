@@ -1,0 +1,86 @@
+"""Boundaries of steps that are suspended at their forward; the pipeline is built from the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.runtime.suspend import StepThreads
+from lightning_gpp.strategy.cutting.microbatches import copy_tensors, cut_batch
+from lightning_gpp.strategy.pipeline import pipelined_module
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.planning.planning import Example
+from lightning_gpp.strategy.ranks.messages import Autocast, Build
+from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
+
+Step = Callable[[Any], Any]
+
+
+class StepBoundaries:
+    """Makes the boundaries of one run, on rank 0.
+
+    Args:
+        run: whose user code they run.
+    """
+
+    def __init__(self, run: PipelinedRun) -> None:
+        self._run = run
+        self._threads = StepThreads()
+
+    def step(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
+        """The user's step as a function of its batch alone."""
+        run = self._run
+        method = getattr(run.module, name)
+
+        def step(batch: Any) -> Any:
+            if run.device.type == "cuda":  # this is another thread
+                torch.cuda.set_device(run.device)
+            with run.held_elsewhere():
+                return method(batch, *args, **kwargs)
+
+        return step
+
+    def of(self, step: Step, parts: Sequence[Any], sizes: Sequence[int]) -> MicrobatchBoundary:
+        """The boundary of the steps on some batches.
+
+        Args:
+            step: the user's.
+            parts: the batches.
+            sizes: samples of each.
+        """
+        run = self._run
+        return MicrobatchBoundary(
+            run.module,
+            pipelined_module(run.module, run.settings.module),
+            step,
+            microbatches=parts,
+            sizes=sizes,
+            threads=self._threads,
+            is_shape_only=run.is_shape_only,
+        )
+
+    def build(self, name: str, step: Step, batch: Any, num_samples: int) -> None:
+        """Builds the pipeline; a first micro-batch's step runs up to its forward for it.
+
+        It leaves no trace: random states, buffers and plain attributes of the module are put back.
+        """
+        run = self._run
+        units = run.unit_sizes(num_samples)
+        parts = cut_batch(copy_tensors(run.where_module_is(batch)), units)
+        boundary = self.of(step, parts, units)
+        with (
+            run.control.alone(name),
+            run.leader_state.preserved(),
+            rollback(run.module),
+            boundary.active(),
+        ):
+            call = boundary.call(0)
+        run.lead(Build(Autocast.current(run.device)))
+        run.build(Example(call.args, call.kwargs, num_samples, len(units)))
+
+    def close(self) -> None:
+        """Ends the threads of the steps."""
+        self._threads.close()

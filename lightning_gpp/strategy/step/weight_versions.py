@@ -1,0 +1,120 @@
+"""The stages of a rank with the weights that the policy of an asynchronous pipeline gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from lightning_gpp.runtime.stage_run import StageCall, StageFunction
+from lightning_gpp.schedule import Windows, version_differences
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.weights.policies import Place
+from lightning_gpp.weights.versions import StageWeights
+
+
+@dataclass(slots=True)
+class WeightVersions:
+    """What all stages of a rank need to know.
+
+    Attributes:
+        first: number of the mini-batch with which the pipeline began to fill.
+        per_update: mini-batches whose gradients are accumulated for one update.
+        epoch: number of the first mini-batch of the epoch, at which accumulation begins.
+        num_updates: updates since then.
+        stages: weights of every stage of this rank.
+    """
+
+    first: int = 0
+    per_update: int = 1
+    epoch: int = 0
+    num_updates: int = 0
+    stages: dict[int, StageWeights] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: PipelinedRun, windows: Windows) -> WeightVersions:
+        """Puts versions of weights into the stages of a rank's pipeline.
+
+        Raises:
+            NotImplementedError: a stage recomputes its activations.
+        """
+        built = run.built
+        versions = cls(per_update=run.module.trainer.accumulate_grad_batches)
+        for watched in run.last_steps[:1]:
+            watched.before_update.append(versions.count)
+        most = windows.most_ahead
+        ahead = version_differences(windows.window(most + 1, most))
+        codes = dict(built.executor.stages)
+        for stage, code in codes.items():
+            if code.recompute:
+                raise NotImplementedError(
+                    "schedule='1f1b-async' has no recomputation of activations, which would run "
+                    "the forward with other weights; use a plan without it, or schedule='gpipe'"
+                )
+            operators = built.plan.stages[stage].operators
+            names = dict.fromkeys(
+                name
+                for operator in operators
+                for name in built.captured.graph.operator[operator].parameters
+            )
+            own = {name: built.captured.module.get_parameter(name) for name in names}
+            weights = versions.stages[stage] = StageWeights(
+                run.settings.policy, own, run.last_steps
+            )
+            function = VersionedStage(code.function, weights, versions, ahead[stage], most)
+            codes[stage] = replace(code, function=function)
+        built.executor.stages = codes
+        return versions
+
+    def count(self) -> None:
+        """An update comes."""
+        self.num_updates += 1
+
+    def begin(self, number: int, *, is_epoch: bool) -> None:
+        """The pipeline fills anew.
+
+        Args:
+            number: of the first mini-batch.
+            is_epoch: whether it is the first one of an epoch.
+        """
+        self.first = number
+        if is_epoch:
+            self.epoch, self.num_updates = number, 0
+        for weights in self.stages.values():
+            weights.forget()
+
+    def place(self, number: int, ahead: int, most_ahead: int) -> Place:
+        """Where a stage is when the forward of a mini-batch runs."""
+        update = (number - self.epoch) // self.per_update
+        difference = min(number - self.first, ahead)
+        return Place(difference, ahead, most_ahead, has_newest=self.num_updates == update)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedStage:
+    """A :class:`~lightning_gpp.runtime.stage_run.StageFunction` whose weights a policy gives.
+
+    Attributes:
+        function: the operators.
+        weights: of the stage.
+        versions: of the rank.
+        ahead: mini-batches that the stage is ahead of its backward once the pipeline is full.
+        most_ahead: the most that any stage is.
+    """
+
+    function: StageFunction
+    weights: StageWeights
+    versions: WeightVersions
+    ahead: int
+    most_ahead: int
+
+    def __call__(self, values: Sequence[Any], call: StageCall) -> Sequence[Any]:
+        """The values that leave it; forwards that no backward follows have the weights of now."""
+        if not torch.is_grad_enabled():
+            return self.function(values, call)
+        place = self.versions.place(call.microbatch, self.ahead, self.most_ahead)
+        found = self.weights.forward(place)
+        with found.saving:
+            return self.function(values, replace(call, weights=found.weights))

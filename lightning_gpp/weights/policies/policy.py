@@ -1,0 +1,67 @@
+"""What a policy of weights says; each of them is a value in a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a stage is in a pipeline that does not drain.
+
+    Attributes:
+        difference: updates of its weights between the forward and the backward of a mini-batch; it
+            grows up to ``ahead`` while the pipeline fills.
+        ahead: mini-batches that it is ahead of its backward once the pipeline is full.
+        most_ahead: the most that any stage is.
+        has_newest: whether the newest weights are those that the update has made which comes before
+            the mini-batch's own; 2BW runs with the ones before these.
+    """
+
+    difference: int
+    ahead: int
+    most_ahead: int
+    has_newest: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Its number in a chain of equally many stages, the first one 0."""
+        return self.most_ahead - self.ahead
+
+
+class BackwardWeights(Enum):
+    """Which weights a backward meets."""
+
+    OF_FORWARD = "those that the forward ran with; a copy per mini-batch in flight"
+    OF_THE_MOMENT = "those that the stage has then"
+    PREDICTED = "those that the stage has then, predicted further"
+
+
+def nothing_ahead(place: Place) -> int:
+    """No prediction."""
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """With which weights the forwards and backwards of a stage run.
+
+    Attributes:
+        name: by which users choose it.
+        forward: updates that the weights of a forward are predicted ahead.
+        backward: which weights its backward meets.
+        backward_ahead: updates that these are predicted ahead, where they are.
+        drains: whether the pipeline drains after every mini-batch, so that there is one version.
+        is_one_behind: whether forwards run with the version before the newest (2BW).
+        versions: copies of the weights of a stage that are alive at most, the newest included.
+    """
+
+    name: str
+    forward: Callable[[Place], int] = nothing_ahead
+    backward: BackwardWeights = BackwardWeights.OF_FORWARD
+    backward_ahead: Callable[[Place], int] = nothing_ahead
+    drains: bool = False
+    is_one_behind: bool = False
+    versions: Callable[[Place], int] = lambda place: place.ahead + 1

@@ -1,0 +1,149 @@
+"""The weights of one stage in a pipeline that does not drain, as a policy wants them."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from lightning_gpp.weights.last_steps import LastSteps
+from lightning_gpp.weights.met_weights import meeting, routed
+from lightning_gpp.weights.policies import BackwardWeights, Place, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardWeights:
+    """What one forward runs with.
+
+    Attributes:
+        weights: by name; their gradients go to the parameters.
+        saving: the forward runs in this, which decides what its backward meets.
+    """
+
+    weights: Mapping[str, Tensor]
+    saving: AbstractContextManager[None]
+
+
+class _VersionInUse:
+    """The weights of a moment, for as long as a backward is to meet them.
+
+    Attributes:
+        values: a copy, once the parameters are others; until then they are it.
+    """
+
+    def __init__(self, parameters: Mapping[str, Parameter]) -> None:
+        self._parameters = parameters
+        self.values: dict[str, Tensor] = {}
+
+    def met(self, name: str) -> Tensor:
+        """One of them."""
+        return self.values.get(name, self._parameters[name])
+
+    def keep(self) -> None:
+        """The parameters are about to change."""
+        self.values = {name: own.detach().clone() for name, own in self._parameters.items()}
+
+
+class StageWeights:
+    """Gives the weights for every mini-batch of a stage.
+
+    Args:
+        policy: says which.
+        parameters: of the stage, by name.
+        last_steps: of the optimizers that update them.
+
+    Attributes:
+        most_versions: most copies of the weights that were ever alive, the parameters included.
+    """
+
+    def __init__(
+        self, policy: Policy, parameters: Mapping[str, Parameter], last_steps: Sequence[LastSteps]
+    ) -> None:
+        self._policy = policy
+        self._parameters = parameters
+        self._last_steps = last_steps
+        self._newest: weakref.ref[_VersionInUse] | None = None
+        self._before: _VersionInUse | None = None
+        self._copies: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        for watched in last_steps:
+            watched.before_update.append(self._keep_newest)
+        self.most_versions = 1
+
+    @property
+    def num_versions(self) -> int:
+        """Copies of the weights that are alive, the parameters included."""
+        one = sum(parameter.numel() for parameter in self._parameters.values())
+        held = sum(copy.numel() for copy in self._copies)
+        return 1 + (round(held / one) if one else 0)
+
+    def forward(self, place: Place) -> ForwardWeights:
+        """What the forward of a mini-batch runs with.
+
+        Args:
+            place: of the stage, for this mini-batch.
+        """
+        policy = self._policy
+        values = self._predicted(policy.forward(place))
+        if policy.is_one_behind and place.has_newest and self._before is not None:
+            values = self._before.values
+        weights = {name: routed(values[name], own) for name, own in self._parameters.items()}
+        self._note_copies(weights.values())
+        return ForwardWeights(weights, self._saving(weights, place))
+
+    def _saving(self, weights: Mapping[str, Tensor], place: Place) -> AbstractContextManager[None]:
+        """What a forward with these weights runs in."""
+        if self._policy.backward is BackwardWeights.OF_FORWARD:
+            own = self._parameters
+            if any(weight.data_ptr() != own[name].data_ptr() for name, weight in weights.items()):
+                return contextlib.nullcontext()  # predicted: autograd keeps what it needs
+            return meeting(weights, self._version_of_now().met, are_others=False)
+        met_ahead = self._policy.backward_ahead(place)
+        cache: dict[str, Tensor] = {}
+
+        def met(name: str) -> Tensor:
+            if not met_ahead:
+                return self._parameters[name]
+            if not cache:
+                cache.update(self._predicted(met_ahead))
+            return cache[name]
+
+        return meeting(weights, met)
+
+    def _version_of_now(self) -> _VersionInUse:
+        """One for all forwards between two updates; whoever meets it keeps it alive."""
+        version = None if self._newest is None else self._newest()
+        if version is None:
+            version = _VersionInUse(self._parameters)
+            self._newest = weakref.ref(version)
+        return version
+
+    def forget(self) -> None:
+        """Forgets older versions: the pipeline fills anew."""
+        self._before = None
+
+    def _keep_newest(self) -> None:
+        """The parameters are about to change: keeps them for whoever will meet them."""
+        version = None if self._newest is None else self._newest()
+        if self._policy.is_one_behind:
+            version = self._before = version or _VersionInUse(self._parameters)
+        if version is not None:
+            version.keep()
+            self._note_copies(version.values.values())
+        self._newest = None
+
+    def _predicted(self, ahead: int) -> dict[str, Tensor]:
+        """The weights some updates ahead; the parameters' own memory where nothing is predicted."""
+        found: dict[Tensor, Tensor] = {}
+        for watched in self._last_steps if ahead else ():
+            found |= watched.predicted(self._parameters.values(), ahead)
+        return {name: found.get(own, own.detach()) for name, own in self._parameters.items()}
+
+    def _note_copies(self, tensors: Iterable[Tensor]) -> None:
+        own = {parameter.data_ptr() for parameter in self._parameters.values()}
+        self._copies.update(tensor for tensor in tensors if tensor.data_ptr() not in own)
+        self.most_versions = max(self.most_versions, self.num_versions)

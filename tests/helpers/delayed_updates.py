@@ -1,0 +1,158 @@
+"""Training with delayed updates in one thread, written from the definitions; the tests' reference.
+
+Stage ``k`` of a graph computes ``tanh(sum of its inputs @ W_k)``. It is ``lead_k`` mini-batches
+ahead of its backward: the forward of mini-batch ``n`` meets ``u = max(0, n - lead_k)`` updates, its
+backward ``n``. What the two passes run with is the policy's definition, by hand and in plain loops:
+
+- stash (PipeDream, SOSP 2019): both with ``W_k[u]``;
+- pipeoptim (arXiv 2312.00839, section 3): forward ``W_k[u] + (n - u) (W_k[u] - W_k[u - 1])``,
+  where weight decay that is decoupled from the gradient is left out; backward ``W_k[n]``;
+- spectrain (arXiv 1809.02839): forward ``n - u + k // 2`` ahead, backward ``k // 2``;
+- xpipe (arXiv 1911.04610): forward ``n - u + k - k // 2`` ahead, backward ``k // 2``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+from lightning_gpp.graph import FEED, StageGraph
+
+
+@dataclass
+class DelayedStage:
+    """One stage: all versions of its weights, and what every update subtracted."""
+
+    versions: list[Tensor]
+    optimizer: Optimizer
+    weight: Tensor
+    steps: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, weight: Tensor, make: Callable[[list[Tensor]], Optimizer]) -> DelayedStage:
+        own = weight.detach().clone().requires_grad_()
+        return cls([own.detach().clone()], make([own]), own)
+
+    def update(self, gradient: Tensor) -> None:
+        group = self.optimizer.param_groups[0]
+        self.weight.grad = gradient
+        self.optimizer.step()
+        new = self.weight.detach().clone()
+        before = self.versions[-1]
+        if type(self.optimizer) is AdamW:
+            before = before * (1 - group["lr"] * group["weight_decay"])
+        self.steps.append(before - new)
+        self.versions.append(new)
+
+    def predicted(self, version: int, ahead: int) -> Tensor:
+        if version == 0 or not ahead:
+            return self.versions[version]
+        return self.versions[version] - ahead * self.steps[version - 1]
+
+
+def _passes(policy: str, since: int, lead: int, rank: int) -> tuple[int, int | None]:
+    """How far ahead the weights of the forward are, and of the backward (None: the forward's)."""
+    difference, half = min(since, lead), rank // 2
+    found: Mapping[str, tuple[int, int | None]] = {
+        "stash": (0, None),
+        "none": (0, 0),
+        "pipeoptim": (difference, 0),
+        "pipeoptim-release": (difference + 1, 0),
+        "pipeoptim-at-predicted": (difference, None),
+        "spectrain": (difference + half, half),
+        "xpipe": (difference + rank - half, half),
+    }
+    return found[policy]
+
+
+def train_delayed(
+    stages: StageGraph,
+    weights: Sequence[Tensor],
+    batches: Sequence[tuple[Tensor, Tensor]],
+    policy: str,
+    make: Callable[[list[Tensor]], Optimizer],
+    runs: Sequence[int] = (),
+    forgets: bool = False,
+) -> tuple[list[float], list[Tensor]]:
+    """The loss of every mini-batch, and the trained weights.
+
+    Args:
+        stages: the stage graph; the last stage's value is compared with the target.
+        weights: of every stage.
+        batches: inputs and targets.
+        policy: its name; ``flush`` drains after every mini-batch.
+        make: the optimizer of one stage's parameters.
+        runs: numbers of mini-batches between which the pipeline drains; all in one if not given.
+        forgets: whether what the last update did is not known any more after that.
+    """
+    found = [DelayedStage.of(weight, make) for weight in weights]
+    leads = [stages.depths[stage] - 1 for stage in range(stages.num_stages)]
+    losses, starts = [], [0, *itertools.accumulate(runs)]
+    for n, (x, target) in enumerate(batches):
+        values, inputs, of_backward = {FEED: x}, {}, {}
+        for k, stage in enumerate(found):
+            lead = 0 if policy == "flush" else leads[k]
+            begin = max(start for start in starts if start <= n)
+            u, rank = max(begin, n - lead), max(leads) - leads[k]
+            passes = (0, None) if policy == "flush" else _passes(policy, n - begin, lead, rank)
+            ahead, back = passes
+            if forgets and u == begin:
+                ahead = 0
+            forward = stage.predicted(u, ahead)
+            of_backward[k] = forward if back is None else stage.predicted(n, back)
+            sources = [edge.source for edge in stages.edges if edge.target == k]
+            inputs[k] = sum(values[source] for source in sources)
+            values[k] = torch.tanh(inputs[k] @ forward)
+        last = stages.num_stages - 1
+        losses.append((values[last] - target).square().mean().item())
+        gradients = {k: torch.zeros_like(values[k]) for k in range(stages.num_stages)}
+        gradients[last] = 2 * (values[last] - target) / target.numel()
+        for k in reversed(range(stages.num_stages)):
+            inner = gradients[k] * (1 - values[k].square())
+            for edge in stages.edges:
+                if edge.target == k and edge.source != FEED:
+                    gradients[edge.source] = gradients[edge.source] + inner @ of_backward[k].T
+            found[k].update(inputs[k].T @ inner)
+    return losses, [stage.versions[-1] for stage in found]
+
+
+def train_one_behind(
+    stages: StageGraph,
+    weights: Sequence[Tensor],
+    batches: Sequence[tuple[Tensor, Tensor]],
+    per_update: int,
+    make: Callable[[list[Tensor]], Optimizer],
+) -> tuple[list[float], list[Tensor]]:
+    """PipeDream-2BW (arXiv 2006.09503): ``W(t+1) = W(t) - f(W(t-1))``, all stages alike.
+
+    Args:
+        stages: the stage graph.
+        weights: of every stage.
+        batches: inputs and targets.
+        per_update: of how many of them an update takes the mean gradient.
+        make: the optimizer of one stage's parameters.
+    """
+    own = [weight.detach().clone().requires_grad_() for weight in weights]
+    versions = [[weight.detach().clone() for weight in own]]
+    optimizers = [make([weight]) for weight in own]
+    losses = []
+    for update in range(len(batches) // per_update):
+        used = [weight.clone().requires_grad_() for weight in versions[max(0, update - 1)]]
+        for x, target in batches[update * per_update : (update + 1) * per_update]:
+            values = {FEED: x}
+            for k, weight in enumerate(used):
+                sources = [edge.source for edge in stages.edges if edge.target == k]
+                values[k] = torch.tanh(torch.stack([values[s] for s in sources]).sum(0) @ weight)
+            loss = (values[stages.num_stages - 1] - target).square().mean()
+            losses.append(loss.item())
+            (loss / per_update).backward()
+        for weight, with_gradient, optimizer in zip(own, used, optimizers, strict=True):
+            weight.grad = with_gradient.grad
+            optimizer.step()
+        versions.append([weight.detach().clone() for weight in own])
+    return losses, versions[-1]

@@ -1,0 +1,237 @@
+"""Every policy trains as its definition says, with every optimizer, on chains and branches.
+
+chain: 0 - 1 - 2 - 3        diamond:  0 < 1 > 3        skip: 0 - 1 - 2, and 0 - 2
+                                         2
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers.delayed_updates import train_delayed
+from helpers.stage_dags import ToyStages
+from torch import Tensor, nn
+from torch.optim import (
+    SGD,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+)
+
+from lightning_gpp.graph import FEED, StageEdge, StageGraph
+from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.run_state import RunState
+from lightning_gpp.runtime.transport.thread_transport import ThreadHub
+from lightning_gpp.schedule import (
+    ONE_F_ONE_B_ASYNC,
+    Program,
+    Windows,
+    build_program,
+    most_ahead,
+    version_differences,
+)
+from lightning_gpp.strategy.step.weight_versions import VersionedStage, WeightVersions
+from lightning_gpp.weights.last_steps import LastSteps
+from lightning_gpp.weights.policies import POLICIES
+from lightning_gpp.weights.versions import StageWeights
+
+NUM_BATCHES = 14
+EACH = [name for name, policy in POLICIES.items() if not policy.is_one_behind]
+"""Policies that update after every batch; the other one is tested in processes."""
+
+
+def graph(pairs: list[tuple[int, int]]) -> StageGraph:
+    feed = StageEdge(FEED, 0, ("x",), has_backward=False)
+    edges = (feed, *(StageEdge(a, b, (f"v{a}",)) for a, b in pairs))
+    return StageGraph(1 + max((b for _, b in pairs), default=0), edges)
+
+
+GRAPHS = {
+    "chain": graph([(0, 1), (1, 2), (2, 3)]),
+    "diamond": graph([(0, 1), (0, 2), (1, 3), (2, 3)]),
+    "skip": graph([(0, 1), (1, 2), (0, 2)]),
+}
+OPTIMIZERS: Mapping[str, Callable[[list[Tensor]], Optimizer]] = {
+    "sgd": lambda p: SGD(p, 0.1),
+    "momentum": lambda p: SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
+    "dampening": lambda p: SGD(p, 0.05, momentum=0.9, dampening=0.5),
+    "nesterov": lambda p: SGD(p, 0.05, momentum=0.9, nesterov=True),
+    "adam": lambda p: Adam(p, 0.01, weight_decay=0.1),
+    "amsgrad": lambda p: Adam(p, 0.01, amsgrad=True),
+    "adamw": lambda p: AdamW(p, 0.01, weight_decay=0.1),
+    "rmsprop": lambda p: RMSprop(p, 0.01),
+    "rmsprop-momentum": lambda p: RMSprop(p, 0.01, momentum=0.5, centered=True),
+    "adagrad": lambda p: Adagrad(p, 0.05),
+    "adamax": lambda p: Adamax(p, 0.01),
+    "nadam": lambda p: NAdam(p, 0.01),
+    "radam": lambda p: RAdam(p, 0.01),
+}
+
+
+def batches(width: int = 3) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        tuple(torch.randn(5, width, generator=generator, dtype=torch.float64) for _ in range(2))
+        for _ in range(NUM_BATCHES)
+    ]  # type: ignore[misc]
+
+
+class Boundary:
+    """Feeds batches; the loss is the mean square of what the last stage lacks of the target."""
+
+    def __init__(self, data: list[tuple[Tensor, Tensor]], value: str) -> None:
+        self.data, self.value = data, value
+        self.losses: list[float] = []
+
+    def start(self, microbatch: int) -> dict[str, Tensor]:
+        return {"x": self.data[microbatch][0]}
+
+    def finish(self, microbatch: int, outputs: dict[str, Any]) -> Tensor:
+        loss = (outputs[self.value] - self.data[microbatch][1]).square().mean()
+        self.losses.append(loss.item())
+        return loss
+
+
+def train(
+    stages: StageGraph, toy: ToyStages, policy: str, make: Callable[[list[Tensor]], Optimizer]
+) -> tuple[list[float], dict[int, int]]:
+    """The losses, and the most versions of its weights that a stage ever held."""
+    count, hub, errors = stages.num_stages, ThreadHub(stages.num_stages), list[BaseException]()
+    boundary, most = Boundary(batches(), f"v{count - 1}"), dict.fromkeys(range(count), 0)
+    drains = POLICIES[policy].drains
+
+    def work(stage: int) -> None:
+        windows = Windows(lambda n: program(stages, n), most_ahead(stages))
+        ahead = version_differences(windows.window(windows.most_ahead + 1, windows.most_ahead))
+        own = toy.weights[f"w{stage}"]
+        optimizer, versions, state = make([own]), WeightVersions(), RunState()
+        weights = StageWeights(POLICIES[policy], {f"w{stage}": own}, [LastSteps(optimizer)])
+        code = toy.code(stage)
+        function = VersionedStage(
+            code.function, weights, versions, ahead[stage], windows.most_ahead
+        )
+        executor = Executor(
+            transport=hub.transport(stage),
+            rank_of_device=range(count),
+            stages={stage: replace(code, function=function)},
+            output_names=(boundary.value,),
+            timeout_s=20,
+        )
+        for number in range(NUM_BATCHES):
+            since, left = (0, 0) if drains else (number, NUM_BATCHES - 1 - number)
+            versions.first = number if drains else 0
+            window = windows.window(since, left)
+            run = executor.begin(
+                window.program,
+                [5] * window.program.num_microbatches,
+                training=True,
+                boundary=boundary if stage == count - 1 else None,
+                state=state,
+                shift=number - window.number,
+            )
+            run.window(window.number)
+            optimizer.step()
+            optimizer.zero_grad()
+        most[stage] = weights.most_versions
+
+    def guarded(stage: int) -> None:
+        try:
+            work(stage)
+        except BaseException as error:
+            errors.append(error)
+            for mailbox in hub.mailboxes:
+                mailbox.fail(error)
+
+    threads = [threading.Thread(target=guarded, args=(stage,)) for stage in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return boundary.losses, most
+
+
+def program(stages: StageGraph, count: int) -> Program:
+    return build_program(
+        stages,
+        devices=range(stages.num_stages),
+        num_microbatches=count,
+        num_minibatches=count,
+        schedule=ONE_F_ONE_B_ASYNC,
+    )
+
+
+def assert_by_definition(shape: str, policy: str, optimizer: str) -> dict[int, int]:
+    stages, make = GRAPHS[shape], OPTIMIZERS[optimizer]
+    toy = ToyStages(stages)
+    first = [toy.weights[f"w{stage}"].detach().clone() for stage in range(stages.num_stages)]
+    expected, trained = train_delayed(stages, first, batches(), policy, make)
+    losses, most = train(stages, toy, policy, make)
+    assert losses == pytest.approx(expected, rel=1e-12)
+    for stage, weight in enumerate(trained):
+        torch.testing.assert_close(
+            toy.weights[f"w{stage}"].detach(), weight, rtol=1e-12, atol=1e-12
+        )
+    return most
+
+
+@pytest.mark.parametrize("policy", EACH)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_policy_trains_as_defined(policy: str, optimizer: str) -> None:
+    assert_by_definition("chain", policy, optimizer)
+
+
+@pytest.mark.parametrize("policy", EACH)
+@pytest.mark.parametrize("shape", ["diamond", "skip"])
+def test_branches(policy: str, shape: str) -> None:
+    assert_by_definition(shape, policy, "momentum")
+
+
+def test_versions_that_are_alive() -> None:
+    """PipeOptim needs two at most however deep the pipeline; stashing one per batch in flight."""
+    assert assert_by_definition("chain", "pipeoptim", "adam") == {0: 2, 1: 2, 2: 2, 3: 1}
+    assert assert_by_definition("chain", "stash", "adam") == {0: 4, 1: 3, 2: 2, 3: 1}
+    assert assert_by_definition("chain", "pipeoptim-at-predicted", "adam")[1] == 4
+    assert assert_by_definition("chain", "none", "adam") == dict.fromkeys(range(4), 1)
+
+
+def test_policies_differ() -> None:
+    """Otherwise their definitions would not be told apart above."""
+    stages, losses = GRAPHS["chain"], set()
+    for policy in EACH:
+        weights = list(ToyStages(stages).weights.values())
+        found, _ = train_delayed(stages, weights, batches(), policy, OPTIMIZERS["momentum"])
+        losses.add(round(found[-1], 10))
+    assert len(losses) == len(EACH)
+
+
+@pytest.mark.parametrize("policy", EACH)
+def test_one_stage_is_ordinary_training(policy: str) -> None:
+    """Bit for bit: nothing is in flight, and nothing is predicted but by the authors' release."""
+    stages, make = graph([]), OPTIMIZERS["adam"]
+    toy = ToyStages(stages)
+    own = nn.Parameter(toy.weights["w0"].detach().clone())
+    losses, _ = train(stages, toy, policy, make)
+    optimizer, expected = make([own]), []
+    for x, target in batches():
+        optimizer.zero_grad()
+        loss = (torch.tanh(torch.stack([x]).sum(0) @ own) - target).square().mean()
+        loss.backward()
+        expected.append(loss.item())
+        optimizer.step()
+    if policy == "pipeoptim-release":
+        assert losses != expected
+        return
+    assert losses == expected
+    assert torch.equal(toy.weights["w0"], own)
