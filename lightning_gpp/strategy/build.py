@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
-from torch import nn
 
 from lightning_gpp.capture import CapturedModel, StageModule, capture, placed
 from lightning_gpp.cost import Costs
@@ -35,7 +35,10 @@ from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipe
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.state.partition import Partition, ownership
-from lightning_gpp.strategy.step.async_refusals import refuse_shared_parameters
+from lightning_gpp.strategy.step.async_refusals import (
+    refuse_shared_parameters,
+    refuse_short_updates,
+)
 
 CPU = torch.device("cpu")
 
@@ -53,7 +56,7 @@ class Builder:
     """
 
     settings: Settings
-    module: nn.Module
+    module: pl.LightningModule
     transport: Transport
     control: Control
     device: torch.device
@@ -139,6 +142,7 @@ class Builder:
         stages = plan_graph(plan, captured.graph)
         if settings.is_asynchronous:
             refuse_shared_parameters(stages.stages)
+            refuse_short_updates(self.module, settings, stages.stages)
         ranks = rank_of_device(plan, transport.num_ranks)
         if planned is not None and settings.emulated is None:
             warn_of_misplaced(planned.request.cluster, ranks)

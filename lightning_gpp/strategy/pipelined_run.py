@@ -56,7 +56,8 @@ class PipelinedRun:
 
     Attributes:
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
-        train_batches: rank 0: the iteration of the training data that is under way.
+        train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
+            is under way.
         last_steps: of the optimizers, where weights are predicted by them.
         dropped: calls of the forward that rank 0 let go since it told the others last.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.

@@ -184,21 +184,34 @@ class Session:
         if self._is_closed:
             return
         self._is_closed = True
-        if self.run.failures.has_failed:
-            self.run.failures.close()
+        try:
+            if self.run.failures.has_failed:
+                if self.run.has_module and not self.run.is_shape_only:
+                    note_lost_weights(self.run.module)
+            else:
+                with self.run.failures.guard():
+                    self._end_together(on_all_ranks)
+        finally:
+            self._hang_up()
+
+    def _end_together(self, on_all_ranks: bool) -> None:
+        """All ranks: the module is whole again."""
+        pipeline = self.run.pipeline
+        if pipeline is not None:
+            self._report_emulation(pipeline)
+            if not self.run.is_shape_only:
+                self._make_whole(pipeline, on_all_ranks)
+        dist.barrier()
+        if pipeline is not None:
+            pipeline.close()
+
+    def _hang_up(self) -> None:
+        """Ends this rank's connections and threads, at once after a failure."""
+        has_failed = self.run.failures.has_failed
+        self.run.failures.close()
+        if has_failed:
             self.run.transport.hang_up()
-            if self.run.has_module and not self.run.is_shape_only:
-                note_lost_weights(self.run.module)
         else:
-            with self.run.failures.guard():
-                if self.run.pipeline is not None:
-                    self._report_emulation(self.run.pipeline)
-                    if not self.run.is_shape_only:
-                        self._make_whole(self.run.pipeline, on_all_ranks)
-                dist.barrier()
-                if self.run.pipeline is not None:
-                    self.run.pipeline.close()
-            self.run.failures.close()
             self.run.transport.close()
         self._microbatch_steps.close()
         self._async_steps.close()

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import LBFGS
 
 from lightning_gpp.graph import StageGraph
+from lightning_gpp.schedule import most_ahead
 from lightning_gpp.strategy.settings import Settings
 
 _OR = "or use schedule='gpipe'"
@@ -62,18 +63,20 @@ def refuse_shared_parameters(stages: StageGraph) -> None:
         )
 
 
-def refuse_short_updates(trainer: pl.Trainer, settings: Settings, most_ahead: int) -> None:
+def refuse_short_updates(
+    module: pl.LightningModule, settings: Settings, stages: StageGraph
+) -> None:
     """Raises ValueError where 2BW would need more than two versions of the weights.
 
     Args:
-        trainer: says of how many batches an update is.
+        module: whose Trainer says of how many batches an update is.
         settings: what the user asked for.
-        most_ahead: batches that the first stage is ahead of its backward.
+        stages: the deepest of them says how many batches the pipeline is ahead.
     """
-    count = trainer.accumulate_grad_batches
-    if settings.policy.is_one_behind and count < most_ahead:
+    count, expected = module.trainer.accumulate_grad_batches, most_ahead(stages)
+    if settings.policy.is_one_behind and count < expected:
         raise ValueError(
             f"weights={settings.weights!r} delays every update by one, so an update has to be of "
             f"as many batches as the pipeline is ahead: got accumulate_grad_batches={count}, "
-            f"expected at least {most_ahead}"
+            f"expected at least {expected}"
         )

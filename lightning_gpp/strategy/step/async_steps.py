@@ -25,7 +25,6 @@ from lightning_gpp.strategy.cutting.microbatches import batch_size
 from lightning_gpp.strategy.logging.logs import replay
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import AsyncMinibatch, StepEnd
-from lightning_gpp.strategy.step.async_refusals import refuse_short_updates
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LeadingBatches
 from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
@@ -177,6 +176,7 @@ class AsyncSteps:
             watched.close()
         self._open.abandon(list(self._open.steps))
         self._boundaries.close()
+        self._batches = self._run.train_batches = None  # worker processes of a loader end
 
     def _perform(self, message: AsyncMinibatch, boundary: _OpenSteps | None) -> GradientStash:
         """This rank's part of a window; its gradients are in what is returned."""
@@ -185,7 +185,6 @@ class AsyncSteps:
             placed = run.built.placed.with_needs(frozenset())
             self._windows = Windows(placed.asynchronous_program, most_ahead(placed.stages))
             self._versions = WeightVersions.of(run, self._windows)
-            refuse_short_updates(run.module.trainer, run.settings, self._windows.most_ahead)
         if message.drops:
             assert self._last is not None
             shift = self._number - 1 - self._last.number

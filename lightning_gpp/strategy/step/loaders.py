@@ -145,7 +145,7 @@ class _LeadingReader(_Reader):
         with self._run.alone(_READING):
             batches = iter(self._loader)
         led = LeadingBatches(batches, self._run)
-        if self._run.module.trainer.training:
+        if self._run.settings.is_asynchronous and self._run.module.trainer.training:
             self._run.train_batches = led
         return led
 
