@@ -82,7 +82,7 @@ def _row(searched: Searched, found: PlanEvaluation, settings: Mapping[str, str])
     return ComparedPlan(
         searched.planner,
         searched.schedule,
-        step_s=found.step_s,
+        step_s=found.minibatch_s,
         samples_per_s=found.throughput,
         num_stages=found.plan.num_stages,
         depth=found.depth,

@@ -15,6 +15,7 @@ CONFIG = "config.yaml"
 METRICS = "metrics.json"
 FILES = (
     *(METRICS, "plan.json", "plan.png", "compare.json", "compare.csv"),
+    *("policies.json", "policies.csv"),
     *("simulation.json", "speedup.png", "graph.json", "costs.json"),
     *("timeline.png", "timeline.html", "trace.json", "refit.json", CONFIG),
 )

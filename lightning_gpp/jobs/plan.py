@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -96,7 +96,7 @@ def chosen_plan(config: DictConfig, problem: PlanningProblem) -> Chosen:
     found = searched.evaluation
     if found is None:
         raise ValueError(searched.failure)
-    request = replace(request, schedule=searched.schedule)
+    request = request.scheduled(searched.schedule)
     notes = (*(f"Search: {note}." for note in searched.notes), *searched.schedule_notes)
     if problem.uses_all_devices and (fuller := on_all_devices(found.plan, request)) != found.plan:
         from lightning_gpp.strategy.planning.planning import why_fuller
@@ -160,7 +160,7 @@ def plan_metrics(chosen: Chosen) -> dict[str, float]:
     """A plan in numbers, for the table of a sweep."""
     evaluation = chosen.evaluation
     return {
-        "step_s": evaluation.step_s,
+        "step_s": evaluation.minibatch_s,
         "samples_per_s": evaluation.throughput,
         "seconds_per_sample": evaluation.seconds_per_sample,
         "num_stages": evaluation.plan.num_stages,

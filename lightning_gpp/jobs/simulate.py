@@ -12,7 +12,7 @@ from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.options import as_list
 from lightning_gpp.jobs.plan import chosen_plan, chosen_planner
-from lightning_gpp.jobs.problem.problem import PlanningProblem
+from lightning_gpp.jobs.problem.problem import PlanningProblem, policy_of
 from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.jobs.search.searched import check_planner
 from lightning_gpp.jobs.simulation.levers_text import (
@@ -57,6 +57,8 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     what_if = what_if_of(config.what_if)
     problem = changed_links(problem_of(config, folder), config)
     counts = device_counts(problem.request.num_devices, as_list("job.speedup", config.job.speedup))
+    if policy_of(config) is not None:
+        counts = []  # samples per device would be others
     before = simulated(config, problem)
     after = changed(before, what_if, replan=config.job.replan)
     metrics = simulation_metrics(after)
@@ -144,7 +146,7 @@ def compared(config: DictConfig, found: Simulated) -> dict[str, PlanCase | Ssgd]
         return {}
     case = found.case
     cases: dict[str, PlanCase | Ssgd] = {"What would speed up this plan": case}
-    if config.job.ssgd is not None:
+    if config.job.ssgd is not None and case.request.num_minibatches == 1:
         name = f"What would speed up pure data parallelism (S-SGD, {config.job.ssgd})"
         cases[name] = ssgd_case(case, case.request.num_devices, config.job.ssgd)
     return cases

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from lightning_gpp.job_scope import is_sweep, refuse_script_launcher
 from lightning_gpp.jobs.files import save_metrics, written_to
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
     from lightning.pytorch.strategies import Strategy
 
 
@@ -30,13 +30,18 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     return metrics
 
 
-def train(config: DictConfig) -> dict[str, float]:
+def train(config: DictConfig, watching: Sequence[Callback] = ()) -> dict[str, float]:
     """Trains as the configuration says.
+
+    Args:
+        config: of the run.
+        watching: callbacks beside its own.
 
     Returns:
         The final metrics by name.
     """
     callbacks = [instantiate(callback) for callback in config.callbacks.values() if callback]
+    callbacks += watching
     module, data = build_recipe(config)
     trainer: Trainer = instantiate(
         config.trainer,

@@ -8,8 +8,9 @@ global. It lives in a file of its own and is listed by name in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from lightning_gpp.checks import check_whole, short_list
 from lightning_gpp.cluster import Cluster
@@ -17,7 +18,7 @@ from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.request_tables import RequestTables
-from lightning_gpp.schedule import SCHEDULES, find_schedule
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Schedule, find_schedule
 
 ADAM_VALUES = 2
 """Values per parameter that Adam keeps; the default assumption on the optimizer."""
@@ -28,6 +29,35 @@ FEW_MICROBATCHES = 4
 
 MOST_MICROBATCHES = 2**20
 """Steps of more micro-batches than these are not planned: a plan is judged by playing its step."""
+
+
+IN_A_ROW = 64
+"""Mini-batches by which a plan is judged where the pipeline does not drain between them: filling
+and draining it then count little beside the busiest stage, as in training without end."""
+
+
+class HeldVersions(NamedTuple):
+    """Copies of its parameters that a stage holds, the newest included.
+
+    Attributes:
+        least: at least so many.
+        most: as many as it has mini-batches in flight, but at most these; None does not limit them.
+    """
+
+    least: int = 1
+    most: int | None = 1
+
+    def of(self, in_flight: int) -> int:
+        """How many with so many mini-batches in flight.
+
+        >>> HeldVersions(1, 2).of(4), HeldVersions(1, None).of(4)
+        (2, 4)
+        """
+        return max(self.least, min(in_flight, self.most or in_flight))
+
+
+ONE_VERSION = HeldVersions()
+"""Where the pipeline drains."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +76,7 @@ class PlanRequest:
         may_recompute: whether stages may run their forward again instead of keeping activations.
         max_replicas: most data-parallel replicas of a stage; 1 plans pipelines alone, None does
             not limit them.
+        held_versions: of the parameters, where the pipeline does not drain.
 
     Raises:
         ValueError: the model has no operator, a number makes no sense, the schedule is unknown, or
@@ -61,6 +92,7 @@ class PlanRequest:
     optimizer_values: int = ADAM_VALUES
     may_recompute: bool = False
     max_replicas: int | None = None
+    held_versions: HeldVersions = ONE_VERSION
 
     def __post_init__(self) -> None:
         if not self.graph.operators:
@@ -76,7 +108,11 @@ class PlanRequest:
                 f"num_microbatches can be at most {most} for {self.minibatch_size} samples, got "
                 f"{self.num_microbatches}"
             )
-        find_schedule(self.schedule)
+        if self.num_minibatches > 1 and self.max_replicas != 1:
+            raise ValueError(
+                f"the schedule {self.schedule!r} has no replicas: max_replicas has to be 1, got "
+                f"{self.max_replicas}"
+            )
         for kind in self.cluster.kinds:
             self.costs.kind_for(kind)
         known = self.costs.profiles[0].operators
@@ -94,7 +130,49 @@ class PlanRequest:
     @property
     def holds_all(self) -> bool:
         """Whether stages hold the activations of all micro-batches at their peak."""
-        return SCHEDULES[self.schedule].forwards_first
+        return self.order.forwards_first
+
+    @property
+    def order(self) -> Schedule:
+        """The schedule."""
+        return find_schedule(self.schedule)
+
+    @property
+    def num_minibatches(self) -> int:
+        """Mini-batches that it is about: several where the pipeline does not drain between them.
+
+        They then are its micro-batches: ``minibatch_size`` is the samples of all.
+        """
+        return 1 if self.order.flushes else self.num_microbatches or 1
+
+    def scheduled(self, schedule: str) -> PlanRequest:
+        """The same question for another schedule.
+
+        Of a schedule that does not drain the question is about :data:`IN_A_ROW` mini-batches.
+
+        Raises:
+            ValueError: the schedule is unknown; it has one micro-batch per mini-batch and others
+                were asked for; this question is of one that does not drain already.
+        """
+        if schedule == self.schedule:
+            return self
+        if not self.order.flushes:
+            raise ValueError(f"the question is about mini-batches in a row ({self.schedule!r})")
+        if find_schedule(schedule).flushes:
+            return replace(self, schedule=schedule)
+        if self.num_microbatches not in (None, 1):
+            raise ValueError(
+                f"schedule={ONE_F_ONE_B_ASYNC.name!r} does not cut mini-batches: num_microbatches "
+                f"is 1, got {self.num_microbatches}; use schedule='gpipe' for more"
+            )
+        return replace(
+            self,
+            schedule=schedule,
+            minibatch_size=IN_A_ROW * self.minibatch_size,
+            num_microbatches=IN_A_ROW,
+            max_replicas=1,
+            may_recompute=False,
+        )
 
     @property
     def is_estimated(self) -> bool:

@@ -10,7 +10,13 @@ from lightning_gpp.cluster import UNSPECIFIED_KIND, Cluster, uniform_cluster
 from lightning_gpp.cost import ANY_DEVICE, ESTIMATED, Costs, Profile, estimate_costs, with_estimates
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.balanced import balanced
-from lightning_gpp.planner.base import ADAM_VALUES, Planner, PlanRequest
+from lightning_gpp.planner.base import (
+    ADAM_VALUES,
+    ONE_VERSION,
+    HeldVersions,
+    Planner,
+    PlanRequest,
+)
 from lightning_gpp.planner.best_plan import refusal_notes
 from lightning_gpp.planner.data_parallel import data_parallel
 from lightning_gpp.planner.graphpipe import SearchResult, graphpipe, search_plans
@@ -129,8 +135,12 @@ def plan_request(
     optimizer_values: int = ADAM_VALUES,
     may_recompute: bool = False,
     max_replicas: int | None = None,
+    held_versions: HeldVersions = ONE_VERSION,
 ) -> PlanRequest:
     """The question to a planner, from what people give; the arguments are :func:`make_plan`'s.
+
+    And ``held_versions``, where the schedule is one that does not drain: copies of its parameters
+    that a stage holds.
 
     Raises:
         TypeError: an argument is of another type.
@@ -156,11 +166,11 @@ def plan_request(
         costs=costs,
         minibatch_size=minibatch_size,
         num_microbatches=num_microbatches,
-        schedule=schedule,
         optimizer_values=optimizer_values,
         may_recompute=may_recompute,
         max_replicas=max_replicas,
-    )
+        held_versions=held_versions,
+    ).scheduled(schedule)
 
 
 def _check_types(graph: object, cluster: object, costs: object) -> None:

@@ -68,7 +68,7 @@ def choose_schedule(
         ValueError: of the search; where neither schedule fits that of ``1f1b``, which needs less.
     """
     if schedule is not None:
-        asked = replace(request, schedule=schedule)
+        asked = request.scheduled(schedule)
         return Answered(search(asked), asked)
     with_all = replace(request, schedule=HOLDS_ALL)
     with_few = replace(request, schedule=HOLDS_FEW)

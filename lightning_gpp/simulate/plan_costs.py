@@ -138,6 +138,8 @@ def _stage_costs(
 ) -> Iterator[StageCosts]:
     """Of every replica of every stage; the stage of the loss costs nothing if it is one."""
     inputs = input_bytes(request.graph, pipeline.stages)
+    count = num_microbatches(plan, request)
+    in_flight = request.order.peak_in_flight(pipeline.stages, count, pipeline.multiples)
     for number, devices in enumerate(pipeline.devices):
         for device, units in zip(devices, pipeline.shares[number]):
             if number == plan.num_stages:
@@ -150,7 +152,7 @@ def _stage_costs(
             yield StageCosts(
                 compute.forward_s,
                 compute.backward_s,
-                stage_memory(request, stage, compute, 0, 0.0).fixed_bytes,
+                stage_memory(request, stage, compute, in_flight[number], 0.0).fixed_bytes,
                 read_bytes if stage.recompute else compute.activation_bytes,
                 compute.activation_bytes if stage.recompute else 0.0,
             )

@@ -104,3 +104,8 @@ class Simulation:
     step_s: float
     device_memory: Mapping[int, Sequence[tuple[float, float]]]
     sends: str = "buffered"
+
+    @property
+    def minibatch_s(self) -> float:
+        """Seconds of a mini-batch; of several between which nothing drains their mean."""
+        return self.step_s / self.program.num_minibatches

@@ -21,7 +21,7 @@ from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.sums import Ranks
 from lightning_gpp.runtime.transport.transport import Transport
 from lightning_gpp.runtime.value_pieces import Cutter
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, reduce_groups
+from lightning_gpp.schedule import reduce_groups
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
     cluster_at_hand,
@@ -35,10 +35,7 @@ from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipe
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.state.partition import Partition, ownership
-from lightning_gpp.strategy.step.async_refusals import (
-    refuse_shared_parameters,
-    refuse_short_updates,
-)
+from lightning_gpp.strategy.step.async_refusals import refuse_short_updates
 
 CPU = torch.device("cpu")
 
@@ -81,9 +78,9 @@ class Builder:
                 self.settings, captured, example, at_hand, measured, self.device
             )
         decided = planned and (planned.plan, planned.request.schedule)
-        if planned is not None and self.settings.is_asynchronous:
+        if planned is not None and not planned.request.order.flushes:
             # Planned for many mini-batches in a row, each of them a micro-batch.
-            decided = replace(planned.plan, num_microbatches=1), ONE_F_ONE_B_ASYNC.name
+            decided = replace(planned.plan, num_microbatches=1), planned.request.schedule
         plan, schedule = self.control.share(decided, "waiting for rank 0's plan")
         return self._joined(captured, plan, schedule, planned)
 
@@ -141,7 +138,7 @@ class Builder:
         settings, control, transport = self.settings, self.control, self.transport
         stages = plan_graph(plan, captured.graph)
         if settings.is_asynchronous:
-            refuse_shared_parameters(stages.stages)
+            stages.check_updates()
             refuse_short_updates(self.module, settings, stages.stages)
         ranks = rank_of_device(plan, transport.num_ranks)
         if planned is not None and settings.emulated is None:

@@ -9,12 +9,12 @@ from typing import Any
 
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.planner import Plan
+from lightning_gpp.planner.base import ONE_VERSION, HeldVersions
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.planning.costs_given import GivenCosts
 from lightning_gpp.strategy.planning.plan_cache import CacheLike
-from lightning_gpp.weights.policies import POLICIES, Policy
-from lightning_gpp.weights.policies.pipeoptim import PIPEOPTIM
+from lightning_gpp.weights.policies import PIPEOPTIM, POLICIES, Policy
 
 PlanLike = Plan | str | Path | Sequence[Any] | dict[str, Any]
 
@@ -60,3 +60,13 @@ class Settings:
     def policy(self) -> Policy:
         """With which weights stages run where the pipeline does not drain."""
         return POLICIES[self.weights]
+
+    @property
+    def held_versions(self) -> HeldVersions:
+        """Copies of their parameters that stages hold."""
+        return held_versions(self.policy) if self.is_asynchronous else ONE_VERSION
+
+
+def held_versions(policy: Policy) -> HeldVersions:
+    """Copies of their parameters that stages hold under a policy."""
+    return HeldVersions(policy.least_versions, policy.most_versions)

@@ -40,7 +40,8 @@ ALLOWED = {
     "_register": {"strategy"},
     "console": set(),
     "job_scope": {"strategy"},
-    "jobs": {*READERS, "workloads", "capture", "runtime", "strategy", "job_scope", "console"},
+    "jobs": {*READERS, "workloads", "capture", "runtime", "weights", "strategy"}
+    | {"job_scope", "console"},
     "sweep": {"jobs"},
     "cli": {"jobs", "job_scope"},
     "recipes": set(),

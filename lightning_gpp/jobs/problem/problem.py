@@ -9,9 +9,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.jobs.options import as_text
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.schedule import find_schedule
+from lightning_gpp.planner.base import HeldVersions
+from lightning_gpp.schedule import ONE_F_ONE_B, find_schedule
 from lightning_gpp.text_table import wrapped
 from lightning_gpp.units_of_measure import count_text
+from lightning_gpp.weights.policies import PIPEOPTIM, Policy, find_policy
 
 if TYPE_CHECKING:
     from lightning_gpp.simulate.refit.refit import Refit
@@ -60,6 +62,30 @@ def schedule_of(config: DictConfig) -> str | None:
     if schedule is not None:
         find_schedule(schedule)
     return schedule
+
+
+def policy_of(config: DictConfig) -> Policy | None:
+    """The policy of weights that training would use; None where its schedule drains.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    schedule = schedule_of(config)
+    if schedule is None or find_schedule(schedule).flushes:
+        return None
+    return find_policy(strategy_option(config, "weights") or PIPEOPTIM.name)
+
+
+def with_policy(problem: PlanningProblem, policy: Policy | None) -> PlanningProblem:
+    """The problem with the versions of weights that a policy holds."""
+    if policy is None:
+        return problem
+    if policy.drains:  # the same training, as a synchronous schedule of one micro-batch
+        request = replace(problem.request, num_microbatches=1, max_replicas=1)
+        return replace(problem, request=request, schedule=ONE_F_ONE_B.name)
+    problem = replace(problem, uses_all_devices=False)  # as in training
+    held = HeldVersions(policy.least_versions, policy.most_versions)
+    return replace(problem, request=replace(problem.request, held_versions=held))
 
 
 def refitted(problem: PlanningProblem, found: Refit) -> PlanningProblem:

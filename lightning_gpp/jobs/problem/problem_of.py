@@ -9,12 +9,28 @@ from omegaconf import DictConfig
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.jobs.options import as_mapping, as_text
-from lightning_gpp.jobs.problem.problem import PlanningProblem
+from lightning_gpp.jobs.problem.problem import PlanningProblem, policy_of, with_policy
 from lightning_gpp.jobs.problem.workload_problem import workload_of, workload_problem
 
 
 def problem_of(config: DictConfig, folder: Path) -> PlanningProblem:
     """The problem of a configuration: that of ``graph``, or of the recipe's module.
+
+    With the versions of weights that its policy holds, where its schedule does not drain.
+
+    Args:
+        config: of the run.
+        folder: where the graph and the costs of a recipe's module are kept.
+
+    Raises:
+        ValueError: a file is missing or broken, a name is unknown, or the numbers make no sense.
+    """
+    policy = policy_of(config)  # says what is wrong before a recipe is captured
+    return with_policy(problem_without_policy(config, folder), policy)
+
+
+def problem_without_policy(config: DictConfig, folder: Path) -> PlanningProblem:
+    """:func:`problem_of` with one version of the weights, whatever the policy.
 
     Args:
         config: of the run.

@@ -62,8 +62,8 @@ class Simulated:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step."""
-        return self.simulation.step_s
+        """Seconds of a step; of several without draining their mean."""
+        return self.simulation.minibatch_s
 
     @property
     def num_steps(self) -> int:
@@ -78,7 +78,7 @@ class Simulated:
     @property
     def samples_per_s(self) -> float:
         """Throughput."""
-        return self.case.samples / self.step_s
+        return self.case.samples / self.simulation.step_s
 
     def timeline(self, name: str = "") -> Timeline:
         """The simulation as a timeline that can be drawn.

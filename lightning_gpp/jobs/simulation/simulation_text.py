@@ -49,12 +49,15 @@ def describe_simulation(found: Simulated, *, max_width: int = 100) -> Iterator[s
 
 
 def _step(found: Simulated) -> str:
-    samples = count_text(round(found.case.samples), "sample")
+    in_a_row = found.case.request.num_minibatches
+    samples = count_text(round(found.case.samples / in_a_row), "sample")
     bubble = percent_text(found.usage.bubble_share, 1)
     text = (
         f"Simulated step: {seconds_text(found.step_s)} for {samples}, "
         f"{number_text(found.samples_per_s)} samples/s; bubble {bubble}"
     )
+    if in_a_row > 1:
+        text += f" (the mean of {in_a_row} that overlap; what follows is of all of them)"
     if found.num_steps > 1:
         text += f" (the last of {found.num_steps} steps in a row; what follows is of all of them)"
     return f"{text}."

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from lightning_gpp.graph import FEED, ModelGraph, StageEdge, StageGraph, stage_graph
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Program, build_program
+from lightning_gpp.schedule import Program, build_program, find_schedule
 from lightning_gpp.schedule.ways import Ways, longest_ways
 
 
@@ -76,25 +76,41 @@ class PlanGraph:
     def program(
         self, num_microbatches: int, *, schedule: str = "1f1b", check: bool = True
     ) -> Program:
-        """The program of a mini-batch that trains.
+        """The program of a mini-batch that trains, or of several in a row.
 
         Args:
-            num_microbatches: smallest micro-batches of the mini-batch.
+            num_microbatches: smallest micro-batches of the mini-batch; mini-batches of one
+                micro-batch each where the schedule does not drain between them. Nothing goes back
+                to the feed then, whose user's step is mini-batches ahead.
             schedule: name of the schedule.
             check: validate the program.
 
         Raises:
             ValueError: the number of micro-batches or the schedule does not fit the plan.
         """
+        found, stages = find_schedule(schedule), self.stages
+        if not found.flushes:
+            self.check_updates()
+            stages = self.with_needs(frozenset()).stages
         return build_program(
-            self.stages,
+            stages,
             devices=self.devices,
             num_microbatches=num_microbatches,
-            schedule=schedule,
+            num_minibatches=1 if found.flushes else num_microbatches,
+            schedule=found,
             multiples=self.multiples,
             shares=self.shares,
             check=check,
         )
+
+    def check_updates(self) -> None:
+        """Raises ValueError where stages share parameters, which need one update for all."""
+        for name, readers in self.stages.shared_parameters:
+            raise ValueError(
+                f"a pipeline that does not drain cannot share {name!r} between stages "
+                f"{', '.join(map(str, readers))}, which are at different mini-batches when they "
+                "update it; put what uses it into one stage (plan=...), or use schedule='gpipe'"
+            )
 
     def small_program(self, num_microbatches: int, *, schedule: str = "1f1b") -> Program:
         """The program of a mini-batch with fewer samples than the stages take at a time.
@@ -112,25 +128,6 @@ class PlanGraph:
             num_microbatches=num_microbatches,
             schedule=schedule,
             holders=self.devices,
-        )
-
-    def asynchronous_program(self, num_minibatches: int) -> Program:
-        """The program of mini-batches of one micro-batch each, between which nothing drains.
-
-        Args:
-            num_minibatches: how many.
-
-        Raises:
-            ValueError: stages have replicas.
-        """
-        return build_program(
-            self.stages,
-            devices=self.devices,
-            num_microbatches=num_minibatches,
-            num_minibatches=num_minibatches,
-            schedule=ONE_F_ONE_B_ASYNC,
-            multiples=self.multiples,
-            shares=self.shares,
         )
 
     def forward_program(self, num_microbatches: int) -> Program:

@@ -89,12 +89,13 @@ class PlanEvaluation:
 
     Attributes:
         plan: the plan.
-        minibatch_size: samples of one step.
+        minibatch_size: samples of one step, or of all mini-batches that overlap.
         stages: every stage.
         devices: every device that the plan uses.
         seconds_per_sample: what the busiest device takes per sample of a steady pipeline.
         step_s: seconds of one step, warm-up and drain included.
         depth: stages on the longest path.
+        num_minibatches: those that overlap, where the pipeline does not drain between them.
     """
 
     plan: Plan
@@ -104,6 +105,12 @@ class PlanEvaluation:
     seconds_per_sample: float
     step_s: float
     depth: int
+    num_minibatches: int = 1
+
+    @property
+    def minibatch_s(self) -> float:
+        """Seconds of a mini-batch; of several between which nothing drains their mean."""
+        return self.step_s / self.num_minibatches
 
     @property
     def throughput(self) -> float:
@@ -187,6 +194,7 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
         seconds_per_sample=_busiest_device_s(stages),
         step_s=step_s,
         depth=max(run.graph.stages.depths.values()),
+        num_minibatches=request.num_minibatches,
     )
 
 

@@ -168,16 +168,21 @@ def pipeline_run(plan: Plan, request: PlanRequest) -> PipelineRun:
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
     count = num_microbatches(plan, request)
-    return PipelineRun(request, plan, plan_graph(plan, request.graph), count)
+    graph = plan_graph(plan, request.graph)
+    if request.num_minibatches > 1:
+        graph = graph.with_needs(frozenset())
+    return PipelineRun(request, plan, graph, count)
 
 
 def num_microbatches(plan: Plan, request: PlanRequest) -> int:
-    """Smallest micro-batches of a mini-batch.
+    """Smallest micro-batches of a mini-batch; of all mini-batches that overlap.
 
     Raises:
         ValueError: neither the plan nor the request has a number.
     """
     count = plan.num_microbatches or request.num_microbatches
+    if request.num_minibatches > 1:
+        count = request.num_minibatches
     if count is None:
         raise ValueError(
             "the plan does not say how many micro-batches a mini-batch has; set its "

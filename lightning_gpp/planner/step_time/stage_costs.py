@@ -18,7 +18,7 @@ class StageMemory:
     """Bytes that a stage keeps on each of its devices at the peak.
 
     Attributes:
-        parameter_bytes: parameters.
+        parameter_bytes: parameters, in all versions of them.
         gradient_bytes: gradients of the trained parameters.
         optimizer_bytes: the optimizer's state.
         activation_bytes: what the micro-batches in flight keep for their backwards.
@@ -93,7 +93,7 @@ def stage_memory(
     if stage.recompute:
         kept_bytes = round(in_flight * input_bytes) + compute.activation_bytes
     return StageMemory(
-        parameter_bytes=parameter_bytes,
+        parameter_bytes=parameter_bytes * request.held_versions.of(in_flight),
         gradient_bytes=trained_bytes,
         optimizer_bytes=trained_bytes * request.optimizer_values,
         activation_bytes=kept_bytes,

@@ -18,7 +18,7 @@ from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan_graph import PlanGraph
 from lightning_gpp.planner.step_time.timing import Send, Sum, Work
-from lightning_gpp.schedule import SCHEDULES, Kind, Steps, reduce_groups
+from lightning_gpp.schedule import Kind, Steps, find_schedule, reduce_groups
 
 Buckets = Sequence[tuple[float, float]]
 """Of every sum: seconds until it can begin, and its seconds."""
@@ -126,7 +126,7 @@ class StepWork:
         edges = graph.stages.edges
         has_feed_backward = any(e.source == FEED and e.has_backward for e in edges)
         self.num_feed_backwards = num_microbatches // graph.multiples[FEED] * has_feed_backward
-        self.has_halves = SCHEDULES[request.schedule].forwards_first
+        self.has_halves = find_schedule(request.schedule).forwards_first
         self.numbers: dict[str, int] | None = None if are_alone(request.cluster) else {}
 
     def work(self, seconds: Sequence[tuple[float, float]], buckets: Sequence[Buckets]) -> Work:

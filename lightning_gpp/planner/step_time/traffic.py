@@ -15,7 +15,7 @@ from lightning_gpp.cluster import Link
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan_graph import PlanGraph
-from lightning_gpp.schedule import SCHEDULES
+from lightning_gpp.schedule import find_schedule
 
 Pair = tuple[int, int]
 
@@ -68,7 +68,7 @@ def plan_traffic(request: PlanRequest, plan: PlanGraph, unit_size: float) -> Tra
     """
     edges = plan.stages.edges
     forwards, backwards = edges, edges
-    if SCHEDULES[request.schedule].forwards_first:
+    if find_schedule(request.schedule).forwards_first:
         forwards, backwards = plan.ways.forward_sends(edges), plan.ways.backward_sends(edges)
     messages = {_pair(edge): _edge_messages(request, plan, edge, unit_size) for edge in forwards}
     backward = {pair: messages[pair][1] for pair in map(_pair, backwards)}

@@ -13,7 +13,12 @@ from lightning_gpp.graph.operator_names import summarize_operators
 from lightning_gpp.planner.base import ADAM_VALUES, PlanRequest
 from lightning_gpp.planner.does_not_fit import HOLDS_ALL, HOLDS_FEW
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, StageEvaluation, plan_devices
+from lightning_gpp.planner.step_time.evaluate import (
+    PlanEvaluation,
+    StageEvaluation,
+    evaluate_plan,
+    plan_devices,
+)
 from lightning_gpp.reports.plan.bounds import describe_bounds
 from lightning_gpp.reports.plan.message_sizes import sized_stages
 from lightning_gpp.reports.plan.picture_text import draw_stage_graph
@@ -59,19 +64,32 @@ def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
     what = (
         f"Plan {plan.planner!r}: {count_text(plan.num_stages, 'stage')} on "
         f"{count_text(len(evaluation.devices), 'device')}, depth {evaluation.depth}"
-        f"{' with the loss' if has_loss else ''}, {describe_microbatches(evaluation)}, "
+        f"{' with the loss' if has_loss else ''}, {describe_microbatches(evaluation, request)}, "
         f"schedule {request.schedule}"
     )
+    in_a_row = request.num_minibatches
     step = (
-        f"Predicted step: {seconds_text(evaluation.step_s)} for "
-        f"{count_text(request.minibatch_size, 'sample')}, "
+        f"Predicted step: {seconds_text(evaluation.minibatch_s)} for "
+        f"{count_text(request.minibatch_size // in_a_row, 'sample')}, "
         f"{number_text(evaluation.throughput)} samples/s"
     )
+    if in_a_row > 1:
+        step += f" (the mean of {in_a_row} that overlap, from an empty pipeline to an empty one)"
     return wrapped([what, step, describe_held(plan, request)], max_width)
 
 
 def describe_held(plan: Plan, request: PlanRequest) -> str:
-    """What the fullest device holds with either schedule, whichever of them runs the plan."""
+    """What the fullest device holds with either schedule, whichever of them runs the plan.
+
+    Where the pipeline does not drain: how much, and how many versions of the parameters.
+    """
+    if request.num_minibatches > 1:
+        stages = evaluate_plan(plan, request).stages
+        versions = [request.held_versions.of(stage.in_flight) for stage in stages]
+        return (
+            f"Memory: {bytes_text(_fullest_bytes(plan, request))} on the fullest device; versions "
+            f"of the parameters by stage: {', '.join(map(str, versions))}"
+        )
     held = [
         f"{schedule} {bytes_text(_fullest_bytes(plan, replace(request, schedule=schedule)))}"
         for schedule in (HOLDS_ALL, HOLDS_FEW)
@@ -83,13 +101,15 @@ def _fullest_bytes(plan: Plan, request: PlanRequest) -> int:
     return max(device.memory_bytes for device in plan_devices(plan, request))
 
 
-def describe_microbatches(evaluation: PlanEvaluation) -> str:
+def describe_microbatches(evaluation: PlanEvaluation, request: PlanRequest) -> str:
     """How many micro-batches stages take, and of how many samples."""
     sizes = [found.microbatch_size for found in evaluation.stages]
     least, most = min(sizes), max(sizes)
     if least < most:
         return f"micro-batches of {samples_text(least)} to {samples_text(most)}"
     count = round(evaluation.minibatch_size / least)
+    if request.num_minibatches > 1:
+        return f"mini-batches of {samples_text(least)} that are not cut"
     return f"{count_text(count, 'micro-batch')} of {samples_text(least)}"
 
 

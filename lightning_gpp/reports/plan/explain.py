@@ -131,7 +131,7 @@ def _numbers(best: PlanEvaluation, other: Alternative) -> list[str]:
         str(found.plan.num_stages),
         str(found.depth),
         _microbatch_sizes(found),
-        seconds_text(found.step_s),
+        seconds_text(found.minibatch_s),
         f"{round(100 * (found.step_s / best.step_s - 1)):+d} %",
         bytes_text(found.peak_memory_bytes),
     ]

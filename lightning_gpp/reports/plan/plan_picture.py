@@ -63,9 +63,9 @@ def _title(evaluation: PlanEvaluation) -> str:
 
 def _subtitle(evaluation: PlanEvaluation) -> str:
     stage = evaluation.bottleneck
-    samples = count_text(evaluation.minibatch_size, "sample")
+    samples = count_text(evaluation.minibatch_size // evaluation.num_minibatches, "sample")
     return (
-        f"predicted step {seconds_text(evaluation.step_s)} for {samples}, "
+        f"predicted step {seconds_text(evaluation.minibatch_s)} for {samples}, "
         f"{number_text(evaluation.throughput)} samples/s; "
         f"stage {stage.stage.id} bounds it ({stage.bound})"
     )

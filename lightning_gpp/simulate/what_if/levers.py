@@ -103,9 +103,9 @@ def _lever(name: str, make: Callable[[], Case], before: float) -> Lever:
         case = make()
     except ValueError as error:
         return Lever(name, note=str(error))
-    step_s = case.simulate().step_s
-    samples_per_s = case.samples / step_s
-    return Lever(name, step_s, samples_per_s, samples_per_s / before - 1)
+    simulation = case.simulate()
+    samples_per_s = case.samples / simulation.step_s
+    return Lever(name, simulation.minibatch_s, samples_per_s, samples_per_s / before - 1)
 
 
 def speedups(cases: Mapping[int, CaseT]) -> dict[int, float]:

@@ -75,7 +75,7 @@ class PlanCase:
 
     @property
     def samples(self) -> float:
-        """Samples of a step."""
+        """Samples of a step, or of all mini-batches that overlap."""
         return self.request.minibatch_size
 
     @property

@@ -29,7 +29,6 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.planner.graphpipe import SearchResult
-from lightning_gpp.schedule import ONE_F_ONE_B
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.devices.devices_at_hand import in_plan_order, resolve_cluster
 from lightning_gpp.strategy.planning.costs_given import LAST_REFIT
@@ -104,32 +103,7 @@ def plan_pipeline(
         ValueError: the model cannot be planned like this.
     """
     if settings.is_asynchronous:
-        settings = replace(settings, schedule=ONE_F_ONE_B.name, use_all_devices=False)
-        steady = _planned(settings, captured, example, at_hand, measured, device, _STEADY)
-        return replace(steady, notes=(*steady.notes, _OF_MANY))
-    return _planned(settings, captured, example, at_hand, measured, device, 1)
-
-
-_STEADY = 64
-"""Mini-batches in a row by which an asynchronous plan is judged: filling and draining the pipeline
-then count little beside the busiest stage, as in training without end."""
-
-_OF_MANY = (
-    f"Asynchronous: the figures are of {_STEADY} mini-batches in a row, as micro-batches of one "
-    "step that begins and ends with an empty pipeline; versions of weights are not counted."
-)
-
-
-def _planned(
-    settings: Settings,
-    captured: CapturedModel,
-    example: Example,
-    at_hand: Cluster,
-    measured: Measured | None,
-    device: torch.device,
-    in_a_row: int,
-) -> Planned:
-    """:func:`plan_pipeline` of a step of some mini-batches in a row, a micro-batch each, or one."""
+        settings = replace(settings, use_all_devices=False)
     num_devices = at_hand.num_devices
     chosen = settings.cluster
     cluster = in_plan_order(at_hand if chosen is None else resolve_cluster(chosen, num_devices))
@@ -138,14 +112,14 @@ def _planned(
         plan = resolve_plan(settings.plan, captured.graph)
         _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
         costs = _given(settings) if measured is None else measured.costs
-        question = _request(settings, captured, example, cluster, costs, plan, in_a_row)
+        question = _request(settings, captured, example, cluster, costs, plan)
         question, notes, found = _refitted(settings, question, key)
         answered = choose_schedule(question, settings.schedule, lambda _: SearchResult(plan))
         notes = (*captured.kept_whole, *notes, *answered.notes)
         return Planned(plan, answered.request, notes, found, key)
     costs, notes = (_given(settings), ()) if measured is None else (measured.costs, measured.notes)
     assert costs is not None, "the planner needs costs"
-    question = _request(settings, captured, example, cluster, costs, None, in_a_row)
+    question = _request(settings, captured, example, cluster, costs, None)
     question, refit_notes, found = _refitted(settings, question, key)
     answered = _answered(settings, question)
     plan, request = answered.plan, answered.request
@@ -242,21 +216,23 @@ def _request(
     cluster: Cluster,
     costs: Costs | None,
     plan: Plan | None,
-    in_a_row: int,
 ) -> PlanRequest:
     num_microbatches = settings.num_microbatches and example.num_microbatches
     if plan is not None:
         num_microbatches = num_microbatches or plan.num_microbatches or example.num_microbatches
     if example.minibatch_size is None:  # it cannot be cut
         num_microbatches = 1
+    if settings.is_asynchronous:
+        num_microbatches = None
     size = captured.graph.microbatch_size * example.num_microbatches
     return plan_request(
         captured.graph,
         cluster,
         costs=costs,
-        minibatch_size=in_a_row * (example.minibatch_size or size),
-        num_microbatches=in_a_row if in_a_row > 1 else num_microbatches,
+        minibatch_size=example.minibatch_size or size,
+        num_microbatches=num_microbatches,
         max_replicas=most_replicas(num_microbatches),
+        held_versions=settings.held_versions,
     )
 
 

@@ -53,16 +53,6 @@ def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
         yield "does not run on emulated devices yet: simulate it (graphpipe job=simulate)"
 
 
-def refuse_shared_parameters(stages: StageGraph) -> None:
-    """Raises NotImplementedError where stages share parameters, which they would update apart."""
-    shared = [name for name, readers in stages.parameter_readers if len(readers) > 1]
-    if shared:
-        raise NotImplementedError(
-            f"schedule='1f1b-async': {shared[0]!r} is used by several stages, which are at "
-            f"different batches when they update it; put them into one stage (plan=...), {_OR}"
-        )
-
-
 def refuse_short_updates(
     module: pl.LightningModule, settings: Settings, stages: StageGraph
 ) -> None:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.run_state import RunState
-from lightning_gpp.schedule import Window, Windows, most_ahead
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Window, Windows, most_ahead
 from lightning_gpp.strategy.cutting.microbatches import batch_size
 from lightning_gpp.strategy.logging.logs import replay
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
@@ -182,8 +183,10 @@ class AsyncSteps:
         """This rank's part of a window; its gradients are in what is returned."""
         run = self._run
         if self._windows is None:
-            placed = run.built.placed.with_needs(frozenset())
-            self._windows = Windows(placed.asynchronous_program, most_ahead(placed.stages))
+            placed = run.built.placed
+            self._windows = Windows(
+                partial(placed.program, schedule=ONE_F_ONE_B_ASYNC.name), most_ahead(placed.stages)
+            )
             self._versions = WeightVersions.of(run, self._windows)
         if message.drops:
             assert self._last is not None

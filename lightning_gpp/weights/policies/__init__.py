@@ -16,7 +16,7 @@ from lightning_gpp.weights.policies.stash import STASH
 from lightning_gpp.weights.policies.two_buffered import TWO_BUFFERED
 from lightning_gpp.weights.policies.xpipe import XPIPE
 
-__all__ = ["POLICIES", "BackwardWeights", "Place", "Policy"]
+__all__ = ["PIPEOPTIM", "POLICIES", "BackwardWeights", "Place", "Policy", "find_policy"]
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
@@ -35,3 +35,14 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
     }
 )
 """Policies of weights by name."""
+
+
+def find_policy(name: str) -> Policy:
+    """The policy of a name.
+
+    Raises:
+        ValueError: there is none; the text names the known ones.
+    """
+    if name not in POLICIES:
+        raise ValueError(f"unknown policy of weights {name!r}; known: {', '.join(POLICIES)}")
+    return POLICIES[name]

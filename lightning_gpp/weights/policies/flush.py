@@ -2,4 +2,4 @@
 
 from lightning_gpp.weights.policies.policy import Policy
 
-FLUSH = Policy("flush", drains=True, versions=lambda place: 1)
+FLUSH = Policy("flush", drains=True, most_versions=1)

@@ -6,4 +6,4 @@ The backward's products use other weights than the forward that it belongs to (P
 
 from lightning_gpp.weights.policies.policy import BackwardWeights, Policy
 
-NONE = Policy("none", backward=BackwardWeights.OF_THE_MOMENT, versions=lambda place: 1)
+NONE = Policy("none", backward=BackwardWeights.OF_THE_MOMENT, most_versions=1)

@@ -17,19 +17,16 @@ def _one_more(place: Place) -> int:
     return place.difference + 1
 
 
-def _versions(place: Place) -> int:
-    return 2 if place.ahead else 1
-
-
 PIPEOPTIM = Policy(
-    "pipeoptim", forward=_difference, backward=BackwardWeights.OF_THE_MOMENT, versions=_versions
+    "pipeoptim", forward=_difference, backward=BackwardWeights.OF_THE_MOMENT, most_versions=2
 )
 
 PIPEOPTIM_RELEASE = Policy(
     "pipeoptim-release",
     forward=_one_more,
     backward=BackwardWeights.OF_THE_MOMENT,
-    versions=lambda place: 2,
+    least_versions=2,
+    most_versions=2,
 )
 """With the version difference of the authors' code, which is one more than the paper's."""
 

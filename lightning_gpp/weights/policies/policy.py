@@ -55,7 +55,10 @@ class Policy:
         backward_ahead: updates that these are predicted ahead, where they are.
         drains: whether the pipeline drains after every mini-batch, so that there is one version.
         is_one_behind: whether forwards run with the version before the newest (2BW).
-        versions: copies of the weights of a stage that are alive at most, the newest included.
+        least_versions: copies of the weights of a stage that are alive at most, the newest
+            included: at least so many.
+        most_versions: as many as it has mini-batches in flight, but at most these; None does not
+            limit them.
     """
 
     name: str
@@ -64,4 +67,10 @@ class Policy:
     backward_ahead: Callable[[Place], int] = nothing_ahead
     drains: bool = False
     is_one_behind: bool = False
-    versions: Callable[[Place], int] = lambda place: place.ahead + 1
+    least_versions: int = 1
+    most_versions: int | None = None
+
+    def versions(self, place: Place) -> int:
+        """Copies of the weights of a stage that are alive at most, the newest included."""
+        in_flight = place.ahead + 1
+        return max(self.least_versions, min(in_flight, self.most_versions or in_flight))

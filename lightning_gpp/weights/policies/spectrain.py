@@ -21,5 +21,6 @@ SPECTRAIN = Policy(
     forward=_forward,
     backward=BackwardWeights.PREDICTED,
     backward_ahead=_half_way,
-    versions=lambda place: 2,
+    least_versions=2,
+    most_versions=2,
 )

@@ -8,4 +8,4 @@ has the first one after the pipeline was filled anew.
 
 from lightning_gpp.weights.policies.policy import Policy
 
-TWO_BUFFERED = Policy("2bw", is_one_behind=True, versions=lambda place: 2)
+TWO_BUFFERED = Policy("2bw", is_one_behind=True, least_versions=2, most_versions=2)

@@ -25,6 +25,7 @@ class Content(NamedTuple):
 
     Attributes:
         kept_bytes: parameters, gradients and optimizer state.
+        parameter_bytes: the parameters among them.
         gradient_bytes: gradients.
         has_state: whether it must neither be replicated nor run its forward twice.
         is_whole: whether it exchanges values that cannot be cut by samples, as replicas would need.
@@ -36,6 +37,7 @@ class Content(NamedTuple):
     """
 
     kept_bytes: int
+    parameter_bytes: int
     gradient_bytes: int
     has_state: bool
     is_whole: bool
@@ -202,6 +204,7 @@ class Contents:
                         num_received += count
         return Content(
             kept_bytes=total + trained * (1 + self._optimizer_values),
+            parameter_bytes=total,
             gradient_bytes=trained,
             has_state=has_state,
             is_whole=is_whole,

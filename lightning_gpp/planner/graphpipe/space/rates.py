@@ -110,6 +110,7 @@ class CrewRates:
         self._has_replicas = crew.num_replicas > 1
         self._minibatch_size = request.minibatch_size
         self._may_recompute = request.may_recompute
+        self._held_versions = request.held_versions
         self._size = microbatch_size * crew.multiple
         self._share = microbatch_size * crew.multiple / crew.num_replicas
         self.seconds, self._forward, self._kept = prices.times.sums(self._share, kind)
@@ -176,10 +177,28 @@ class CrewRates:
             again_most = _count(free - activation_bytes, input_bytes)
         return Rate(
             max(compute_s, message_s) / self._size + per_sample_s,
-            _count(free, activation_bytes),
+            self._most_in_flight(free, activation_bytes, content.parameter_bytes),
             again_s,
             again_most,
         )
+
+    def _most_in_flight(self, free: float, each: float, copy: float) -> float:
+        """Micro-batches in flight that fit, with the copies of the parameters that they need.
+
+        Args:
+            free: bytes that are left beside one copy.
+            each: bytes that a micro-batch in flight keeps.
+            copy: bytes of the parameters.
+        """
+        least, most = self._held_versions
+        if most is None:
+            return _count(free + copy, each + copy)
+        for copies in range(most, least, -1):
+            found = _count(free - (copies - 1) * copy, each)
+            if found >= copies:
+                return found if copies == most else copies
+        found = _count(free - (least - 1) * copy, each)
+        return found if least == most else min(found, least)
 
     def _message_s(self, content: Content) -> float:
         sent = content.sent[0] * self._share + content.sent[1]
