@@ -41,11 +41,6 @@ class TimedStage(NamedTuple):
     end_s: float = 0.0
 
     @property
-    def share(self) -> int:
-        """Units in a micro-batch of a replica."""
-        return self.units // self.num_replicas
-
-    @property
     def work_s(self) -> float:
         """Seconds of all its forwards and backwards."""
         return self.num_microbatches * (self.forward_s + self.backward_s)
@@ -102,15 +97,19 @@ def _heads(
 ) -> tuple[list[float], list[float]]:
     """When the first forward of any replica of every stage can begin, and that of the last one."""
     of_any, heads = [0.0] * len(stages), [0.0] * len(stages)
+    shares = [stage.units // stage.num_replicas for stage in stages]
     for source, target, there_s, _ in edges:
         any_s = head_s = there_s
         if source != FEED:
-            own, other = stages[source], stages[target]
-            any_s += of_any[source] + max(1, other.share // own.units) * own.forward_s
-            last_s = heads[source] if own.units <= other.units else of_any[source]
-            head_s += last_s + max(1, other.units // own.units) * own.forward_s
-        of_any[target] = max(of_any[target], any_s)
-        heads[target] = max(heads[target], head_s)
+            own_s, own_units = stages[source].forward_s, stages[source].units
+            other_units = stages[target].units
+            any_s += of_any[source] + max(1, shares[target] // own_units) * own_s
+            last_s = heads[source] if own_units <= other_units else of_any[source]
+            head_s += last_s + max(1, other_units // own_units) * own_s
+        if of_any[target] < any_s:
+            of_any[target] = any_s
+        if heads[target] < head_s:
+            heads[target] = head_s
     return of_any, heads
 
 
@@ -129,11 +128,14 @@ def _tails_of_any(stages: Sequence[TimedStage], edges: Sequence[TimedEdge]) -> l
 def _tails(stages: Sequence[TimedStage], edges: Sequence[TimedEdge]) -> list[float]:
     """Seconds between the last backward of the last replica of every stage and the end."""
     tails = [stage.end_s for stage in stages]
+    shares = [stage.units // stage.num_replicas for stage in stages]
     for source, target, _, back_s in edges:
         if back_s is None or source == FEED:
             continue
-        own, other = stages[source], stages[target]
-        all_sent_s = max(1, other.share // own.share) * back_s + own.backward_s
-        first_used_s = back_s + max(1, other.share // own.units) * own.backward_s
-        tails[target] = max(tails[target], max(all_sent_s, first_used_s) + tails[source])
+        own_s, own_units = stages[source].backward_s, stages[source].units
+        all_sent_s = max(1, shares[target] // shares[source]) * back_s + own_s
+        first_used_s = back_s + max(1, shares[target] // own_units) * own_s
+        tail_s = max(all_sent_s, first_used_s) + tails[source]
+        if tails[target] < tail_s:
+            tails[target] = tail_s
     return tails

@@ -47,7 +47,9 @@ class StepWork(Numbering):
         has_halves = SCHEDULES[request.schedule].forwards_first
         super().__init__(graph, num_microbatches, steps, has_halves=has_halves)
         self.request, self.num_stages = request, num_stages
-        self.numbers: dict[str, int] | None = None if are_alone(request.cluster) else {}
+        self.numbers: dict[str, int] = {}
+        self.messages_are_alone = are_alone(request.cluster)
+        self.has_common_sums = False
 
     def work(self, seconds: Sequence[tuple[float, float]], buckets: Sequence[Buckets]) -> Work:
         """The work with what it takes.
@@ -68,12 +70,15 @@ class StepWork(Numbering):
         work.feed_line = self.graph.devices[FEED][0]
         self.forwards(work)
         self.backwards(work)
+        homes = [self.graph.devices[stage] for stage, found in enumerate(buckets) if found]
+        summing = [device for home in homes for device in home]
+        self.has_common_sums = len(set(summing)) < len(summing)
         work.sums += [
             self.sum(stage, found, work.lines) for stage, found in enumerate(buckets) if found
         ]
         if self.graph.stages.shared_parameters:
             self.shared(work)
-        work.num_channels = len(self.numbers or ())
+        work.num_channels = len(self.numbers)
         return work
 
     def sum(self, stage: int, buckets: Buckets, lines: Sequence[Sequence[int]]) -> Sum:
@@ -92,8 +97,9 @@ class StepWork(Numbering):
             if line.index(end) > line.index(last[replica]):
                 last[replica] = end
                 at_once = frozenset({end})
+        devices = self.graph.devices[stage] if self.has_common_sums else ()
         channels_used = self.sum_channels(stage)
-        return Sum(stage, tuple(last), buckets, channels_used, at_once=at_once)
+        return Sum(stage, tuple(last), buckets, channels_used, at_once=at_once, devices=devices)
 
     def last(self, stage: int) -> Iterator[int]:
         """The last backward of every replica of a stage."""
@@ -203,21 +209,20 @@ class StepWork(Numbering):
         (link,) = self.request.tables.links((sender,), (receiver,))
         assert link is not None
         numbers: tuple[int, ...] = ()
-        if self.numbers is not None:
+        if not self.messages_are_alone:
             names = channels(self.request.cluster, sender, receiver, is_feed=is_feed)
             numbers = self.numbered(names)
         return link.transfer_s(size_bytes), numbers
 
     def sum_channels(self, stage: int) -> tuple[int, ...]:
         """The channels of the sums of a stage."""
-        if self.numbers is None:
+        if self.messages_are_alone and not self.has_common_sums:
             return ()
         home = tuple(sorted(self.graph.devices[stage]))
         return self.numbered(all_reduce_channels(self.request.cluster, home))
 
     def numbered(self, names: Sequence[str]) -> tuple[int, ...]:
         """Channels by number."""
-        assert self.numbers is not None
         return tuple(self.numbers.setdefault(name, len(self.numbers)) for name in names)
 
     def lines(self) -> list[list[int]]:

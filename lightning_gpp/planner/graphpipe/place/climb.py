@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from lightning_gpp.planner.graphpipe.place.draft import Draft
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.moves import FAMILIES, Family
@@ -31,7 +29,6 @@ class Climber:
     def __init__(self, draft: Draft, step_s: float, judge: DraftJudge) -> None:
         self.draft, self.step_s = draft, step_s
         self._judge = judge
-        self._played: set[Draft] = set()
 
     def run(self, patience: int) -> bool:
         """Climbs until no family has a better draft.
@@ -57,15 +54,8 @@ class Climber:
     def _look(self, family: Family, patience: int) -> tuple[bool, bool]:
         """Whether a family has a better draft, which is taken; and whether it has others."""
         judge = self._judge
-        promising = []
-        for draft in self._neighbours(family):
-            least_s = judge.least_s(draft)
-            if least_s < self.step_s:
-                promising.append((least_s, draft))
-            if judge.is_spent:
-                return False, False
-        promising.sort(key=lambda one: one[0])
-        for number, (_, draft) in enumerate(promising):
+        neighbours = family(self.draft, judge.tables)
+        for number, (_, draft) in enumerate(judge.promising(neighbours, self.step_s)):
             if judge.is_spent:
                 return False, False
             if number == patience:
@@ -75,11 +65,3 @@ class Climber:
                 self.draft, self.step_s = draft, step_s
                 return True, False
         return False, False
-
-    def _neighbours(self, family: Family) -> Iterator[Draft]:
-        seen = {self.draft}
-        for moved in family(self.draft, self._judge.tables):
-            draft = self._judge.arranged(moved)
-            if draft is not None and draft not in seen:
-                seen.add(draft)
-                yield draft

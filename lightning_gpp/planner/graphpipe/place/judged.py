@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from lightning_gpp.planner.graphpipe.choose.result import RankedPlan, ranked_plans
 from lightning_gpp.planner.graphpipe.place.arrange import arranged
@@ -13,8 +14,11 @@ from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import ROUNDING, PlanEvaluation, evaluate_below
 
-ACTIONS_PER_LOOK = 20
-"""So many forwards and backwards are played in the time of one look at a lower bound."""
+LOOKS_PER_BOUND = 8
+"""So many looks at what the devices compute are taken in the time of one lower bound."""
+
+ACTIONS_PER_LOOK = 4
+"""So many forwards and backwards are played in the time of one look."""
 
 
 class DraftJudge:
@@ -49,22 +53,43 @@ class DraftJudge:
     def is_spent(self) -> bool:
         """Whether all looks are taken.
 
-        A lower bound is one look, and a played step as many as it takes the time of; so a search
-        takes about the same time for any model.
+        A look asks what the devices compute; a lower bound and a played step cost as many as they
+        take the time of. So a search takes about the same time for any model.
         """
         return self._spent >= self._budget
 
-    def arranged(self, draft: Draft) -> Draft | None:
-        """The draft with its stages in order; None where there is none."""
-        stages = arranged(draft.stages, self.tables)
-        return None if stages is None else draft._replace(stages=stages)
+    def promising(self, drafts: Iterable[Draft], below_s: float) -> list[tuple[float, Draft]]:
+        """The drafts whose steps may be shorter than a limit, in the order of their lower bounds.
 
-    def least_s(self, draft: Draft) -> float:
-        """Seconds of a draft's step at least; infinite where it cannot run."""
+        Args:
+            drafts: with their stages in any order.
+            below_s: the limit.
+
+        Returns:
+            The bounds, and the drafts with their stages in order; none when the budget ends.
+        """
+        found: dict[Draft, float] = {}
+        for draft in drafts:
+            if self.is_spent:
+                return []
+            self._spent += 1
+            if self._bounds.busiest_s(draft) * (1 - ROUNDING) >= below_s:
+                continue
+            stages = arranged(draft.stages, self.tables)
+            if stages is None:
+                continue
+            able = draft._replace(stages=stages)
+            if able not in found:
+                least_s = self._least(able)
+                if least_s < below_s:
+                    found[able] = least_s
+        return sorted(((s, draft) for draft, s in found.items()), key=lambda one: one[0])
+
+    def _least(self, draft: Draft) -> float:
         found = self._least_s.get(draft)
         if found is None:
-            self._spent += 1
-            found = self._least_s[draft] = self._bounds(draft) * (1 - ROUNDING)
+            self._spent += LOOKS_PER_BOUND
+            found = self._least_s[draft] = self._bounds.least_s(draft) * (1 - ROUNDING)
         return found
 
     def step_s(self, draft: Draft, below_s: float) -> float:
@@ -76,7 +101,7 @@ class DraftJudge:
         """
         found = self._step_s.get(draft)
         if found is None:
-            self._spent += 1 + self._num_actions(draft) // ACTIONS_PER_LOOK
+            self._spent += LOOKS_PER_BOUND + self._num_actions(draft) // ACTIONS_PER_LOOK
             found = math.inf
             plan = plan_of(draft, self.tables, self._name)
             evaluation = evaluate_below(plan, self.tables.request, below_s)

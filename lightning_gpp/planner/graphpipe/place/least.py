@@ -18,6 +18,8 @@ from lightning_gpp.planner.step_time.least_step import TimedEdge, TimedStage, le
 from lightning_gpp.planner.step_time.stage_costs import stage_compute
 
 Seconds = tuple[float, float | None]
+End = tuple[Units, tuple[int, ...], int]
+"""Of an edge: units, devices and micro-batches of a stage."""
 
 
 class DraftBounds:
@@ -30,81 +32,100 @@ class DraftBounds:
     def __init__(self, tables: UnitTables) -> None:
         self._tables = tables
         self._request = tables.request
-        self._stages: dict[tuple[DraftStage, int], TimedStage] = {}
+        self._stages: dict[tuple[DraftStage, int], TimedStage | None] = {}
         self._edges: dict[tuple[object, ...], Seconds | None] = {}
         self._fixed: dict[Units, int] = {}
         self._limits = [device.memory_bytes for device in self._request.cluster.devices]
         self._has_limits = any(limit is not None for limit in self._limits)
 
-    def __call__(self, draft: Draft) -> float:
-        """Seconds that a step takes at least; infinite where the draft cannot run."""
-        parts, count = draft.stages, draft.num_microbatches
-        if self._request.minibatch_size < count or not self._may_fit(parts):
+    def busiest_s(self, draft: Draft) -> float:
+        """Seconds that the busiest device computes; infinite where the draft cannot run.
+
+        Whether the stages have an order is not asked.
+        """
+        stages, count = draft.stages, draft.num_microbatches
+        if self._request.minibatch_size < count or not self._may_fit(stages):
             return math.inf
-        stages = []
-        for part in parts:
-            if count % part.multiple or not self._may_run(part):
+        busy_s = [0.0] * len(self._limits)
+        for stage in stages:
+            timed = self._timed(stage, count)
+            if timed is None:
                 return math.inf
-            stages.append(self._stage(part, count))
-        ends: list[tuple[Units, tuple[int, ...], int]] = [part[:3] for part in parts]
-        last = parts[-1]
+            work_s = timed.work_s
+            for device in stage.devices:
+                busy_s[device] += work_s
+        return max(busy_s)
+
+    def least_s(self, draft: Draft) -> float:
+        """Seconds that a step takes at least; infinite where the draft cannot run.
+
+        Args:
+            draft: with its stages in order, and otherwise able to run.
+        """
+        count = draft.num_microbatches
+        stages = [self._stages[stage, count] for stage in draft.stages]
+        timed = [stage for stage in stages if stage is not None]
+        ends: list[End] = [stage[:3] for stage in draft.stages]
+        last = draft.stages[-1]
         if last.num_replicas > 1:  # the loss is a stage of its own
             ends.append((0, last.devices[:1], last.multiple))
-            stages.append(TimedStage(last.multiple, 1, count // last.multiple, 0.0, 0.0))
+            timed.append(TimedStage(last.multiple, 1, count // last.multiple, 0.0, 0.0))
         edges = self._all_edges(ends, count)
         if edges is None:
             return math.inf
-        if any(part.shares for part in parts):
-            return max(stage.work_s for stage in stages)
-        return least_step_s(stages, edges, _residents(parts))
+        if any(stage.shares for stage in draft.stages):
+            return max(stage.work_s for stage in timed)
+        return least_step_s(timed, edges, _residents(draft.stages))
 
-    def _may_run(self, part: DraftStage) -> bool:
-        """Whether a part keeps to the rules of a stage."""
-        if part.num_replicas > 1 or part.recompute:
-            return part.multiple % part.num_replicas == 0 and not self._tables.has_state(part.units)
-        return True
+    def _timed(self, stage: DraftStage, count: int) -> TimedStage | None:
+        """A stage as a line of time; None where it does not keep to the rules of a stage."""
+        key = stage, count
+        if key not in self._stages:
+            can_run = count % stage.multiple == 0 and self._may_run(stage)
+            self._stages[key] = self._stage(stage, count) if can_run else None
+        return self._stages[key]
 
-    def _may_fit(self, parts: tuple[DraftStage, ...]) -> bool:
+    def _may_run(self, stage: DraftStage) -> bool:
+        if stage.num_replicas == 1 and not stage.recompute:
+            return True
+        is_even = stage.shares or stage.multiple % stage.num_replicas == 0
+        return bool(is_even) and not self._tables.has_state(stage.units)
+
+    def _may_fit(self, stages: tuple[DraftStage, ...]) -> bool:
         """Whether the parameters alone leave room on every device."""
         if not self._has_limits:
             return True
         used = [0] * len(self._limits)
-        for part in parts:
-            fixed = self._fixed.get(part.units)
+        for stage in stages:
+            fixed = self._fixed.get(stage.units)
             if fixed is None:
-                operators = self._tables.operators(part.units)
+                operators = self._tables.operators(stage.units)
                 all_bytes, trained = self._request.tables.parameter_bytes(operators)
                 fixed = all_bytes + trained * (1 + self._request.optimizer_values)
-                self._fixed[part.units] = fixed
-            for device in part.devices:
+                self._fixed[stage.units] = fixed
+            for device in stage.devices:
                 used[device] += fixed
         return all(limit is None or size <= limit for size, limit in zip(used, self._limits))
 
-    def _stage(self, part: DraftStage, count: int) -> TimedStage:
-        key = part, count
-        found = self._stages.get(key)
-        if found is None:
-            request = self._request
-            unit_size = request.minibatch_size / count
-            stage = Stage(0, self._tables.operators(part.units), *part[1:])
-            compute = stage_compute(request, stage, unit_size)
-            end_s = 0.0
-            if part.num_replicas > 1:
-                own = self._tables.own_parameters(part.units)
-                end_s = stage_sums(request, stage, unit_size, own).after_s
-            found = self._stages[key] = TimedStage(
-                part.multiple,
-                part.num_replicas,
-                count // part.multiple,
-                compute.forward_s,
-                compute.backward_s,
-                end_s,
-            )
-        return found
+    def _stage(self, stage: DraftStage, count: int) -> TimedStage:
+        request = self._request
+        unit_size = request.minibatch_size / count
+        planned = Stage(0, self._tables.operators(stage.units), *stage[1:])
+        compute = stage_compute(request, planned, unit_size)
+        end_s = 0.0
+        if stage.num_replicas > 1:
+            own = self._tables.own_parameters(stage.units)
+            end_s = stage_sums(request, planned, unit_size, own).after_s
+        return TimedStage(
+            stage.multiple,
+            stage.num_replicas,
+            count // stage.multiple,
+            compute.forward_s,
+            compute.backward_s,
+            end_s,
+        )
 
-    def _all_edges(
-        self, ends: list[tuple[Units, tuple[int, ...], int]], count: int
-    ) -> list[TimedEdge] | None:
+    def _all_edges(self, ends: list[End], count: int) -> list[TimedEdge] | None:
         """The edges between stages, those of the feed first; None where one cannot be."""
         tables, found = self._tables, []
         last = len(ends) - 1
@@ -130,8 +151,8 @@ class DraftBounds:
 
     def _edge(
         self,
-        source: tuple[Units, tuple[int, ...], int],
-        target: tuple[Units, tuple[int, ...], int],
+        source: End,
+        target: End,
         count: int,
         is_last: bool,
     ) -> Seconds | None:
@@ -144,8 +165,8 @@ class DraftBounds:
 
     def _new_edge(
         self,
-        source: tuple[Units, tuple[int, ...], int],
-        target: tuple[Units, tuple[int, ...], int],
+        source: End,
+        target: End,
         count: int,
         is_last: bool,
     ) -> Seconds | None:
@@ -169,10 +190,10 @@ class DraftBounds:
         return there_s, min([transfer_s(link, sizes.backward(samples)) for link in links])
 
 
-def _residents(parts: tuple[DraftStage, ...]) -> dict[int, list[int]]:
+def _residents(stages: tuple[DraftStage, ...]) -> dict[int, list[int]]:
     """The stages of every device."""
     found: dict[int, list[int]] = {}
-    for number, part in enumerate(parts):
-        for device in part.devices:
+    for number, stage in enumerate(stages):
+        for device in stage.devices:
             found.setdefault(device, []).append(number)
     return {device: stages for device, stages in found.items() if len(stages) > 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -23,7 +24,7 @@ from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_pl
 
 NAME = "graphpipe"
 
-BUDGET = 6_000
+BUDGET = 40_000
 """Looks of a search; about half a second, whatever the model."""
 
 DEALS_PLAYED = 2
@@ -85,13 +86,11 @@ def _other_planners(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]
 
 def _dealt(judge: DraftJudge) -> Iterator[tuple[Draft, float]]:
     """The best deals of every number of replicas."""
-    by_replicas: dict[int, list[tuple[float, Draft]]] = {}
-    for deal in deals(judge.tables):
-        draft = judge.arranged(deal)
-        if draft is not None and (least_s := judge.least_s(draft)) < math.inf:
-            by_replicas.setdefault(draft.stages[0].num_replicas, []).append((least_s, draft))
-    for found in by_replicas.values():
-        for _, draft in sorted(found, key=lambda one: one[0])[:DEALS_PLAYED]:
+    num_played: Counter[int] = Counter()
+    for _, draft in judge.promising(deals(judge.tables), math.inf):
+        replicas = draft.stages[0].num_replicas
+        if num_played[replicas] < DEALS_PLAYED and not judge.is_spent:
+            num_played[replicas] += 1
             step_s = judge.step_s(draft, math.inf)
             if step_s < math.inf:
                 yield draft, step_s
