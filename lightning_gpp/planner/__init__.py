@@ -1,7 +1,7 @@
 """Plans: which operators form which stage on which device, and the planners that find them.
 
 ``base`` is the question, ``make_plan`` the planners by name: ``balanced``, ``data_parallel``,
-``sequential``, ``graphpipe``, ``pipedream``, ``piper``.
+``sequential``, ``graphpipe``, ``graphpipe_exclusive``, ``pipedream``, ``piper``.
 
 Folders beside theirs: ``plan`` has plans as data, ``units`` the model as planners cut it,
 ``step_time`` how long a step takes.

@@ -19,7 +19,9 @@ from lightning_gpp.planner.base import (
 )
 from lightning_gpp.planner.best_plan import refusal_notes
 from lightning_gpp.planner.data_parallel import data_parallel
-from lightning_gpp.planner.graphpipe import SearchResult, graphpipe, search_plans
+from lightning_gpp.planner.graphpipe import SearchResult
+from lightning_gpp.planner.graphpipe.place.planner import graphpipe, search_plans
+from lightning_gpp.planner.graphpipe.planner import graphpipe_exclusive, search_exclusive
 from lightning_gpp.planner.pipedream import pipedream
 from lightning_gpp.planner.piper import piper
 from lightning_gpp.planner.plan.plan import Plan
@@ -31,6 +33,7 @@ PLANNERS: Mapping[str, Planner] = MappingProxyType(
         "balanced": balanced,
         "data_parallel": data_parallel,
         "graphpipe": graphpipe,
+        "graphpipe_exclusive": graphpipe_exclusive,
         "pipedream": pipedream,
         "piper": piper,
         "sequential": sequential,
@@ -39,7 +42,11 @@ PLANNERS: Mapping[str, Planner] = MappingProxyType(
 """Planners by name. A new planner is a file with one function, and an entry here."""
 
 RANKING: Mapping[str, Callable[[PlanRequest], SearchResult]] = MappingProxyType(
-    {"graphpipe": search_plans, "sequential": search_chains}
+    {
+        "graphpipe": search_plans,
+        "graphpipe_exclusive": search_exclusive,
+        "sequential": search_chains,
+    }
 )
 """Planners that tell which plans they rank next."""
 

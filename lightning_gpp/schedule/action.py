@@ -116,8 +116,14 @@ class Action:
         return (*pair, backward, self.microbatch)
 
 
+FORWARD_UNITS, BACKWARD_UNITS = 1, 2
+"""Unit times of a forward and a backward of one unit: a backward makes two products of matrices
+(gradients of the input and of the weight) for one of the forward."""
+
+
 def unit_time_s(action: Action) -> float:
     """One second per forward, two per backward; messages and the feed are free."""
     if action.stage == FEED:
         return 0.0
-    return {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0}.get(action.kind, 0.0)
+    times_s = {Kind.FORWARD: FORWARD_UNITS, Kind.BACKWARD: BACKWARD_UNITS}
+    return float(times_s.get(action.kind, 0))

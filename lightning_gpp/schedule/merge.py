@@ -14,13 +14,15 @@ when it is due, and the way that it has still to go (:mod:`.ways`) how much earl
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from lightning_gpp.graph import FEED
-from lightning_gpp.schedule.action import Action, Kind, unit_time_s
+from lightning_gpp.schedule.action import BACKWARD_UNITS, FORWARD_UNITS, Action, Kind
+from lightning_gpp.schedule.list_schedule import ListSchedule, Queues
+from lightning_gpp.schedule.orders import Steps
 from lightning_gpp.schedule.program import Program
-from lightning_gpp.schedule.ways import longest_ways
+from lightning_gpp.schedule.ways import Ways, longest_ways
 
 
 def merge_stages(program: Program, orders: Mapping[int, Sequence[Action]]) -> list[list[Action]]:
@@ -36,26 +38,71 @@ def merge_stages(program: Program, orders: Mapping[int, Sequence[Action]]) -> li
     if not program.schedule.flushes:
         return _without_end(program, orders)
     feed_forwards = [action for action in orders[FEED] if action.kind is Kind.FORWARD]
-    queues = {stage: list(order) for stage, order in orders.items()}
-    queues[FEED] = [action for action in orders[FEED] if action.kind is Kind.BACKWARD]
+    feed_backwards = [action for action in orders[FEED] if action.kind is Kind.BACKWARD]
     merged: list[list[Action]] = [[] for _ in range(1 + max(program.devices))]
     merged[program.device(FEED)] += feed_forwards
-    if len(set(program.devices)) == program.num_stages and not queues[FEED]:
-        for stage, queue in queues.items():
-            merged[program.device(stage)] += queue
+    if len(set(program.devices)) == program.num_stages and not feed_backwards:
+        for stage, order in orders.items():
+            if stage != FEED:
+                merged[program.device(stage)] += order
         return merged
-    end_s, free_s = dict.fromkeys(feed_forwards, 0.0), [0.0] * len(merged)
-    for half in _halves(queues) if program.has_halves else [queues]:
-        _list_schedule(program, half, merged, end_s, free_s)
+    numbered = _Numbered(program, {**orders, FEED: feed_backwards})
+    for line, numbers in zip(merged, numbered.merged(len(merged))):
+        line += map(numbered.actions.__getitem__, numbers)
     return merged
 
 
-def _halves(queues: Mapping[int, list[Action]]) -> list[dict[int, list[Action]]]:
-    """The forwards of all queues, and their backwards."""
-    return [
-        {stage: [a for a in queue if a.kind is kind] for stage, queue in queues.items()}
-        for kind in (Kind.FORWARD, Kind.BACKWARD)
-    ]
+class _Numbered:
+    """The compute actions of a program as numbers.
+
+    Args:
+        program: says where stages are and how they depend on each other.
+        orders: compute actions of every stage, and the backwards of the feed.
+
+    Attributes:
+        actions: by number.
+    """
+
+    def __init__(self, program: Program, orders: Mapping[int, Sequence[Action]]) -> None:
+        self._program = program
+        self._queues: list[StageQueue] = []
+        self._first: dict[int, int] = {}
+        self.actions: dict[int, Action] = {}
+        first = 0
+        for stage in (*range(program.num_stages), FEED):
+            count = program.stage_microbatches(stage)
+            units = program.units(stage, 0)
+            piece = program.num_microbatches // count
+            is_forward = [(action.kind is Kind.FORWARD, action) for action in orders[stage]]
+            steps = tuple(a.microbatch if ahead else ~a.microbatch for ahead, a in is_forward)
+            device = program.device(stage)
+            queue = StageQueue(device, steps, first, count, len(units), piece, units.start)
+            self.actions |= zip(map(queue.number, steps), orders[stage])
+            self._queues.append(queue)
+            self._first[stage] = first
+            first += 2 * count
+        self._num_works = first
+
+    def merged(self, num_devices: int) -> list[list[int]]:
+        """The order of every device."""
+        program = self._program
+        ways = longest_ways(program.multiples, program.edges) if program.has_halves else None
+        return merge_queues(
+            self._queues, self._needs(), ways, num_devices=num_devices, num_works=self._num_works
+        )
+
+    def _needs(self) -> Iterator[tuple[int, int]]:
+        """Pairs of work of which the first needs the second; no messages of the feed."""
+        for pair, parts in self._program.parts.items():
+            source, target = (self._first[stage] for stage in pair)
+            has_backward = self._program.has_backward and self._program.edge[pair].has_backward
+            source_count, target_count = map(self._program.stage_microbatches, pair)
+            for part in parts:
+                there, here = part.source_microbatch, part.target_microbatch
+                if pair[0] != FEED:
+                    yield target + here, source + there
+                if has_backward:
+                    yield source + source_count + there, target + target_count + here
 
 
 def _without_end(program: Program, orders: Mapping[int, Sequence[Action]]) -> list[list[Action]]:
@@ -97,93 +144,98 @@ def _turn(action: Action, ahead: Mapping[int, int]) -> tuple[int, ...]:
     return turn, 0, int(action.stage != FEED), action.microbatch, action.stage
 
 
-def _list_schedule(
-    program: Program,
-    queues: Mapping[int, list[Action]],
-    merged: list[list[Action]],
-    end_s: dict[Action, float],
-    free_s: list[float],
-) -> None:
-    """Appends the actions of the queues to the orders of their devices.
+@dataclass(frozen=True, slots=True)
+class StageQueue:
+    """The steps of a stage of a program, or of the feed, as numbered work.
+
+    Attributes:
+        device: where it runs.
+        steps: its forwards and backwards in order; of the feed the backwards alone.
+        first: number of its first forward; the others follow, then the backwards.
+        num_microbatches: how many forwards there are.
+        units: in one of its micro-batches.
+        piece: units between the first ones of two micro-batches.
+        start: first unit of its first micro-batch.
+    """
+
+    device: int
+    steps: Steps
+    first: int
+    num_microbatches: int
+    units: int
+    piece: int
+    start: int = 0
+
+    def number(self, step: int) -> int:
+        """The number of a step."""
+        return self.first + (step if step >= 0 else self.num_microbatches + ~step)
+
+
+def merge_queues(
+    queues: Sequence[StageQueue],
+    needs: Iterable[tuple[int, int]],
+    ways: Ways | None,
+    *,
+    num_devices: int,
+    num_works: int,
+) -> list[list[int]]:
+    """The order of numbered work on every device.
 
     Args:
-        program: says where stages are and how they depend on each other.
-        queues: actions of every stage, in order.
-        merged: order of every device so far.
-        end_s: when every action in it ends.
-        free_s: when every device is done with it.
+        queues: of all stages, and last of the feed.
+        needs: which work needs which other, those in one queue left out.
+        ways: where all forwards come first, the ways behind the stages; otherwise None.
+        num_devices: how many devices there are.
+        num_works: more than all numbers.
+
+    Raises:
+        ValueError: the orders of the stages wait for each other in a circle.
     """
-    candidates = _Candidates(program, queues, end_s)
-    while candidates:
-        start, action = candidates.pop(free_s)
-        device = program.device(action.stage)
-        merged[device].append(action)
-        busy_s = program.num_units(action) * unit_time_s(action)
-        end_s[action] = free_s[device] = start + busy_s
-        candidates.done(action)
-    if candidates.num_left:
-        raise ValueError("the orders of the stages wait for each other in a circle")
+    units, urgency = _units(queues, num_works), _urgency(queues, ways, num_works)
+    missing = [0] * num_works
+    users: list[list[int]] = [[] for _ in range(num_works)]
+    for user, needed in needs:
+        missing[user] += 1
+        users[needed].append(user)
+    merged = ListSchedule(num_devices, num_works)
+    devices = [queue.device for queue in queues]
+    halves = [[[q.number(step) for step in q.steps] for q in queues]]
+    if ways is not None:
+        halves = [
+            [[q.number(step) for step in q.steps if (step < 0) == is_back] for q in queues]
+            for is_back in (False, True)
+        ]
+    for numbers in halves:
+        merged.add(Queues(numbers, devices, units, urgency, missing, users))
+    return merged.lines
 
 
-class _Candidates:
-    """The next actions of the stages: those that can start, by when they can, and the others.
+def _units(queues: Sequence[StageQueue], num_works: int) -> list[int]:
+    """How long every piece of work takes; the feed's takes no time."""
+    found = [0] * num_works
+    for queue in queues[:-1]:
+        for step in queue.steps:
+            time = FORWARD_UNITS if step >= 0 else BACKWARD_UNITS
+            found[queue.number(step)] = queue.units * time
+    return found
 
-    An entry of the heap may be too early when its device got busy since; it is put back then.
-    """
 
-    def __init__(
-        self, program: Program, queues: Mapping[int, list[Action]], end_s: dict[Action, float]
-    ) -> None:
-        self._program, self._end_s = program, end_s
-        self._ways = longest_ways(program.multiples, program.edges)
-        self._queues = {stage: iter(queue) for stage, queue in queues.items()}
-        self.num_left = sum(map(len, queues.values()))
-        self._heap: list[tuple[float, float, int, int, Action]] = []
-        self._waiting: dict[Action, list[Action]] = {}
-        for stage in queues:
-            self._next(stage)
-
-    def __bool__(self) -> bool:
-        return bool(self._heap)
-
-    def pop(self, free_s: Sequence[float]) -> tuple[float, Action]:
-        """The action that can start first, and when."""
-        while True:
-            entry = heapq.heappop(self._heap)
-            start, action = entry[0], entry[-1]
-            now = max(start, free_s[self._program.device(action.stage)])
-            if now == start:
-                return start, action
-            heapq.heappush(self._heap, (now, *entry[1:]))
-
-    def done(self, action: Action) -> None:
-        """Notes when an action ended: looks again at who waited for it, and at its successor."""
-        self.num_left -= 1
-        for other in self._waiting.pop(action, ()):
-            self._look_at(other)
-        self._next(action.stage)
-
-    def _next(self, stage: int) -> None:
-        action = next(self._queues[stage], None)
-        if action is not None:
-            self._look_at(action)
-
-    def _look_at(self, action: Action) -> None:
-        start = 0.0
-        for need in dependencies(self._program, action):
-            if need not in self._end_s:
-                self._waiting.setdefault(need, []).append(action)
-                return
-            start = max(start, self._end_s[need])
-        heapq.heappush(self._heap, (start, *self._urgency(action), -action.stage, action))
-
-    def _urgency(self, action: Action) -> tuple[float, int]:
-        """Less is more urgent."""
-        if not self._program.has_halves:
-            return action.kind is not Kind.BACKWARD, action.microbatch
-        left = self._ways.forward if action.kind is Kind.FORWARD else self._ways.backward
-        way = 0 if action.stage == FEED else left[action.stage]
-        return self._program.units(action.stage, action.microbatch).stop - way, action.microbatch
+def _urgency(queues: Sequence[StageQueue], ways: Ways | None, num_works: int) -> list[int]:
+    """The keys by which one of several pieces of work goes first, as whole numbers."""
+    num_queues = len(queues)
+    found = [0] * num_works
+    for position, queue in enumerate(queues):
+        place = -1 if position == num_queues - 1 else position  # the feed is before all
+        for step in queue.steps:
+            microbatch = max(step, ~step)
+            first = int(step >= 0)
+            if ways is not None:
+                left = ways.forward if step >= 0 else ways.backward
+                way = 0 if place == -1 else int(left[position])
+                first = microbatch * queue.piece + queue.start + queue.units - way
+            key = (first * num_works + microbatch) * (num_queues + 2) + num_queues - place
+            found[queue.number(step)] = key
+    return found
 
 
 def dependencies(program: Program, action: Action) -> Iterator[Action]:

@@ -1,4 +1,4 @@
-"""The planners ``graphpipe`` and ``sequential`` on random models."""
+"""The planners ``graphpipe_exclusive`` and ``sequential`` on random models."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import PlanRequest, validate_plan
 from lightning_gpp.planner.data_parallel import shared_by_all
-from lightning_gpp.planner.graphpipe import search_plans
 from lightning_gpp.planner.graphpipe.candidates.search import Candidate
 from lightning_gpp.planner.graphpipe.choose.least import LeastSteps, least_step
 from lightning_gpp.planner.graphpipe.choose.look import HOPELESS, Look
+from lightning_gpp.planner.graphpipe.planner import search_exclusive
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
 from lightning_gpp.planner.make_plan import PLANNERS, plan_request
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
@@ -35,7 +35,7 @@ def requests(draw: st.DrawFn) -> PlanRequest:
     )
 
 
-@pytest.mark.parametrize("planner", ["graphpipe", "sequential"])
+@pytest.mark.parametrize("planner", ["graphpipe_exclusive", "sequential"])
 @given(requests())
 @settings(max_examples=60)
 def test_plans_are_valid(planner, request):
@@ -48,7 +48,7 @@ def test_plans_are_valid(planner, request):
 @given(requests())
 @settings(max_examples=40)
 def test_graphpipe_is_never_slower_than_sequential(request):
-    best = search_plans(request).ranked[0].evaluation.step_s
+    best = search_exclusive(request).ranked[0].evaluation.step_s
     assert best <= evaluate_plan(PLANNERS["sequential"](request), request).step_s * (1 + 1e-9)
 
 
@@ -57,7 +57,7 @@ def test_graphpipe_is_never_slower_than_sequential(request):
 def test_graphpipe_is_never_slower_than_data_parallelism(request):
     shared = shared_by_all(request, "data_parallel")
     assume(shared is not None)
-    best = evaluate_plan(PLANNERS["graphpipe"](request), request)
+    best = evaluate_plan(PLANNERS["graphpipe_exclusive"](request), request)
     assert best.step_s <= shared.step_s * (1 + 1e-9)
 
 

@@ -51,7 +51,7 @@ def layers_on(found: PlanEvaluation, request: PlanRequest) -> dict[str, list[int
 def test_work_is_in_proportion_to_speed(kinds):
     """As far as whole layers allow; a stage may have a layer less where that fills sooner."""
     request = chain_request(kinds)
-    found = evaluate_plan(answer(request, "graphpipe"), request)
+    found = evaluate_plan(answer(request, "graphpipe_exclusive"), request)
     share = NUM_LAYERS / sum(SPEED[kind] for kind in kinds)
     least_s = min(
         sixths / 6
@@ -75,7 +75,7 @@ def test_work_is_in_proportion_to_speed(kinds):
 )
 def test_a_fast_device_of_little_memory_gets_what_fits(kinds, memory, layers):
     request = chain_request(kinds, memory)
-    found = evaluate_plan(answer(request, "graphpipe"), request)
+    found = evaluate_plan(answer(request, "graphpipe_exclusive"), request)
     assert found.is_feasible
     for kind, numbers in layers_on(found, request).items():
         assert numbers == pytest.approx(layers[kind], abs=1), kind
@@ -95,7 +95,7 @@ def test_replicas_are_of_several_kinds_where_these_differ_little():
     request = plan_request(
         graph, Cluster(devices, FREE), minibatch_size=4, costs=Costs(tuple(profiles))
     )
-    found = evaluate_plan(answer(request, "graphpipe"), request)
+    found = evaluate_plan(answer(request, "graphpipe_exclusive"), request)
     (stage,) = found.plan.stages
     assert len(stage.devices) == 4
     assert found.step_s == pytest.approx(4 * 3 * 1.0)
@@ -141,7 +141,7 @@ def test_knowing_the_kinds_is_never_worse_than_taking_them_as_equal(kinds, has_m
 def evaluation_of(asked: PlanRequest, request: PlanRequest) -> PlanEvaluation | None:
     """What the plan for one question does where another holds; None if it has none that fits."""
     try:
-        plan = answer(asked, "graphpipe")
+        plan = answer(asked, "graphpipe_exclusive")
     except ValueError as error:
         if "fits into the memory" not in str(error):
             raise

@@ -83,11 +83,13 @@ class TestPlan:
         """A plan of three stages needs 400 kB at most; with half of it others are refused."""
         free = [*COSTS, "strategy.schedule=1f1b"]
         write_costs(run_folder)
-        roomy = graphpipe(*PLAN, *free, "planner=graphpipe", "cluster.num_devices=4")
+        roomy = graphpipe(*PLAN, *free, "planner=graphpipe_exclusive", "cluster.num_devices=4")
         assert "bound the step" not in roomy and "its limit is not known" in roomy
         metrics = json.loads((run_folder / "run" / "metrics.json").read_text())
         tight = f"cluster.memory_bytes={int(metrics['peak_memory_bytes']) - 1}"
-        printed = graphpipe(*PLAN, *free, "planner=graphpipe", "cluster.num_devices=4", tight)
+        printed = graphpipe(
+            *PLAN, *free, "planner=graphpipe_exclusive", "cluster.num_devices=4", tight
+        )
         assert "Memory bounds the step: with unlimited memory it would take" in printed
 
     def test_schedule_is_the_one_that_fits_unless_it_is_named(

@@ -36,9 +36,11 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 - ``look`` (with ``least``): what is worth looking at with one micro-batch size;
 - ``result``: the choice by the time of the whole step;
 - ``infeasible``: what would help where nothing fits.
+
+``place``: beyond the paper, plans whose stages share devices; it begins with the best plan of the
+rest (``planner``, which is ``graphpipe_exclusive``) and those of other planners.
 """
 
 from lightning_gpp.planner.graphpipe.choose.result import RankedPlan, SearchResult
-from lightning_gpp.planner.graphpipe.planner import graphpipe, search_plans
 
-__all__ = ["RankedPlan", "SearchResult", "graphpipe", "search_plans"]
+__all__ = ["RankedPlan", "SearchResult"]

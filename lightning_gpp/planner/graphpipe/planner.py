@@ -1,4 +1,4 @@
-"""The planner's function, and the same search with its alternatives."""
+"""The planner ``graphpipe_exclusive``: the published space, where stages own their devices."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from lightning_gpp.planner.graphpipe.space.equal_devices import as_if_equal
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
-NAME = "graphpipe"
+NAME = "graphpipe_exclusive"
 
 
-def graphpipe(request: PlanRequest) -> Plan:
+def graphpipe_exclusive(request: PlanRequest) -> Plan:
     """The plan with the shortest predicted step.
 
-    Stages form a graph, have replicas in powers of two (or the whole model has one on every
-    device), and may leave devices unused.
+    Stages form a graph, own their devices, have replicas in powers of two (or the whole model has
+    one on every device), and may leave devices unused.
 
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    return search_plans(request).best
+    return search_exclusive(request).best
 
 
-def search_plans(request: PlanRequest) -> SearchResult:
-    """The search of :func:`graphpipe`, with what it looked at.
+def search_exclusive(request: PlanRequest) -> SearchResult:
+    """The search of :func:`graphpipe_exclusive`, with what it looked at.
 
     Beside the series-parallel tree it searches the model as a chain of units, as ``sequential``
     does, where branches may be divided at any place; the stages still wait only for what they

@@ -11,7 +11,7 @@ from lightning_gpp.planner.step_time.pipeline_run import PipelineRun, pipeline_r
 from lightning_gpp.planner.units.contiguous import StageUnits
 from lightning_gpp.planner.units.units import UnitGraph
 
-PLAYED = 160_000
+PLAYED = 40_000
 """Forwards and backwards to play in one search; about half a second."""
 
 FEWEST = 8

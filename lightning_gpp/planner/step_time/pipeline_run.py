@@ -102,10 +102,10 @@ class PipelineRun:
         Args:
             stages: what the plan's stages take.
         """
-        if self._shares_devices or any(stage.shares for stage in self.plan.stages):
+        if any(stage.shares for stage in self.plan.stages):
             return 0.0
         edges = [self._timed_edge(edge) for edge in self.graph.stages.edges]
-        return least_step_s(self._timed(stages), edges)
+        return least_step_s(self._timed(stages), edges, self._residents)
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -156,9 +156,13 @@ class PipelineRun:
         return TimedEdge(edge.source, edge.target, there_s, back_s if edge.has_backward else None)
 
     @cached_property
-    def _shares_devices(self) -> bool:
-        devices = [device for stage in self.plan.stages for device in stage.devices]
-        return len(set(devices)) < len(devices)
+    def _residents(self) -> Mapping[int, Sequence[int]]:
+        """The stages of every device that holds several; the loss takes no time."""
+        found: dict[int, list[int]] = {}
+        for stage in self.plan.stages:
+            for device in stage.devices:
+                found.setdefault(device, []).append(stage.id)
+        return {device: stages for device, stages in found.items() if len(stages) > 1}
 
 
 def pipeline_run(plan: Plan, request: PlanRequest) -> PipelineRun:

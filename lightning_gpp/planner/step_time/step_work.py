@@ -10,93 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import NamedTuple
 
 from lightning_gpp.cluster import Cluster, all_reduce_channels, channels
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan_graph import PlanGraph
+from lightning_gpp.planner.step_time.merged_lines import merged_lines
+from lightning_gpp.planner.step_time.numbering import Numbering
+from lightning_gpp.planner.step_time.shares import SharedPart
 from lightning_gpp.planner.step_time.timing import Send, Sum, Work
-from lightning_gpp.schedule import Kind, Steps, find_schedule, reduce_groups
+from lightning_gpp.schedule import Steps, find_schedule, reduce_groups
 
 Buckets = Sequence[tuple[float, float]]
 """Of every sum: seconds until it can begin, and its seconds."""
 
 
-class Share(NamedTuple):
-    """How the replicas of a stage take a mini-batch.
-
-    Attributes:
-        units: smallest micro-batches in the micro-batch of each replica.
-        num_microbatches: of each.
-    """
-
-    units: tuple[int, ...]
-    num_microbatches: int
-
-    @property
-    def num_replicas(self) -> int:
-        """Replicas of the stage."""
-        return len(self.units)
-
-    @property
-    def num_units(self) -> int:
-        """Smallest micro-batches in one of the stage, all replicas together."""
-        return sum(self.units)
-
-    def pieces(self) -> Iterator[tuple[int, int, int]]:
-        """(end, number, replica) of every micro-batch of every replica, in the order of units."""
-        end = 0
-        for microbatch in range(self.num_microbatches):
-            for replica, units in enumerate(self.units):
-                end += units
-                yield end, replica * 2 * self.num_microbatches + microbatch, replica
-
-
-class SharedPart(NamedTuple):
-    """What two micro-batches of replicas have in common: a message.
-
-    Attributes:
-        sender: micro-batch of the sender, counted on over its replicas.
-        receiver: likewise.
-        pair: its replica, and that of the receiver.
-        num_units: what the message carries.
-    """
-
-    sender: int
-    receiver: int
-    pair: tuple[int, int]
-    num_units: int
-
-
-@lru_cache(maxsize=4096)  # many plans have stages of the same shape
-def parts(source: Share, target: Share) -> tuple[tuple[SharedPart, ...], tuple[SharedPart, ...]]:
-    """The messages of an edge in the order in which every replica sends them: there, and back."""
-    found: list[SharedPart] = []
-    senders, receivers = source.pieces(), target.pieces()
-    unit = sent = received = 0
-    while unit < source.num_units * source.num_microbatches:
-        if sent == unit:
-            sent, sender, i = next(senders)
-        if received == unit:
-            received, receiver, j = next(receivers)
-        stop = min(sent, received)
-        found.append(SharedPart(sender, receiver, (i, j), stop - unit))
-        unit = stop
-    back = [SharedPart(p.receiver, p.sender, p.pair[::-1], p.num_units) for p in found]
-    return tuple(_as_sent(found)), tuple(_as_sent(back))
-
-
-def _as_sent(found: list[SharedPart]) -> list[SharedPart]:
-    """For every micro-batch those to the first replica first."""
-    return sorted(found, key=lambda part: (part.sender, part.pair[1]))
-
-
-class StepWork:
+class StepWork(Numbering):
     """Numbers the work of a step.
-
-    The work of a replica is numbered on: its forwards, and then its backwards.
 
     Args:
         request: the links.
@@ -114,20 +44,12 @@ class StepWork:
         num_microbatches: int,
         steps: Mapping[int, Steps],
     ) -> None:
-        self.request, self.graph, self.num_microbatches = request, graph, num_microbatches
-        self.num_stages, self.steps = num_stages, steps
-        self.shares = [
-            Share(units, num_microbatches // multiple)
-            for multiple, units in zip(graph.multiples, graph.shares)
-        ]
-        self.first = [0]
-        for share in self.shares:
-            self.first.append(self.first[-1] + 2 * share.num_replicas * share.num_microbatches)
-        edges = graph.stages.edges
-        has_feed_backward = any(e.source == FEED and e.has_backward for e in edges)
-        self.num_feed_backwards = num_microbatches // graph.multiples[FEED] * has_feed_backward
-        self.has_halves = find_schedule(request.schedule).forwards_first
-        self.numbers: dict[str, int] | None = None if are_alone(request.cluster) else {}
+        has_halves = find_schedule(request.schedule).forwards_first
+        super().__init__(graph, num_microbatches, steps, has_halves=has_halves)
+        self.request, self.num_stages = request, num_stages
+        self.numbers: dict[str, int] = {}
+        self.messages_are_alone = are_alone(request.cluster)
+        self.has_common_sums = False
 
     def work(self, seconds: Sequence[tuple[float, float]], buckets: Sequence[Buckets]) -> Work:
         """The work with what it takes.
@@ -148,12 +70,15 @@ class StepWork:
         work.feed_line = self.graph.devices[FEED][0]
         self.forwards(work)
         self.backwards(work)
+        homes = [self.graph.devices[stage] for stage, found in enumerate(buckets) if found]
+        summing = [device for home in homes for device in home]
+        self.has_common_sums = len(set(summing)) < len(summing)
         work.sums += [
             self.sum(stage, found, work.lines) for stage, found in enumerate(buckets) if found
         ]
         if self.graph.stages.shared_parameters:
             self.shared(work)
-        work.num_channels = len(self.numbers or ())
+        work.num_channels = len(self.numbers)
         return work
 
     def sum(self, stage: int, buckets: Buckets, lines: Sequence[Sequence[int]]) -> Sum:
@@ -172,8 +97,9 @@ class StepWork:
             if line.index(end) > line.index(last[replica]):
                 last[replica] = end
                 at_once = frozenset({end})
+        devices = self.graph.devices[stage] if self.has_common_sums else ()
         channels_used = self.sum_channels(stage)
-        return Sum(stage, tuple(last), buckets, channels_used, at_once=at_once)
+        return Sum(stage, tuple(last), buckets, channels_used, at_once=at_once, devices=devices)
 
     def last(self, stage: int) -> Iterator[int]:
         """The last backward of every replica of a stage."""
@@ -257,11 +183,7 @@ class StepWork:
         graph, tables = self.graph, self.request.tables
         is_feed = edge.source == FEED
         homes = graph.devices[edge.source][:1] if is_feed else graph.devices[edge.source]
-        source = self.shares[edge.source]
-        if is_feed:  # it goes at the pace of the loss
-            pace = graph.multiples[FEED]
-            source = Share((pace,), self.num_microbatches // pace)
-        found = parts(source, self.shares[edge.target])[is_gradient]
+        found = self.edge_parts(edge)[is_gradient]
         senders, receivers = homes, graph.devices[edge.target]
         if is_gradient:
             senders, receivers = receivers, senders
@@ -287,21 +209,20 @@ class StepWork:
         (link,) = self.request.tables.links((sender,), (receiver,))
         assert link is not None
         numbers: tuple[int, ...] = ()
-        if self.numbers is not None:
+        if not self.messages_are_alone:
             names = channels(self.request.cluster, sender, receiver, is_feed=is_feed)
             numbers = self.numbered(names)
         return link.transfer_s(size_bytes), numbers
 
     def sum_channels(self, stage: int) -> tuple[int, ...]:
         """The channels of the sums of a stage."""
-        if self.numbers is None:
+        if self.messages_are_alone and not self.has_common_sums:
             return ()
         home = tuple(sorted(self.graph.devices[stage]))
         return self.numbered(all_reduce_channels(self.request.cluster, home))
 
     def numbered(self, names: Sequence[str]) -> tuple[int, ...]:
         """Channels by number."""
-        assert self.numbers is not None
         return tuple(self.numbers.setdefault(name, len(self.numbers)) for name in names)
 
     def lines(self) -> list[list[int]]:
@@ -310,8 +231,7 @@ class StepWork:
         used = [device for home in graph.devices[: self.num_stages] for device in home]
         lines: list[list[int]] = [[] for _ in range(1 + max(used))]
         if len(set(used)) < len(used) or self.num_feed_backwards:
-            self.merge(lines)
-            return lines
+            return merged_lines(self, len(lines))
         for stage in range(self.num_stages):
             count = self.shares[stage].num_microbatches
             for replica, device in enumerate(graph.devices[stage]):
@@ -345,22 +265,6 @@ class StepWork:
             elif self.has_halves:
                 yield loss + count + ~step
             yield own + (step if step >= 0 else count + ~step)
-
-    def merge(self, lines: list[list[int]]) -> None:
-        """The orders of devices with several stages, or with the feed, which the program merges."""
-        program = self.graph.program(
-            self.num_microbatches, schedule=self.request.schedule, check=False
-        )
-        for line, actions in zip(lines, program.actions):
-            for action in actions:
-                if action.stage == FEED and action.kind is Kind.BACKWARD:
-                    line.append(self.first[-1] + action.microbatch)
-                elif action.kind.is_compute and action.stage != FEED:
-                    replica = program.replica(action.stage)
-                    count = self.shares[replica.stage].num_microbatches
-                    first = self.first[replica.stage] + replica.index * 2 * count
-                    is_backward = action.kind is Kind.BACKWARD
-                    line.append(first + count * is_backward + action.microbatch)
 
 
 def are_alone(cluster: Cluster) -> bool:

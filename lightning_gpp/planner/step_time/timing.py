@@ -24,6 +24,8 @@ class Sum:
         stage: whose replicas they are.
         last: the work of every replica in which the gradients become final.
         at_once: those of them that are no backwards of the stage: all is final when they begin.
+        devices: of every replica, where other stages have sums, too: a device begins the buckets of
+            its stages one after the other, those of later stages first.
         buckets: seconds from the start of a last backward until a bucket is final, and the seconds
             of its sum, in the order in which they begin.
         channels: what the sums occupy; without channels nothing else needs theirs.
@@ -36,6 +38,7 @@ class Sum:
     channels: tuple[int, ...] = ()
     then: tuple[int, ...] = ()
     at_once: frozenset[int] = frozenset()
+    devices: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -114,6 +117,8 @@ class _Player:
                 self.sums_of.setdefault(last, []).append(number)
         self.left = [len(found.last) for found in work.sums]
         self.buckets_left = [len(found.buckets) for found in work.sums]
+        self.sums_begun_s = [0.0] * len(work.lines)
+        self.in_turn = [n for n in reversed(range(len(work.sums))) if work.sums[n].devices]
         self.num_pushed = 0
 
     def run(self) -> Played:
@@ -218,6 +223,9 @@ class _Player:
         if self.left[number]:
             return []
         found = self.work.sums[number]
+        if found.devices:
+            self.begin_in_turn()
+            return []
         at_once_s = max((self.start_s[last] for last in found.at_once), default=0.0)
         own = [self.start_s[last] for last in found.last if last not in found.at_once]
         begun_s = max(own, default=at_once_s)
@@ -231,3 +239,22 @@ class _Player:
             end_s = max(end_s, final_s if own else 0.0) + sum_s
         self.buckets_left[number] = 1
         return self.summed(number, begun_s + end_s)
+
+    def begin_in_turn(self) -> None:
+        """Begins the sums whose gradients are final and that wait for no other on their devices."""
+        blocked: set[int] = set()
+        waiting = []
+        for number in self.in_turn:
+            found = self.work.sums[number]
+            if self.left[number] or not blocked.isdisjoint(found.devices):
+                blocked.update(found.devices)
+                waiting.append(number)
+                continue
+            begun_s = self.sums_begun_s
+            for final_s, sum_s in found.buckets:
+                for device, last in zip(found.devices, found.last):
+                    ready_s = self.start_s[last] + (0.0 if last in found.at_once else final_s)
+                    begun_s[device] = max(begun_s[device], ready_s)
+                ready_s = max([begun_s[device] for device in found.devices])
+                self.push(ready_s, 0, ~number, sum_s, found.channels)
+        self.in_turn = waiting

@@ -9,7 +9,8 @@ from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import make_plan, validate_plan
-from lightning_gpp.planner.graphpipe import search_plans
+from lightning_gpp.planner.graphpipe.place.planner import search_plans
+from lightning_gpp.planner.graphpipe.planner import search_exclusive
 from lightning_gpp.planner.make_plan import PLANNERS, plan_request
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 
@@ -54,7 +55,7 @@ def test_a_join_needs_no_stage_of_its_own():
         num_microbatches=4,
         costs=fixed_costs(graph),
     )
-    best = search_plans(request).ranked[0].evaluation
+    best = search_exclusive(request).ranked[0].evaluation
     assert len(best.stages) == 32
     assert best.stages[-1].stage.operators[-1] == "cat"
     assert len(best.stages[-1].stage.operators) == 2
@@ -68,7 +69,7 @@ def test_whole_branches_share_a_device():
         uniform_cluster(2, FREE),
         minibatch_size=8,
         num_microbatches=8,
-        planner="graphpipe",
+        planner="graphpipe_exclusive",
         costs=fixed_costs(graph),
     )
     assert [len(stage.operators) for stage in plan.stages] == [6, 7]
@@ -79,7 +80,7 @@ def test_branches_run_in_parallel_and_in_sequential_they_do_not():
     graph = branches(num_branches=4, length=2)
     options = {"minibatch_size": 8, "num_microbatches": 8, "costs": fixed_costs(graph)}
     request = plan_request(graph, uniform_cluster(8, FREE), **options)
-    graph_plan, chain = (PLANNERS[name](request) for name in ("graphpipe", "sequential"))
+    graph_plan, chain = (PLANNERS[name](request) for name in ("graphpipe_exclusive", "sequential"))
     assert evaluate_plan(graph_plan, request).depth == 3
     assert evaluate_plan(chain, request).depth > 3
     assert chain.is_chain and not graph_plan.is_chain
@@ -89,9 +90,8 @@ def test_branches_run_in_parallel_and_in_sequential_they_do_not():
 def test_a_chain_is_planned_as_sequential_does():
     graph = literal_graph({"a": "x", "b": "a", "c": "b", "d": "c"})
     request = plan_request(graph, 2, minibatch_size=16, costs=profile_of(graph))
-    steps = [
-        evaluate_plan(PLANNERS[n](request), request).step_s for n in ("graphpipe", "sequential")
-    ]
+    names = ("graphpipe_exclusive", "sequential")
+    steps = [evaluate_plan(PLANNERS[name](request), request).step_s for name in names]
     assert steps[0] == pytest.approx(steps[1])
 
 
@@ -108,7 +108,7 @@ def test_slow_devices_get_less_work():
         Cluster(devices, FREE),
         minibatch_size=32,
         num_microbatches=32,
-        planner="graphpipe",
+        planner="graphpipe_exclusive",
         costs=costs,
     )
     work = {plan.stages[i].devices[0]: len(plan.stages[i].operators) for i in range(2)}
@@ -155,5 +155,5 @@ def test_results_are_ranked_and_explained():
 
 def test_graphs_that_are_not_series_parallel_say_what_was_ordered():
     graph = literal_graph({"a": "x", "b": "x", "c": "a b", "d": "b"}, outputs=["c", "d"])
-    result = search_plans(plan_request(graph, 2, minibatch_size=4, costs=profile_of(graph)))
+    result = search_exclusive(plan_request(graph, 2, minibatch_size=4, costs=profile_of(graph)))
     assert any("not series-parallel" in note for note in result.notes)

@@ -83,7 +83,7 @@ def test_seven_branches_fill_eight_devices():
     profile = profile_of(graph, {o.name: 0.0 if o.name == "join" else 1.0 for o in graph})
     cluster = uniform_cluster(8, Link(1e30))
     request = PlanRequest(graph, cluster, Costs((profile,)), 64, 16, max_replicas=1)
-    found = evaluate_plan(answer(request, "graphpipe"), request)
+    found = evaluate_plan(answer(request, "graphpipe_exclusive"), request)
     layer_s = 3.0 / 4  # forward and backward, per sample
     assert found.seconds_per_sample == pytest.approx(7 * layer_s)
     assert {len(stage.operators) for stage in found.plan.stages} == {7, 8}

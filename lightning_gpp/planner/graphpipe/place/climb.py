@@ -1,0 +1,67 @@
+"""A local search: from a draft to a better one next to it, until there is none."""
+
+from __future__ import annotations
+
+from lightning_gpp.planner.graphpipe.place.draft import Draft
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.moves import FAMILIES, Family
+
+FIRST_PATIENCE = 4
+"""Steps of a family of moves that are played in vain at first, before the next family's turn."""
+
+
+class Climber:
+    """A draft on its way to better ones.
+
+    The families of moves take turns. Of each, the drafts whose lower bound is below the step are
+    played, the smallest bound first, until one is better.
+
+    Args:
+        draft: where it begins, with its stages in order.
+        step_s: seconds of its step.
+        judge: looks at drafts.
+
+    Attributes:
+        draft: where it is.
+        step_s: seconds of its step.
+    """
+
+    def __init__(self, draft: Draft, step_s: float, judge: DraftJudge) -> None:
+        self.draft, self.step_s = draft, step_s
+        self._judge = judge
+
+    def run(self, patience: int) -> bool:
+        """Climbs until no family has a better draft.
+
+        Args:
+            patience: steps that each family may play in vain.
+
+        Returns:
+            Whether more patience might find more.
+        """
+        in_vain, has_more, at = 0, False, 0
+        while in_vain < len(FAMILIES) and not self._judge.is_spent:
+            family = FAMILIES[at % len(FAMILIES)]
+            better, is_open = self._look(family, patience)
+            if better:
+                in_vain, has_more = 0, False
+            else:
+                in_vain += 1
+                has_more |= is_open
+                at += 1
+        return has_more
+
+    def _look(self, family: Family, patience: int) -> tuple[bool, bool]:
+        """Whether a family has a better draft, which is taken; and whether it has others."""
+        judge = self._judge
+        neighbours = family(self.draft, judge.tables)
+        for number, (_, draft) in enumerate(judge.promising(neighbours, self.step_s)):
+            if judge.is_spent:
+                return False, False
+            if number == patience:
+                return False, True
+            step_s = judge.step_s(draft, self.step_s)
+            if step_s < self.step_s:
+                self.draft, self.step_s = draft, step_s
+                return True, False
+        return False, False

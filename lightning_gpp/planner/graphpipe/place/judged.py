@@ -1,0 +1,132 @@
+"""Judges drafts by the step that they would take, within a budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from lightning_gpp.planner.graphpipe.choose.result import RankedPlan, ranked_plans
+from lightning_gpp.planner.graphpipe.place.arrange import arranged
+from lightning_gpp.planner.graphpipe.place.draft import Draft
+from lightning_gpp.planner.graphpipe.place.drafted import draft_of, plan_of
+from lightning_gpp.planner.graphpipe.place.least import DraftBounds
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.step_time.evaluate import ROUNDING, PlanEvaluation, evaluate_below
+
+LOOKS_PER_BOUND = 8
+"""So many looks at what the devices compute are taken in the time of one lower bound."""
+
+ACTIONS_PER_LOOK = 4
+"""So many forwards and backwards are played in the time of one look."""
+
+
+class DraftJudge:
+    """Looks at drafts, and keeps what it saw.
+
+    Args:
+        tables: of the units.
+        name: of the planner.
+        budget: looks that may be taken; see :attr:`is_spent`.
+
+    Attributes:
+        best: the best plan that fits into memory: shortest step first, then least memory.
+    """
+
+    def __init__(self, tables: UnitTables, name: str, budget: int) -> None:
+        self.tables = tables
+        self.best: PlanEvaluation | None = None
+        self._name, self._budget = name, budget
+        self._bounds = DraftBounds(tables)
+        self._least_s: dict[Draft, float] = {}
+        self._step_s: dict[Draft, float] = {}
+        self._found: dict[Plan, PlanEvaluation] = {}
+        self._spent = 0
+
+    @property
+    def shown(self) -> list[tuple[Draft, float]]:
+        """The plans so far as drafts, each with its step."""
+        drafts = ((draft_of(one.plan, self.tables), one) for one in self._found.values())
+        return [(draft, one.step_s) for draft, one in drafts if draft is not None]
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether all looks are taken.
+
+        A look asks what the devices compute; a lower bound and a played step cost as many as they
+        take the time of. So a search takes about the same time for any model.
+        """
+        return self._spent >= self._budget
+
+    def promising(self, drafts: Iterable[Draft], below_s: float) -> list[tuple[float, Draft]]:
+        """The drafts whose steps may be shorter than a limit, in the order of their lower bounds.
+
+        Args:
+            drafts: with their stages in any order.
+            below_s: the limit.
+
+        Returns:
+            The bounds, and the drafts with their stages in order; none when the budget ends.
+        """
+        found: dict[Draft, float] = {}
+        for draft in drafts:
+            if self.is_spent:
+                return []
+            self._spent += 1
+            if self._bounds.busiest_s(draft) * (1 - ROUNDING) >= below_s:
+                continue
+            stages = arranged(draft.stages, self.tables)
+            if stages is None:
+                continue
+            able = draft._replace(stages=stages)
+            if able not in found:
+                least_s = self._least(able)
+                if least_s < below_s:
+                    found[able] = least_s
+        return sorted(((s, draft) for draft, s in found.items()), key=lambda one: one[0])
+
+    def _least(self, draft: Draft) -> float:
+        found = self._least_s.get(draft)
+        if found is None:
+            self._spent += LOOKS_PER_BOUND
+            found = self._least_s[draft] = self._bounds.least_s(draft) * (1 - ROUNDING)
+        return found
+
+    def step_s(self, draft: Draft, below_s: float) -> float:
+        """Seconds of a draft's step; infinite where it does not fit, or takes as long as a limit.
+
+        Args:
+            draft: with its stages in order.
+            below_s: steps that are not shorter are of no interest, now and later.
+        """
+        found = self._step_s.get(draft)
+        if found is None:
+            self._spent += LOOKS_PER_BOUND + self._num_actions(draft) // ACTIONS_PER_LOOK
+            found = math.inf
+            plan = plan_of(draft, self.tables, self._name)
+            evaluation = evaluate_below(plan, self.tables.request, below_s)
+            if evaluation is not None and evaluation.is_feasible:
+                found = evaluation.step_s
+                self.show(evaluation)
+            self._step_s[draft] = found
+        return found
+
+    def show(self, found: PlanEvaluation) -> None:
+        """Takes note of a plan; one that does not fit into memory is left out."""
+        if found.is_feasible:
+            self._found.setdefault(found.plan, found)
+            if self.best is None or _rank(found) < _rank(self.best):
+                self.best = found
+
+    def ranked(self) -> tuple[RankedPlan, ...]:
+        """The best plans, with a word on each."""
+        return ranked_plans(sorted(self._found.values(), key=_rank))
+
+    @staticmethod
+    def _num_actions(draft: Draft) -> int:
+        count = draft.num_microbatches
+        return sum(2 * one.num_replicas * count // one.multiple for one in draft.stages)
+
+
+def _rank(found: PlanEvaluation) -> tuple[float, int]:
+    return found.step_s, found.peak_memory_bytes

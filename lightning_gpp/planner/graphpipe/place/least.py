@@ -1,0 +1,199 @@
+"""A lower bound of a draft's step, and whether it can run at all, from tables.
+
+What :func:`lightning_gpp.planner.step_time.least_step.least_step_s` says of the plan of the draft,
+without making it: most moves of a search are looked at no closer.
+"""
+
+from __future__ import annotations
+
+import math
+
+from lightning_gpp.graph import FEED
+from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.plan.plan import Stage
+from lightning_gpp.planner.request_tables import transfer_s
+from lightning_gpp.planner.step_time.gradients import stage_sums
+from lightning_gpp.planner.step_time.least_step import TimedEdge, TimedStage, least_step_s
+from lightning_gpp.planner.step_time.stage_costs import stage_compute
+
+Seconds = tuple[float, float | None]
+End = tuple[Units, tuple[int, ...], int]
+"""Of an edge: units, devices and micro-batches of a stage."""
+
+
+class DraftBounds:
+    """Lower bounds of the steps of drafts.
+
+    Args:
+        tables: of their units.
+    """
+
+    def __init__(self, tables: UnitTables) -> None:
+        self._tables = tables
+        self._request = tables.request
+        self._stages: dict[tuple[DraftStage, int], TimedStage | None] = {}
+        self._edges: dict[tuple[object, ...], Seconds | None] = {}
+        self._fixed: dict[Units, int] = {}
+        self._limits = [device.memory_bytes for device in self._request.cluster.devices]
+        self._has_limits = any(limit is not None for limit in self._limits)
+
+    def busiest_s(self, draft: Draft) -> float:
+        """Seconds that the busiest device computes; infinite where the draft cannot run.
+
+        Whether the stages have an order is not asked.
+        """
+        stages, count = draft.stages, draft.num_microbatches
+        if self._request.minibatch_size < count or not self._may_fit(stages):
+            return math.inf
+        busy_s = [0.0] * len(self._limits)
+        for stage in stages:
+            timed = self._timed(stage, count)
+            if timed is None:
+                return math.inf
+            work_s = timed.work_s
+            for device in stage.devices:
+                busy_s[device] += work_s
+        return max(busy_s)
+
+    def least_s(self, draft: Draft) -> float:
+        """Seconds that a step takes at least; infinite where the draft cannot run.
+
+        Args:
+            draft: with its stages in order, and otherwise able to run.
+        """
+        count = draft.num_microbatches
+        stages = [self._stages[stage, count] for stage in draft.stages]
+        timed = [stage for stage in stages if stage is not None]
+        ends: list[End] = [stage[:3] for stage in draft.stages]
+        last = draft.stages[-1]
+        if last.num_replicas > 1:  # the loss is a stage of its own
+            ends.append((0, last.devices[:1], last.multiple))
+            timed.append(TimedStage(last.multiple, 1, count // last.multiple, 0.0, 0.0))
+        edges = self._all_edges(ends, count)
+        if edges is None:
+            return math.inf
+        if any(stage.shares for stage in draft.stages):
+            return max(stage.work_s for stage in timed)
+        return least_step_s(timed, edges, _residents(draft.stages))
+
+    def _timed(self, stage: DraftStage, count: int) -> TimedStage | None:
+        """A stage as a line of time; None where it does not keep to the rules of a stage."""
+        key = stage, count
+        if key not in self._stages:
+            can_run = count % stage.multiple == 0 and self._may_run(stage)
+            self._stages[key] = self._stage(stage, count) if can_run else None
+        return self._stages[key]
+
+    def _may_run(self, stage: DraftStage) -> bool:
+        if stage.num_replicas == 1 and not stage.recompute:
+            return True
+        is_even = stage.shares or stage.multiple % stage.num_replicas == 0
+        return bool(is_even) and not self._tables.has_state(stage.units)
+
+    def _may_fit(self, stages: tuple[DraftStage, ...]) -> bool:
+        """Whether the parameters alone leave room on every device."""
+        if not self._has_limits:
+            return True
+        used = [0] * len(self._limits)
+        for stage in stages:
+            fixed = self._fixed.get(stage.units)
+            if fixed is None:
+                operators = self._tables.operators(stage.units)
+                all_bytes, trained = self._request.tables.parameter_bytes(operators)
+                fixed = all_bytes + trained * (1 + self._request.optimizer_values)
+                self._fixed[stage.units] = fixed
+            for device in stage.devices:
+                used[device] += fixed
+        return all(limit is None or size <= limit for size, limit in zip(used, self._limits))
+
+    def _stage(self, stage: DraftStage, count: int) -> TimedStage:
+        request = self._request
+        unit_size = request.minibatch_size / count
+        planned = Stage(0, self._tables.operators(stage.units), *stage[1:])
+        compute = stage_compute(request, planned, unit_size)
+        end_s = 0.0
+        if stage.num_replicas > 1:
+            own = self._tables.own_parameters(stage.units)
+            end_s = stage_sums(request, planned, unit_size, own).after_s
+        return TimedStage(
+            stage.multiple,
+            stage.num_replicas,
+            count // stage.multiple,
+            compute.forward_s,
+            compute.backward_s,
+            end_s,
+        )
+
+    def _all_edges(self, ends: list[End], count: int) -> list[TimedEdge] | None:
+        """The edges between stages, those of the feed first; None where one cannot be."""
+        tables, found = self._tables, []
+        last = len(ends) - 1
+        feed = 0, ends[-1][1][:1], ends[-1][2]
+        sources = [tables.sources(units) for units, _, _ in ends]
+        for target, other in enumerate(ends):
+            edge = self._edge(feed, other, count, target == last)
+            if edge is None:
+                return None
+            if edge[0] >= 0:
+                found.append(TimedEdge(FEED, target, edge[0], None))
+        for source, own in enumerate(ends):
+            units = own[0]
+            has_output = units & tables.makers
+            for target in range(source + 1, len(ends)):
+                if sources[target] & units or (target == last and has_output):
+                    edge = self._edge(own, ends[target], count, target == last)
+                    if edge is None:
+                        return None
+                    if edge[0] >= 0:
+                        found.append(TimedEdge(source, target, *edge))
+        return found
+
+    def _edge(
+        self,
+        source: End,
+        target: End,
+        count: int,
+        is_last: bool,
+    ) -> Seconds | None:
+        """Seconds there and back; negative where there is no edge, None where none may be."""
+        key = source, target, count, is_last
+        if key in self._edges:
+            return self._edges[key]
+        found = self._edges[key] = self._new_edge(source, target, count, is_last)
+        return found
+
+    def _new_edge(
+        self,
+        source: End,
+        target: End,
+        count: int,
+        is_last: bool,
+    ) -> Seconds | None:
+        units, senders, multiple = source
+        carried = self._tables.carried(units, target[0], takes_outputs=is_last)
+        if not carried.values:
+            return -1.0, None
+        other = target[2]
+        if units and max(multiple, other) % min(multiple, other):
+            return None
+        shares = multiple // len(senders), other // len(target[1])
+        if shares[0] != shares[1] and not carried.is_cuttable:
+            return None
+        request = self._request
+        samples = math.gcd(*shares) * request.minibatch_size / count
+        sizes = request.tables.edge_bytes(carried.values, has_backward=carried.has_backward)
+        links = request.tables.links(senders, target[1])
+        there_s = min([transfer_s(link, sizes.forward(samples)) for link in links])
+        if not carried.has_backward or not units:
+            return there_s, None
+        return there_s, min([transfer_s(link, sizes.backward(samples)) for link in links])
+
+
+def _residents(stages: tuple[DraftStage, ...]) -> dict[int, list[int]]:
+    """The stages of every device."""
+    found: dict[int, list[int]] = {}
+    for number, stage in enumerate(stages):
+        for device in stage.devices:
+            found.setdefault(device, []).append(number)
+    return {device: stages for device, stages in found.items() if len(stages) > 1}

@@ -1,0 +1,189 @@
+"""The drafts next to one: a few changes each, of everything that a draft says.
+
+Every family is a function from a draft to drafts whose stages may be in any order, and may be such
+that they cannot run; whoever looks at them finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from lightning_gpp.planner.graphpipe.place.cuts import at_branches, by_needs, by_work
+from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
+from lightning_gpp.planner.graphpipe.place.homes import Homes
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
+
+Family = Callable[[Draft, UnitTables], Iterator[Draft]]
+
+
+def regrouped(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+    """A stage on other devices, or more or fewer of them."""
+    homes = Homes(draft, tables)
+    for number, stage in enumerate(draft.stages):
+        for devices in homes.others(stage):
+            yield from _on(draft, number, [], stage, devices)
+
+
+def dealt(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+    """A stage cut in two, of which one may go to other devices."""
+    homes = Homes(draft, tables)
+    for number, stage in enumerate(draft.stages):
+        cuts = dict.fromkeys(chain(by_work(stage.units, tables), at_branches(stage.units, tables)))
+        for cut in cuts:
+            first, second = (stage._replace(units=units) for units in cut)
+            yield draft.with_stage(number, first, second)
+            for stays, goes in ((first, second), (second, first)):
+                for devices in homes.others(stage):
+                    yield from _on(draft, number, [stays], goes, devices)
+
+
+def parted(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+    """A stage cut into what waits for the same other stages; and all stages at once."""
+    everywhere: list[DraftStage] = []
+    for number, stage in enumerate(draft.stages):
+        pieces = by_needs(draft.stages, number, tables)
+        own = [stage._replace(units=units) for units in pieces]
+        everywhere += own
+        if len(own) > 1:
+            yield draft.with_stage(number, *own)
+    if len(everywhere) > len(draft.stages) + 1:
+        yield draft._replace(stages=tuple(everywhere))
+
+
+def shifted(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+    """The first or last units of a stage in another one that they exchange values with."""
+    for source, stage in enumerate(draft.stages):
+        for target in range(source + 1, len(draft.stages)):
+            other = draft.stages[target]
+            if tables.sources(other.units) & stage.units:
+                yield from _handed(draft, source, target, _last(stage.units))
+                yield from _handed(draft, target, source, _first(other.units))
+
+
+def merged(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+    """Two stages as one, on the devices of either: those with an edge, or with common devices."""
+    for first, stage in enumerate(draft.stages):
+        for second in range(first + 1, len(draft.stages)):
+            other = draft.stages[second]
+            is_near = tables.sources(other.units) & stage.units
+            if is_near or not set(stage.devices).isdisjoint(other.devices):
+                units = stage.units | other.units
+                rest = draft.with_stage(second)
+                for kept in dict.fromkeys(one._replace(units=0) for one in (stage, other)):
+                    yield rest.with_stage(first, kept._replace(units=units))
+
+
+def swapped(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+    """Two stages on each other's devices."""
+    for first, stage in enumerate(draft.stages):
+        for second in range(first + 1, len(draft.stages)):
+            other = draft.stages[second]
+            if stage.devices != other.devices:
+                there = draft.with_stage(first, other._replace(units=stage.units))
+                yield there.with_stage(second, stage._replace(units=other.units))
+
+
+def resized(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+    """Micro-batches of twice or half the size: of all stages, of those on some devices, of one."""
+    if tables.request.num_microbatches is not None:
+        return
+    groups = [set(range(len(draft.stages)))]
+    homes: dict[tuple[int, ...], set[int]] = {}
+    for number, stage in enumerate(draft.stages):
+        homes.setdefault(stage.devices, set()).add(number)
+    groups += homes.values()
+    groups += ({number} for number in range(len(draft.stages)))
+    for group in dict.fromkeys(map(frozenset, groups)):
+        for fine, factor in ((draft, 2), (draft.scaled(2), -2)):
+            stages = [
+                _times(stage, factor) if number in group else stage
+                for number, stage in enumerate(fine.stages)
+            ]
+            yield fine._replace(stages=tuple(stages)).reduced()
+
+
+def recomputed(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+    """A stage with and without recomputation."""
+    if tables.request.may_recompute:
+        for number, stage in enumerate(draft.stages):
+            yield draft.with_stage(number, stage._replace(recompute=not stage.recompute))
+
+
+def reordered(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+    """Two stages that follow one another in the numbering the other way round.
+
+    Where a device has several steps to choose from, the numbers of their stages decide last.
+    """
+    for first in range(len(draft.stages) - 1):
+        stage, other = draft.stages[first : first + 2]
+        if not tables.sources(other.units) & stage.units:
+            yield draft.with_stage(first + 1).with_stage(first, other, stage)
+
+
+FAMILIES: tuple[Family, ...] = (
+    parted,
+    resized,
+    shifted,
+    regrouped,
+    dealt,
+    merged,
+    recomputed,
+    swapped,
+    reordered,
+)
+"""All moves."""
+
+
+def _on(
+    draft: Draft, number: int, stays: list[DraftStage], stage: DraftStage, devices: tuple[int, ...]
+) -> Iterator[Draft]:
+    """A draft with a stage on other devices, which share its micro-batches."""
+    factor = 1
+    while stage.multiple * factor % len(devices):
+        factor *= 2
+        if factor > len(devices):
+            return
+    moved = stage._replace(devices=devices, shares=())
+    yield draft.with_stage(number, *stays, moved).scaled(factor).reduced()
+
+
+def _handed(draft: Draft, source: int, target: int, runs: Iterator[Units]) -> Iterator[Draft]:
+    """Drafts with units of one stage in another."""
+    giver, taker = draft.stages[source], draft.stages[target]
+    for units in runs:
+        left = giver._replace(units=giver.units & ~units)
+        taken = taker._replace(units=taker.units | units)
+        if left.units:
+            yield draft.with_stage(target, taken).with_stage(source, left)
+        else:
+            yield draft.with_stage(target, taken).with_stage(source)
+
+
+def _first(units: Units) -> Iterator[Units]:
+    """The first 1, 2, 4, … units."""
+    members = list(places(units))
+    count = 1
+    while count < len(members):
+        yield sum(1 << at for at in members[:count])
+        count *= 2
+
+
+def _last(units: Units) -> Iterator[Units]:
+    """The last 1, 2, 4, … units."""
+    members = list(places(units))
+    count = 1
+    while count < len(members):
+        yield sum(1 << at for at in members[-count:])
+        count *= 2
+
+
+def _times(stage: DraftStage, factor: int) -> DraftStage:
+    """A stage with micro-batches so many times as large; negative: as small."""
+    if factor > 0:
+        shares = tuple(share * factor for share in stage.shares)
+        return stage._replace(multiple=stage.multiple * factor, shares=shares)
+    multiple, rest = divmod(stage.multiple, -factor)
+    if rest or multiple % stage.num_replicas or stage.shares:
+        return stage
+    return stage._replace(multiple=multiple)

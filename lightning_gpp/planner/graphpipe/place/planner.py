@@ -1,0 +1,118 @@
+"""The planner ``graphpipe``: plans whose stages may share devices."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from lightning_gpp.planner.balanced import balanced
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.data_parallel import shared_by_all
+from lightning_gpp.planner.does_not_fit import DoesNotFitError
+from lightning_gpp.planner.graphpipe.choose.result import SearchResult
+from lightning_gpp.planner.graphpipe.place.climb import FIRST_PATIENCE, Climber
+from lightning_gpp.planner.graphpipe.place.deals import deals
+from lightning_gpp.planner.graphpipe.place.draft import Draft
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.planner import search_exclusive
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.sequential import sequential
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
+
+NAME = "graphpipe"
+
+BUDGET = 40_000
+"""Looks of a search; about half a second, whatever the model."""
+
+DEALS_PLAYED = 2
+"""Deals of every number of replicas that are played: those with the smallest lower bounds."""
+
+
+def graphpipe(request: PlanRequest) -> Plan:
+    """The plan with the shortest predicted step.
+
+    Raises:
+        DoesNotFitError: no plan fits into the devices' memory.
+    """
+    return search_plans(request).best
+
+
+def search_plans(request: PlanRequest, budget: int = BUDGET) -> SearchResult:
+    """The search of :func:`graphpipe`, with what it looked at.
+
+    Args:
+        request: the question.
+        budget: looks; the search with fewer is the beginning of the search with more, so more
+            never give a worse plan.
+
+    Raises:
+        DoesNotFitError: no plan fits into the devices' memory.
+    """
+    tables = UnitTables(request)
+    name = f"{NAME} (estimated)" if request.is_estimated else NAME
+    judge = DraftJudge(tables, name, budget)
+    refusal = None
+    try:
+        exclusive = search_exclusive(request)
+    except DoesNotFitError as error:
+        refusal = error
+    else:
+        judge.show(evaluate_plan(replace(exclusive.best, planner=name), request))
+    for found in _other_planners(request, name):
+        judge.show(found)
+    _climb_from(judge, [*judge.shown, *_dealt(judge)])
+    if judge.best is None:
+        assert refusal is not None  # otherwise its plan was shown
+        raise refusal
+    best = judge.best
+    return SearchResult(best.plan, _notes(best, request), rank=judge.ranked)
+
+
+def _other_planners(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
+    """The plans of other planners, where they have one that fits."""
+    shared = shared_by_all(request, name)
+    if shared is not None:
+        yield shared
+    for planner in (sequential, balanced):
+        try:
+            plan = planner(request)
+        except ValueError:  # none fits into memory, or it has none for so many devices
+            continue
+        yield evaluate_plan(replace(plan, planner=name), request)
+
+
+def _dealt(judge: DraftJudge) -> Iterator[tuple[Draft, float]]:
+    """The best deals of every number of replicas."""
+    num_played: Counter[int] = Counter()
+    for _, draft in judge.promising(deals(judge.tables), math.inf):
+        replicas = draft.stages[0].num_replicas
+        if num_played[replicas] < DEALS_PLAYED and not judge.is_spent:
+            num_played[replicas] += 1
+            step_s = judge.step_s(draft, math.inf)
+            if step_s < math.inf:
+                yield draft, step_s
+
+
+def _climb_from(judge: DraftJudge, starts: Sequence[tuple[Draft, float]]) -> None:
+    """Climbs from all starts, the best ones first, with more and more patience."""
+    climbers = [Climber(draft, step_s, judge) for draft, step_s in starts]
+    patience = FIRST_PATIENCE
+    while climbers and not judge.is_spent:
+        climbers.sort(key=lambda one: one.step_s)
+        at: dict[Draft, Climber] = {}
+        for climber in climbers:
+            if climber.run(patience):
+                at.setdefault(climber.draft, climber)
+        climbers = list(at.values())
+        patience *= 2
+
+
+def _notes(best: PlanEvaluation, request: PlanRequest) -> tuple[str, ...]:
+    spare = request.num_devices - len(best.devices)
+    if not spare:
+        return ()
+    idle = "1 device stays" if spare == 1 else f"{spare} devices stay"
+    return (f"{idle} idle: plans with more devices were not faster",)

@@ -1,0 +1,68 @@
+"""The orders of devices that hold several stages, as :mod:`lightning_gpp.schedule.merge` has them.
+
+From the numbers of a step's work, without making its program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from lightning_gpp.graph import FEED, StageEdge
+from lightning_gpp.planner.step_time.numbering import Numbering
+from lightning_gpp.schedule.merge import StageQueue, merge_queues
+from lightning_gpp.schedule.ways import Ways, longest_ways
+
+
+def merged_lines(work: Numbering, num_devices: int) -> list[list[int]]:
+    """The orders of devices with several stages, or with the feed, as programs merge them."""
+    graph, queues = work.graph, []
+    for stage, share in enumerate(work.shares):
+        start, steps = 0, work.steps[stage]
+        for replica, (device, units) in enumerate(zip(graph.devices[stage], share.units)):
+            first = work.first[stage] + replica * 2 * share.num_microbatches
+            taken = share.num_microbatches, units, share.num_units
+            queues.append(StageQueue(device, steps, first, *taken, start))
+            start += units
+    pace, count = graph.multiples[FEED], work.num_feed_backwards
+    first = work.first[-1] - count  # its forwards have no number
+    back = tuple(range(-1, -count - 1, -1))
+    feed = StageQueue(graph.devices[FEED][0], back, first, count, pace, pace)
+    return merge_queues(
+        [*queues, feed],
+        _needs(work),
+        _ways(work) if work.has_halves else None,
+        num_devices=num_devices,
+        num_works=work.first[-1] + count,
+    )
+
+
+def _needs(work: Numbering) -> Iterator[tuple[int, int]]:
+    """Pairs of work of which the first needs the second; no messages of the feed."""
+    counts = [share.num_microbatches for share in work.shares]
+    for edge in work.graph.stages.edges:
+        there, back = work.edge_parts(edge)
+        target = work.first[edge.target]
+        if edge.source != FEED:
+            source = work.first[edge.source]
+            for sender, receiver, _, _ in there:
+                yield target + receiver, source + sender
+            source += counts[edge.source]
+        else:
+            source = work.first[-1]
+        if edge.has_backward:
+            target += counts[edge.target]
+            for sender, receiver, _, _ in back:
+                yield source + receiver, target + sender
+
+
+def _ways(work: Numbering) -> Ways:
+    """The longest ways through the replicas of all stages."""
+    first = list(accumulate((share.num_replicas for share in work.shares), initial=0))
+    edges = [
+        StageEdge(first[edge.source] + i, first[edge.target] + j, (), edge.has_backward)
+        for edge in work.graph.stages.edges
+        if edge.source != FEED
+        for i, j in {part.pair for part in work.edge_parts(edge)[0]}
+    ]
+    return longest_ways([units for share in work.shares for units in share.units], edges)

@@ -1,0 +1,142 @@
+"""Plans whose stages share devices, on random models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from helpers.graphs import model_graphs, profiles
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lightning_gpp.cluster import Cluster, Device, Link
+from lightning_gpp.cost import Costs
+from lightning_gpp.planner import PlanRequest, evaluate_plan, plan_request, validate_plan
+from lightning_gpp.planner.does_not_fit import DoesNotFitError
+from lightning_gpp.planner.graphpipe.place.arrange import arranged
+from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
+from lightning_gpp.planner.graphpipe.place.drafted import draft_of, plan_of
+from lightning_gpp.planner.graphpipe.place.least import DraftBounds
+from lightning_gpp.planner.graphpipe.place.moves import FAMILIES
+from lightning_gpp.planner.graphpipe.place.planner import search_plans
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.make_plan import PLANNERS
+from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
+from lightning_gpp.simulate import simulate_plan
+
+BUDGET = 2000
+"""Looks: enough for some moves of every family on small models."""
+
+OTHERS = ("balanced", "data_parallel", "graphpipe_exclusive", "sequential")
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> PlanRequest:
+    """Devices of one kind or two, in one host or two, with or without limits of memory."""
+    graph = draw(model_graphs(min_operators=2))
+    own = draw(profiles(graph))
+    slower = {
+        name: replace(op, forward_s=2 * op.forward_s, backward_s=3 * op.backward_s)
+        for name, op in own.operators.items()
+    }
+    kinds = draw(st.sampled_from(["a", "aa", "aaa", "aaaa", "ab", "aabb"]))
+    limit = draw(st.sampled_from([None, None, 2 * 10**6, 2 * 10**7]))
+    num_hosts = draw(st.sampled_from([1, 2]))
+    devices = tuple(
+        Device(f"{i}", kind, memory_bytes=limit, host=f"{i % num_hosts}")
+        for i, kind in enumerate(kinds)
+    )
+    return plan_request(
+        graph,
+        Cluster(devices, Link(1e9), Link(1e7, 1e-4)),
+        minibatch_size=draw(st.sampled_from([4, 8, 12])),
+        costs=Costs((replace(own, device="a"), replace(own, operators=slower, device="b"))),
+        num_microbatches=draw(st.sampled_from([None, None, None, 2])),
+        schedule=draw(st.sampled_from(["1f1b", "gpipe"])),
+        may_recompute=draw(st.booleans()),
+    )
+
+
+def step_s(planner: str, request: PlanRequest) -> float | None:
+    """Seconds of another planner's plan; None where it has none that fits."""
+    try:
+        found = evaluate_plan(PLANNERS[planner](request), request)
+    except ValueError:
+        return None
+    return found.step_s if found.is_feasible else None
+
+
+@given(requests())
+@settings(max_examples=25, deadline=None)
+def test_plans_can_run_and_are_never_worse_than_those_of_others(request):
+    others = {planner: step_s(planner, request) for planner in OTHERS}
+    try:
+        plan = search_plans(request, BUDGET).best
+    except DoesNotFitError:
+        assert set(others.values()) == {None}
+        return
+    validate_plan(plan, request.graph, request.num_devices)
+    found = evaluate_plan(plan, request)
+    assert found.is_feasible
+    for other_s in others.values():
+        assert other_s is None or found.step_s <= other_s
+    assert found.step_s == pytest.approx(simulate_plan(plan, request).step_s, rel=0.02)
+
+
+@given(requests(), st.integers(0, 60), st.integers(0, 60))
+@settings(max_examples=20, deadline=None)
+def test_a_larger_budget_never_gives_a_worse_plan(request, budget, more):
+    try:
+        steps = [
+            evaluate_plan(search_plans(request, looks).best, request).step_s
+            for looks in (budget, budget + more)
+        ]
+    except DoesNotFitError:
+        return
+    assert steps[1] <= steps[0]
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> tuple[Draft, UnitTables]:
+    """What a few random moves make of the whole model on one device."""
+    tables = UnitTables(draw(requests()))
+    bounds = DraftBounds(tables)
+    count = tables.request.num_microbatches or 1
+    draft = Draft((DraftStage(tables.everything, (0,)),), count)
+    assume(can_run(draft, bounds))
+    for _ in range(draw(st.integers(1, 6))):
+        family = draw(st.sampled_from(FAMILIES))
+        moved = [replace_stages(one, tables) for one in islice(family(draft, tables), 40)]
+        able = [one for one in moved if one is not None and can_run(one, bounds)]
+        draft = draw(st.sampled_from(able)) if able else draft
+    return draft, tables
+
+
+def can_run(draft: Draft, bounds: DraftBounds) -> bool:
+    """Whether a draft, with its stages in order, keeps to all rules."""
+    return bounds.busiest_s(draft) < math.inf and bounds.least_s(draft) < math.inf
+
+
+def replace_stages(draft: Draft, tables: UnitTables) -> Draft | None:
+    """With stages in order."""
+    stages = arranged(draft.stages, tables)
+    return None if stages is None else draft._replace(stages=stages)
+
+
+@given(drafts())
+@settings(max_examples=120, deadline=None)
+def test_what_moves_make_can_run_and_takes_as_long_as_its_bound_at_least(drawn):
+    draft, tables = drawn
+    plan = plan_of(draft, tables, "graphpipe")
+    request = tables.request
+    validate_plan(plan, request.graph, request.num_devices)
+    found, run = evaluate_plan(plan, request), pipeline_run(plan, request)
+    bounds = DraftBounds(tables)
+    assert bounds.busiest_s(draft) <= found.step_s * (1 + 1e-9)
+    assert bounds.least_s(draft) <= found.step_s * (1 + 1e-9)
+    assert bounds.least_s(draft) == pytest.approx(run.least_step_s(found.stages), rel=1e-9)
+    assert found.step_s == pytest.approx(simulate_plan(plan, request).step_s, rel=0.02)
+    again = draft_of(plan, tables)
+    assert again == draft.reduced()
