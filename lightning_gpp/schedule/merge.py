@@ -121,27 +121,41 @@ def _without_end(program: Program, orders: Mapping[int, Sequence[Action]]) -> li
             f"the schedule {program.schedule.name!r} needs stages of one micro-batch size, without "
             f"replicas: got micro-batches of {list(program.multiples)} units, replicas {replicas}"
         )
-    ahead = {stage: _num_ahead(order) for stage, order in orders.items() if stage != FEED}
+    ahead = {
+        stage: num_ahead([action.kind is Kind.FORWARD for action in order])
+        for stage, order in orders.items()
+        if stage != FEED
+    }
     readers = [edge.target for edge in program.out_edges[FEED]]
     ahead[FEED] = max((ahead[reader] for reader in readers), default=0)
     merged: list[list[Action]] = [[] for _ in range(1 + max(program.devices))]
-    turns = [(_turn(action, ahead), action) for order in orders.values() for action in order]
+    turns = [
+        (turn(a.stage, a.microbatch, ahead[a.stage], is_forward=a.kind is Kind.FORWARD), a)
+        for order in orders.values()
+        for a in order
+    ]
     for _, action in sorted(turns, key=lambda item: item[0]):
         merged[program.device(action.stage)].append(action)
     return merged
 
 
-def _num_ahead(order: Sequence[Action]) -> int:
+def num_ahead(are_forwards: Sequence[bool]) -> int:
     """Forwards that a stage does before its first backward, but one."""
-    return next(i for i, action in enumerate(order) if action.kind is Kind.BACKWARD) - 1
+    return are_forwards.index(False) - 1
 
 
-def _turn(action: Action, ahead: Mapping[int, int]) -> tuple[int, ...]:
-    """When an action's turn is; see :func:`_without_end`."""
-    if action.kind is Kind.BACKWARD:
-        return action.microbatch, 1, -action.stage
-    turn = max(0, action.microbatch - ahead[action.stage])
-    return turn, 0, int(action.stage != FEED), action.microbatch, action.stage
+def turn(stage: int, microbatch: int, ahead: int, *, is_forward: bool) -> tuple[int, ...]:
+    """When a step's turn is where the pipeline does not drain.
+
+    Args:
+        stage: of the step.
+        microbatch: of the step.
+        ahead: mini-batches that the stage is ahead of its backward.
+        is_forward: whether it is a forward.
+    """
+    if not is_forward:
+        return microbatch, 1, -stage
+    return max(0, microbatch - ahead), 0, int(stage != FEED), microbatch, stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.step_time.numbering import Numbering
-from lightning_gpp.schedule.merge import StageQueue, merge_queues
+from lightning_gpp.schedule.merge import StageQueue, merge_queues, num_ahead, turn
 from lightning_gpp.schedule.ways import Ways, longest_ways
 
 
@@ -35,6 +35,19 @@ def merged_lines(work: Numbering, num_devices: int) -> list[list[int]]:
         num_devices=num_devices,
         num_works=work.first[-1] + count,
     )
+
+
+def endless_lines(work: Numbering, num_devices: int) -> list[list[int]]:
+    """The orders of devices where the pipeline does not drain and stages have no replicas."""
+    turns: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in range(num_devices)]
+    for stage, share in enumerate(work.shares):
+        steps, first = work.steps[stage], work.first[stage]
+        ahead = num_ahead([step >= 0 for step in steps])
+        for step in steps:
+            number = first + (step if step >= 0 else share.num_microbatches + ~step)
+            its_turn = turn(stage, max(step, ~step), ahead, is_forward=step >= 0)
+            turns[work.graph.devices[stage][0]].append((its_turn, number))
+    return [[number for _, number in sorted(line)] for line in turns]
 
 
 def _needs(work: Numbering) -> Iterator[tuple[int, int]]:

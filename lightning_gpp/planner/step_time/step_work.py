@@ -15,11 +15,11 @@ from lightning_gpp.cluster import Cluster, all_reduce_channels, channels
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan_graph import PlanGraph
-from lightning_gpp.planner.step_time.merged_lines import merged_lines
+from lightning_gpp.planner.step_time.merged_lines import endless_lines, merged_lines
 from lightning_gpp.planner.step_time.numbering import Numbering
 from lightning_gpp.planner.step_time.shares import SharedPart
 from lightning_gpp.planner.step_time.timing import Send, Sum, Work
-from lightning_gpp.schedule import Steps, find_schedule, reduce_groups
+from lightning_gpp.schedule import Steps, reduce_groups
 
 Buckets = Sequence[tuple[float, float]]
 """Of every sum: seconds until it can begin, and its seconds."""
@@ -44,7 +44,7 @@ class StepWork(Numbering):
         num_microbatches: int,
         steps: Mapping[int, Steps],
     ) -> None:
-        has_halves = find_schedule(request.schedule).forwards_first
+        has_halves = request.order.forwards_first
         super().__init__(graph, num_microbatches, steps, has_halves=has_halves)
         self.request, self.num_stages = request, num_stages
         self.numbers: dict[str, int] = {}
@@ -231,7 +231,8 @@ class StepWork(Numbering):
         used = [device for home in graph.devices[: self.num_stages] for device in home]
         lines: list[list[int]] = [[] for _ in range(1 + max(used))]
         if len(set(used)) < len(used) or self.num_feed_backwards:
-            return merged_lines(self, len(lines))
+            make = merged_lines if self.request.order.flushes else endless_lines
+            return make(self, len(lines))
         for stage in range(self.num_stages):
             count = self.shares[stage].num_microbatches
             for replica, device in enumerate(graph.devices[stage]):
