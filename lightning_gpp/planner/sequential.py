@@ -13,7 +13,6 @@ from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.choose.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.choose.result import Choice, SearchResult
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
-from lightning_gpp.planner.graphpipe.refine.polish import polished
 from lightning_gpp.planner.plan.plan import Plan
 
 NAME = "sequential"
@@ -47,7 +46,6 @@ def search_chains(request: PlanRequest) -> SearchResult:
     found = choice.finish()
     if not found:
         raise infeasible_error(request, lambda changed: [_chain(changed)])
-    found = polished(found[0], units, request)
     return SearchResult(found[0].plan, rank=lambda: choice.ranked(found))
 
 

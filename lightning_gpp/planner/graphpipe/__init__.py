@@ -27,8 +27,7 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 
 ``refine``: better ones next to them.
 
-- ``climb`` (with ``division``, ``neighbours``): a local search;
-- ``polish``: single units that the slowest stage of the best plan hands over.
+- ``climb`` (with ``division``, ``neighbours``): a local search.
 
 ``choose``: the best of all.
 

@@ -11,7 +11,6 @@ from lightning_gpp.planner.graphpipe.choose.result import Choice, SearchResult
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
 from lightning_gpp.planner.graphpipe.refine.climb import climbed
 from lightning_gpp.planner.graphpipe.refine.division import Divider
-from lightning_gpp.planner.graphpipe.refine.polish import polished
 from lightning_gpp.planner.graphpipe.space.equal_devices import as_if_equal
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
@@ -68,7 +67,7 @@ class _RequestSearch:
         if not self.choice.finish():
             self.choice.search_tight(_chain(self.problem), name, is_chain=False)
         found = self.choice.finish()
-        best = polished(found[0], units, request) if found else []
+        best = found[:1]
         if len(request.cluster.kinds) > 1:
             best = _sorted([*best, *_as_if_equal(request)])
         best = climbed(best, found, Divider(self.problem, name, is_chain=False))
