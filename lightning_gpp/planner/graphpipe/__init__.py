@@ -22,8 +22,7 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 
 ``candidates``: found stages as plans.
 
-- ``placement``, ``search``: devices, and candidates;
-- ``estimate`` (with ``chains``): what the step of a candidate takes at least.
+- ``placement``, ``search``: devices, and candidates with what their steps take at least.
 
 ``refine``: better ones next to them.
 
