@@ -31,8 +31,8 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 ``choose``: the best of all.
 
 - ``limits``: the binary search on the limit;
-- ``look`` (with ``least``): what is worth looking at with one micro-batch size;
-- ``result``: the choice by the time of the whole step;
+- ``choice`` (with ``least``): the spaces that are worth looking at, and the best by its step;
+- ``result``: what became of the others;
 - ``infeasible``: what would help where nothing fits.
 """
 
