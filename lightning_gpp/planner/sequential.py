@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.graphpipe.choose.choice import Choice
 from lightning_gpp.planner.graphpipe.choose.infeasible import infeasible_error
-from lightning_gpp.planner.graphpipe.choose.result import Choice, SearchResult
+from lightning_gpp.planner.graphpipe.choose.result import SearchResult
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
-from lightning_gpp.planner.graphpipe.refine.polish import polished
 from lightning_gpp.planner.plan.plan import Plan
 
 NAME = "sequential"
@@ -37,17 +37,14 @@ def search_chains(request: PlanRequest) -> SearchResult:
     units = search_units(request)
     branches = branching(request, units)
     problem = linear(request, units, tuple(leaves(branches.tree)))
-    choice = Choice(request, branches)
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    for one in problem.with_sums_both_ways():
-        choice.search_alike(one, name, is_chain=True)
-        choice.search(one, name, is_chain=True)
+    choice = Choice(request, name, is_chain=True)
+    choice.search(problem.with_sums_both_ways())
     if not choice.finish():
-        choice.search_tight(_chain(request), name, is_chain=True)
+        choice.search_tight(_chain(request))
     found = choice.finish()
     if not found:
         raise infeasible_error(request, lambda changed: [_chain(changed)])
-    found = polished(found[0], units, request)
     return SearchResult(found[0].plan, rank=lambda: choice.ranked(found))
 
 

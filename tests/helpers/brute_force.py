@@ -267,6 +267,6 @@ def found_bottlenecks_s(
     tree = branching(request, units)
     line = linear(request, units, tuple(leaves(tree.tree)))
     spaces = [problem.space(size, take_turns=take_turns) for problem in (tree, line)]
-    found = [Divisions(space).with_smallest_bottleneck() for space in spaces]
+    found = [Divisions(space).smallest() for space in spaces]
     on_tree, on_line = (one.seconds_per_sample if one else INFEASIBLE for one in found)
     return on_tree, on_line

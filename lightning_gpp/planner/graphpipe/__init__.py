@@ -22,19 +22,17 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 
 ``candidates``: found stages as plans.
 
-- ``placement``, ``search``: devices, and candidates;
-- ``estimate`` (with ``chains``): what the step of a candidate takes at least.
+- ``placement``, ``search``: devices, and candidates with what their steps take at least.
 
 ``refine``: better ones next to them.
 
-- ``climb`` (with ``division``, ``neighbours``): a local search;
-- ``polish``: single units that the slowest stage of the best plan hands over.
+- ``climb`` (with ``division``, ``neighbours``): a local search.
 
 ``choose``: the best of all.
 
 - ``limits``: the binary search on the limit;
-- ``look`` (with ``least``): what is worth looking at with one micro-batch size;
-- ``result``: the choice by the time of the whole step;
+- ``choice`` (with ``least``): the spaces that are worth looking at, and the best by its step;
+- ``result``: what became of the others;
 - ``infeasible``: what would help where nothing fits.
 
 ``place``: beyond the paper, plans whose stages share devices; it begins with the best plan of the

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.data_parallel import shared_by_all
+from lightning_gpp.planner.graphpipe.choose.choice import Choice
 from lightning_gpp.planner.graphpipe.choose.infeasible import infeasible_error
-from lightning_gpp.planner.graphpipe.choose.result import Choice, SearchResult
+from lightning_gpp.planner.graphpipe.choose.result import SearchResult
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
 from lightning_gpp.planner.graphpipe.refine.climb import climbed
 from lightning_gpp.planner.graphpipe.refine.division import Divider
-from lightning_gpp.planner.graphpipe.refine.polish import polished
 from lightning_gpp.planner.graphpipe.space.equal_devices import as_if_equal
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
@@ -61,28 +61,27 @@ class _RequestSearch:
     def __init__(self, request: PlanRequest) -> None:
         units = search_units(request)
         self.problem = branching(request, units)
-        self.choice = Choice(request, self.problem)
         name = f"{NAME} (estimated)" if request.is_estimated else NAME
-        for problem in self.problem.with_sums_both_ways():
-            self._look(problem, name)
+        self.choice = Choice(request, name, is_chain=False)
+        self.choice.search(
+            one for problem in self.problem.with_sums_both_ways() for one in _in_both_forms(problem)
+        )
         if not self.choice.finish():
-            self.choice.search_tight(_chain(self.problem), name, is_chain=False)
+            self.choice.search_tight(_chain(self.problem))
         found = self.choice.finish()
-        best = polished(found[0], units, request) if found else []
+        best = found[:1]
         if len(request.cluster.kinds) > 1:
             best = _sorted([*best, *_as_if_equal(request)])
         best = climbed(best, found, Divider(self.problem, name, is_chain=False))
         self.found = _sorted([*best, *_on_odd_devices(request, name)])
 
-    def _look(self, problem: Problem, name: str) -> None:
-        problems, request = [problem], problem.request
-        if problem.layout.root.blocks:  # the chain first: it is quick, a bound for the rest
-            prices = problem.prices
-            problems.insert(0, linear(request, problem.units, prices.order, known=prices))
-        for one in reversed(problems):
-            self.choice.search_alike(one, name, is_chain=False)
-        for one in problems:
-            self.choice.search(one, name, is_chain=False)
+
+def _in_both_forms(problem: Problem) -> Iterator[Problem]:
+    """The model in a line, and where it has branches with them."""
+    prices = problem.prices
+    yield linear(problem.request, problem.units, prices.order, known=prices)
+    if problem.layout.root.blocks:
+        yield problem
 
 
 def _on_odd_devices(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:

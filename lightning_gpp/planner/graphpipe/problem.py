@@ -9,7 +9,6 @@ from operator import mul
 
 from lightning_gpp.graph.series_parallel import Leaf, Series, Tree, decompose, leaves
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.graphpipe.candidates.estimate import Estimates
 from lightning_gpp.planner.graphpipe.space.collapse import light_groups
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.frames import Frames
@@ -95,11 +94,6 @@ class Problem:
     def usage(self) -> DeviceCounts:
         """Counts the devices that a way uses."""
         return DeviceCounts(self.available)
-
-    @cached_property
-    def estimates(self) -> Estimates:
-        """Estimates of steps."""
-        return Estimates(self.request, self.units, self.layout)
 
     @cached_property
     def available(self) -> tuple[int, ...]:

@@ -198,6 +198,20 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
     )
 
 
+def least_step_s(plan: Plan, request: PlanRequest) -> float:
+    """Seconds that the step of a plan takes at least, found without playing it.
+
+    Args:
+        plan: as of :func:`evaluate_plan`.
+        request: likewise.
+
+    Raises:
+        ValueError: the plan does not fit the model, or has no number of micro-batches.
+    """
+    run = pipeline_run(plan, request)
+    return run.least_step_s(evaluate_stages(run)) * (1 - ROUNDING)
+
+
 def _takes_longer(run: PipelineRun, stages: Sequence[StageEvaluation], at_most_s: float) -> bool:
     """Whether a lower bound says so."""
     return at_most_s < math.inf and run.least_step_s(stages) * (1 - ROUNDING) > at_most_s

@@ -17,9 +17,7 @@ class FoundStage:
         units: its smallest micro-batches in flight, as the search took them.
         recompute: whether it runs its forward twice.
         seconds_per_sample: as the search took it.
-        forward_s: seconds of a forward of a replica's share of a micro-batch.
-        backward_s: the same of the backward; with recomputation the second forward included.
-        gradient_bytes: of its parameters' gradients.
+        compute_s_per_sample: seconds per sample that it computes.
     """
 
     places: tuple[int, ...]
@@ -27,6 +25,4 @@ class FoundStage:
     units: int
     recompute: bool
     seconds_per_sample: float
-    forward_s: float
-    backward_s: float
-    gradient_bytes: int
+    compute_s_per_sample: float

@@ -54,16 +54,13 @@ def found_stage(
     """
     own = rates.of(crew)
     rate = own(intervals)
-    forward_s, backward_s = own.compute_s(intervals)
     return FoundStage(
         tuple(place for start, stop in intervals for place in range(start, stop)),
         crew,
         units,
         recompute,
         rate.recomputed_seconds_per_sample if recompute else rate.seconds_per_sample,
-        forward_s,
-        backward_s + forward_s if recompute else backward_s,
-        own.gradient_bytes(intervals),
+        own.compute_s(intervals, recompute=recompute) / (rates.microbatch_size * crew.multiple),
     )
 
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
 from lightning_gpp.planner.graphpipe.candidates.placement import (
-    Devices,
     found_stages,
     numbered_stages,
     placements,
@@ -17,7 +17,8 @@ from lightning_gpp.planner.graphpipe.candidates.placement import (
 from lightning_gpp.planner.graphpipe.divide.frontier import Cut
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.space.space import Space
-from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
+from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan, least_step_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,34 +26,18 @@ class Candidate:
     """Stages that a search found, on devices.
 
     Attributes:
-        problem: what was searched.
-        stages: the stages as they are numbered.
-        devices: of every stage.
-        microbatch_size: samples of the smallest micro-batch.
+        plan: the plan.
+        request: the question.
         least_s: seconds that no step of it beats.
-        name: of the planner.
-        is_chain: whether every stage waits for the one before it.
     """
 
-    problem: Problem
-    stages: Sequence[FoundStage]
-    devices: Sequence[Devices]
-    microbatch_size: float
+    plan: Plan
+    request: PlanRequest
     least_s: float
-    name: str
-    is_chain: bool
 
     def evaluation(self) -> PlanEvaluation:
         """Its plan, evaluated."""
-        plan = plan_of(
-            self.problem,
-            self.stages,
-            self.devices,
-            self.microbatch_size,
-            self.name,
-            is_chain=self.is_chain,
-        )
-        return evaluate_plan(plan, self.problem.request)
+        return evaluate_plan(self.plan, self.request)
 
 
 def placed(
@@ -74,17 +59,15 @@ def placed(
         is_chain: whether every stage waits for the one before it.
         enough_s: by how much a step takes longer than this is of no interest.
     """
-    estimates = problem.estimates
+    request = problem.request
     numbered = numbered_stages(problem, stages)
-    ways = placements(problem, numbered, stages)
-    least_s = estimates.computes_s(stages, microbatch_size)
-    if least_s > enough_s:
-        yield Candidate(problem, numbered, ways[0], microbatch_size, least_s, name, is_chain)
-        return
-    edges = estimates.edges(numbered, is_chain=is_chain)
-    for devices in ways:
-        least_s = estimates.least_step_s(numbered, devices, edges, microbatch_size, enough_s)
-        yield Candidate(problem, numbered, devices, microbatch_size, least_s, name, is_chain)
+    computes_s = request.minibatch_size * max(stage.compute_s_per_sample for stage in stages)
+    for devices in placements(problem, numbered, stages):
+        plan = plan_of(problem, numbered, devices, microbatch_size, name, is_chain=is_chain)
+        if computes_s > enough_s:
+            yield Candidate(plan, request, computes_s)
+            return
+        yield Candidate(plan, request, least_step_s(plan, request))
 
 
 def data_parallel(

@@ -34,21 +34,6 @@ class LeastStep:
         return (step_s - self.fill_s) / self.samples if self.samples > 0 else float("inf")
 
 
-class LeastSteps:
-    """The lower bounds of spaces, found once for all problems with the same units."""
-
-    def __init__(self) -> None:
-        self._found: dict[object, LeastStep] = {}
-
-    def __call__(self, problem: Problem, space: Space) -> LeastStep:
-        """The lower bounds of a space."""
-        key = id(problem.prices), space.rates.microbatch_size, *space.crews
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = least_step(problem, space)
-        return found
-
-
 def least_step(problem: Problem, space: Space) -> LeastStep:
     """The lower bounds of a space."""
     rates, crews = space.rates, space.crews

@@ -18,12 +18,14 @@ class Limit:
         limit_s: most seconds per sample of a stage.
         next_limit_s: the least limit seen so far at which a stage would be possible that this one
             forbids; no limit in between has other ways.
+        num_tried: stages that were looked at.
     """
 
     def __init__(self, space: Space, limit_s: float) -> None:
         self._space = space
         self.limit_s = limit_s * (1 + LIMIT)
         self.next_limit_s = math.inf
+        self.num_tried = 0
 
     def fits(self, intervals: tuple[Interval, ...], crew: Crew, units: int) -> bool:
         """Whether a stage is fast enough and finds enough memory."""
@@ -32,6 +34,7 @@ class Limit:
 
     def most_in_flight(self, intervals: tuple[Interval, ...], rates: CrewRates) -> float:
         """Micro-batches in flight that a stage has memory for; -1 where it is too slow."""
+        self.num_tried += 1
         rate = rates(intervals)
         most = rate.most_in_flight
         if rate.seconds_per_sample > self.limit_s:

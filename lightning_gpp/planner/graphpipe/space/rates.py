@@ -145,15 +145,10 @@ class CrewRates:
         """Bytes that a replica's share of a micro-batch keeps at every place for its backward."""
         return list(map(sub, self._kept[1:], self._kept))
 
-    def compute_s(self, intervals: Intervals) -> tuple[float, float]:
-        """Seconds of a forward, and of a backward, of a replica's share of a micro-batch."""
-        forward_s = sum(self._forward[stop] - self._forward[start] for start, stop in intervals)
-        both_s = sum(self.seconds[stop] - self.seconds[start] for start, stop in intervals)
-        return forward_s, both_s - forward_s
-
-    def gradient_bytes(self, intervals: Intervals) -> int:
-        """Bytes of the gradients of a stage's parameters."""
-        return self._contents[intervals].gradient_bytes
+    def compute_s(self, intervals: Intervals, *, recompute: bool) -> float:
+        """Seconds that a replica computes for its share of a micro-batch."""
+        sums = (self.seconds, self._forward) if recompute else (self.seconds,)
+        return sum(each[stop] - each[start] for each in sums for start, stop in intervals)
 
     def _rate(self, intervals: Intervals, content: Content) -> Rate:
         if self._has_replicas and (content.has_state or content.is_whole):

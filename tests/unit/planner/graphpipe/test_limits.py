@@ -8,6 +8,7 @@ from helpers.graphs import literal_graph, profile_of
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import PlanRequest
+from lightning_gpp.planner.graphpipe.choose import choice
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions
 from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
 from lightning_gpp.planner.graphpipe.problem import branching, search_units
@@ -57,12 +58,27 @@ def test_divisions_answer_for_limits_down_to_their_slowest_stage(space, monkeypa
     assert divisions.at(3.1 * LAYER_S) is found
 
 
-@pytest.mark.parametrize("guess", [0.5, 1.0, 1.2, 3.0, 100.0])
 @pytest.mark.parametrize("at_most", [3.0, 3.5, 100.0])
-def test_the_smallest_bottleneck_does_not_depend_on_the_guess(space, guess, at_most):
-    found = Divisions(space).with_smallest_bottleneck(at_most * LAYER_S * 1.000001, guess=guess)
+def test_the_smallest_bottleneck_does_not_depend_on_where_the_search_begins(space, at_most):
+    found = Divisions(space).smallest(at_most * LAYER_S * 1.000001)
     assert found is not None and found.seconds_per_sample == pytest.approx(3 * LAYER_S)
 
 
 def test_larger_bottlenecks_are_of_no_interest(space):
-    assert Divisions(space).with_smallest_bottleneck(2.99 * LAYER_S) is None
+    assert Divisions(space).smallest(2.99 * LAYER_S) is None
+
+
+def test_a_larger_budget_never_gives_a_slower_plan(monkeypatch):
+    """What is looked at with little is the beginning of what is looked at with more."""
+    operators = {f"b{b}.{i}": f"b{b}.{i - 1}" if i else "x" for b in range(3) for i in range(5)}
+    graph = literal_graph(operators | {"end": "b0.4 b1.4 b2.4"})
+    costs = Costs((profile_of(graph, {o.name: 1.0 + n % 4 for n, o in enumerate(graph)}),))
+    request = PlanRequest(graph, uniform_cluster(6, Link(1e6)), costs, 64)
+    steps_s = []
+    for budget in (1, 1_000, 10_000, 100_000, 1_000_000):
+        monkeypatch.setattr(choice, "BUDGET", budget)
+        own = choice.Choice(request, "graphpipe", is_chain=False)
+        own.search(branching(request, search_units(request)).with_sums_both_ways())
+        steps_s.append(own.best_s)
+    assert steps_s == sorted(steps_s, reverse=True)
+    assert steps_s[-1] < steps_s[0]
