@@ -168,7 +168,7 @@ def draw(before: Simulated, after: Simulated, speedups: Speedups | None, folder:
     worlds = [before, after] if after is not before else [after]
     if after.case.request.num_devices <= MOST_DRAWN:
         names = [found.name if len(worlds) > 1 else "" for found in worlds]
-        shown = [found.timeline(name) for found, name in zip(worlds, names, strict=True)]
+        shown = [found.shortened().timeline(name) for found, name in zip(worlds, names)]
         write_step(shown, folder)
     if speedups is not None:
         write_speedup_picture(speedups, folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lightning_gpp.planner import PlanEvaluation, evaluate_plan
@@ -12,6 +12,9 @@ from lightning_gpp.simulate.critical_path import CriticalPath, critical_path
 from lightning_gpp.simulate.simulation import Simulation
 from lightning_gpp.simulate.usage import Usage, usage
 from lightning_gpp.simulate.what_if.plan_case import PlanCase
+
+MOST_SHOWN = 12
+"""Mini-batches that overlap in a picture."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,18 @@ class Simulated:
     def samples_per_s(self) -> float:
         """Throughput."""
         return self.case.samples / self.simulation.step_s
+
+    def shortened(self) -> Simulated:
+        """With as many of the mini-batches that overlap as a picture can show."""
+        case, count = self.case, self.case.request.num_minibatches
+        if count <= MOST_SHOWN:
+            return self
+        request = replace(
+            case.request,
+            minibatch_size=case.request.minibatch_size // count * MOST_SHOWN,
+            num_microbatches=MOST_SHOWN,
+        )
+        return replace(self, case=replace(case, request=request))
 
     def timeline(self, name: str = "") -> Timeline:
         """The simulation as a timeline that can be drawn.

@@ -25,7 +25,7 @@ from lightning_gpp.simulate.timeline.shares import shares
 from lightning_gpp.simulate.timeline.span import Span
 from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline
 from lightning_gpp.simulate.timeline.transfer import Transfer, transfer_lanes
-from lightning_gpp.units_of_measure import percent_text
+from lightning_gpp.units_of_measure import count_text, percent_text
 
 WHOLE_ROW = -1
 """Instead of the number of a stage's lane within the row of its rank."""
@@ -153,12 +153,20 @@ def _items(
         "seconds": [_seconds(item.duration_s) for item in items],
         "paint": [PAINTS.index(PAINT_OF[item.kind]) for item in items],
         "name": [texts.number(item.name) for item in items],
-        "what": [texts.number(item.kind.value) for item in items],
+        "what": [texts.number(_what(item)) for item in items],
         "bytes": [item.size_bytes for item in items],
         "stage": [item.stage if isinstance(item, Span) else None for item in items],
         "microbatch": [_number(item) for item in items],
         "critical": [int(flag) for flag in critical],
     }
+
+
+def _what(item: Span | Transfer) -> str:
+    """Its kind; with the weights that it meets, where these change while batches are in flight."""
+    if isinstance(item, Span) and item.updates is not None:
+        return f"{item.kind.value}, {count_text(item.updates, 'update')} before it"
+    kind: str = item.kind.value
+    return kind
 
 
 def _number(item: Span | Transfer) -> int | None:

@@ -26,22 +26,32 @@ def title(timeline: Timeline, measured: Timeline | None = None) -> str:
         beside = f" ({percent_text(abs(part), 1)} {how} than {measured.source})"
     took = f"{number_text(timeline.step_s * 1e3)} ms"
     name = f" ({timeline.name})" if timeline.name else ""
-    text = f"{timeline.source} step{step}{name}: {took}{beside}, bubble {bubble}"
+    what = f"step{step}"
+    if timeline.num_minibatches > 1:
+        what = f"steps, {timeline.num_minibatches} that overlap"
+    text = f"{timeline.source} {what}{name}: {took}{beside}, bubble {bubble}"
     return text[0].upper() + text[1:]
 
 
 def subtitle(timeline: Timeline) -> str:
     """The schedule, the stages and ranks, the micro-batches."""
-    minibatches = 1 + max((span.minibatch for span in timeline.spans), default=0)
     parts = [
         f"schedule {timeline.schedule}",
         f"{count_text(len(timeline.stages), 'stage')} on {count_text(timeline.num_ranks, 'rank')}",
-        count_text(num_microbatches(timeline) // minibatches, "micro-batch")
-        + (f" in each of {minibatches} mini-batches" if minibatches > 1 else ""),
+        _batches(timeline),
     ]
     if error_s := max(timeline.clock_error_s, default=0.0):
         parts.append(f"clocks agree within {error_s * 1e3:.2g} ms")
     return "  ·  ".join(parts)
+
+
+def _batches(timeline: Timeline) -> str:
+    """How many mini-batches and micro-batches there are."""
+    if timeline.num_minibatches > 1:
+        return f"{timeline.num_minibatches} mini-batches"
+    minibatches = 1 + max((span.minibatch for span in timeline.spans), default=0)
+    text = count_text(num_microbatches(timeline) // minibatches, "micro-batch")
+    return f"{text} in each of {minibatches} mini-batches" if minibatches > 1 else text
 
 
 def path_text(timeline: Timeline) -> str:

@@ -196,4 +196,6 @@ def _arguments(timeline: Timeline, span: Span) -> dict[str, Any]:
             arguments["peer"] = action.peer
     if span.size_bytes is not None:
         arguments["bytes"] = span.size_bytes
+    if span.updates is not None:
+        arguments["updates_before"] = span.updates
     return arguments | {"minibatch": span.minibatch}

@@ -84,6 +84,7 @@ def predicted_timeline(
         ),
         memory=tuple(_memory(simulation, ranks)),
         name=name,
+        num_minibatches=program.num_minibatches,
     )
 
 
@@ -142,6 +143,7 @@ class _DeviceWalk:
         device: which device.
         rank: its rank.
         now_s: where the walk is.
+        updates: of the device's parameters so far.
     """
 
     simulation: Simulation
@@ -149,6 +151,7 @@ class _DeviceWalk:
     device: int
     rank: int
     now_s: float = field(default=0.0, init=False)
+    updates: int = field(default=0, init=False)
 
     def spans(self) -> Iterator[_NumberedSpan]:
         """All spans in the order of time."""
@@ -209,6 +212,7 @@ class _DeviceWalk:
 
     def update(self, step: int, action: Action, own: _Own) -> Iterator[_NumberedSpan]:
         """The optimizer's step, which is no action of a recorded step."""
+        self.updates += 1
         for index, task in own.values():
             self.now_s = task.end_s
             yield index, self._span(SpanKind.OPTIMIZER, task.start_s, task.end_s, None, task)
@@ -288,8 +292,13 @@ class _DeviceWalk:
     ) -> Span:
         size_bytes = None if is_wait or task.size_bytes is None else round(task.size_bytes)
         text = None if action is None else str(action)
-        return Span(self.rank, kind, start_s, end_s, text, size_bytes, task.step)
+        updates = None
+        if kind in _WITH_WEIGHTS and self.simulation.program.num_minibatches > 1:
+            updates = self.updates
+        return Span(self.rank, kind, start_s, end_s, text, size_bytes, task.step, updates)
 
+
+_WITH_WEIGHTS = (SpanKind.FORWARD, SpanKind.BACKWARD)
 
 HANDLERS: Mapping[Kind, Callable[[_DeviceWalk, int, Action, _Own], Iterator[_NumberedSpan]]] = (
     MappingProxyType(

@@ -103,6 +103,8 @@ class Span:
             outside of the program.
         size_bytes: of the message, where known.
         minibatch: which mini-batch of the step, where gradients are accumulated over several.
+        updates: of the stage's parameters before it, where the pipeline does not drain between
+            mini-batches; a forward and its backward then see different numbers of them.
 
     Raises:
         ValueError: it ends before it starts, or ``action`` is no action.
@@ -115,6 +117,7 @@ class Span:
     action: str | None = None
     size_bytes: int | None = None
     minibatch: int = 0
+    updates: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_s <= self.end_s:

@@ -114,6 +114,8 @@ class Timeline:
             (:func:`lightning_gpp.simulate.timeline.measured_path`).
         memory: of the ranks where it is known.
         name: what it is called where several of one source are shown.
+        num_minibatches: mini-batches that overlap, each a step of its own, where the pipeline does
+            not drain between them; they are the micro-batches of the spans.
 
     Raises:
         ValueError: a span or a transfer names an unknown rank or stage, goes beyond the step, or
@@ -132,6 +134,7 @@ class Timeline:
     critical_path: tuple[PathPart, ...] = ()
     memory: tuple[MemoryCurve, ...] = ()
     name: str = ""
+    num_minibatches: int = 1
 
     def __post_init__(self) -> None:
         self._check_spans()

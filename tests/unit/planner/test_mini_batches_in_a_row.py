@@ -16,7 +16,7 @@ from lightning_gpp.planner import plan_request as question
 from lightning_gpp.planner.base import IN_A_ROW, ONE_VERSION, HeldVersions
 from lightning_gpp.planner.does_not_fit import DoesNotFitError
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
-from lightning_gpp.simulate import simulate_plan
+from lightning_gpp.simulate import predicted_timeline, simulate_plan
 from lightning_gpp.simulate.usage import usage
 
 ASYNC = ONE_F_ONE_B_ASYNC.name
@@ -95,3 +95,13 @@ def test_what_makes_no_sense_is_said() -> None:
     with pytest.raises(ValueError, match="about mini-batches in a row"):
         asked().scheduled("gpipe")
     assert asked().scheduled(ASYNC) == asked()
+
+
+def test_a_picture_tells_which_weights_are_met() -> None:
+    """By its backward, those of a forward of the first stage of four are three updates old."""
+    timeline = predicted_timeline(simulate_plan(PLAN, asked()))
+    assert timeline.num_minibatches == IN_A_ROW
+    met = {span.name: span.updates for span in timeline.spans if span.updates is not None}
+    assert [met[f"0F{i}"] for i in range(6)] == [0, 0, 0, 0, 1, 2]
+    assert [met[f"3F{i}"] for i in range(6)] == [0, 1, 2, 3, 4, 5]
+    assert all(met[f"{stage}B{i}"] == i for stage in range(4) for i in range(6))
