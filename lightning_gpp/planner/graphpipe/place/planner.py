@@ -24,8 +24,11 @@ from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_pl
 
 NAME = "graphpipe"
 
-BUDGET = 40_000
+BUDGET = 20_000
 """Looks of a search; about half a second, whatever the model."""
+
+FIRST_STARTS = 2
+"""Starts that are climbed from at first, the best ones."""
 
 DEALS_PLAYED = 2
 """Deals of every number of replicas that are played: those with the smallest lower bounds."""
@@ -97,17 +100,17 @@ def _dealt(judge: DraftJudge) -> Iterator[tuple[Draft, float]]:
 
 
 def _climb_from(judge: DraftJudge, starts: Sequence[tuple[Draft, float]]) -> None:
-    """Climbs from all starts, the best ones first, with more and more patience."""
+    """Climbs from the best starts, then from twice as many with twice the patience, and so on."""
     climbers = [Climber(draft, step_s, judge) for draft, step_s in starts]
-    patience = FIRST_PATIENCE
+    patience, count = FIRST_PATIENCE, FIRST_STARTS
     while climbers and not judge.is_spent:
         climbers.sort(key=lambda one: one.step_s)
         at: dict[Draft, Climber] = {}
-        for climber in climbers:
+        for climber in climbers[:count]:
             if climber.run(patience):
                 at.setdefault(climber.draft, climber)
-        climbers = list(at.values())
-        patience *= 2
+        climbers = [*at.values(), *climbers[count:]]
+        patience, count = 2 * patience, 2 * count
 
 
 def _notes(best: PlanEvaluation, request: PlanRequest) -> tuple[str, ...]:
