@@ -43,7 +43,8 @@ class Homes:
                 if blocks:
                     least = [(sum(busy_s[d] for d in block), block) for block in blocks]
                     idle.append(min(least)[1])
-        if request.num_devices not in self._sizes and self._sizes[-1] > 1:
+        may_be_on_all = self._sizes[-1] > 1 and (request.max_replicas or count) >= count
+        if may_be_on_all and count not in self._sizes:
             idle.append(tuple(range(count)))
         known = dict.fromkeys([*idle, *used])
         self._known = sorted(known, key=lambda home: max(busy_s[device] for device in home))

@@ -28,13 +28,15 @@ class DraftJudge:
         tables: of the units.
         name: of the planner.
         budget: looks that may be taken; see :attr:`is_spent`.
+        least_devices: plans on fewer devices are left out.
 
     Attributes:
         best: the best plan that fits into memory: shortest step first, then least memory.
     """
 
-    def __init__(self, tables: UnitTables, name: str, budget: int) -> None:
+    def __init__(self, tables: UnitTables, name: str, budget: int, least_devices: int = 1) -> None:
         self.tables = tables
+        self._least_devices = least_devices
         self.best: PlanEvaluation | None = None
         self._name, self._budget = name, budget
         self._bounds = DraftBounds(tables)
@@ -73,6 +75,8 @@ class DraftJudge:
             if self.is_spent:
                 return []
             self._spent += 1
+            if self._least_devices > 1 and draft.num_devices < self._least_devices:
+                continue
             if self._bounds.busiest_s(draft) * (1 - ROUNDING) >= below_s:
                 continue
             stages = arranged(draft.stages, self.tables)

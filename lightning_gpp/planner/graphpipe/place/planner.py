@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from lightning_gpp.planner.balanced import balanced
@@ -72,6 +72,27 @@ def search_plans(request: PlanRequest, budget: int = BUDGET) -> SearchResult:
         raise refusal
     best = judge.best
     return SearchResult(best.plan, _notes(best, request), rank=judge.ranked)
+
+
+def search_on_all(
+    request: PlanRequest, starts: Iterable[PlanEvaluation], num_devices: int
+) -> PlanEvaluation | None:
+    """The best plan on so many devices at least, from some plans and from deals alone.
+
+    Args:
+        request: the question.
+        starts: plans on so many devices.
+        num_devices: the least number.
+
+    Returns:
+        None where none fits into memory.
+    """
+    name = f"{NAME} (estimated)" if request.is_estimated else NAME
+    judge = DraftJudge(UnitTables(request), name, BUDGET, num_devices)
+    for found in starts:
+        judge.show(found)
+    _climb_from(judge, [*judge.shown, *_dealt(judge)])
+    return judge.best
 
 
 def _other_planners(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
