@@ -11,7 +11,7 @@ from dataclasses import replace
 from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.place.planner import NAME as GRAPHPIPE
-from lightning_gpp.planner.graphpipe.place.planner import search_plans
+from lightning_gpp.planner.graphpipe.place.planner import search_on_all
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 from lightning_gpp.planner.units.units import num_separable
@@ -23,7 +23,8 @@ MOST_MICROBATCHES = 4
 def on_all_devices(plan: Plan, request: PlanRequest) -> Plan:
     """A plan, or where it leaves devices idle the fastest one that uses more.
 
-    Those of ``balanced`` are candidates, and the next-best ones of the search of ``graphpipe``.
+    Those of ``balanced`` are candidates. For plans of ``graphpipe`` its search begins with them and
+    looks at none that leaves devices idle; it is not made as a whole again.
 
     Args:
         plan: what some planner answered.
@@ -34,10 +35,10 @@ def on_all_devices(plan: Plan, request: PlanRequest) -> Plan:
         return plan
     part = replace(request, cluster=request.cluster.first(num_stages))
     plans = [balanced(replace(part, num_microbatches=count)) for count in _counts(part)]
-    if plan.planner.startswith(GRAPHPIPE):
-        ranked = (one.plan for one in search_plans(request).ranked)
-        plans += [other for other in ranked if num_devices_used(other) >= num_stages]
     found = [evaluate_plan(other, request) for other in plans]
+    if plan.planner.startswith(GRAPHPIPE):
+        better = search_on_all(request, found, num_stages)
+        return plan if better is None else better.plan
     fitting = [evaluation for evaluation in found if evaluation.is_feasible]
     if not fitting:
         return plan

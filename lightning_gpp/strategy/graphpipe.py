@@ -108,7 +108,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             that holds either; or ``"refit"`` for the one that
             :class:`~lightning_gpp.strategy.TimelineCallback` kept when this model last ran here.
         use_all_devices: whether a plan that leaves devices idle, as it is predicted to be faster on
-            fewer, gives way to the fastest plan of ``balanced`` that uses all.
+            fewer, gives way to the fastest plan found that uses all.
         weights: with ``schedule="1f1b-async"``: with which weights forwards and backwards run
             (:data:`lightning_gpp.weights.policies.POLICIES`); by default ``"pipeoptim"``, which
             predicts those that the backward will meet.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from itertools import islice
 
 import pytest
 from helpers.graphs import model_graphs, profiles
+from helpers.series_parallel import shapes, tree_of
+from helpers.shared_brute_force import best_shared_step_s
+from helpers.small_requests import SETTINGS, random_request
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +32,9 @@ from lightning_gpp.simulate import simulate_plan
 
 BUDGET = 2000
 """Looks: enough for some moves of every family on small models."""
+
+WORST_LOSS = 1.05
+"""How much longer the step of a small model may be than the best one."""
 
 OTHERS = ("balanced", "data_parallel", "graphpipe_exclusive", "sequential")
 
@@ -140,3 +147,14 @@ def test_what_moves_make_can_run_and_takes_as_long_as_its_bound_at_least(drawn):
     assert found.step_s == pytest.approx(simulate_plan(plan, request).step_s, rel=0.02)
     again = draft_of(plan, tables)
     assert again == draft.reduced()
+
+
+@pytest.mark.parametrize("setting", ["equal", "three", "hosts"])
+def test_small_models_are_planned_nearly_as_well_as_by_brute_force(setting):
+    """Without replicas; brute force gives all stages one size of micro-batches."""
+    rng = random.Random(setting)
+    for _ in range(4):
+        tree = tree_of(rng.choice(shapes(4)))
+        request = replace(random_request(tree, SETTINGS[setting], rng), max_replicas=1)
+        found_s = evaluate_plan(search_plans(request).best, request).step_s
+        assert found_s <= WORST_LOSS * best_shared_step_s(tree, request)

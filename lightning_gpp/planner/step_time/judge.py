@@ -11,8 +11,11 @@ from lightning_gpp.planner.step_time.pipeline_run import PipelineRun, pipeline_r
 from lightning_gpp.planner.units.contiguous import StageUnits
 from lightning_gpp.planner.units.units import UnitGraph
 
-PLAYED = 40_000
-"""Forwards and backwards to play in one search; about half a second."""
+BUDGET = 60_000
+"""Forwards and backwards to play in one search, and what takes as long; about half a second."""
+
+ACTIONS_PER_BOUND = 100
+"""So many forwards and backwards are played in the time of one lower bound."""
 
 FEWEST = 8
 """Plans of a search that are played however many forwards and backwards they have."""
@@ -34,12 +37,14 @@ class Judge:
         self._least_s: dict[StageUnits, float] = {}
         self._runs: dict[StageUnits, tuple[PipelineRun, tuple[StageEvaluation, ...]]] = {}
         self._place = {operator.name: place for place, operator in enumerate(request.graph)}
-        self._most_played = max(FEWEST, PLAYED // (2 * request.num_devices * num_microbatches))
+        self._actions_per_plan = 2 * request.num_devices * num_microbatches
 
     @property
     def has_budget(self) -> bool:
         """Whether the search may go on."""
-        return len(self._scores) < self._most_played
+        num_played, num_bounds = len(self._scores), len(self._least_s)
+        spent = num_played * self._actions_per_plan + num_bounds * ACTIONS_PER_BOUND
+        return spent < BUDGET
 
     def best(self, candidates: Iterable[StageUnits]) -> StageUnits:
         """The candidate with the smallest score, the first of equals; the first one is played.
@@ -49,8 +54,10 @@ class Judge:
         """
         best, *others = dict.fromkeys(candidates)
         score = self._score(best)
-        for candidate in sorted(others, key=self._least_step_s):
-            if self._least_step_s(candidate) * (1 - ROUNDING) > score[0] or not self.has_budget:
+        bounded = [(self._least_step_s(one), one) for one in others if self.has_budget]
+        for least_s, candidate in sorted(bounded, key=lambda found: found[0]):
+            is_first = len(self._scores) < FEWEST
+            if least_s * (1 - ROUNDING) > score[0] or not (self.has_budget or is_first):
                 break
             found = self._score(candidate)
             if found < score:

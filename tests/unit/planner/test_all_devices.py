@@ -30,7 +30,7 @@ def test_a_plan_on_fewer_devices_gives_way():
     alone = answer(question, "graphpipe")
     assert num_devices_used(alone) == 1  # the fastest
     both = on_all_devices(alone, question)
-    assert (both.planner, num_devices_used(both)) == ("balanced", 2)
+    assert num_devices_used(both) == 2
 
 
 def test_a_plan_on_all_devices_stays():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from lightning_gpp.planner.graphpipe.place.draft import Draft
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.moves import FAMILIES, Family
@@ -9,12 +11,15 @@ from lightning_gpp.planner.graphpipe.place.moves import FAMILIES, Family
 FIRST_PATIENCE = 4
 """Steps of a family of moves that are played in vain at first, before the next family's turn."""
 
+LOOKS_PER_STEP = 32
+"""Drafts of a family that are looked at for each step that may be played: few are promising."""
+
 
 class Climber:
     """A draft on its way to better ones.
 
-    The families of moves take turns. Of each, the drafts whose lower bound is below the step are
-    played, the smallest bound first, until one is better.
+    The families of moves take turns. Of the first drafts of each, those whose lower bound is below
+    the step are played, the smallest bound first, until one is better.
 
     Args:
         draft: where it begins, with its stages in order.
@@ -55,7 +60,8 @@ class Climber:
         """Whether a family has a better draft, which is taken; and whether it has others."""
         judge = self._judge
         neighbours = family(self.draft, judge.tables)
-        for number, (_, draft) in enumerate(judge.promising(neighbours, self.step_s)):
+        some = islice(neighbours, LOOKS_PER_STEP * patience)
+        for number, (_, draft) in enumerate(judge.promising(some, self.step_s)):
             if judge.is_spent:
                 return False, False
             if number == patience:
@@ -64,4 +70,4 @@ class Climber:
             if step_s < self.step_s:
                 self.draft, self.step_s = draft, step_s
                 return True, False
-        return False, False
+        return False, next(neighbours, None) is not None

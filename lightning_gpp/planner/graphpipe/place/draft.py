@@ -43,6 +43,11 @@ class Draft(NamedTuple):
     stages: tuple[DraftStage, ...]
     num_microbatches: int
 
+    @property
+    def num_devices(self) -> int:
+        """Devices with a stage or a replica of one."""
+        return len({device for stage in self.stages for device in stage.devices})
+
     def with_stage(self, number: int, *stages: DraftStage) -> Draft:
         """The draft with others in the place of one stage; perhaps none, and not in order."""
         before, after = self.stages[:number], self.stages[number + 1 :]

@@ -28,7 +28,7 @@ class Homes:
         for stage in draft.stages:
             for device in stage.devices:
                 busy_s[device] += tables.seconds(stage.units) / stage.num_replicas
-        self._count = count
+        self._count, self._busy_s, self._draft = count, busy_s, draft
         self._sizes = request.replica_counts(count)
         used = dict.fromkeys(stage.devices for stage in draft.stages)
         kinds = {device.kind for device in request.cluster.devices}
@@ -43,9 +43,17 @@ class Homes:
                 if blocks:
                     least = [(sum(busy_s[d] for d in block), block) for block in blocks]
                     idle.append(min(least)[1])
-        if request.num_devices not in self._sizes and self._sizes[-1] > 1:
+        may_be_on_all = self._sizes[-1] > 1 and (request.max_replicas or count) >= count
+        if may_be_on_all and count not in self._sizes:
             idle.append(tuple(range(count)))
-        self._known = [*used, *(block for block in idle if block not in used)]
+        known = dict.fromkeys([*idle, *used])
+        self._known = sorted(known, key=lambda home: max(busy_s[device] for device in home))
+
+    def busiest_first(self) -> list[int]:
+        """The stages of the draft, those on the busiest device first."""
+        busy_s, stages = self._busy_s, self._draft.stages
+        most_s = [max(busy_s[device] for device in stage.devices) for stage in stages]
+        return sorted(range(len(stages)), key=lambda number: -most_s[number])
 
     def others(self, stage: DraftStage) -> Iterator[Devices]:
         """Other devices for a stage: those known, and its own halved or doubled."""

@@ -17,6 +17,9 @@ from lightning_gpp.planner.step_time.evaluate import ROUNDING, PlanEvaluation, e
 LOOKS_PER_BOUND = 8
 """So many looks at what the devices compute are taken in the time of one lower bound."""
 
+STAGES_PER_LOOK = 32
+"""Drafts of so many stages more take a look's time more."""
+
 ACTIONS_PER_LOOK = 4
 """So many forwards and backwards are played in the time of one look."""
 
@@ -28,13 +31,15 @@ class DraftJudge:
         tables: of the units.
         name: of the planner.
         budget: looks that may be taken; see :attr:`is_spent`.
+        least_devices: plans on fewer devices are left out.
 
     Attributes:
         best: the best plan that fits into memory: shortest step first, then least memory.
     """
 
-    def __init__(self, tables: UnitTables, name: str, budget: int) -> None:
+    def __init__(self, tables: UnitTables, name: str, budget: int, least_devices: int = 1) -> None:
         self.tables = tables
+        self._least_devices = least_devices
         self.best: PlanEvaluation | None = None
         self._name, self._budget = name, budget
         self._bounds = DraftBounds(tables)
@@ -72,7 +77,9 @@ class DraftJudge:
         for draft in drafts:
             if self.is_spent:
                 return []
-            self._spent += 1
+            self._spent += self._looks(draft)
+            if self._least_devices > 1 and draft.num_devices < self._least_devices:
+                continue
             if self._bounds.busiest_s(draft) * (1 - ROUNDING) >= below_s:
                 continue
             stages = arranged(draft.stages, self.tables)
@@ -88,7 +95,7 @@ class DraftJudge:
     def _least(self, draft: Draft) -> float:
         found = self._least_s.get(draft)
         if found is None:
-            self._spent += LOOKS_PER_BOUND
+            self._spent += LOOKS_PER_BOUND * self._looks(draft)
             found = self._least_s[draft] = self._bounds.least_s(draft) * (1 - ROUNDING)
         return found
 
@@ -121,6 +128,10 @@ class DraftJudge:
     def ranked(self) -> tuple[RankedPlan, ...]:
         """The best plans, with a word on each."""
         return ranked_plans(sorted(self._found.values(), key=_rank))
+
+    @staticmethod
+    def _looks(draft: Draft) -> int:
+        return 1 + len(draft.stages) // STAGES_PER_LOOK
 
     @staticmethod
     def _num_actions(draft: Draft) -> int:

@@ -1,5 +1,7 @@
 """The drafts next to one: a few changes each, of everything that a draft says.
 
+What the busiest devices have comes first, as whoever looks may not look at all.
+
 Every family is a function from a draft to drafts whose stages may be in any order, and may be such
 that they cannot run; whoever looks at them finds out.
 """
@@ -20,7 +22,8 @@ Family = Callable[[Draft, UnitTables], Iterator[Draft]]
 def regrouped(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
     """A stage on other devices, or more or fewer of them."""
     homes = Homes(draft, tables)
-    for number, stage in enumerate(draft.stages):
+    for number in homes.busiest_first():
+        stage = draft.stages[number]
         for devices in homes.others(stage):
             yield from _on(draft, number, [], stage, devices)
 
@@ -28,7 +31,8 @@ def regrouped(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
 def dealt(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
     """A stage cut in two, of which one may go to other devices."""
     homes = Homes(draft, tables)
-    for number, stage in enumerate(draft.stages):
+    for number in homes.busiest_first():
+        stage = draft.stages[number]
         cuts = dict.fromkeys(chain(by_work(stage.units, tables), at_branches(stage.units, tables)))
         for cut in cuts:
             first, second = (stage._replace(units=units) for units in cut)
@@ -53,12 +57,13 @@ def parted(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
 
 def shifted(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
     """The first or last units of a stage in another one that they exchange values with."""
-    for source, stage in enumerate(draft.stages):
-        for target in range(source + 1, len(draft.stages)):
-            other = draft.stages[target]
-            if tables.sources(other.units) & stage.units:
-                yield from _handed(draft, source, target, _last(stage.units))
-                yield from _handed(draft, target, source, _first(other.units))
+    for number in Homes(draft, tables).busiest_first():
+        stage = draft.stages[number]
+        for other, taker in enumerate(draft.stages):
+            if tables.sources(taker.units) & stage.units:
+                yield from _handed(draft, number, other, _last(stage.units))
+            elif tables.sources(stage.units) & taker.units:
+                yield from _handed(draft, number, other, _first(stage.units))
 
 
 def merged(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
@@ -144,8 +149,11 @@ def _on(
         factor *= 2
         if factor > len(devices):
             return
-    moved = stage._replace(devices=devices, shares=())
-    yield draft.with_stage(number, *stays, moved).scaled(factor).reduced()
+    moved = draft.with_stage(number, *stays, stage._replace(devices=devices, shares=()))
+    if factor > 1:
+        moved = moved.scaled(factor)
+    # fewer replicas may take larger smallest micro-batches
+    yield moved.reduced() if len(devices) < stage.num_replicas else moved
 
 
 def _handed(draft: Draft, source: int, target: int, runs: Iterator[Units]) -> Iterator[Draft]:

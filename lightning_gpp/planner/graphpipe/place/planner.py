@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from lightning_gpp.planner.balanced import balanced
@@ -24,8 +24,11 @@ from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_pl
 
 NAME = "graphpipe"
 
-BUDGET = 40_000
+BUDGET = 20_000
 """Looks of a search; about half a second, whatever the model."""
+
+FIRST_STARTS = 2
+"""Starts that are climbed from at first, the best ones."""
 
 DEALS_PLAYED = 2
 """Deals of every number of replicas that are played: those with the smallest lower bounds."""
@@ -71,6 +74,27 @@ def search_plans(request: PlanRequest, budget: int = BUDGET) -> SearchResult:
     return SearchResult(best.plan, _notes(best, request), rank=judge.ranked)
 
 
+def search_on_all(
+    request: PlanRequest, starts: Iterable[PlanEvaluation], num_devices: int
+) -> PlanEvaluation | None:
+    """The best plan on so many devices at least, from some plans and from deals alone.
+
+    Args:
+        request: the question.
+        starts: plans on so many devices.
+        num_devices: the least number.
+
+    Returns:
+        None where none fits into memory.
+    """
+    name = f"{NAME} (estimated)" if request.is_estimated else NAME
+    judge = DraftJudge(UnitTables(request), name, BUDGET, num_devices)
+    for found in starts:
+        judge.show(found)
+    _climb_from(judge, [*judge.shown, *_dealt(judge)])
+    return judge.best
+
+
 def _other_planners(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
     """The plans of other planners, where they have one that fits."""
     shared = shared_by_all(request, name)
@@ -97,17 +121,17 @@ def _dealt(judge: DraftJudge) -> Iterator[tuple[Draft, float]]:
 
 
 def _climb_from(judge: DraftJudge, starts: Sequence[tuple[Draft, float]]) -> None:
-    """Climbs from all starts, the best ones first, with more and more patience."""
+    """Climbs from the best starts, then from twice as many with twice the patience, and so on."""
     climbers = [Climber(draft, step_s, judge) for draft, step_s in starts]
-    patience = FIRST_PATIENCE
+    patience, count = FIRST_PATIENCE, FIRST_STARTS
     while climbers and not judge.is_spent:
         climbers.sort(key=lambda one: one.step_s)
         at: dict[Draft, Climber] = {}
-        for climber in climbers:
+        for climber in climbers[:count]:
             if climber.run(patience):
                 at.setdefault(climber.draft, climber)
-        climbers = list(at.values())
-        patience *= 2
+        climbers = [*at.values(), *climbers[count:]]
+        patience, count = 2 * patience, 2 * count
 
 
 def _notes(best: PlanEvaluation, request: PlanRequest) -> tuple[str, ...]:

@@ -1,0 +1,173 @@
+"""Four towers and a head on two processes: one device, data parallelism, a plan by hand, and ours.
+
+The smallest model that asks for stages that share devices: two towers on each device run side by
+side, and the head is a stage of its own beside the towers of one of them, so that no tower waits
+for another one's end. Fits alternate in rounds; printed are medians, and ratios within a round.
+
+    python benchmarks/towers.py                # 4 towers of 6 layers of 768, 512 samples
+    python benchmarks/towers.py --steps 12 --rounds 3
+
+``predicted`` is the step that our plan was chosen for, from costs measured in that run, with what
+its recorded steps cost besides left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lightning_gpp import GraphPipeStrategy
+from lightning_gpp.planner import evaluate_plan
+
+NUM_TOWERS, NUM_LAYERS, WIDTH, NUM_SAMPLES = 4, 6, 768, 512
+WARM_UP = 3
+BY_HAND = [
+    {"modules": ["towers.0", "towers.1"], "device": 0},
+    {"modules": ["towers.2", "towers.3"], "device": 1},
+    {"modules": ["head"], "device": 0},
+]
+
+
+class Towers(LightningModule):
+    """Equal towers over parts of the input, and a head over all of their outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(
+            nn.Sequential(
+                *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(NUM_LAYERS))
+            )
+            for _ in range(NUM_TOWERS)
+        )
+        self.head = Head()
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        """Shapes: each ``(num_samples, WIDTH)``; the result ``(num_samples, 1)``."""
+        parts = zip(self.towers, (a, b, c, d), strict=True)
+        return self.head(*(tower(part) for tower, part in parts))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        """The mean square of the output."""
+        return self(*batch).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """SGD."""
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+class Head(nn.Module):
+    """Joins the towers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(NUM_TOWERS * WIDTH, 1)
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        """Shapes: each ``(num_samples, WIDTH)``; the result ``(num_samples, 1)``."""
+        return self.last(torch.cat(parts, 1))
+
+
+class StepTimes(Callback):
+    """Writes what rank 0 saw into a file: seconds of a step, the prediction, the plan."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ends_s: list[float] = []
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Notes the time."""
+        self.ends_s.append(time.perf_counter())
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the file."""
+        if not trainer.is_global_zero:
+            return
+        ends_s = self.ends_s[WARM_UP:]
+        steps_s = [b - a for a, b in zip(ends_s, ends_s[1:])]
+        predicted_s, text = 0.0, ""
+        if isinstance(trainer.strategy, GraphPipeStrategy):
+            planned = trainer.strategy.session.run.pipeline.planned
+            predicted_s = evaluate_plan(planned.plan, planned.request).step_s
+            text = ", ".join(
+                f"{len(stage.operators)} operators on {list(stage.devices)}"
+                for stage in planned.plan.stages
+            )
+        line = f"{statistics.median(steps_s)}\t{predicted_s}\t{text}"
+        self.path.write_text(line, encoding="utf-8")
+
+
+def fit(strategy: Any, num_devices: int, num_steps: int) -> tuple[float, float, str]:
+    """Trains; the median step, the predicted one, and the plan."""
+    seed_everything(0, verbose=False)
+    batch = [torch.randn(NUM_SAMPLES, WIDTH) for _ in range(NUM_TOWERS)]
+    if strategy == "ddp_spawn":  # every process takes its share of the mini-batch
+        batch = [part[: NUM_SAMPLES // num_devices] for part in batch]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "steps.txt"
+        trainer = Trainer(
+            strategy=strategy,
+            accelerator="cpu",
+            devices=num_devices,
+            max_steps=num_steps + WARM_UP + 1,
+            max_epochs=-1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            callbacks=[StepTimes(path)],
+        )
+        batches = [batch] * (num_steps + WARM_UP + 1)
+        trainer.fit(Towers(), DataLoader(batches, batch_size=None))
+        step, predicted, plan = path.read_text(encoding="utf-8").split("\t")
+    return float(step), float(predicted), plan
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    found: dict[str, list[tuple[float, float, str]]] = {}
+    for _ in range(arguments.rounds):
+        ours = {"start_method": "spawn", "cache": False}
+        ways = {
+            "one device": ("auto", 1),
+            "DDP": ("ddp_spawn", 2),
+            "by hand": (GraphPipeStrategy(1, plan=BY_HAND, **ours), 2),
+            "planned": (GraphPipeStrategy(**ours), 2),
+        }
+        for name, (strategy, num_devices) in ways.items():
+            found.setdefault(name, []).append(fit(strategy, num_devices, arguments.steps))
+    alone_s = [step_s for step_s, _, _ in found["one device"]]
+    for name, rows in found.items():
+        steps_s = [step_s for step_s, _, _ in rows]
+        ratios = [one / step_s for one, step_s in zip(alone_s, steps_s)]
+        line = f"{name:10} {1e3 * statistics.median(steps_s):6.1f} ms"
+        line += f"  {statistics.median(ratios):.2f} times one device"
+        line += f" ({min(ratios):.2f} to {max(ratios):.2f})"
+        if name == "planned":
+            errors = [predicted_s / step_s - 1 for step_s, predicted_s, _ in rows]
+            line += f"  predicted {1e3 * rows[-1][1]:.1f} ms, {statistics.median(errors):+.0%}"
+            line += f"  {rows[-1][2]}"
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The pieces of the search for plans whose stages share devices.
+
+x ─┬─> a ─> b ─┬─> j
+   └─> c ─> d ─┘
+"""
+
+from __future__ import annotations
+
+import pytest
+from helpers.graphs import literal_graph, profile_of
+
+from lightning_gpp.cluster import Cluster, Device, Link
+from lightning_gpp.cost import Costs
+from lightning_gpp.planner import evaluate_plan, plan_request
+from lightning_gpp.planner.graphpipe.place.arrange import arranged
+from lightning_gpp.planner.graphpipe.place.cuts import at_branches, by_needs, by_work
+from lightning_gpp.planner.graphpipe.place.deals import deals, equal_groups, followed
+from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
+from lightning_gpp.planner.graphpipe.place.drafted import plan_of
+from lightning_gpp.planner.graphpipe.place.homes import Homes
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.moves import merged, parted, resized, shifted
+from lightning_gpp.planner.graphpipe.place.planner import search_plans
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+
+GRAPH = literal_graph({"a": "x", "b": "a", "c": "x", "d": "c", "j": "b d"})
+A, B, C, D, J = (1 << place for place in range(5))  # in depth-first order
+FREE = Link(bandwidth_bytes_per_s=1e15)
+
+
+def tables(num_devices: int = 2, **options: int) -> UnitTables:
+    """Of the fork and join above; every operator takes as long."""
+    devices = tuple(Device(str(i)) for i in range(num_devices))
+    costs = Costs((profile_of(GRAPH),))
+    request = plan_request(GRAPH, Cluster(devices, FREE), minibatch_size=8, costs=costs, **options)
+    return UnitTables(request)
+
+
+def test_sets_of_units():
+    found = tables()
+    assert found.operators(B | J) == ("b", "j")
+    assert found.sources(B | J) == A | D
+    assert found.makers == J
+    assert found.carried(A | B, J, takes_outputs=True).values == ("b",)
+    assert found.carried(0, A | C, takes_outputs=False).values == ("x",)
+    assert not found.carried(A, D, takes_outputs=False).values
+
+
+def test_stages_follow_from_groups():
+    """The join is on the device of a branch, but not in its stage: it waits for the other."""
+    assert equal_groups(tables(), 2) == [0, 0, 1, 1, 1]
+    assert followed([0, 0, 1, 1, 1], tables()) == [(0, A | B), (1, C | D), (1, J)]
+    assert followed([0, 0, 0, 0, 0], tables()) == [(0, A | B | C | D | J)]
+    assert followed([0, 1, 0, 0, 0], tables()) == [(0, A | C | D), (1, B), (0, J)]
+
+
+def test_deals_are_for_all_numbers_of_replicas_and_sizes():
+    found = list(deals(tables()))
+    assert len(found) == 2 * 4  # of 1 and 2 devices, micro-batches of 1, 2, 4 and 8 samples
+    assert {stage.devices for draft in found for stage in draft.stages} == {(0,), (1,), (0, 1)}
+
+
+def test_cuts():
+    found = tables()
+    assert set(by_work(A | B | C | D, found)) == {
+        (A, B | C | D),
+        (A | B, C | D),
+        (A | B | C, D),
+    }
+    assert list(at_branches(A | B | C | D | J, found)) == [(A | B, C | D | J)]
+    stages = (DraftStage(C | D, (1,)), DraftStage(A | B | J, (0,)))
+    assert by_needs(stages, 1, found) == [A | B, J]
+
+
+def test_stages_are_put_in_order_with_an_output_last():
+    found = tables()
+    one, other, last = DraftStage(A | B, (0,)), DraftStage(C | D, (1,)), DraftStage(J, (0,))
+    assert arranged([last, other, one], found) == (other, one, last)
+    in_circle = [DraftStage(A | J, (0,)), DraftStage(B | C | D, (1,))]
+    assert arranged(in_circle, found) is None
+
+
+def test_moves_keep_all_units():
+    found = tables()
+    draft = Draft((DraftStage(C | D, (1,)), DraftStage(A | B | J, (0,))), 2)
+    apart = Draft((draft.stages[0], DraftStage(A | B, (0,)), DraftStage(J, (0,))), 2)
+    assert apart in list(parted(draft, found))
+    assert {stage.units for one in merged(apart, found) for stage in one.stages} >= {A | B | J}
+    assert Draft((DraftStage(C, (1,)), DraftStage(A | B | D | J, (0,))), 2) in list(
+        shifted(draft, found)
+    )
+    assert draft._replace(num_microbatches=4) in list(resized(draft, found))
+    assert not list(resized(draft, tables(num_microbatches=2)))
+    for family in (parted, merged, shifted, resized):
+        for one in family(draft, found):
+            assert sum(stage.units for stage in one.stages) == found.everything
+
+
+def test_homes_are_those_in_use_halves_doubles_and_the_least_busy_blocks():
+    draft = Draft((DraftStage(A | B | C | D, (0, 1), 2), DraftStage(J, (2,), 2)), 2)
+    found = set(Homes(draft, tables(4)).others(draft.stages[0]))
+    assert found == {(0,), (1,), (2,), (3,), (2, 3), (0, 1, 2, 3)}
+
+
+def test_a_budget_of_nothing_looks_at_nothing():
+    judge = DraftJudge(tables(), "graphpipe", budget=0)
+    assert judge.is_spent
+    assert judge.promising(deals(judge.tables), 1.0) == []
+
+
+def test_the_head_of_two_towers_is_a_stage_beside_one_of_them():
+    """With whole micro-batches both towers run side by side, which exclusive devices forbid."""
+    request = tables(num_microbatches=1, max_replicas=1).request
+    found = evaluate_plan(search_plans(request).best, request)
+    assert found.step_s == pytest.approx(
+        evaluate_plan(plan_of(by_hand(), tables(), ""), request).step_s
+    )
+    homes = [stage.devices for stage in found.plan.stages]
+    assert len(homes) == 3 and len(set(homes)) == 2
+
+
+def by_hand() -> Draft:
+    """A tower on each device, and the head on the second one."""
+    return Draft((DraftStage(A | B, (0,)), DraftStage(C | D, (1,)), DraftStage(J, (1,))), 1)
