@@ -6,6 +6,8 @@ layer of four of them: then each of the other seven stages has three or four lay
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -156,15 +158,17 @@ class Joins:
         key = run.kind, need, offset
         if key not in self._sparing:
             behind = Way(need, offset, 0, (), None)
-            whole, found = self._fewest(run, behind), None
-            for size in range(len(run) - 1, 0, -1) if whole else ():
-                fewest = self._fewest(self._space.frames.beginning(run, size), behind)
-                if fewest and whole and fewest < whole:
-                    found = size
-                    break
+            whole = self._fewest(run, behind)
+            sizes = range(1, len(run))
+
+            def spares_none(size: int) -> bool:
+                return self._fewest(self._space.frames.beginning(run, size), behind) >= whole
+
+            size = bisect_left(sizes, True, key=spares_none)  # more elements, no fewer devices
+            found = size if whole < math.inf and size else None
             self._sparing[key] = found
         return self._sparing[key]
 
-    def _fewest(self, run: ElementRun, behind: Way) -> int | None:
+    def _fewest(self, run: ElementRun, behind: Way) -> float:
         ways = self._side(run, behind)
-        return min((self._space.usage.total(way.used) for way in ways), default=None)
+        return min((self._space.usage.total(way.used) for way in ways), default=math.inf)

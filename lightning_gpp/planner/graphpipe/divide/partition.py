@@ -201,15 +201,12 @@ class LimitedWays:
 
     def _longest(self, frame: Frame, boundary: int, crew: Crew) -> int:
         """The last point of a frame's trunk at which a stage may end, if only compute counts."""
-        points = range(len(frame.trunk))
-
-        def seconds(index: int) -> float:
-            return self._space.seconds(frame.stage(boundary, index), crew)
-
-        stop = bisect_right(points, self.limit.limit_s, boundary, key=seconds)
-        if stop < len(points):
-            self.limit.too_slow(seconds(stop))
-        return stop - 1
+        path = self._space.path(crew, frame)
+        begin_s = path[boundary]
+        stop = bisect_right(path, begin_s + self.limit.limit_s, boundary + 1)
+        if stop < len(path):
+            self.limit.too_slow(path[stop] - begin_s)
+        return stop - 2
 
     def _end_at(
         self, frame: Frame, boundary: int, index: int, crew: Crew, room: int, tables: Tables

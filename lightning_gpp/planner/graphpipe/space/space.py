@@ -51,6 +51,7 @@ class Space:
         self._may_recompute = may_recompute
         self.is_small = frames.is_small
         self.root = frames.root
+        self._paths: dict[tuple[Crew, int], list[float]] = {}
         self._load = rates.load(tuple(crews), usage.num_devices)
 
     def in_flight(self, units: int, crew: Crew) -> int:
@@ -102,3 +103,12 @@ class Space:
         """Seconds per sample that a stage of some places takes at least."""
         sums = self.rates.least_seconds(crew)
         return sum([sums[stop] - sums[start] for start, stop in intervals])
+
+    def path(self, crew: Crew, frame: Frame) -> list[float]:
+        """Seconds per sample from a frame's beginning to it, and to every point of its trunk."""
+        found = self._paths.get((crew, frame.number))
+        if found is None:
+            ends = range(len(frame.trunk))
+            found = [0.0, *(self.seconds(frame.stage(0, end), crew) for end in ends)]
+            self._paths[crew, frame.number] = found
+        return found
