@@ -9,10 +9,7 @@ import pytest
 from helpers.series_parallel import shapes, tree_of
 from helpers.small_requests import SETTINGS, random_request
 
-from lightning_gpp.planner.graphpipe.divide.first_stages import FirstStages
-from lightning_gpp.planner.graphpipe.divide.others import Others
 from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
-from lightning_gpp.planner.graphpipe.divide.rooms import Rooms
 from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
 from lightning_gpp.planner.graphpipe.space import frames
 from lightning_gpp.planner.graphpipe.space.space import Space
@@ -47,12 +44,7 @@ def test_searches_without_bounds_need_no_fewer_devices(setting, monkeypatch):
             for problem in (tree, linear(request, units, tree.prices.order)):
                 spaces += [problem.space(4), problem.space(2, take_turns=True)]
     bounded = fewest_devices(spaces)
-    monkeypatch.setattr(
-        Rooms, "of", lambda self, frame: [self._space.usage.num_devices] * (len(frame.run) + 1)
-    )
-    monkeypatch.setattr(Others, "fewest_apart", lambda self, runs: 0)
-    monkeypatch.setattr(Others, "fewest_beside", lambda self, runs, crew, left_s: 0)
-    monkeypatch.setattr(FirstStages, "is_sparse", lambda self, frame: False)
+    monkeypatch.setattr(LimitedWays, "_room", lambda self, *_: self._usage.num_devices)
     free = fewest_devices(spaces)
     assert min(bounded) < math.inf
     assert all(one <= other for one, other in zip(bounded, free, strict=True))

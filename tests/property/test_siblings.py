@@ -49,18 +49,6 @@ def front(ways: list[Way]) -> list[tuple[int, ...]]:
 factors = st.floats(1.0, 4.0)
 
 
-@given(spaces(), factors)
-@settings(max_examples=60)
-def test_packings_that_are_left_out_would_add_nothing(space, factor):
-    limit_s = max(space.lower_bound_s, 1e-18) * factor
-    for runs in asked(space):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(siblings, "FEW_BRANCHES", 0)  # branches are packed
-            found = ways_of(space, runs, limit_s)
-            patch.setattr(siblings.Siblings, "_is_beaten", lambda *_: False)
-            assert front(found) == front(ways_of(space, runs, limit_s))
-
-
 @given(spaces(), factors, st.booleans())
 @settings(max_examples=60)
 def test_ways_hold_every_branch_in_stages_that_fit(space, factor, are_packed):

@@ -14,10 +14,8 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 
 ``divide``: all divisions of a space that are fast enough.
 
-- ``partition`` (with ``frontier``, ``tables``): the dynamic program for one ``limit``;
-- ``first_stages``: the ways of a place by their first stage;
-- ``siblings`` (with ``packings``, ``packing``, ``others``): the branches beside the one that it
-  follows;
+- ``partition`` (with ``frontier``, ``limit``): the dynamic program for one limit;
+- ``siblings``: the branches beside the one that it follows;
 - ``joins``: stages that take branches in.
 
 ``candidates``: found stages as plans.

@@ -26,8 +26,11 @@ from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
 BUDGET = 250_000
 """Micro-batches of devices that a search may play, about a second; other work counts, too."""
 
-TRIED, BOUNDED = 8, 60
+TRIED, BOUNDED = 3, 60
 """A stage that the dynamic program tries, or a plan has, takes as long as playing so many."""
+
+MOST_OF_BUDGET = 8
+"""The search for one limit is given up at this part of the budget: there are others to look for."""
 
 FEW_UNITS = 128
 """Spaces with more micro-batches are looked at last: they take long to play, and win rarely."""
@@ -74,7 +77,7 @@ class Choice:
 
     def _look(self, least: LeastStep, problem: Problem, space: Space) -> None:
         """Looks at divisions of one space that may beat the best step."""
-        divisions = Divisions(space)
+        divisions = Divisions(space, BUDGET / TRIED / MOST_OF_BUDGET)
         best: Found | None = None
         for found in divisions.narrowed(least.bottleneck_s(self.best_s)):
             if found:
@@ -82,8 +85,11 @@ class Choice:
                 self._judge(problem, space, found.divisions)
             if least.bottleneck_s(self.best_s) < divisions.low_s:
                 break
-        limits_s = [factor * best.seconds_per_sample for factor in SLOWER] if best else []
-        for limit_s in limits_s:
+        if best is None:
+            slower: Sequence[float] = ()
+        else:
+            slower = [factor * best.seconds_per_sample for factor in SLOWER]
+        for limit_s in slower if not divisions.is_spent else ():
             if limit_s <= least.bottleneck_s(self.best_s) and (found := divisions.at(limit_s)):
                 self._judge(problem, space, found.divisions)
         self._spent += TRIED * divisions.num_tried

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
 from lightning_gpp.planner.graphpipe.candidates.placement import found_stages
+from lightning_gpp.planner.graphpipe.divide.limit import OutOfBudgetError
 from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.graphpipe.tolerances import SECONDS
@@ -45,15 +46,22 @@ class Found:
 class Divisions:
     """The divisions of a space at some limits, with as few searches as possible.
 
+    Args:
+        space: what to divide.
+        most_tried: stages that the search for one limit may try.
+
     Attributes:
         low_s: no division keeps to a limit below this one.
         num_tried: stages that the searches tried.
+        is_spent: whether a search for one limit had to be given up.
     """
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, most_tried: float = math.inf) -> None:
         self.space = space
         self.low_s = max(space.lower_bound_s * (1 - SECONDS), 1e-18)
         self.num_tried = 0
+        self.is_spent = False
+        self._most_tried = most_tried
         self._found: list[Found] = []
 
     def at(self, limit_s: float) -> Found | None:
@@ -63,9 +71,14 @@ class Divisions:
         for known in self._found:
             if known.slowest_s <= limit_s <= known.limit_s:
                 return known
-        partition = LimitedWays(self.space, limit_s)
-        ways = partition.ways()
-        self.num_tried += partition.limit.num_tried
+        partition = LimitedWays(self.space, limit_s, self._most_tried)
+        try:
+            ways = partition.ways()
+        except OutOfBudgetError:
+            self.is_spent = True
+            return None
+        finally:
+            self.num_tried += partition.limit.num_tried
         if not ways:
             self.low_s = max(limit_s, partition.limit.next_limit_s * (1 - SECONDS))
             return None
@@ -89,6 +102,8 @@ class Divisions:
         while self.low_s <= limit_s:
             found = self.at(limit_s)
             yield found
+            if self.is_spent:
+                return
             if found:
                 is_found, high_s = True, found.seconds_per_sample
             elif is_found and limit_s >= high_s * (1 - 2 * SECONDS):

@@ -10,11 +10,10 @@ rule of :mod:`lightning_gpp.schedule.in_flight`: with micro-batches of ``k`` uni
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lightning_gpp.planner.graphpipe.space.crew import Crew
-from lightning_gpp.planner.graphpipe.space.layout import ElementRun, Interval, joined
+from lightning_gpp.planner.graphpipe.space.layout import Interval
 from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
 
 MAX_WAYS = 48
@@ -49,33 +48,21 @@ class Beside(NamedTuple):
     rest: Trace | None
 
 
-class Alike(NamedTuple):
-    """Branches that are divided alike, each on its own or several in one stage.
+class Moved(NamedTuple):
+    """Stages of a branch that is like another one.
 
     Attributes:
-        branch: the stages of one branch, or the stage of several, as they were found.
-        origin: where the branch begins in which they were found.
-        groups: the branches.
-        rest: the stages of other branches.
+        branch: the stages of the other one.
+        shift: by how many places they are to be moved.
+        rest: nothing.
     """
 
     branch: Trace
-    origin: int
-    groups: Sequence[tuple[ElementRun, ...]]
-    rest: Trace | None
-
-    def moved(self) -> Iterator[tuple[Trace, int]]:
-        """The stages of every group, each with the number of places by which it is to be moved."""
-        for group in self.groups:
-            if len(group) == 1:
-                yield self.branch, group[0].start - self.origin
-            else:
-                assert isinstance(self.branch, Cut)
-                places = joined((), *(run.interval for run in group))
-                yield Cut(places, self.branch.crew, self.branch.units, None), 0
+    shift: int
+    rest: Trace | None = None
 
 
-Trace = Cut | Beside | Alike
+Trace = Cut | Beside | Moved
 
 
 class Way(NamedTuple):
@@ -151,8 +138,8 @@ def collect_cuts(trace: Trace | None, shift: int = 0) -> list[tuple[Cut, int]]:
         while part is not None:
             if isinstance(part, Cut):
                 found.append((part, moved))
-            elif isinstance(part, Alike):
-                todo += [(branch, moved + shift) for branch, shift in part.moved()]
+            elif isinstance(part, Moved):
+                todo.append((part.branch, moved + part.shift))
             else:
                 todo.append((part.branch, moved))
             part = part.rest

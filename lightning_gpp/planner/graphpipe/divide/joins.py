@@ -1,25 +1,31 @@
-"""Stages that hold joins: as they are, or with branches, or the ends of branches, taken in."""
+"""Stages that hold joins: as they are, or with branches, or the ends of branches, taken in.
+
+Seven branches of four layers fill eight devices only if the stage with the join takes the last
+layer of four of them: then each of the other seven stages has three or four layers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from lightning_gpp.planner.graphpipe.divide.frontier import Beside, Trace, units_in_flight
+from lightning_gpp.planner.graphpipe.divide.frontier import Beside, Trace, Way
 from lightning_gpp.planner.graphpipe.divide.limit import Limit
-from lightning_gpp.planner.graphpipe.divide.siblings import FEW_BRANCHES, Siblings
-from lightning_gpp.planner.graphpipe.space.branches import Group
+from lightning_gpp.planner.graphpipe.divide.siblings import (
+    FEW_BRANCHES,
+    Group,
+    Siblings,
+    places_of,
+)
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.frames import Frame
 from lightning_gpp.planner.graphpipe.space.layout import ElementRun, Interval, joined
 from lightning_gpp.planner.graphpipe.space.space import Space
-from lightning_gpp.planner.graphpipe.space.tails import end_of, fewest_devices, sparing_size
 
 Places = tuple[Interval, ...]
-
-Piece = tuple[float, ElementRun, Interval]
-"""Seconds per sample, a branch, and the places of it that a stage may take in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class Join:
     """A stage that holds joins, with the branches before them.
 
     Attributes:
-        intervals: places of the stage, whole branches that it took in included.
+        intervals: places of the stage, those that it took in included.
         beside: need and offset beside the owner of each join, outermost first.
         used: devices of the branches, the stage itself not counted.
         trace: stages of the branches.
@@ -40,12 +46,26 @@ class Join:
 
 
 class Joins:
-    """Finds, for one limit, the stages with joins."""
+    """Finds, for one limit, the stages with joins.
 
-    def __init__(self, space: Space, limit: Limit, siblings: Siblings) -> None:
-        self._limit = limit
+    Args:
+        space: what may be chosen.
+        limit: most seconds per sample of a stage.
+        siblings: the ways of branches beside owners.
+        side: the ways to divide one branch, given what follows it.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        limit: Limit,
+        siblings: Siblings,
+        side: Callable[[ElementRun, Way], list[Way]],
+    ) -> None:
         self._space = space
+        self._limit = limit
         self._siblings = siblings
+        self._side = side
         self._sparing: dict[tuple[int, int, int], int | None] = {}
 
     def of(self, crossed: Sequence[Frame], stage: Places, crew: Crew, units: int) -> list[Join]:
@@ -71,109 +91,84 @@ class Joins:
                 for longer, left in self._longer(join.intervals, frame.others, crew, units)
                 for sides in self._siblings.ways(left, need, offset)
             ]
-        if self._space.is_small:
-            return [j for j in joins if self._limit.fits(j.intervals, crew, units)]
-        return joins
+        return [j for j in joins if self._limit.fits(j.intervals, crew, units)]
 
     def _longer(
         self, stage: Places, others: Group, crew: Crew, units: int
     ) -> Iterator[tuple[Places, Group]]:
         """A stage with branches, or ends of them, in it, and what is left of the branches."""
         if self._space.is_small and len(others) <= FEW_BRANCHES:
-            yield from _with_any(stage, others)
+            for size in range(len(others) + 1):
+                for runs in combinations(others, size):
+                    left = tuple(run for run in others if run not in runs)
+                    yield joined(stage, *places_of(runs)), left
             return
-        by_weight = self._space.branches.by_weight(others)
-        pieces = [
-            (load.seconds, run, run.interval)
-            for load in self._space.branches.loads(others)[self._space.crews.index(crew)]
-            for run in by_weight[load.weight]
-        ]
-        stages = [(stage, others)]
-        longer, taken = self._filled(stage, pieces, crew, units)
+        whole = {run: run.interval for run in others}
+        longer, taken = self._filled(stage, whole, crew, units, heavy_first=True)
+        yield stage, others
+        yield from self._with_ends(stage, others, crew, units)
         if taken:
-            stages.append((longer, tuple(run for run in others if run not in taken)))
-        for whole, left in stages:
-            yield whole, left
-            if not self._space.is_small:
-                yield from self._with_ends(whole, left, crew, units)
+            left = tuple(run for run in others if run not in taken)
+            yield longer, left
+            yield from self._with_ends(longer, left, crew, units)
 
     def _with_ends(
         self, stage: Places, runs: Group, crew: Crew, units: int
     ) -> Iterator[tuple[Places, Group]]:
         """A stage with the ends of branches that spare the rest of them a device, if there are."""
-        pieces: list[Piece] = []
-        sizes = {}
-        room_s = self._limit.limit_s - self._seconds(stage, crew)
-        for alike in self._space.branches.by_weight(runs).values():
-            last_s = self._seconds((end_of(alike[0], len(alike[0]) - 1),), crew)
-            if last_s > room_s:
-                self._limit.too_slow(self._limit.limit_s + (last_s - room_s))
+        ends, beginnings = {}, {}
+        for run in runs:
+            last = run.bounds[-2], run.bounds[-1]
+            if self._space.seconds((*stage, last), crew) > self._limit.limit_s:
+                self._limit.too_slow(self._space.seconds((*stage, last), crew))
                 continue
-            size = self._sparing_size(alike[0], units + crew.multiple, units - crew.multiple)
+            size = self._sparing_size(run, units + crew.multiple, units - crew.multiple)
             if size is not None:
-                end_s = self._seconds((end_of(alike[0], size),), crew)
-                pieces += [(end_s, run, end_of(run, size)) for run in alike]
-                sizes.update(dict.fromkeys(alike, size))
-        pieces.sort(key=lambda piece: piece[0])
-        longer, taken = self._filled(stage, pieces, crew, units)
+                ends[run] = run.bounds[size], run.bounds[-1]
+                beginnings[run] = self._space.frames.beginning(run, size)
+        longer, taken = self._filled(stage, ends, crew, units, heavy_first=False)
         if taken:
-            beginning = self._space.beginnings.beginning
-            yield longer, tuple(beginning(r, sizes[r]) if r in taken else r for r in runs)
+            yield longer, tuple(beginnings[run] if run in taken else run for run in runs)
 
     def _filled(
-        self, stage: Places, pieces: Sequence[Piece], crew: Crew, units: int
+        self,
+        stage: Places,
+        pieces: dict[ElementRun, Interval],
+        crew: Crew,
+        units: int,
+        *,
+        heavy_first: bool,
     ) -> tuple[Places, set[ElementRun]]:
         """A stage with pieces of branches, as far as its time and memory allow, in their order."""
-        limit_s = self._limit.limit_s
-        room_s = limit_s - self._seconds(stage, crew)
-        taken: list[Piece] = []
-        for piece in pieces:
-            if piece[0] > room_s:
-                self._limit.too_slow(limit_s + (piece[0] - room_s))
-            else:
-                room_s -= piece[0]
-                taken.append(piece)
-        longer = joined(stage, *(interval for _, _, interval in taken))
-        if taken and not self._limit.fits(longer, crew, units):
-            return self._with_memory(stage, pieces, crew, units)
-        return longer, {run for _, run, _ in taken}
-
-    def _with_memory(
-        self, stage: Places, pieces: Sequence[Piece], crew: Crew, units: int
-    ) -> tuple[Places, set[ElementRun]]:
-        """The same piece by piece, where they do not all find memory together."""
-        room_s = self._limit.limit_s - self._seconds(stage, crew)
-        taken = set()
-        for piece_s, run, interval in pieces:
-            longer = joined(stage, interval)
-            if piece_s <= room_s and self._limit.fits(longer, crew, units):
+        each_s = {run: self._space.seconds((places,), crew) for run, places in pieces.items()}
+        order = sorted(pieces, key=lambda run: -each_s[run] if heavy_first else each_s[run])
+        at_s, taken = self._space.seconds(stage, crew), set()
+        for run in order:
+            longer = joined(stage, pieces[run])
+            if at_s + each_s[run] > self._limit.limit_s:
+                self._limit.too_slow(at_s + each_s[run])
+            elif self._limit.fits(longer, crew, units):
                 stage = longer
-                room_s -= piece_s
+                at_s += each_s[run]
                 taken.add(run)
         return stage, taken
 
-    def _seconds(self, stage: Places, crew: Crew) -> float:
-        """Seconds per sample that a stage takes at least."""
-        sums = self._space.rates.least_seconds(crew)
-        return sum(sums[stop] - sums[start] for start, stop in stage)
-
     def _sparing_size(self, run: ElementRun, need: int, offset: int) -> int | None:
+        """Most elements of a branch that need fewer devices than all of them; None if none do."""
         key = run.kind, need, offset
         if key not in self._sparing:
-            sums = {crew: self._space.rates.least_seconds(crew) for crew in self._space.crews}
-            units = {crew: units_in_flight(need, offset, crew.multiple) for crew in sums}
+            behind = Way(need, offset, 0, (), None)
+            whole = self._fewest(run, behind)
+            sizes = range(1, len(run))
 
-            def fits(interval: Interval, crew: Crew) -> bool:
-                return self._limit.fits((interval,), crew, units[crew])
+            def spares_none(size: int) -> bool:
+                return self._fewest(self._space.frames.beginning(run, size), behind) >= whole
 
-            num_devices = fewest_devices(run, self._limit.limit_s, sums, fits)
-            self._sparing[key] = sparing_size(num_devices)
+            size = bisect_left(sizes, True, key=spares_none)  # more elements, no fewer devices
+            found = size if whole < math.inf and size else None
+            self._sparing[key] = found
         return self._sparing[key]
 
-
-def _with_any(stage: Places, others: Group) -> Iterator[tuple[Places, Group]]:
-    """A stage with any of the branches in it, and the branches that are left."""
-    for size in range(len(others) + 1):
-        for runs in combinations(others, size):
-            longer = joined(stage, *(run.interval for run in runs))
-            yield longer, tuple(run for run in others if run not in runs)
+    def _fewest(self, run: ElementRun, behind: Way) -> float:
+        ways = self._side(run, behind)
+        return min((self._space.usage.total(way.used) for way in ways), default=math.inf)

@@ -11,6 +11,10 @@ from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.graphpipe.tolerances import LIMIT
 
 
+class OutOfBudgetError(Exception):
+    """A search for one limit tried as many stages as it may."""
+
+
 class Limit:
     """Most seconds per sample of a stage, and what was seen to take longer.
 
@@ -21,11 +25,12 @@ class Limit:
         num_tried: stages that were looked at.
     """
 
-    def __init__(self, space: Space, limit_s: float) -> None:
+    def __init__(self, space: Space, limit_s: float, most_tried: float = math.inf) -> None:
         self._space = space
         self.limit_s = limit_s * (1 + LIMIT)
         self.next_limit_s = math.inf
         self.num_tried = 0
+        self._most_tried = most_tried
 
     def fits(self, intervals: tuple[Interval, ...], crew: Crew, units: int) -> bool:
         """Whether a stage is fast enough and finds enough memory."""
@@ -33,8 +38,14 @@ class Limit:
         return self._space.in_flight(units, crew) <= most
 
     def most_in_flight(self, intervals: tuple[Interval, ...], rates: CrewRates) -> float:
-        """Micro-batches in flight that a stage has memory for; -1 where it is too slow."""
+        """Micro-batches in flight that a stage has memory for; -1 where it is too slow.
+
+        Raises:
+            OutOfBudgetError: too many stages have been asked for.
+        """
         self.num_tried += 1
+        if self.num_tried > self._most_tried:
+            raise OutOfBudgetError
         rate = rates(intervals)
         most = rate.most_in_flight
         if rate.seconds_per_sample > self.limit_s:

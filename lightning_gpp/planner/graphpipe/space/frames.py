@@ -10,13 +10,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from lightning_gpp.planner.graphpipe.space.layout import ElementRun, Interval, Layout, joined
-from lightning_gpp.planner.graphpipe.space.tails import Beginnings
 
 SMALL = 14
 """Up to this many units everything is tried; beyond, long stages are tried first."""
-
-LARGE = 150
-"""Above this many units only the heaviest branch of a block is tried as its owner."""
 
 FEW_OWNERS = 2
 """In larger models, branches of a block that are tried as its owner, the heaviest first."""
@@ -54,10 +50,7 @@ class Frame:
         others: the other branches of the block.
         level: number of joins that follow it.
         trunk: the points on the way from its first element on, the longest last.
-        is_fork: whether a block begins at each point of the trunk.
-        num_before: boundaries before its own on the way to it, in the frames that it is in.
-        starts: for each boundary on that way and in it, the last one on the way before which a
-            stage that begins at it, or in a block before it, holds nothing.
+        before: places on the way to it, in the frames that it is in.
         is_model_end: whether nothing follows the root.
     """
 
@@ -87,12 +80,9 @@ class Frame:
             branches = outer.run.blocks[element]
             self.others = branches[:owner] + branches[owner + 1 :]
         self.trunk: tuple[EndPoint, ...] = (*own, *self._behind())
-        self.is_fork = [point.boundary in point.frame.run.blocks for point in self.trunk]
-        self.num_before: int = outer.num_before + element if outer else 0
-        before = outer.starts[: self.num_before + 1] if outer else [0]
-        ends = range(1, len(run) + 1)
-        own_starts = (self.num_before + end - (end - 1 in run.blocks) for end in ends)
-        self.starts: list[int] = [*before, *own_starts]
+        self.before: tuple[Interval, ...] = ()
+        if outer is not None:
+            self.before = (*outer.before, (outer.run.start, outer.run.bounds[element]))
         self._stages: dict[tuple[int, int], tuple[Interval, ...]] = {}
 
     def stage(self, boundary: int, index: int) -> tuple[Interval, ...]:
@@ -122,7 +112,9 @@ class Frame:
             )
 
     def children(self, element: int) -> tuple[Frame, ...]:
-        """Frames with the first, different, branches of a block as its owner."""
+        """Frames with the first, different, branches of a block, if there is one, as its owner."""
+        if element not in self.run.blocks:
+            return ()
         if element not in self._children:
             branches = self.run.blocks[element]
             first = {branch.kind: index for index, branch in reversed([*enumerate(branches)])}
@@ -147,21 +139,19 @@ class Frames:
     Attributes:
         layout: the layout.
         is_small: whether everything is tried, as asked for or as the model is so small.
-        is_large: whether it is so large that only one owner of a block is tried.
         root: the frame of the whole model.
-        beginnings: the beginnings of its runs.
     """
 
     def __init__(self, layout: Layout, *, tries_all: bool = False) -> None:
         num_units = len(layout.order)
         self.layout = layout
         self.is_small = tries_all or num_units <= SMALL
-        self.is_large = num_units > LARGE
-        self._most_owners = num_units if self.is_small else 1 if self.is_large else FEW_OWNERS
+        self._most_owners = num_units if self.is_small else FEW_OWNERS
         self._numbers = count()
         self.root = self._frame(layout.root, is_model_end=True)
-        self.beginnings = Beginnings()
         self._sides: dict[int, Frame] = {}
+        self._kinds: dict[tuple[int, int], int] = {}
+        self._beginnings: dict[tuple[ElementRun, int], ElementRun] = {}
 
     def side(self, run: ElementRun) -> Frame:
         """The frame of a branch that is cut on its own, the same for all branches like it."""
@@ -169,6 +159,17 @@ class Frames:
         if frame is None:
             frame = self._sides[run.kind] = self._frame(run, is_model_end=False)
         return frame
+
+    def beginning(self, run: ElementRun, size: int) -> ElementRun:
+        """The first so many elements of a run, as a run: alike where the runs are alike."""
+        found = self._beginnings.get((run, size))
+        if found is None:
+            # The kinds of whole runs are not negative.
+            kind = self._kinds.setdefault((run.kind, size), -1 - len(self._kinds))
+            blocks = {element: runs for element, runs in run.blocks.items() if element < size}
+            found = ElementRun(run.bounds[: size + 1], blocks, kind)
+            self._beginnings[run, size] = found
+        return found
 
     def _frame(self, run: ElementRun, *, is_model_end: bool) -> Frame:
         most = self._most_owners

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from lightning_gpp.planner.graphpipe.space.branches import Branches
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.frames import Frame, Frames
-from lightning_gpp.planner.graphpipe.space.layout import ElementRun
+from lightning_gpp.planner.graphpipe.space.layout import ElementRun, Interval
 from lightning_gpp.planner.graphpipe.space.rates import Rates
 from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
 from lightning_gpp.planner.graphpipe.tolerances import SECONDS
@@ -51,13 +50,9 @@ class Space:
         self._memory_bytes = memory_bytes
         self._may_recompute = may_recompute
         self.is_small = frames.is_small
-        self.is_large = frames.is_large
         self.root = frames.root
-        self.beginnings = frames.beginnings
-        self._load = rates.load(tuple(crews), usage.num_devices)
         self._paths: dict[tuple[Crew, int], list[float]] = {}
-        self._leads: dict[tuple[Crew, int], list[float]] = {}
-        self._work_leads: dict[int, list[float]] = {}
+        self._load = rates.load(tuple(crews), usage.num_devices)
 
     def in_flight(self, units: int, crew: Crew) -> int:
         """Micro-batches of a stage in flight: no more than there are."""
@@ -81,11 +76,6 @@ class Space:
         """The frame of a branch that is cut on its own, the same for all branches like it."""
         return self.frames.side(run)
 
-    @cached_property
-    def branches(self) -> Branches:
-        """What whole branches take."""
-        return Branches(self.rates, self.crews, self.work)
-
     @property
     def work(self) -> list[float]:
         """Running sums over the places of device-seconds per sample that units take at least."""
@@ -96,39 +86,29 @@ class Space:
         """Seconds per sample that no division can beat."""
         return self._load.lower_bound_s
 
-    def work_lead(self, frame: Frame) -> list[float]:
-        """Running work before the boundaries on the way to a frame, and before its own."""
-        found = self._work_leads.get(frame.number)
-        if found is None:
-            found = self._work_leads[frame.number] = _lead(self.work, frame)
-        return found
+    def work_before(self, frame: Frame, boundary: int) -> float:
+        """Device-seconds per sample of what cannot be behind a boundary, nor beside what is.
 
-    def lead(self, crew: Crew, frame: Frame) -> list[float]:
-        """Running seconds (see ``CrewRates.least_seconds``) before the same boundaries."""
-        key = crew, frame.number
-        found = self._leads.get(key)
-        if found is None:
-            found = self._leads[key] = _lead(self.rates.least_seconds(crew), frame)
-        return found
+        In the frame of a branch that is cut on its own also all that is outside of it.
+        """
+        root = frame
+        while root.outer is not None:
+            root = root.outer
+        own = (*frame.before, (frame.run.start, frame.run.bounds[boundary]))
+        inside = root.run.bounds[-1], len(self.work) - 1
+        outside = ((0, root.run.start), inside)
+        return sum(self.work[stop] - self.work[start] for start, stop in (*own, *outside))
+
+    def seconds(self, intervals: Iterable[Interval], crew: Crew) -> float:
+        """Seconds per sample that a stage of some places takes at least."""
+        sums = self.rates.least_seconds(crew)
+        return sum([sums[stop] - sums[start] for start, stop in intervals])
 
     def path(self, crew: Crew, frame: Frame) -> list[float]:
-        """Running seconds at the points of a frame's trunk (see ``Rates.least_seconds``)."""
-        key = crew, frame.number
-        path = self._paths.get(key)
-        if path is None:
-            sums = self.rates.least_seconds(crew)
-            stop = sums[frame.run.bounds[-1]]
-            path = self._paths[key] = [
-                sums[frame.run.bounds[point.boundary]]
-                if point.frame is frame and not point.crossed
-                else stop + sum(sums[b] - sums[a] for a, b in point.beyond)
-                for point in frame.trunk
-            ]
-        return path
-
-
-def _lead(sums: Sequence[float], frame: Frame) -> list[float]:
-    """Running sums over the places on the way to a frame's boundaries."""
-    lead = _lead(sums, frame.outer)[: frame.num_before + 1] if frame.outer else [0.0]
-    so_far = lead[-1] - sums[frame.run.start]
-    return [*lead, *(so_far + sums[bound] for bound in frame.run.bounds[1:])]
+        """Seconds per sample from a frame's beginning to it, and to every point of its trunk."""
+        found = self._paths.get((crew, frame.number))
+        if found is None:
+            ends = range(len(frame.trunk))
+            found = [0.0, *(self.seconds(frame.stage(0, end), crew) for end in ends)]
+            self._paths[crew, frame.number] = found
+        return found

@@ -8,7 +8,7 @@ from helpers.graphs import literal_graph, profile_of
 from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner import make_plan, validate_plan
+from lightning_gpp.planner import PlanRequest, make_plan, validate_plan
 from lightning_gpp.planner.graphpipe.place.planner import search_plans
 from lightning_gpp.planner.graphpipe.planner import search_exclusive
 from lightning_gpp.planner.make_plan import PLANNERS, plan_request
@@ -157,3 +157,20 @@ def test_graphs_that_are_not_series_parallel_say_what_was_ordered():
     graph = literal_graph({"a": "x", "b": "x", "c": "a b", "d": "b"}, outputs=["c", "d"])
     result = search_exclusive(plan_request(graph, 2, minibatch_size=4, costs=profile_of(graph)))
     assert any("not series-parallel" in note for note in result.notes)
+
+
+def test_seven_branches_fill_eight_devices():
+    """Seven times eight layers: seven on each device, if the join takes the last layers."""
+    operators = {
+        f"b{branch}.{layer}": f"b{branch}.{layer - 1}" if layer else "x"
+        for branch in range(7)
+        for layer in range(8)
+    }
+    graph = literal_graph(operators | {"join": " ".join(f"b{branch}.7" for branch in range(7))})
+    profile = profile_of(graph, {o.name: 0.0 if o.name == "join" else 1.0 for o in graph})
+    cluster = uniform_cluster(8, Link(1e30))
+    request = PlanRequest(graph, cluster, Costs((profile,)), 64, 16, max_replicas=1)
+    found = evaluate_plan(search_exclusive(request).best, request)
+    layer_s = 3.0 / 4  # forward and backward, per sample
+    assert found.seconds_per_sample == pytest.approx(7 * layer_s)
+    assert {len(stage.operators) for stage in found.plan.stages} == {7, 8}
