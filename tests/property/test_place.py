@@ -76,7 +76,7 @@ def step_s(planner: str, request: PlanRequest) -> float | None:
 
 
 @given(requests())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_plans_can_run_and_are_never_worse_than_those_of_others(request):
     others = {planner: step_s(planner, request) for planner in OTHERS}
     try:

@@ -127,17 +127,17 @@ def reordered(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
 
 
 FAMILIES: tuple[Family, ...] = (
+    dealt,
     parted,
     resized,
-    shifted,
     regrouped,
-    dealt,
+    shifted,
     merged,
     recomputed,
     swapped,
     reordered,
 )
-"""All moves."""
+"""All moves, those that change most first: the finer ones keep a plan near where it began."""
 
 
 def _on(
