@@ -3,9 +3,6 @@
 SECONDS = 1e-9
 """Relative: times that differ by less are the same, and bounds hold up to it."""
 
-LEAST = 1e-11
-"""Relative: where stages are only bounded, one is fast enough up to this above the limit."""
-
 LIMIT = 1e-12
 """Relative: a stage is fast enough up to this above a limit, which may be its own seconds."""
 

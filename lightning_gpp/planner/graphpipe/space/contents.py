@@ -6,8 +6,7 @@ follows the other, which only a whole plan tells.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
@@ -101,7 +100,6 @@ class Contents:
             for source in units.predecessors[unit]:
                 self._before[position] |= self._before[place[source]] | 1 << place[source]
         self._found: dict[Intervals, Content] = {}
-        self._of_branch: dict[Interval, tuple[Content, frozenset[object]]] = {}
 
     def _note_flows(self, units: UnitGraph, place: Mapping[int, int]) -> None:
         for number, flow in enumerate(unit_flows(self._graph, units)):
@@ -129,33 +127,6 @@ class Contents:
         outward = sorted((flow.targets.bit_count(), *flow[3:]) for flow in self._outward[place])
         flags = self._has_state[place], self._is_whole[place]
         return tuple(sizes), flags, tuple(inward), tuple(outward)
-
-    def of_branch(self, interval: Interval) -> tuple[Content, frozenset[object]]:
-        """What must be equal for two branches of a block to stand for each other in any stage.
-
-        What a stage of several branches holds and exchanges is the sum of what they do, less what
-        several of them share.
-
-        Returns:
-            The content of the branch, and all that it shares with places outside: parameters,
-            values that it reads, and who sends them.
-        """
-        found = self._of_branch.get(interval)
-        if found is None:
-            shared = frozenset(self._shared(interval))
-            found = self._of_branch[interval] = self[(interval,)], shared
-        return found
-
-    def _shared(self, interval: Interval) -> Iterator[object]:
-        yield from self._holdings.shared_beyond(interval)
-        outside = ~_bits((interval,))
-        for flow in chain.from_iterable(self._inward[slice(*interval)]):
-            if not flow.source & ~outside:
-                if flow.targets & outside:
-                    yield flow
-                sent = self._outward[flow.source.bit_length() - 1] if flow.source else ()
-                if not flow.source or any(other.targets & outside for other in sent):
-                    yield "sender", flow.source
 
     def __getitem__(self, intervals: Intervals) -> Content:
         found = self._found.get(intervals)

@@ -27,7 +27,6 @@ class Holdings:
             for u in order
         ]
         holders = Counter(name for names in self.parameters for name in names)
-        self._num_holders = holders
         shared = [frozenset(n for n in names if holders[n] > 1) for names in self.parameters]
         own = [self._bytes(names - more) for names, more in zip(self.parameters, shared)]
         self._shared = shared
@@ -61,9 +60,3 @@ class Holdings:
             more, more_trained = self._bytes(shared)
             return total + more, trained + more_trained
         return total, trained
-
-    def shared_beyond(self, interval: Interval) -> set[str]:
-        """Parameters that places inside and outside of an interval hold."""
-        start, stop = interval
-        inside = Counter(name for names in self._shared[start:stop] for name in names)
-        return {name for name, count in inside.items() if count < self._num_holders[name]}

@@ -47,14 +47,6 @@ class DeviceCounts:
             return used <= most
         return self.total(used) <= most and (self._limit - used) & self.guards == self.guards
 
-    def covers(self, more: int, less: int) -> bool:
-        """Whether ``less`` is nowhere more than ``more``."""
-        return ((more | self.guards) - less) & self.guards == self.guards
-
-    def count(self, used: int, kind: int) -> int:
-        """Devices of one kind in use."""
-        return used >> (FIELD_BITS * kind) & (1 << (FIELD_BITS - 1)) - 1
-
     def total(self, used: int) -> int:
         """Devices in use."""
         if used < 1 << FIELD_BITS:
