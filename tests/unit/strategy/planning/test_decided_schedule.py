@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,9 @@ class TestSchedule:
         found = planned(memory_bytes, **options)
         assert found.request.schedule == "1f1b"
         (note,) = (note for note in found.notes if note.startswith("Schedule: 1f1b, as "))
-        assert note.endswith("the loss must be a mean over samples.") and "2.2 kB of " in note
+        assert note.endswith("the loss must be a mean over samples.")
+        needed = re.search(r"gpipe needs (\d\.\d) kB of \d\.\d kB on device", note)
+        assert needed is not None and 1000 * float(needed[1]) > memory_bytes - 50  # is rounded
         assert note in describe_planned(found)
 
     @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
