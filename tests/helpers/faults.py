@@ -183,6 +183,13 @@ class FailingData(Dataset[Any]):
         return (left, right), target
 
 
+class FailingLoader(DataLoader[Any]):
+    """Cannot be read at all."""
+
+    def __iter__(self) -> Any:
+        raise ArithmeticError("the data loader is out of order")
+
+
 class FailOnRank(lp.Callback):
     """A callback that fails on one rank in the middle of training."""
 
@@ -218,7 +225,7 @@ class Fault:
         pattern: what the error says on every rank that lives, a regular expression.
         build: makes the module.
         strategy: arguments of the strategy beside ``num_microbatches=4``.
-        data: what is wrong with the data.
+        data: what is wrong with the data: one of its items, or, for ``"loader"``, all of it.
         callbacks: makes callbacks that fail.
         validate: whether validation runs first.
         killed_rank: the rank that does not live to tell.
@@ -315,6 +322,7 @@ FAULTS = {
     ),
     "optimizer": Fault("the optimizer is out of order", FailingOptimizerModel),
     "data set": Fault("the data set is out of order", data="raise"),
+    "data loader": Fault("the data loader is out of order", data="loader"),
     "callback of one rank": Fault(
         "the callback is out of order", callbacks=lambda: [FailOnRank(2, "raise")]
     ),
@@ -356,7 +364,7 @@ def run_fault(name: str, schedule: str, num_ranks: int = 3) -> None:
     fault = FAULTS[name]
     data = DataSpec(num_samples=40, num_inputs=2)
     samples: Any = FailingData(fault.data) if fault.data else data.loader().dataset
-    loaders = [DataLoader(samples, 8)]
+    loaders = [(FailingLoader if fault.data == "loader" else DataLoader)(samples, 8)]
     if fault.validate:
         loaders.append(data.loader())
     module = fault.build()

@@ -76,9 +76,13 @@ def led_loaders(trainer: pl.Trainer, run: PipelinedRun) -> Iterator[None]:
         if not any(combined is each for each in loaders_of_loops(trainer)):
             return begin(combined)
         own = combined.flattened
-        with run.failures.guard():
-            combined.flattened = _readers(own, run)
         try:
+            # Lightning asks for its length while it ends, and only one that began has a length:
+            # without this, an error below would be lost for that one.
+            combined.flattened = [()] * len(own)
+            begin(combined)
+            with run.failures.guard():
+                combined.flattened = _readers(own, run)
             return begin(combined)
         finally:
             combined.flattened = own
