@@ -118,6 +118,11 @@ class CapturedModel:
             [values[leaf.name] if isinstance(leaf, fx.Node) else leaf for leaf in trace.outputs]
         )
 
+    def nodes(self, operator: str) -> list[fx.Node]:
+        """The calls that an operator stands for, in training, in their order."""
+        members = self._nodes_of[operator]
+        return [node for node in self._traces[True].graph.nodes if node.name in members]
+
     def stage(
         self, operators: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
     ) -> StageModule:

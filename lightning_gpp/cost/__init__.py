@@ -1,7 +1,6 @@
 """What operators cost: measured profiles, and estimates where there is none."""
 
 from lightning_gpp.cost.costs import ANY_DEVICE, ESTIMATED, Costs
-from lightning_gpp.cost.disturbed import disturbed, quicker
 from lightning_gpp.cost.estimate import estimate_costs, estimate_profile, graph_work, with_estimates
 from lightning_gpp.cost.json_form import (
     costs_from_json,
@@ -24,7 +23,6 @@ __all__ = [
     "Profile",
     "costs_from_json",
     "costs_to_json",
-    "disturbed",
     "estimate_costs",
     "estimate_profile",
     "graph_work",
@@ -32,7 +30,6 @@ __all__ = [
     "powers_of_two",
     "profile_from_json",
     "profile_to_json",
-    "quicker",
     "roofline_costs",
     "with_estimates",
 ]

@@ -57,6 +57,9 @@ class OperatorProbe:
     def measure(self, values: Mapping[str, Any], repeats: int, deadline_s: float) -> OpProfile:
         """Profile of the operator.
 
+        The run that warms up leaves gradients of the parameters, to which the others add theirs, as
+        every micro-batch but the first does: with small ones that is a good part of a backward.
+
         Args:
             values: value name -> value; has its inputs.
             repeats: least measured runs.
@@ -65,6 +68,8 @@ class OperatorProbe:
         inputs = [values[name] for name in self.stage.inputs]
         self.parameters = [self.module.get_parameter(n) for n in self.stage.parameter_names]
         self.own_storages = {_storage(parameter) for parameter in self.parameters}
+        for parameter in self.parameters:
+            parameter.grad = None  # rollback puts it back
         saved: dict[Any, int] = {}
         with torch.autograd.graph.saved_tensors_hooks(
             partial(self._note_saved, saved), lambda tensor: tensor
@@ -114,8 +119,6 @@ class OperatorProbe:
         roots = [leaf for leaf in flatten(outputs)[0] if _needs_grad(leaf)]
         if not roots:
             return 0.0
-        for parameter in self.parameters:
-            parameter.grad = None  # rollback puts it back
         seeds = [torch.ones_like(root) for root in roots]
         start_s = self._now_s()
         torch.autograd.backward(roots, seeds)

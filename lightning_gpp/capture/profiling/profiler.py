@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +15,11 @@ from torch import Tensor
 
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.profiling.alike import evened, work_of
 from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
 from lightning_gpp.capture.values.placed import Visits
 from lightning_gpp.capture.values.samples import first_sample, resized
-from lightning_gpp.cost import Costs, OpProfile, Profile, disturbed, quicker
+from lightning_gpp.cost import Costs, OpProfile, Profile
 
 DEFAULT_BUDGET_S = 60.0
 """Seconds after which an operator runs once and no further micro-batch size begins."""
@@ -54,7 +58,9 @@ def profile_costs(
 
     Each operator runs once to warm up and ``repeats`` times more, on detached inputs, and on (up to
     nine times) until the middle half of its times lies within 20 % of their median, which counts.
-    Sizes that contradict others (:func:`lightning_gpp.cost.disturbed`) are measured once more.
+    Operators that do the same work (:mod:`.alike`) share the repeats, and the median of theirs is
+    what they cost. When all sizes are done, each is measured again, since what else ran on the
+    machine may have slowed many operators of one; the quicker time counts.
     Saved activations are counted by storage, parameters left out; floating-point operations by
     torch's counter, which knows matrix products and convolutions, not look-ups. The bytes of
     parameters and outputs are in the graph. The module is left as it was.
@@ -71,19 +77,20 @@ def profile_costs(
     size = first_sample(tensors).num_samples
     device = next(iter(tensors.values())).device
     deadline_s = time.monotonic() + budget_s
+    works = {operator.name: work_of(operator, captured) for operator in captured.graph}
     probes = [OperatorProbe(captured, operator, device) for operator in captured.graph]
     visits = Visits(captured.module, device)
     profiles: list[Profile] = []
 
-    def measured(other: int) -> Profile:
+    def measured(other: int, repeats: int) -> Profile:
         inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
-        operators = _measure(visits, probes, inputs, repeats, deadline_s)
+        operators = _measure(visits, probes, inputs, works, repeats, deadline_s)
         return Profile(operators, float(other), device_kind(device))
 
     with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
         for other in _sizes(captured, size, num_sizes):
             try:
-                profiles.append(measured(other))
+                profiles.append(measured(other, repeats))
             except Exception as error:  # the model itself may not take another size
                 if not profiles:
                     raise
@@ -96,12 +103,12 @@ def profile_costs(
                     *(budget_s, len(profiles), num_sizes),
                 )
                 break
-        for place in disturbed(profiles):
+        for place, first in enumerate(profiles):
             if time.monotonic() > deadline_s:
                 break
-            again = measured(round(profiles[place].microbatch_size))
-            profiles[place] = quicker(profiles[place], again)
-    return Costs(tuple(profiles))
+            again = measured(round(first.microbatch_size), 1)
+            profiles[place] = _quicker(first, again)
+    return Costs(tuple(replace(each, operators=evened(each.operators, works)) for each in profiles))
 
 
 def device_kind(device: torch.device) -> str:
@@ -126,16 +133,28 @@ def _measure(
     visits: Visits,
     probes: Sequence[OperatorProbe],
     tensors: Mapping[str, Tensor],
+    works: Mapping[str, Hashable],
     repeats: int,
     deadline_s: float,
 ) -> dict[str, OpProfile]:
     values: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         values[name].requires_grad_(tensor.requires_grad)
+    num_alike = Counter(works.values())
     profiles = {}
     for probe in probes:
         names = (*probe.stage.parameter_names, *probe.stage.buffer_names)
         with visits.of(names):
-            profiles[probe.name] = probe.measure(values, repeats, deadline_s)
+            least = math.ceil(repeats / num_alike[works[probe.name]])
+            profiles[probe.name] = probe.measure(values, least, deadline_s)
         values |= probe.results
     return profiles
+
+
+def _quicker(one: Profile, other: Profile) -> Profile:
+    """Two measurements of the same as one: every operator as it was quicker."""
+    operators = {
+        name: min(cost, other.operators[name], key=lambda each: each.forward_s + each.backward_s)
+        for name, cost in one.operators.items()
+    }
+    return replace(one, operators=operators)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import logging
 
 import pytest
@@ -93,7 +94,7 @@ def test_measuring_leaves_no_gradients_behind():
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
-def test_a_disturbed_size_is_measured_once_more(monkeypatch):
+def test_every_size_is_measured_again_and_the_quicker_time_counts(monkeypatch):
     """All operators were slow at 4 samples the first time."""
     calls = []
 
@@ -110,4 +111,63 @@ def test_a_disturbed_size_is_measured_once_more(monkeypatch):
     for profile in costs.profiles:
         seconds = {cost.forward_s for cost in profile.operators.values()}
         assert seconds == {1 + profile.microbatch_size}
-    assert [size for name, size in calls if name == "linear"] == [8, 4, 2, 4]
+    assert [size for name, size in calls if name == "linear"] == [8, 4, 2, 8, 4, 2]
+
+
+class Layers(nn.Module):
+    """Layers, some of which do the same work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)  # no gradient goes back to its input
+        self.same = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.unbiased = nn.Linear(4, 4, bias=False)
+        self.steep = nn.LeakyReLU(0.5)
+        self.flat = nn.LeakyReLU(0.1)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.same:
+            x = torch.roll(layer(x), 1, dims=1)
+        return torch.roll(self.frozen(self.flat(self.steep(self.unbiased(x)))), 2, dims=1)
+
+
+def test_operators_that_do_the_same_work_cost_the_same(monkeypatch):
+    numbers = itertools.count(1)
+    repeated = {}
+
+    def measure(self, values, repeats, deadline_s):
+        inputs = [values[name] for name in self.stage.inputs]
+        repeated.setdefault(self.name, repeats)
+        self.results = dict(zip(self.outputs, self.stage(inputs, training=True), strict=True))
+        return OpProfile(float(next(numbers)))
+
+    monkeypatch.setattr(probe_file.OperatorProbe, "measure", measure)
+    costs = costs_of(Layers(), torch.randn(8, 4), num_sizes=1)
+    found: dict[float, list[str]] = {}
+    for name, cost in costs.profiles[0].operators.items():
+        found.setdefault(cost.forward_s, []).append(name)
+    assert [names for names in found.values() if len(names) > 1] == [
+        ["same_0", "same_1", "same_2"],
+        ["roll", "roll_1", "roll_2"],
+    ]
+    assert repeated["first"] == repeated["frozen"] == 3
+    assert repeated["same_1"] == repeated["roll"] == 1
+
+
+def test_gradients_are_added_to_those_of_the_warm_up(monkeypatch):
+    """As in every micro-batch but the first."""
+    net, args = nn.Sequential(nn.Linear(3, 2)), (torch.randn(4, 3),)
+    captured = capture(net, args, {})
+    found = []
+    backward = torch.autograd.backward
+
+    def watched(*args, **kwargs):
+        backward(*args, **kwargs)
+        if net[0].bias.grad is not None:
+            found.append(net[0].bias.grad[0].item())
+
+    monkeypatch.setattr(torch.autograd, "backward", watched)
+    profile_costs(captured, args, num_sizes=1)
+    assert found[:4] == [4.0, 8.0, 12.0, 16.0]  # of four samples each

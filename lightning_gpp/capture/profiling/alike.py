@@ -1,0 +1,75 @@
+"""Which operators do the same work, so that what they cost is one quantity.
+
+Measured one by one, equal layers seem to differ by what the machine did meanwhile, and a planner
+would cut where the differences tell it to.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+
+from torch import fx
+
+from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.operators.fingerprint import constant_text
+from lightning_gpp.capture.operators.normalize import function_name
+from lightning_gpp.cost import OpProfile
+from lightning_gpp.graph import OpNode
+
+
+def work_of(operator: OpNode, captured: CapturedModel) -> Hashable:
+    """Equal for operators that do the same work.
+
+    They make the same calls with the same settings, on inputs and parameters of the same shapes.
+    """
+    graph, module = captured.graph, captured.module
+    given = {item.value.name: item.requires_grad for item in graph.inputs}
+    read = tuple((graph.values[name].tensors, given.get(name)) for name in operator.inputs)
+    parameters = [module.get_parameter(name) for name in operator.parameters]
+    held = tuple((tuple(p.shape), str(p.dtype), p.requires_grad) for p in parameters)
+    numbers: dict[str, int] = {}
+
+    def numbered(match: re.Match[str]) -> str:
+        return f"%{numbers.setdefault(match[0], len(numbers))}"
+
+    calls = [
+        f"{_called(node, captured)} %{node.name} {constant_text([node.args, node.kwargs])}"
+        for node in captured.nodes(operator.name)
+    ]
+    return re.sub(r"%\w+", numbered, "\n".join(calls)), read, held
+
+
+def evened(
+    profiles: Mapping[str, OpProfile], works: Mapping[str, Hashable]
+) -> dict[str, OpProfile]:
+    """Profiles in which operators that do the same work take the same time, the median of theirs.
+
+    Those that keep other numbers of bytes, or need other numbers of floating-point operations, do
+    not: what their modules are set to is not all in their text.
+
+    Args:
+        profiles: operator name -> its costs.
+        works: operator name -> :func:`work_of` it.
+    """
+    groups: dict[Hashable, list[OpProfile]] = {}
+    for name, cost in profiles.items():
+        groups.setdefault((works[name], cost.activation_bytes, cost.forward_flops), []).append(cost)
+    found = {}
+    for name, cost in profiles.items():
+        alike = groups[works[name], cost.activation_bytes, cost.forward_flops]
+        found[name] = replace(
+            cost,
+            forward_s=statistics.median(each.forward_s for each in alike),
+            backward_s=statistics.median(each.backward_s for each in alike),
+        )
+    return found
+
+
+def _called(node: fx.Node, captured: CapturedModel) -> str:
+    if node.op == "call_module":
+        module = captured.module.get_submodule(str(node.target))
+        return f"{type(module).__module__} {module!r}"
+    return f"{node.op} {function_name(node)}"
