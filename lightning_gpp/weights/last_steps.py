@@ -29,16 +29,20 @@ Rule = Callable[[Group, Sequence[Tensor], State], "_Steps"]
 
 
 class _Steps(NamedTuple):
-    """What an update subtracted from some parameters: ``factors * directions / denominators``."""
+    """What an update subtracted: ``factors * directions / (roots of squares + added)``.
+
+    Without squares, ``factors * directions``.
+    """
 
     directions: Sequence[Tensor]
-    denominators: Sequence[Tensor] | None
     factors: Sequence[float]
+    squares: Sequence[Tensor] = ()
+    added: Sequence[float] = ()
 
 
 def _momentum_buffers(group: Group, parameters: Sequence[Tensor], state: State) -> _Steps:
     buffers = [state[parameter]["momentum_buffer"] for parameter in parameters]
-    return _Steps(buffers, None, [_signed_lr(group)] * len(buffers))
+    return _Steps(buffers, [_signed_lr(group)] * len(buffers))
 
 
 def _adam(group: Group, parameters: Sequence[Tensor], state: State) -> _Steps:
@@ -50,13 +54,16 @@ def _adam(group: Group, parameters: Sequence[Tensor], state: State) -> _Steps:
     second = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
     counts = [float(state[parameter]["step"]) for parameter in parameters]
     corrections = [math.sqrt(1 - second_decay**count) for count in counts]
-    roots = torch._foreach_sqrt([state[parameter][second] for parameter in parameters])
-    torch._foreach_add_(roots, [group["eps"] * correction for correction in corrections])
     factors = [
         _signed_lr(group) * correction / (1 - first_decay**count)
         for correction, count in zip(corrections, counts, strict=True)
     ]
-    return _Steps([state[parameter]["exp_avg"] for parameter in parameters], roots, factors)
+    return _Steps(
+        [state[parameter]["exp_avg"] for parameter in parameters],
+        factors,
+        [state[parameter][second] for parameter in parameters],
+        [group["eps"] * correction for correction in corrections],
+    )
 
 
 def _signed_lr(group: Group) -> float:
@@ -95,7 +102,9 @@ class LastSteps:
             optimizer.register_step_post_hook(self._compare),
         ]
 
-    def predicted(self, parameters: Iterable[Tensor], ahead: int) -> dict[Tensor, Tensor]:
+    def predicted(
+        self, parameters: Iterable[Tensor], ahead: int, into: Mapping[Tensor, Tensor] | None = None
+    ) -> dict[Tensor, Tensor]:
         """Parameters some updates ahead, as if each did what the last one did.
 
         Those that it has not updated yet are left out. With the learning rate of now, which a
@@ -104,6 +113,8 @@ class LastSteps:
         Args:
             parameters: of any optimizer.
             ahead: how many updates.
+            into: parameter -> the tensor that its prediction is written into; new ones if not
+                given.
         """
         wanted, found = set(parameters), dict[Tensor, Tensor]()
         for group in self._optimizer.param_groups:
@@ -112,7 +123,12 @@ class LastSteps:
             if known:
                 steps = self._last(group, known)
                 values = [parameter.detach() for parameter in known]
-                found |= zip(known, _moved(values, steps, -ahead), strict=True)
+                if into is None:
+                    found |= zip(known, _moved(values, steps, -ahead), strict=True)
+                    continue
+                targets = [into[parameter] for parameter in known]
+                _move_into(targets, values, steps, -ahead)
+                found |= zip(known, targets, strict=True)
         return found
 
     def _known(self, group: Group, own: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -126,7 +142,7 @@ class LastSteps:
         if (rule := _rule(type(self._optimizer), group)) is not None:
             return rule(group, known, self._optimizer.state)
         factors = [self._scale(parameter, group) for parameter in known]
-        return _Steps([self._measured[parameter][0] for parameter in known], None, factors)
+        return _Steps([self._measured[parameter][0] for parameter in known], factors)
 
     def forget(self) -> None:
         """Forgets what was measured, as whoever resumes does not know it."""
@@ -184,11 +200,44 @@ def _has_stepped(state: Mapping[str, Any] | None) -> bool:
 
 
 def _moved(values: Sequence[Tensor], steps: _Steps, times: int) -> Sequence[Tensor]:
-    """Values plus a step some times."""
+    """Values plus a step some times, as new tensors; few kernels for many parameters."""
     factors = [times * factor for factor in steps.factors]
-    directions, denominators = list(steps.directions), steps.denominators
-    if denominators is not None:
-        return torch._foreach_addcdiv(list(values), directions, list(denominators), factors)
+    directions = list(steps.directions)
+    if steps.squares:
+        roots = torch._foreach_sqrt(list(steps.squares))
+        torch._foreach_add_(roots, list(steps.added))
+        return torch._foreach_addcdiv(list(values), directions, roots, factors)
     if len(set(factors)) == 1:
         return torch._foreach_add(list(values), directions, alpha=factors[0])
     return torch._foreach_add(list(values), torch._foreach_mul(directions, factors))
+
+
+_IN_CACHE = 2**17
+"""Elements that are worked on at a time, so that what is needed twice stays in a core's cache."""
+
+
+def _move_into(
+    targets: Sequence[Tensor], values: Sequence[Tensor], steps: _Steps, times: int
+) -> None:
+    """The same into tensors that are there, for processors.
+
+    New memory costs them more than the arithmetic does.
+    """
+    if not steps.squares:
+        for target, value, direction, factor in zip(
+            targets, values, steps.directions, steps.factors, strict=True
+        ):
+            torch.add(value, direction, alpha=times * factor, out=target)
+        return
+    for number, tensors in enumerate(zip(targets, values, steps.directions, steps.squares)):
+        added, factor = steps.added[number], times * steps.factors[number]
+        for target, value, direction, square in _pieces(tensors):
+            root = square.sqrt().add_(added)
+            torch.addcdiv(value, direction, root, value=factor, out=target)
+
+
+def _pieces(tensors: Sequence[Tensor]) -> Iterable[Sequence[Tensor]]:
+    """Tensors of one shape piece by piece; as they are where their memory has gaps."""
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        return [tensors]
+    return zip(*(torch.split(tensor.view(-1), _IN_CACHE) for tensor in tensors), strict=True)

@@ -7,9 +7,12 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils import _pytree as pytree
 
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.met_weights import meeting, routed
@@ -70,6 +73,7 @@ class StageWeights:
         self._newest: weakref.ref[_VersionInUse] | None = None
         self._before: _VersionInUse | None = None
         self._copies: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        self._buffers: dict[Tensor, Tensor] | None = None
         for watched in last_steps:
             watched.before_update.append(self._keep_newest)
         self.most_versions = 1
@@ -94,6 +98,20 @@ class StageWeights:
         weights = {name: routed(values[name], own) for name, own in self._parameters.items()}
         self._note_copies(weights.values())
         return ForwardWeights(weights, self._saving(weights, place))
+
+    def apart(self, values: Sequence[Any]) -> list[Any]:
+        """What a stage hands on; copies of what lies in memory of its weights.
+
+        The next update changes these, or the next prediction is written over them.
+        """
+        changing = [*self._parameters.values(), *(self._buffers or {}).values()]
+        own = {tensor.untyped_storage().data_ptr() for tensor in changing}
+
+        def kept(leaf: Any) -> Any:
+            is_strided = isinstance(leaf, Tensor) and leaf.layout is torch.strided
+            return leaf.clone() if is_strided and leaf.untyped_storage().data_ptr() in own else leaf
+
+        return [pytree.tree_map(kept, value) for value in values]
 
     def _saving(self, weights: Mapping[str, Tensor], place: Place) -> AbstractContextManager[None]:
         """What a forward with these weights runs in."""
@@ -137,11 +155,25 @@ class StageWeights:
         self._newest = None
 
     def _predicted(self, ahead: int) -> dict[str, Tensor]:
-        """The weights some updates ahead; the parameters' own memory where nothing is predicted."""
+        """The weights some updates ahead; the parameters' own memory where nothing is predicted.
+
+        Where no backward keeps them, every prediction is written over the last one.
+        """
+        if not ahead:
+            return {name: own.detach() for name, own in self._parameters.items()}
         found: dict[Tensor, Tensor] = {}
-        for watched in self._last_steps if ahead else ():
-            found |= watched.predicted(self._parameters.values(), ahead)
+        parameters = self._parameters.values()
+        if self._buffers is None and self._is_written_over:
+            self._buffers = {own: torch.empty_like(own) for own in parameters}
+        for watched in self._last_steps:
+            found |= watched.predicted(parameters, ahead, self._buffers)
         return {name: found.get(own, own.detach()) for name, own in self._parameters.items()}
+
+    @property
+    def _is_written_over(self) -> bool:
+        """Whether one prediction is in use at a time, on a processor."""
+        is_kept = self._policy.backward is BackwardWeights.OF_FORWARD
+        return not is_kept and all(own.device.type == "cpu" for own in self._parameters.values())
 
     def _note_copies(self, tensors: Iterable[Tensor]) -> None:
         own = {parameter.data_ptr() for parameter in self._parameters.values()}

@@ -117,4 +117,4 @@ class VersionedStage:
         place = self.versions.place(call.microbatch, self.ahead, self.most_ahead)
         found = self.weights.forward(place)
         with found.saving:
-            return self.function(values, replace(call, weights=found.weights))
+            return self.weights.apart(self.function(values, replace(call, weights=found.weights)))
