@@ -14,7 +14,7 @@ from lightning_gpp.simulate import ProgramCosts
 MARGIN = 1.5
 """Real work gets so much more time than was measured: processes disturb each other."""
 
-BETWEEN_S = 4e-3
+BETWEEN_S = 8e-3
 """Real seconds that a process works between two steps that overlap: hooks, logs, the optimizer."""
 
 
