@@ -197,8 +197,10 @@ class Run:
 
         All ranks do so after the same window; their next one begins anew.
         """
-        for action in Window(self.program, number).on_the_way(self.device):
-            self.perform(action)
+        pace = self.executor.pace
+        with nullcontext() if pace is None else pace.run(self.program, self.device, False):
+            for action in Window(self.program, number).on_the_way(self.device):
+                self.perform(action)
         self.executor.transport.flush()
         self.state.flights.clear()
         self.state.outbox.clear()

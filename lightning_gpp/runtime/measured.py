@@ -46,11 +46,34 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowRecord:
+    """Where a pipeline that does not drain was in a window.
+
+    Attributes:
+        since: mini-batches that went backward since the pipeline was empty.
+        remaining: mini-batches that follow, as far as they are read ahead.
+        updates: of this rank's parameters before it.
+    """
+
+    since: int
+    remaining: int
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run of a program: the actions in order, and when the run was over."""
+    """One run of a program: the actions in order, and when the run was over.
+
+    Attributes:
+        actions: what ran, and when.
+        end_ns: when the run was over.
+        window: where the run is a window of a pipeline that does not drain. Its actions are
+            numbered from the mini-batch that goes backward in the first window of the record.
+    """
 
     actions: tuple[ActionRecord, ...]
     end_ns: int
+    window: WindowRecord | None = None
 
     def followed_by(
         self, actions: Sequence[ActionRecord], end_ns: int, still_ns: int = 0
@@ -74,7 +97,10 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """What one rank did in a step: the runs of its mini-batches, and what was around them."""
+    """What one rank did in a step: the runs of its mini-batches, and what was around them.
+
+    Or in several steps in a row, where the pipeline does not drain between them: a window of each.
+    """
 
     runs: tuple[RunRecord, ...]
     marks: tuple[Mark, ...]
@@ -117,6 +143,7 @@ def measured_timeline(
     last_ns = max(piece.end_ns for piece in pieces)
     arrivals = _arrivals(pieces)
     per_ns_s = 1e-9 / (time_scale or 1.0)
+    overlaps = records[0].runs[0].window is not None
     timeline = Timeline(
         source="measured" if time_scale is None else "emulated",
         step_s=(last_ns - zero_ns) * per_ns_s,
@@ -130,6 +157,7 @@ def measured_timeline(
         ),
         step=step,
         clock_error_s=tuple(clock.error_ns * per_ns_s for clock in clocks),
+        num_minibatches=len(records[0].runs) if overlaps else 1,
     )
     return with_inferred_path(timeline)
 
@@ -145,6 +173,7 @@ class _Piece:
     action: Action | None = None
     size_bytes: int | None = None
     minibatch: int = 0
+    updates: int | None = None
 
     @property
     def meeting(self) -> tuple[object, ...] | None:
@@ -169,7 +198,11 @@ class _Piece:
             action=None if self.action is None else str(self.action),
             size_bytes=self.size_bytes,
             minibatch=self.minibatch,
+            updates=self.updates if self.kind in _WITH_WEIGHTS else None,
         )
+
+
+_WITH_WEIGHTS = (SpanKind.FORWARD, SpanKind.BACKWARD)
 
 
 def _pieces(rank: int, record: RankRecord, offset_ns: int) -> Iterator[_Piece]:
@@ -178,7 +211,10 @@ def _pieces(rank: int, record: RankRecord, offset_ns: int) -> Iterator[_Piece]:
         yield _Piece(rank, mark.kind, start_ns, end_ns, minibatch=mark.minibatch)
     for minibatch, run in enumerate(record.runs):
         for action in run.actions:
-            yield from _pieces_of(rank, action, offset_ns, minibatch)
+            # Messages go from window to window: the actions of all of them are of one run.
+            number, updates = (minibatch, None) if run.window is None else (0, run.window.updates)
+            for piece in _pieces_of(rank, action, offset_ns, number):
+                yield replace(piece, updates=updates)
         if run.actions:
             start_ns = run.actions[-1].end_ns
             yield _Piece(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.schedule import Action, Program
 
 
@@ -20,3 +21,9 @@ class Pace(Protocol):
 
     def action(self, action: Action) -> AbstractContextManager[None]:
         """The body does the work of one action of that program."""
+
+    def timed(self, record: ActionRecord) -> ActionRecord:
+        """The record of the action that was done last, with the moments that it has at this pace.
+
+        They are of a clock that all ranks share, which stands still while nothing is at this pace.
+        """

@@ -18,6 +18,7 @@ from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.schedule import FORWARD_ONLY, Program
 from lightning_gpp.strategy.emulation.emulation import Emulation
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
+from lightning_gpp.strategy.emulation.resumption import Resumption
 from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.state.partition import Partition
 
@@ -91,6 +92,7 @@ class Pipeline:
             boundary: what gives the inputs and takes the outputs, on rank 0.
             errors: gets those of this rank's stages, if they are to be found out.
         """
+        self.leave_emulated_time()
         key = (len(units), FORWARD_ONLY.name, frozenset[str]())
         if key not in self._programs:
             self._programs[key] = self.placed.forward_program(len(units))
@@ -121,10 +123,39 @@ class Pipeline:
         """
         if self.emulation is None:
             return nullcontext(0)
+        if not program.schedule.flushes:  # a call of the forward beside the training steps
+            self.leave_emulated_time()
+            return nullcontext(0)
         if program.num_microbatches % self.placed.units_at_a_time:
             self.emulation.num_unpaced += not is_second
             return nullcontext(0)
         return self.emulation.step(self.executor, program, is_second=is_second)
+
+    def emulated_window(
+        self, since: int, resumption: Resumption | None
+    ) -> AbstractContextManager[None]:
+        """What a window of a pipeline that does not drain runs in, likewise.
+
+        Args:
+            since: mini-batches that went backward since the pipeline was empty.
+            resumption: what rank 0 told of emulated time.
+        """
+        if self.emulation is None:
+            return nullcontext()
+        return self.emulation.window(self.executor, since, resumption)
+
+    def resumption(self, since: int) -> Resumption | None:
+        """Rank 0: what the others need to know of emulated time before a window."""
+        return None if self.emulation is None else self.emulation.resumption(since)
+
+    def emulated_messages(self) -> AbstractContextManager[None]:
+        """What is in flight is forgotten in this."""
+        return nullcontext() if self.emulation is None else self.emulation.paced(self.executor)
+
+    def leave_emulated_time(self) -> None:
+        """Something runs that takes no emulated time."""
+        if self.emulation is not None:
+            self.emulation.was_away = True
 
     def emulation_report(self) -> EmulationReport | None:
         """All ranks: on rank 0 what emulated steps took; None elsewhere, or if there were none."""

@@ -18,11 +18,13 @@ from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.schedule import SCHEDULES, Window
 from lightning_gpp.strategy.build import Builder
 from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
+from lightning_gpp.strategy.emulation.resumption import Resumption
 from lightning_gpp.strategy.emulation.shape_only import META
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.logging.logs import LedLog, LogCall, recording, replay
@@ -253,8 +255,8 @@ class PipelinedRun:
         state: RunState,
         shift: int,
         boundary: Boundary | None,
-        *,
-        drops: bool = False,
+        record: WindowRecord,
+        resumption: Resumption | None = None,
     ) -> GradientStash:
         """Runs a window of an asynchronous schedule; its gradients are in what is returned.
 
@@ -263,13 +265,41 @@ class PipelinedRun:
             state: what is in flight.
             shift: of its numbers.
             boundary: the user's steps, on rank 0.
-            drops: forget what is in flight after the window, and do nothing else.
+            record: where the pipeline is.
+            resumption: how emulated time goes on before it, if it stood still.
         """
         self._before_program()
         assert self._stash_parameters is not None
         stash = GradientStash(self._stash_parameters)
         self.built.record(self.on_record)
-        run = self.built.executor.begin(
+        self.built.last_trained = window.program
+        run = self._begin_window(window, state, shift, boundary)
+        with (
+            stash,
+            torch.enable_grad(),
+            self.built.emulated_window(record.since, resumption),
+            self.recorder.window(run, window.number, record),
+            self.control.program(),
+        ):
+            run.window(window.number)
+        return stash
+
+    def drop_ahead(self, window: Window, state: RunState, shift: int) -> None:
+        """Forgets what is in flight after a window of an asynchronous schedule.
+
+        Args:
+            window: the last one that ran.
+            state: what is in flight.
+            shift: of its numbers.
+        """
+        run = self._begin_window(window, state, shift, None)
+        with self.built.emulated_messages(), self.control.program():
+            run.drop_ahead(window.number)
+
+    def _begin_window(
+        self, window: Window, state: RunState, shift: int, boundary: Boundary | None
+    ) -> Run:
+        return self.built.executor.begin(
             window.program,
             [1] * window.program.num_microbatches,
             training=self.module.training,
@@ -277,12 +307,6 @@ class PipelinedRun:
             state=state,
             shift=shift,
         )
-        with stash, torch.enable_grad(), self.control.program():
-            if drops:
-                run.drop_ahead(window.number)
-            else:
-                run.window(window.number)
-        return stash
 
     def _before_program(self) -> None:
         for partial in self.partial_optimizers:

@@ -77,6 +77,8 @@ class Session:
             What the step returns; on other ranks than 0 the loss, or None.
         """
         is_training = name == "training_step"
+        if not is_training and self.run.pipeline is not None:
+            self.run.pipeline.leave_emulated_time()
         if isinstance(batch, DataloaderIter):
             self.follower.batches = batch
             batch = LedDataloaderIter(batch, self.run)

@@ -52,7 +52,8 @@ def draw_timeline(timeline: Timeline, rows: Rows, axes: Axes, until_s: float) ->
     _draw_numbers(timeline, rows, axes)
     _draw_path(timeline, rows, axes)
     _draw_names(timeline, rows, axes)
-    _draw_minibatches(timeline, axes)
+    if timeline.num_minibatches == 1:
+        _draw_minibatches(timeline, axes)
     style_axes(axes)
 
 

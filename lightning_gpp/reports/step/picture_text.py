@@ -28,7 +28,8 @@ def title(timeline: Timeline, measured: Timeline | None = None) -> str:
     name = f" ({timeline.name})" if timeline.name else ""
     what = f"step{step}"
     if timeline.num_minibatches > 1:
-        what = f"steps, {timeline.num_minibatches} that overlap"
+        first = "" if timeline.step is None else f" from {timeline.step} on"
+        what = f"steps{first}, {timeline.num_minibatches} that overlap"
     text = f"{timeline.source} {what}{name}: {took}{beside}, bubble {bubble}"
     return text[0].upper() + text[1:]
 

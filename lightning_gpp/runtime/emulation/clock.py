@@ -53,6 +53,13 @@ class EmulatedClock:
             self._sleep(min(left_s, LOOK_UP_S))
         self._check()
 
+    def go_back(self, seconds_s: float) -> None:
+        """Sets it back by emulated seconds, as if the time since then had not passed.
+
+        All ranks have to do so by as much, and between two messages.
+        """
+        self.origin_ns += round(seconds_s * self.time_scale * 1e9)
+
     def abort(self, error: BaseException) -> None:
         """Ends the sleep of all that use this clock, now and later, with ``error``."""
         self._error = self._error or error

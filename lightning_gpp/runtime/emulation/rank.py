@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
+from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.emulation.clock import EmulatedClock
 from lightning_gpp.runtime.emulation.durations import DeviceSum, Durations
 from lightning_gpp.runtime.emulation.reservations import Reservations
@@ -54,6 +56,7 @@ class EmulatedRank:
         self._durations: Durations | None = None
         self._slips: list[Slip] = []
         self._action: Action | None = None
+        self._action_start_s = 0.0
         self._num_actions = self._num_sums = 0
         self._sum_ready_s = 0.0
         self._beginnings: list[tuple[float, Beginning]] = []
@@ -92,10 +95,20 @@ class EmulatedRank:
         if self._num_actions and action.kind is not Kind.STEP:
             self.spend(str(action), self._in_program.costs.step.action_s)
         self._num_actions += 1
-        self._action = action
+        self._action, self._action_start_s = action, self.cursor_s
         with HANDLERS[action.kind](self, action):
             yield
         self._action = None
+
+    def timed(self, record: ActionRecord) -> ActionRecord:
+        """The record of the last action with its emulated moments, any slip included."""
+        scale = self.clock.time_scale * 1e9
+        return replace(
+            record,
+            start_ns=round(self._action_start_s * scale),
+            end_ns=round(self.cursor_s * scale),
+            loss_start_ns=None,
+        )
 
     def _compute(self, action: Action) -> AbstractContextManager[None]:
         return self.lasting(str(action), self._in_program.compute_s(action))
@@ -171,12 +184,18 @@ class EmulatedRank:
     # What messages and sums ask ------------------------------------------------------------------
 
     def send(self, tag: Tag, target_device: int) -> float:
-        """A message leaves now, or when its channels are free; when it arrives."""
+        """A message leaves now, or when its channels are free; when it arrives.
+
+        Args:
+            tag: of the message; its index may count on from earlier runs.
+            target_device: where it goes.
+        """
         durations = self._in_program
         if tag[0] == SHARED_GRADIENTS:
             found = durations.shared_gradients(tag[1], target_device)
         else:
-            found = durations.message(tag)
+            assert self._action is not None, "an action sends it"
+            found = durations.message(self._action.message)
         start_s = self.reservations.reserve(found.channels, self.cursor_s, found.duration_s)
         return start_s + found.duration_s
 

@@ -160,7 +160,7 @@ class Recorded:
 
     def messages(self) -> list[list[Message]]:
         """The messages of every step."""
-        return [list(_messages(timeline)) for timeline in self.timelines]
+        return [list(timeline_messages(timeline)) for timeline in self.timelines]
 
     def sums(self) -> Iterator[tuple[int, int, float]]:
         """(group, device, seconds since all devices came to it) of every sum of gradients."""
@@ -232,7 +232,7 @@ def _of_device(timeline: Timeline, device: int) -> tuple[Span, ...]:
     return timeline.of_rank(timeline.devices.index(device))
 
 
-def _messages(timeline: Timeline) -> Iterator[Message]:
+def timeline_messages(timeline: Timeline) -> Iterator[Message]:
     """The messages of a step; those whose bytes were not recorded are left out."""
     asked: dict[tuple[int, str | None], float] = {}
     for span in timeline.spans:

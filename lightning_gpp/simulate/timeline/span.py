@@ -102,7 +102,8 @@ class Span:
         action: text form of the program's action that it is, or is a part of (``"2F0"``); None
             outside of the program.
         size_bytes: of the message, where known.
-        minibatch: which mini-batch of the step, where gradients are accumulated over several.
+        minibatch: which mini-batch of the step, where gradients are accumulated over several; of
+            mini-batches that overlap only of what is no action, whose micro-batch it is.
         updates: of the stage's parameters before it, where the pipeline does not drain between
             mini-batches; a forward and its backward then see different numbers of them.
 

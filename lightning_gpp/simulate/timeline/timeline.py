@@ -94,6 +94,10 @@ class PathSegment:
 class Timeline:
     """One optimizer step on all ranks, on one clock.
 
+    Or some of them that overlap, where the pipeline does not drain: of every rank its windows of
+    some mini-batches in a row, whose forwards and messages may be of mini-batches that go backward
+    later.
+
     The step begins with the first span of any rank and ends with the last. All times are seconds
     since its beginning, on the clock of rank 0.
 
@@ -227,13 +231,16 @@ class Timeline:
         return tuple(segments)
 
     def messages(self) -> Iterator[tuple[Span, Span]]:
-        """The (send, receive) spans of every message, in the order of sending."""
+        """The (send, receive) spans of every message, in the order of sending.
+
+        Messages of which one end lies outside are left out.
+        """
         received = {}
         for span in self.spans:
             if span.kind is SpanKind.RECEIVE:
                 received[message_of(span)] = span
         for span in sorted(self.spans, key=lambda span: span.start_s):
-            if span.kind is SpanKind.SEND:
+            if span.kind is SpanKind.SEND and message_of(span) in received:
                 yield span, received[message_of(span)]
 
     def to_json(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from lightning_gpp.planner import Plan, PlanRequest
@@ -12,6 +13,9 @@ from lightning_gpp.simulate import ProgramCosts
 
 MARGIN = 1.5
 """Real work gets so much more time than was measured: processes disturb each other."""
+
+BETWEEN_S = 8e-3
+"""Real seconds that a process works between two steps that overlap: hooks, logs, the optimizer."""
 
 
 def process_time_scale(
@@ -29,10 +33,21 @@ def process_time_scale(
             nothing is computed.
     """
     least = choose_time_scale(program, costs)
+    sharing = max(1.0, len(program.actions) / (os.cpu_count() or 1))
+    if not program.schedule.flushes:
+        least += sharing * BETWEEN_S / _short_s(costs)
     if real_kind is None:
         return least
-    sharing = max(1.0, len(program.actions) / (os.cpu_count() or 1))
     return max(least, MARGIN * sharing * _slowness(plan, request, program, costs, real_kind))
+
+
+def _short_s(costs: ProgramCosts) -> float:
+    """Emulated seconds of the shortest forward that matters; it follows what is between steps."""
+    forwards_s = [stage.forward_s for stage in costs.stages if stage.forward_s > 0]
+    longest_s = max(forwards_s, default=0.0)
+    return min(
+        (seconds for seconds in forwards_s if seconds >= SHORT * longest_s), default=math.inf
+    )
 
 
 def _slowness(

@@ -3,6 +3,11 @@
 Every training step begins at one emulated moment on all ranks and ends, for each, when its part of
 the program is over. What is between steps (data, hooks, the optimizer, logging) takes no emulated
 time, and neither do evaluations.
+
+A pipeline that does not drain has no moment at which all ranks begin a step: there is one when it
+begins to fill, and from then on every rank goes on where its window before has ended. What it
+really does between two windows has to fit into the emulated time of the next, or slips. Emulated
+time stands still for evaluations: the clocks of all ranks go back by what they took.
 """
 
 from __future__ import annotations
@@ -37,6 +42,8 @@ from lightning_gpp.strategy.emulation.emulation_report import (
     EmulationReport,
     emulation_report,
 )
+from lightning_gpp.strategy.emulation.overlapping import overlapping_report
+from lightning_gpp.strategy.emulation.resumption import Resumption
 from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.settings import Emulated
@@ -98,6 +105,8 @@ class Emulation:
         setup: what the ranks agreed on.
         steps: what this rank did so far, training step by training step.
         num_unpaced: training steps that ran as fast as they could.
+        was_away: whether rank 0 did something since the last training step for which emulated
+            time stands still, in a pipeline that does not drain.
     """
 
     setup: Setup
@@ -109,6 +118,7 @@ class Emulation:
     reservations: SharedReservations
     steps: list[EmulatedStep] = field(default_factory=list)
     num_unpaced: int = 0
+    was_away: bool = False
 
     @classmethod
     def join(
@@ -166,15 +176,9 @@ class Emulation:
         behind_s = max(0.0, self.rank.cursor_s - first_end_s) if is_second else 0.0
         self.rank.take_slips()
         self.rank.wait_until(start_s + behind_s)
-        inner = executor.transport, executor.sums
-        executor.pace, executor.transport = self.rank, self.transport
-        executor.sums = self.sums or executor.sums
         still_s = (start_s - first_end_s) * self.setup.time_scale if is_second else 0.0
-        try:
+        with self.paced(executor):
             yield round(still_s * 1e9)
-        finally:
-            executor.pace = None
-            executor.transport, executor.sums = inner
         slips = self.rank.take_slips().slips
         done = EmulatedStep(start_s, self.rank.cursor_s, program.num_microbatches, slips)
         if is_second:
@@ -182,16 +186,65 @@ class Emulation:
             done = first.followed_by(done, first_end_s)
         self.steps.append(done)
 
+    @contextlib.contextmanager
+    def window(
+        self, executor: Executor, since: int, resumption: Resumption | None
+    ) -> Iterator[None]:
+        """The body runs a window of a pipeline that does not drain, at the devices' pace.
+
+        Args:
+            executor: of this rank.
+            since: mini-batches that went backward since the pipeline was empty.
+            resumption: rank 0's :meth:`resumption`.
+        """
+        if resumption is not None and since == 0:
+            self.rank.wait_until(resumption.moment_s)
+        elif resumption is not None:
+            self.rank.clock.go_back(max(0.0, resumption.moment_s - resumption.leader_s))
+            self.rank.wait_until(self.rank.cursor_s)
+        self.rank.take_slips()
+        start_s = self.rank.cursor_s
+        with self.paced(executor):
+            yield
+        slips = self.rank.take_slips().slips
+        self.steps.append(EmulatedStep(start_s, self.rank.cursor_s, 1, slips, since))
+
+    def resumption(self, since: int) -> Resumption | None:
+        """Rank 0: how emulated time goes on before a window; None where it just goes on.
+
+        Args:
+            since: mini-batches that went backward since the pipeline was empty.
+        """
+        if since and not self.was_away:
+            return None
+        self.was_away = False
+        return Resumption(self._next_start_s(), self.rank.cursor_s)
+
+    @contextlib.contextmanager
+    def paced(self, executor: Executor) -> Iterator[None]:
+        """What the body runs goes at the emulated devices' pace."""
+        inner = executor.transport, executor.sums
+        executor.pace, executor.transport = self.rank, self.transport
+        executor.sums = self.sums or executor.sums
+        try:
+            yield
+        finally:
+            executor.pace = None
+            executor.transport, executor.sums = inner
+
     def _agree_on_start(self) -> tuple[float, float]:
         """All ranks: the moment at which rank 0 says that it begins, and rank 0's cursor before."""
         if not self.control.is_leader:
             agreed: tuple[float, float] = self.control.hear("waiting for rank 0 to begin a step")
             return agreed
-        real_s = START_S + START_RANK_S * self.num_ranks
-        start_s = self.rank.clock.now_s() + real_s / self.setup.time_scale
-        agreed = start_s, self.rank.cursor_s
+        agreed = self._next_start_s(), self.rank.cursor_s
         self.control.tell(agreed)
         return agreed
+
+    def _next_start_s(self) -> float:
+        """Rank 0: the moment by which all ranks have heard of it."""
+        real_s = START_S + START_RANK_S * self.num_ranks
+        return self.rank.clock.now_s() + real_s / self.setup.time_scale
 
     def abort(self, error: BaseException) -> None:
         """Ends every sleep of this rank with an error."""
@@ -203,6 +256,15 @@ class Emulation:
         setup = self.setup
         if not ranks:
             return None
+        if not setup.request.order.flushes:
+            return overlapping_report(
+                ranks,
+                setup.plan,
+                setup.request,
+                setup.costs,
+                time_scale=setup.time_scale,
+                is_shape_only=setup.is_shape_only,
+            )
         return emulation_report(
             ranks,
             num_microbatches=num_microbatches(setup.plan, setup.request),

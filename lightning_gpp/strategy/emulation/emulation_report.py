@@ -19,12 +19,14 @@ class EmulatedStep:
         end_s: when this rank's part was over.
         num_microbatches: smallest micro-batches of the mini-batch.
         slips: what did not fit its emulated time here.
+        since: steps since the pipeline was empty, where it does not drain after each.
     """
 
     start_s: float
     end_s: float
     num_microbatches: int
     slips: tuple[Slip, ...] = ()
+    since: int = 0
 
     def followed_by(self, second: EmulatedStep, first_end_s: float) -> EmulatedStep:
         """The step of which this is the forward part.
@@ -42,11 +44,13 @@ class EmulatedStep:
 class EmulationReport:
     """A run on emulated devices. All but the scale is in emulated seconds.
 
-    The first step is left out where there are more: torch warms up in it.
+    The first step is left out where there are more: torch warms up in it. Where the pipeline does
+    not drain the steps in which it fills or drains are left out, too.
 
     Attributes:
-        step_s: of every whole mini-batch.
-        slip: of the step whose time is the median.
+        step_s: of every whole mini-batch; of those that overlap by how much each ended after the
+            one before it.
+        slip: of the step whose time is the median; of all steps where they overlap.
         predicted_s: of the same program on the same costs, simulated.
         time_scale: real seconds that an emulated second took.
         num_devices: of the cluster.
@@ -54,6 +58,8 @@ class EmulationReport:
         num_unpaced: mini-batches that ran as fast as they could, as they were too small for the
             plan's program.
         is_shape_only: whether tensors had no numbers.
+        bound_s: how long a mini-batch keeps the busiest device, where they overlap: no pipeline is
+            faster; None where the pipeline drains after each.
     """
 
     step_s: tuple[float, ...]
@@ -64,6 +70,7 @@ class EmulationReport:
     kinds: tuple[str, ...]
     num_unpaced: int = 0
     is_shape_only: bool = False
+    bound_s: float | None = None
 
     @property
     def median_s(self) -> float:
@@ -71,29 +78,42 @@ class EmulationReport:
         return statistics.median_low(self.step_s)
 
     @property
+    def typical_s(self) -> float:
+        """The step in the middle; of steps that overlap the mean, which is what a run takes."""
+        return self.median_s if self.bound_s is None else statistics.fmean(self.step_s)
+
+    @property
     def error(self) -> float:
         """By which part the emulated step was longer than predicted."""
-        return self.median_s / self.predicted_s - 1
+        return self.typical_s / self.predicted_s - 1
+
+    @property
+    def slip_s(self) -> float:
+        """What slipped in a step, on the rank that slipped most; of several their mean."""
+        return self.slip.total_s / (1 if self.bound_s is None else len(self.step_s))
 
     def metrics(self) -> dict[str, float]:
         """The numbers for loggers."""
+        bound = {} if self.bound_s is None else {"busiest_device_s": self.bound_s}
         return {
-            "emulated_step_s": self.median_s,
-            "emulated_slip_s": self.slip.total_s,
+            "emulated_step_s": self.typical_s,
+            "emulated_slip_s": self.slip_s,
             "predicted_step_s": self.predicted_s,
+            **bound,
         }
 
     def text(self) -> str:
         """A few lines for a person."""
         low, high = seconds_text(min(self.step_s)), seconds_text(max(self.step_s))
         percent = f"{self.error:+.1%}".replace("%", " %")
-        count = f"median of {len(self.step_s)} steps, {low} to {high}"
+        kind = "median" if self.bound_s is None else "mean"
+        count = f"{kind} of {len(self.step_s)} steps, {low} to {high}"
         lines = [
             f"Emulated on {self.num_devices} devices ({', '.join(self.kinds)}): "
-            f"{seconds_text(self.median_s)} per step "
+            f"{seconds_text(self.typical_s)} per step "
             f"({count if len(self.step_s) > 1 else 'one step'}), {percent} against the "
             f"{seconds_text(self.predicted_s)} that were predicted.",
-            f"In that step: {self.slip.text(self.median_s)}.",
+            *self._slip_lines(),
             f"An emulated second took {self.time_scale:.3g} real ones. Reading data, the optimizer "
             "and what else is between steps take no emulated time.",
         ]
@@ -109,6 +129,17 @@ class EmulationReport:
                 "the shapes that it knows instead of running their operators."
             )
         return "\n".join(lines)
+
+    def _slip_lines(self) -> list[str]:
+        """What slipped, and how busy the busiest device was where steps overlap."""
+        if self.bound_s is None:
+            return [f"In that step: {self.slip.text(self.median_s)}."]
+        busy = f"{self.bound_s / self.typical_s:.1%}".replace("%", " %")
+        return [
+            f"Steps overlap: they are counted from end to end while the pipeline is full, and keep "
+            f"the busiest device for {seconds_text(self.bound_s)}, {busy} of that.",
+            f"In these steps: {self.slip.text(sum(self.step_s))}.",
+        ]
 
 
 def emulation_report(

@@ -1,35 +1,46 @@
-"""Records on this rank what one optimizer step consists of, while it is asked to."""
+"""Records on this rank what one optimizer step consists of, while it is asked to.
+
+Or several steps in a row, where the pipeline does not drain between them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.executor import Executor, Run
-from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
+from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord, WindowRecord
 from lightning_gpp.simulate import SpanKind
 
 
 class StepRecorder:
-    """Collects the records of one step at a time; costs next to nothing while it is off."""
+    """Collects the records of one step at a time; costs next to nothing while it is off.
+
+    Attributes:
+        is_on: whether it records.
+        is_cut: whether it does not any more, because the pipeline began to fill anew.
+    """
 
     def __init__(self) -> None:
         self.is_on = False
+        self.is_cut = False
         self._runs: list[RunRecord] = []
         self._begun: list[Run | None] = []
         self._marks: list[Mark] = []
         self._open: Mark | None = None
         self._last_read: Mark | None = None
+        self._first_number = self._window = 0
 
     def start(self) -> None:
         """Begins a step; its mini-batch has been read already."""
         self.is_on = True
         self._runs, self._marks, self._open, self._begun = [], [], None, []
+        self._window = 0
         if self._last_read is not None:
             self._note_read(self._last_read)
         self._last_read = None
@@ -37,12 +48,12 @@ class StepRecorder:
     def stop(self) -> RankRecord:
         """Ends the step and returns what was recorded."""
         self.end()
-        self.is_on = False
+        self.is_on = self.is_cut = False
         return RankRecord(tuple(self._runs), tuple(self._marks))
 
     def data_read(self, start_ns: int, end_ns: int) -> None:
         """A batch was read. The one of a step is read before the step begins."""
-        mark = Mark(SpanKind.DATA, start_ns, end_ns)
+        mark = Mark(SpanKind.DATA, start_ns, end_ns, self._window)
         if not self.is_on:
             self._last_read = mark
         elif self._open is None:  # else it is part of a validation
@@ -51,7 +62,7 @@ class StepRecorder:
     def _note_read(self, mark: Mark) -> None:
         """What follows until a program runs prepares it."""
         self._marks.append(mark)
-        self._open = Mark(SpanKind.PREPARE, mark.end_ns, mark.end_ns)
+        self._open = Mark(SpanKind.PREPARE, mark.end_ns, mark.end_ns, mark.minibatch)
 
     def forget_read(self) -> None:
         """What was read so far does not belong to the next step."""
@@ -62,7 +73,7 @@ class StepRecorder:
         if self.is_on:
             self.end()
             start_ns = time.monotonic_ns()
-            self._open = Mark(kind, start_ns, start_ns)
+            self._open = Mark(kind, start_ns, start_ns, self._window)
 
     def end(self) -> None:
         """It ends, if it was begun, with what it left for a GPU to do."""
@@ -100,6 +111,41 @@ class StepRecorder:
         turn = SpanKind.WAIT if run.boundary is None else SpanKind.LOSS
         self._note_run(run, records, SpanKind.FINISH if is_second else turn, still_ns)
 
+    @contextlib.contextmanager
+    def window(self, run: Run, number: int, found: WindowRecord) -> Iterator[None]:
+        """Records a window of a pipeline that does not drain, as one of several in a row.
+
+        A recording ends where the pipeline begins to fill anew. On emulated devices actions have
+        their emulated moments: what a rank really does between windows takes no emulated time.
+
+        Args:
+            run: whose window runs in the body.
+            number: of the mini-batch that goes backward in it, as the program counts.
+            found: where the pipeline is.
+        """
+        if self.is_on and self._runs and found.since == 0:
+            self.end()
+            self.is_on, self.is_cut = False, True
+        if not self.is_on:
+            yield
+            return
+        if not self._runs:
+            self._first_number = number + run.shift
+        self._window = len(self._runs)
+        pace, shift = run.executor.pace, run.shift - self._first_number
+        with self._recording(run.executor, None if pace is None else pace.timed) as records:
+            yield
+        end_ns = time.monotonic_ns()
+        is_paced = pace is not None and records
+        self._runs.append(
+            RunRecord(
+                tuple(_numbered(record, shift) for record in records),
+                records[-1].end_ns if is_paced else end_ns,
+                found,
+            )
+        )
+        self._open = Mark(SpanKind.FINISH, end_ns, end_ns, self._window)
+
     def _note_run(
         self,
         run: Run | None,
@@ -119,13 +165,15 @@ class StepRecorder:
         self._open = Mark(then, end_ns, end_ns, place)
 
     @contextlib.contextmanager
-    def _recording(self, executor: Executor) -> Iterator[list[ActionRecord]]:
+    def _recording(
+        self, executor: Executor, timed: Callable[[ActionRecord], ActionRecord] | None = None
+    ) -> Iterator[list[ActionRecord]]:
         self.end()
         records: list[ActionRecord] = []
         also = executor.on_record
 
         def on_record(record: ActionRecord) -> None:
-            records.append(record)
+            records.append(record if timed is None else timed(record))
             if also is not None:
                 also(record)
 
@@ -134,3 +182,9 @@ class StepRecorder:
             yield records
         finally:
             executor.on_record = also
+
+
+def _numbered(record: ActionRecord, shift: int) -> ActionRecord:
+    """An action of a window, as all of its recording count."""
+    action = record.action
+    return replace(record, action=replace(action, microbatch=action.microbatch + shift))

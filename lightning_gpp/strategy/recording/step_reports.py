@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
+from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate import Timeline
+from lightning_gpp.simulate import ProgramCosts, Timeline
 from lightning_gpp.simulate.refit.compare import Comparison
 from lightning_gpp.simulate.refit.from_timelines import WARM_UP_STEPS
-from lightning_gpp.simulate.refit.recorded import check_program
+from lightning_gpp.simulate.refit.recorded import check_program, timeline_actions
 from lightning_gpp.simulate.refit.refit import Refit
+from lightning_gpp.simulate.timeline.windows import pace_s
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.recording.prediction import StepQuestion
+from lightning_gpp.strategy.recording.windows_prediction import WindowsQuestion
+from lightning_gpp.units_of_measure import seconds_text
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class StepReports:
 
     def __init__(self) -> None:
         self._recorded: list[tuple[Program, int, Timeline]] = []
+        self._windows: list[tuple[ProgramCosts, Timeline]] = []
 
     def report(self, pipeline: Pipeline, timeline: Timeline) -> StepReport | str:
         """The report on the step that was run last, or why there is none.
@@ -77,6 +84,42 @@ class StepReports:
             notes.append("fit: the same refitted to this step, so no prediction of it.")
         return self._made(timeline, predicted, notes, last)
 
+    def report_windows(
+        self, pipeline: Pipeline, timeline: Timeline, windows: Sequence[WindowRecord]
+    ) -> StepReport | str:
+        """The report on windows of a pipeline that does not drain, or why there is none.
+
+        Args:
+            pipeline: that ran them last.
+            timeline: of the windows.
+            windows: where the pipeline was in each of them.
+        """
+        assert timeline.step is not None
+        question = WindowsQuestion.of(pipeline, windows)
+        name, note = _name(pipeline)
+        predicted, notes = {name: question.predicted()}, [note]
+        if _actions(timeline) != _actions(predicted[name]):
+            return "Not compared with a prediction: other actions ran than those of the program."
+        if timeline.step < WARM_UP_STEPS:
+            notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
+            return self._made(timeline, predicted, notes, None)
+        earlier = [known for costs, known in self._windows if costs == question.costs]
+        self._windows.append((question.costs, timeline))
+        if earlier:
+            predicted["refit"] = question.predicted(earlier)
+            notes.append(f"refit: of the steps recorded before (from {_steps(earlier)} on).")
+        else:
+            predicted["fit"] = question.predicted([timeline])
+            notes.append("fit: the same with the seconds of these steps, so no prediction of them.")
+        if pace_s(timeline) is not None:
+            paces = "".join(f", {name} {_pace(each)}" for name, each in predicted.items())
+            notes.append(f"From the end of a step to that of the next: {_pace(timeline)}{paces}.")
+        notes.append(
+            "In steps that overlap what a rank does between two of them is refitted as one number, "
+            "the optimizer's. It is not kept for other runs."
+        )
+        return self._made(timeline, predicted, notes, None)
+
     def _made(
         self,
         timeline: Timeline,
@@ -86,6 +129,21 @@ class StepReports:
     ) -> StepReport:
         shown = predicted.get("refit", next(iter(predicted.values())))
         return StepReport(Comparison(timeline, predicted), shown, tuple(notes), found)
+
+
+def _pace(timeline: Timeline) -> str:
+    """Seconds from the end of one step to the end of the next."""
+    found_s = pace_s(timeline)
+    assert found_s is not None, "there are several"
+    return seconds_text(found_s)
+
+
+def _actions(timeline: Timeline) -> list[list[str | None]]:
+    """Of every rank its actions in the order of time, each of them once."""
+    return [
+        [action for action, _ in groupby(spans, key=lambda span: span.action)]
+        for spans in timeline_actions(timeline)
+    ]
 
 
 def _name(pipeline: Pipeline) -> tuple[str, str]:

@@ -12,8 +12,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_gpp.reports import write_step
 from lightning_gpp.runtime.clock import measure_offset
-from lightning_gpp.runtime.measured import RankRecord, measured_timeline
+from lightning_gpp.runtime.measured import RankRecord, WindowRecord, measured_timeline
 from lightning_gpp.simulate import SpanKind, Timeline, shares
+from lightning_gpp.simulate.timeline.windows import pace_s
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.plan_cache import PlanCache
@@ -32,6 +33,14 @@ class TimelineCallback(pl.Callback):
     the loggers as ``timeline/...``. An accumulated step is recorded with all its mini-batches.
     ``strategy.on_record`` works beside it.
 
+    Where the pipeline does not drain (``schedule="1f1b-async"``) steps overlap: chosen steps in a
+    row are one timeline, of which every mini-batch is one of its ``num_minibatches``, and every
+    forward and backward says how many updates its weights had seen. It is known by its first step,
+    and ends where the pipeline drains (the end of an epoch, a checkpoint). It is compared with the
+    simulation of the same windows, also with the costs of windows recorded before; these are not
+    kept for the next run. Ranks are at their windows at other times, which is idle at both ends:
+    the more steps, the less of it. ``timeline/minibatch_s`` is free of it.
+
     With ``predict`` it also says how far the step is from its prediction, part by part, and by how
     much a refit of the costs to the steps recorded before it does better: on the console, in the
     loggers (``prediction/...``), in what is written. The refit to all steps recorded so
@@ -45,7 +54,7 @@ class TimelineCallback(pl.Callback):
 
     Args:
         steps: which optimizer steps, by the steps done before them (``trainer.global_step``).
-            The first ones hold warming-up.
+            The first ones hold warming-up, and are those in which an asynchronous pipeline fills.
         dirpath: where to write; by default the folder of the logger, or of the Trainer.
         picture: whether to write the picture.
         trace: whether to write the trace.
@@ -53,7 +62,7 @@ class TimelineCallback(pl.Callback):
         page: whether to write the page.
 
     Attributes:
-        timelines: step -> its timeline, on rank 0.
+        timelines: step (of several that overlap the first one) -> its timeline, on rank 0.
         reports: step -> how it compares with its predictions, on rank 0.
 
     Raises:
@@ -85,6 +94,7 @@ class TimelineCallback(pl.Callback):
         self._done: set[int] = set()
         self._step = -1
         self._run: PipelinedRun | None = None
+        self._overlaps = False
         self._hooks: list[Any] = []
 
     # When ------------------------------------------------------------------------------------
@@ -97,13 +107,9 @@ class TimelineCallback(pl.Callback):
                 f"{type(trainer.strategy).__name__} there is nothing to record."
             )
             return
-        if trainer.strategy.settings.is_asynchronous:
-            rank_zero_warn(
-                "TimelineCallback records single steps, of which an asynchronous pipeline has "
-                "several in flight: nothing is recorded."
-            )
-            return
         self._run = trainer.strategy.session.run
+        settings = trainer.strategy.settings
+        self._overlaps = settings.is_asynchronous and not settings.policy.drains
         if self.dirpath is None:
             self.dirpath = Path(trainer.log_dir or trainer.default_root_dir)
 
@@ -138,17 +144,32 @@ class TimelineCallback(pl.Callback):
         recorder = self._run.recorder
         recorder.end()
         recorder.forget_read()
-        if recorder.is_on and trainer.global_step > self._step:
-            record = self._stop(recorder)
-            self._done.add(self._step)
-            if not record.runs:
-                if trainer.is_global_zero:
-                    show(f"No timeline of step {self._step}: no gradient went through the forward.")
-                return
-            with self._run.failures.guard():
-                timeline = _gather(self._run, record, self._step)
-                if timeline is not None:
-                    self._show(trainer, timeline)
+        if self._is_over(trainer, recorder):
+            self._finish(trainer, self._run)
+
+    def _is_over(self, trainer: pl.Trainer, recorder: StepRecorder) -> bool:
+        """Whether what is recorded is complete, after a mini-batch."""
+        if recorder.is_cut:
+            return True
+        if not recorder.is_on or trainer.global_step == self._step:
+            return False
+        goes_on = trainer.global_step in self.steps and not trainer.is_last_batch
+        return not (self._overlaps and goes_on)
+
+    def _finish(self, trainer: pl.Trainer, run: PipelinedRun) -> None:
+        """All ranks: what was recorded is shown."""
+        is_cut, record = run.recorder.is_cut, self._stop(run.recorder)
+        # The step that cut a recording short was not recorded.
+        self._done.update(range(self._step, trainer.global_step - is_cut))
+        if not record.runs:
+            if trainer.is_global_zero:
+                show(f"No timeline of step {self._step}: no gradient went through the forward.")
+            return
+        with run.failures.guard():
+            timeline = _gather(run, record, self._step)
+            if timeline is not None:
+                windows = [each.window for each in record.runs if each.window is not None]
+                self._show(trainer, timeline, windows)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A validation may come between the mini-batches of a step."""
@@ -162,23 +183,32 @@ class TimelineCallback(pl.Callback):
             self._run.recorder.forget_read()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Names the steps that never came."""
+        """Shows steps that overlap and whose last ones never came; names those."""
         if self._run is None:
             return
-        if self._run.recorder.is_on:
+        if self._overlaps and self._run.recorder.is_on:
+            self._finish(trainer, self._run)
+        elif self._run.recorder.is_on:
             self._stop(self._run.recorder)
-        missing = [str(step) for step in self.steps if step not in self._done]
-        if missing and trainer.is_global_zero:
+        if not trainer.is_global_zero:
+            return
+        missing = [step for step in self.steps if step not in self._done]
+        if never := [str(step) for step in missing if step >= trainer.global_step]:
             show(
-                f"No timeline of step {', '.join(missing)}: training ended after "
+                f"No timeline of step {', '.join(never)}: training ended after "
                 f"{trainer.global_step} steps, which are counted from 0."
+            )
+        if cut := [str(step) for step in missing if step < trainer.global_step]:
+            show(
+                f"No timeline of step {', '.join(cut)}: it came before this run, or the pipeline "
+                "began to fill anew in it while the steps before were recorded."
             )
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Leaves nothing behind; nobody waits for the others."""
-        if self._run is not None and self._run.recorder.is_on:
+        if self._run is not None and (self._run.recorder.is_on or self._run.recorder.is_cut):
             self._stop(self._run.recorder)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -193,25 +223,38 @@ class TimelineCallback(pl.Callback):
 
     # What ------------------------------------------------------------------------------------
 
-    def _show(self, trainer: pl.Trainer, timeline: Timeline) -> None:
-        """Rank 0: files, loggers, and a line on the console."""
+    def _show(
+        self, trainer: pl.Trainer, timeline: Timeline, windows: Sequence[WindowRecord]
+    ) -> None:
+        """Rank 0: files, loggers, and a line on the console.
+
+        Args:
+            trainer: of the run.
+            timeline: of the step.
+            windows: where the pipeline was, if it does not drain.
+        """
         assert self.dirpath is not None and timeline.step is not None
         self.timelines[timeline.step] = timeline
         self.dirpath.mkdir(parents=True, exist_ok=True)
-        report = self._predicted(timeline) if self.predict else ""
+        report = self._predicted(timeline, windows) if self.predict else ""
         shown = [timeline]
         if isinstance(report, StepReport):
             shown.insert(0, report.predicted)
         written = self._write(shown, timeline.step)
         found = shares(timeline)
         metrics = found.metrics()
+        if (one_s := pace_s(timeline)) is not None:
+            metrics["timeline/minibatch_s"] = one_s
         if isinstance(report, StepReport):
             metrics |= report.comparison.metrics()
             written += self._keep(report)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=timeline.step)
+        what = f"Step {timeline.step}"
+        if windows:
+            what = f"{len(windows)} mini-batches that overlap, from step {timeline.step} on,"
         show(
-            f"Step {timeline.step} ({timeline.source}) took {timeline.step_s * 1e3:.4g} ms, of "
+            f"{what} ({timeline.source}) took {timeline.step_s * 1e3:.4g} ms, of "
             f"which {found.bubble_share:.0%} bubble" + "".join(f"\n  {path}" for path in written)
         )
         if report:
@@ -223,17 +266,26 @@ class TimelineCallback(pl.Callback):
         return write_step(
             shown,
             self.dirpath,
-            suffix="" if len(self.steps) == 1 else f"-step{step}",
+            suffix="" if self._is_only_one else f"-step{step}",
             picture=self.picture,
             page=self.page,
             trace=self.trace,
         )
 
-    def _predicted(self, timeline: Timeline) -> StepReport | str:
+    @property
+    def _is_only_one(self) -> bool:
+        """Whether all chosen steps are in one timeline."""
+        are_in_a_row = self.steps[-1] - self.steps[0] == len(self.steps) - 1
+        return len(self.steps) == 1 or (self._overlaps and are_in_a_row)
+
+    def _predicted(self, timeline: Timeline, windows: Sequence[WindowRecord]) -> StepReport | str:
         """How the step compares with its prediction, or why it does not."""
         assert self._run is not None and self._run.pipeline is not None
         assert timeline.step is not None
-        report = self._reports.report(self._run.pipeline, timeline)
+        if windows:
+            report = self._reports.report_windows(self._run.pipeline, timeline, windows)
+        else:
+            report = self._reports.report(self._run.pipeline, timeline)
         if isinstance(report, StepReport):
             self.reports[timeline.step] = report
         return report
@@ -256,9 +308,11 @@ def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None
     assert run.pipeline is not None
     offset = measure_offset(run.transport, timeout_s=run.settings.timeout_s)
     gathered = run.control.gather((record, offset), "gathering the timeline of a step")
+    emulation = run.pipeline.emulation
+    if emulation is not None:
+        emulation.was_away = True
     if not gathered:
         return None
-    emulation = run.pipeline.emulation
     return measured_timeline(
         [record if emulation is None else replace(record, marks=()) for record, _ in gathered],
         [offset for _, offset in gathered],

@@ -49,8 +49,6 @@ def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
         )
     if is_overridden("configure_gradient_clipping", module):
         yield "clips gradients stage by stage: do not override configure_gradient_clipping"
-    if settings.emulated is not None:
-        yield "does not run on emulated devices yet: simulate it (graphpipe job=simulate)"
 
 
 def refuse_short_updates(

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Window, Windows, most_ahead
 from lightning_gpp.strategy.cutting.microbatches import batch_size
@@ -105,7 +106,8 @@ class AsyncSteps:
         if needs:
             raise NotImplementedError(_NEEDS.format(", ".join(sorted(needs))))
         drops = self._drops()
-        message = AsyncMinibatch(self._since, len(ahead), drops, is_epoch)
+        resumption = run.built.resumption(self._since)
+        message = AsyncMinibatch(self._since, len(ahead), drops, is_epoch, resumption)
         with run.control.alone(name), run.leader_state.watching(name):
             run.lead(message)
             stash = self._perform(message, self._open)
@@ -191,13 +193,15 @@ class AsyncSteps:
         if message.drops:
             assert self._last is not None
             shift = self._number - 1 - self._last.number
-            run.window(self._last, self._state, shift, None, drops=True)
+            run.drop_ahead(self._last, self._state, shift)
         if message.since == 0:
             self._versions.begin(self._number, is_epoch=message.is_epoch)
             for watched in run.last_steps:
                 watched.forget()
         window = self._windows.window(message.since, message.remaining)
-        stash = run.window(window, self._state, self._number - window.number, boundary)
+        shift = self._number - window.number
+        record = WindowRecord(message.since, message.remaining, self._versions.all_updates)
+        stash = run.window(window, self._state, shift, boundary, record, message.resumption)
         self._last = window
         self._number += 1
         self._since = message.since + 1

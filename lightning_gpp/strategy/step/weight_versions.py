@@ -24,6 +24,7 @@ class WeightVersions:
         per_update: mini-batches whose gradients are accumulated for one update.
         epoch: number of the first mini-batch of the epoch, at which accumulation begins.
         num_updates: updates since then.
+        all_updates: updates since training began.
         stages: weights of every stage of this rank.
     """
 
@@ -31,6 +32,7 @@ class WeightVersions:
     per_update: int = 1
     epoch: int = 0
     num_updates: int = 0
+    all_updates: int = 0
     stages: dict[int, StageWeights] = field(default_factory=dict)
 
     @classmethod
@@ -41,7 +43,8 @@ class WeightVersions:
             NotImplementedError: a stage recomputes its activations.
         """
         built = run.built
-        versions = cls(per_update=run.module.trainer.accumulate_grad_batches)
+        trainer = run.module.trainer
+        versions = cls(per_update=trainer.accumulate_grad_batches, all_updates=trainer.global_step)
         for watched in run.last_steps[:1]:
             watched.before_update.append(versions.count)
         most = windows.most_ahead
@@ -71,6 +74,7 @@ class WeightVersions:
     def count(self) -> None:
         """An update comes."""
         self.num_updates += 1
+        self.all_updates += 1
 
     def begin(self, number: int, *, is_epoch: bool) -> None:
         """The pipeline fills anew.

@@ -8,6 +8,7 @@ from helpers.fake_time import FakeTime
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
+from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.emulation import (
     EmulatedRank,
     EmulatedSums,
@@ -207,3 +208,43 @@ def test_an_abort_ends_sleeping_ranks():
     ):
         pass
     assert time.slept_s == 0.0
+
+
+def test_a_clock_that_goes_back_leaves_nothing_behind():
+    """What ranks did is where it was; what comes is later on this machine's clock."""
+    time, program = FakeTime(), chain_program()
+    rank = Ranks(program, chain_costs(), time, scale=0.5).ranks[0]
+    with rank.run(program, device=0):
+        with rank.action(Action.parse("0F0")):
+            pass
+        time.work(3.0)  # an evaluation of 6 s there
+        rank.clock.go_back(6.0)
+        assert rank.clock.now_s() == rank.cursor_s == 4.0
+        with rank.action(Action.parse("0F1")):
+            time.work(2.0)
+    assert rank.cursor_s == 8.0
+    assert rank.take_slips().slips == ()
+    assert time.now_ns == (2 + 3 + 2) * 1_000_000_000
+
+
+def test_records_have_emulated_moments():
+    time, program = FakeTime(), chain_program()
+    rank = Ranks(program, chain_costs(), time, scale=0.5).ranks[0]
+    record = ActionRecord(Action.parse("0F1"), 1, 2, loss_start_ns=1)
+    with rank.run(program, device=0):
+        for text in ("0F0", "0F1"):
+            time.work(0.5)  # between actions: no emulated time
+            with rank.action(Action.parse(text)):
+                pass
+    found = rank.timed(record)
+    assert (found.start_ns, found.end_ns) == (2_000_000_000, 4_000_000_000)
+    assert found.action == record.action and found.loss_start_ns is None
+
+
+def test_messages_may_be_counted_on_from_earlier_runs():
+    """A window of a longer training: its messages have the numbers of the training."""
+    time, program = FakeTime(), chain_program()
+    ranks = Ranks(program, chain_costs(), time)
+    with ranks.ranks[0].run(program, device=0), ranks.ranks[0].action(Action.parse("0SF1>1")):
+        later = (0, 1, False, 41)
+        assert ranks.ranks[0].send(later, target_device=1) == 2.0
