@@ -22,10 +22,6 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 
 - ``placement``, ``search``: devices, and candidates with what their steps take at least.
 
-``refine``: better ones next to them.
-
-- ``climb`` (with ``division``, ``neighbours``): a local search.
-
 ``choose``: the best of all.
 
 - ``limits``: the binary search on the limit;
@@ -33,8 +29,10 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 - ``result``: what became of the others;
 - ``infeasible``: what would help where nothing fits.
 
-``place``: beyond the paper, plans whose stages share devices; it begins with the best plan of the
-rest (``planner``, which is ``graphpipe_exclusive``) and those of other planners.
+``place``: a climb from the best plans to better ones. ``planner``, which is
+``graphpipe_exclusive``, climbs among plans whose stages own their devices; ``place.planner``, which
+is ``graphpipe``, goes beyond the paper, among plans whose stages share them: from the best plan of
+the former and those of other planners.
 """
 
 from lightning_gpp.planner.graphpipe.choose.result import RankedPlan, SearchResult

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.data_parallel import shared_by_all
 from lightning_gpp.planner.graphpipe.choose.choice import Choice
 from lightning_gpp.planner.graphpipe.choose.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.choose.result import SearchResult
+from lightning_gpp.planner.graphpipe.place.climb import BUDGET, climb_from
+from lightning_gpp.planner.graphpipe.place.deals import best_deals
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.own_homes import OwnHomes
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
-from lightning_gpp.planner.graphpipe.refine.climb import climbed
-from lightning_gpp.planner.graphpipe.refine.division import Divider
 from lightning_gpp.planner.graphpipe.space.equal_devices import as_if_equal
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
@@ -72,8 +75,8 @@ class _RequestSearch:
         best = found[:1]
         if len(request.cluster.kinds) > 1:
             best = _sorted([*best, *_as_if_equal(request)])
-        best = climbed(best, found, Divider(self.problem, name, is_chain=False))
-        self.found = _sorted([*best, *_on_odd_devices(request, name)])
+        climbed = _climbed([*best, *found], request, name)
+        self.found = _sorted([*climbed, *_on_odd_devices(request, name)])
 
 
 def _in_both_forms(problem: Problem) -> Iterator[Problem]:
@@ -82,6 +85,26 @@ def _in_both_forms(problem: Problem) -> Iterator[Problem]:
     yield linear(problem.request, problem.units, prices.order, known=prices)
     if problem.layout.root.blocks:
         yield problem
+
+
+def _climbed(
+    found: Sequence[PlanEvaluation], request: PlanRequest, name: str
+) -> list[PlanEvaluation]:
+    """What a climb finds whose stages own their devices.
+
+    Args:
+        found: plans, of which it starts from the best for every choice of replicas.
+        request: the question.
+        name: of the planner.
+    """
+    judge = DraftJudge(UnitTables(request), name, BUDGET)
+    starts: dict[tuple[int, ...], PlanEvaluation] = {}
+    for one in _sorted(found):
+        starts.setdefault(tuple(stage.num_replicas for stage in one.plan.stages), one)
+    for one in starts.values():
+        judge.show(one)
+    climb_from(judge, [*judge.shown, *best_deals(judge, may_share=False)], OwnHomes)
+    return judge.found
 
 
 def _on_odd_devices(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:

@@ -7,26 +7,57 @@ and a join beside a branch is a stage of its own on the same devices.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.redealt import balanced
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
 
+DEALS_PLAYED = 2
+"""Deals of every number of replicas that are played: those with the smallest lower bounds."""
 
-def deals(tables: UnitTables) -> Iterator[Draft]:
-    """Equal work for groups of 1, 2, 4, … devices, with every size of micro-batches."""
+
+def best_deals(judge: DraftJudge, *, may_share: bool = True) -> Iterator[tuple[Draft, float]]:
+    """The best deals of every number of replicas, and the seconds of their steps.
+
+    Args:
+        judge: looks at them.
+        may_share: whether stages may have devices in common.
+    """
+    num_played: Counter[int] = Counter()
+    for _, draft in judge.promising(deals(judge.tables, may_share=may_share), math.inf):
+        replicas = draft.stages[0].num_replicas
+        if num_played[replicas] < DEALS_PLAYED and not judge.is_spent:
+            num_played[replicas] += 1
+            step_s = judge.step_s(draft, math.inf)
+            if step_s < math.inf:
+                yield draft, step_s
+
+
+def deals(tables: UnitTables, *, may_share: bool = True) -> Iterator[Draft]:
+    """Equal work for groups of 1, 2, 4, … devices, with every size of micro-batches.
+
+    Args:
+        tables: of the units.
+        may_share: whether a group has the stages that follow from its units; otherwise it has one.
+    """
     request = tables.request
     for replicas in request.replica_counts(request.num_devices):
         num_groups = request.num_devices // replicas
-        groups = equal_groups(tables, num_groups)
-        pieces = followed(groups, tables)
-        for size in request.microbatch_sizes:
-            stages = [
-                DraftStage(units, tuple(range(group * replicas, (group + 1) * replicas)), replicas)
-                for group, units in pieces
-            ]
-            num_microbatches = round(request.minibatch_size / size) * replicas
-            yield Draft(tuple(stages), num_microbatches)
+        maps = [equal_groups(tables, num_groups), whole_branches(tables, num_groups)]
+        for groups in dict.fromkeys(tuple(one) for one in maps if one is not None):
+            pieces = followed(groups, tables) if may_share else runs(groups)
+            for size in request.microbatch_sizes:
+                stages = [
+                    DraftStage(units, tuple(range(at * replicas, (at + 1) * replicas)), replicas)
+                    for at, units in pieces
+                ]
+                num_microbatches = round(request.minibatch_size / size) * replicas
+                yield Draft(tuple(stages), num_microbatches)
 
 
 def equal_groups(tables: UnitTables, num_groups: int) -> list[int]:
@@ -38,6 +69,42 @@ def equal_groups(tables: UnitTables, num_groups: int) -> list[int]:
         groups.append(min(num_groups - 1, int(middle * num_groups)))
         done_s += unit_s
     return groups
+
+
+def whole_branches(tables: UnitTables, num_groups: int) -> list[int] | None:
+    """The same with borders between branches only, apart from those with the work of two groups.
+
+    Returns:
+        None where there are fewer branches than groups.
+    """
+    branches: list[list[int]] = []
+    for at, needs in enumerate(tables.needs):
+        if not at or not needs >> (at - 1) & 1:  # it does not read the unit before: a new branch
+            branches.append([])
+        branches[-1].append(at)
+    share_s = sum(tables.compute_s) / num_groups
+    atoms: list[list[int]] = []
+    for branch in branches:
+        is_long = sum(tables.compute_s[at] for at in branch) >= 2 * share_s
+        atoms += [[at] for at in branch] if is_long else [branch]
+    sums = [*accumulate((sum(tables.compute_s[at] for at in one) for one in atoms), initial=0.0)]
+    borders = balanced([sums] * num_groups)
+    if borders is None:
+        return None
+    return [
+        group
+        for group, (start, stop) in enumerate(pairwise(borders))
+        for atom in atoms[start:stop]
+        for _ in atom
+    ]
+
+
+def runs(groups: Sequence[int]) -> list[tuple[int, Units]]:
+    """Every group with all of its units, which follow one another."""
+    found: dict[int, Units] = {}
+    for at, group in enumerate(groups):
+        found[group] = found.get(group, 0) | 1 << at
+    return list(found.items())
 
 
 def followed(groups: Sequence[int], tables: UnitTables) -> list[tuple[int, Units]]:

@@ -125,9 +125,14 @@ class DraftJudge:
             if self.best is None or _rank(found) < _rank(self.best):
                 self.best = found
 
+    @property
+    def found(self) -> list[PlanEvaluation]:
+        """The plans so far, the best one first."""
+        return sorted(self._found.values(), key=_rank)
+
     def ranked(self) -> tuple[RankedPlan, ...]:
         """The best plans, with a word on each."""
-        return ranked_plans(sorted(self._found.values(), key=_rank))
+        return ranked_plans(self.found)
 
     @staticmethod
     def _looks(draft: Draft) -> int:

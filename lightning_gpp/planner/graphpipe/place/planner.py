@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from lightning_gpp.planner.balanced import balanced
@@ -12,9 +10,8 @@ from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.data_parallel import shared_by_all
 from lightning_gpp.planner.does_not_fit import DoesNotFitError
 from lightning_gpp.planner.graphpipe.choose.result import SearchResult
-from lightning_gpp.planner.graphpipe.place.climb import FIRST_PATIENCE, Climber
-from lightning_gpp.planner.graphpipe.place.deals import deals
-from lightning_gpp.planner.graphpipe.place.draft import Draft
+from lightning_gpp.planner.graphpipe.place.climb import BUDGET, climb_from
+from lightning_gpp.planner.graphpipe.place.deals import best_deals
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.planner import search_exclusive
@@ -23,15 +20,6 @@ from lightning_gpp.planner.sequential import sequential
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
 NAME = "graphpipe"
-
-BUDGET = 20_000
-"""Looks of a search; about half a second, whatever the model."""
-
-FIRST_STARTS = 2
-"""Starts that are climbed from at first, the best ones."""
-
-DEALS_PLAYED = 2
-"""Deals of every number of replicas that are played: those with the smallest lower bounds."""
 
 
 def graphpipe(request: PlanRequest) -> Plan:
@@ -72,7 +60,7 @@ def search_plans(request: PlanRequest, budget: int = BUDGET) -> SearchResult:
         judge.show(evaluate_plan(replace(exclusive.best, planner=name), request))
     for found in _other_planners(request, name):
         judge.show(found)
-    _climb_from(judge, [*judge.shown, *_dealt(judge)])
+    climb_from(judge, [*judge.shown, *best_deals(judge)])
     if judge.best is None:
         assert refusal is not None  # otherwise its plan was shown
         raise refusal
@@ -97,7 +85,7 @@ def search_on_all(
     judge = DraftJudge(UnitTables(request), name, BUDGET, num_devices)
     for found in starts:
         judge.show(found)
-    _climb_from(judge, [*judge.shown, *_dealt(judge)])
+    climb_from(judge, [*judge.shown, *best_deals(judge)])
     return judge.best
 
 
@@ -112,32 +100,6 @@ def _other_planners(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]
         except ValueError:  # none fits into memory, or it has none for so many devices
             continue
         yield evaluate_plan(replace(plan, planner=name), request)
-
-
-def _dealt(judge: DraftJudge) -> Iterator[tuple[Draft, float]]:
-    """The best deals of every number of replicas."""
-    num_played: Counter[int] = Counter()
-    for _, draft in judge.promising(deals(judge.tables), math.inf):
-        replicas = draft.stages[0].num_replicas
-        if num_played[replicas] < DEALS_PLAYED and not judge.is_spent:
-            num_played[replicas] += 1
-            step_s = judge.step_s(draft, math.inf)
-            if step_s < math.inf:
-                yield draft, step_s
-
-
-def _climb_from(judge: DraftJudge, starts: Sequence[tuple[Draft, float]]) -> None:
-    """Climbs from the best starts, then from twice as many with twice the patience, and so on."""
-    climbers = [Climber(draft, step_s, judge) for draft, step_s in starts]
-    patience, count = FIRST_PATIENCE, FIRST_STARTS
-    while climbers and not judge.is_spent:
-        climbers.sort(key=lambda one: one.step_s)
-        at: dict[Draft, Climber] = {}
-        for climber in climbers[:count]:
-            if climber.run(patience):
-                at.setdefault(climber.draft, climber)
-        climbers = [*at.values(), *climbers[count:]]
-        patience, count = 2 * patience, 2 * count
 
 
 def _notes(best: PlanEvaluation, request: PlanRequest) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class UnitTables:
         graph = request.graph
         profile = request.profile(request.microbatch_sizes[-1])
         units = build_units(graph, profile, indivisible_groups(graph))
-        order = depth_first(units.predecessors)
+        order = depth_first(units.predecessors, units.compute_s)
         place = {unit: at for at, unit in enumerate(order)}
         self.num_units = len(order)
         self.everything: Units = (1 << len(order)) - 1
@@ -59,12 +59,23 @@ class UnitTables:
         self._ordered = [operator.name for operator in graph]
         self._operators: dict[Units, tuple[str, ...]] = {}
         self._seconds: dict[Units, float] = {}
+        self._each_s: dict[tuple[float, str], list[float]] = {}
         self._sources: dict[Units, Units] = {}
         self._carried: dict[tuple[Units, Units, bool], Crossing] = {}
         self._own: dict[Units, tuple[str, ...]] = {}
         self._made = self._values_made()
         self._stateful: Units = self.units_of(op.name for op in graph if op.state)
         self._readers = {name: self.units_of(ops) for name, ops in graph.readers.items()}
+
+    def each_s(self, size: float, kind: str) -> list[float]:
+        """Seconds of every unit for a micro-batch of some samples on a kind of device."""
+        found = self._each_s.get((size, kind))
+        if found is None:
+            costs = self.request.profile(size, kind).operators
+            found = self._each_s[size, kind] = [0.0] * self.num_units
+            for name, place in self._place_of.items():
+                found[place] += costs[name].forward_s + costs[name].backward_s
+        return found
 
     def units_of(self, operators: Iterable[str]) -> Units:
         """The units that have some of these operators."""
