@@ -11,13 +11,11 @@ from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.moves import FAMILIES, Family
 
 BUDGET = 20_000
-"""Looks of a climb; about half a second, whatever the model."""
-
-FIRST_STARTS = 2
-"""Starts that are climbed from at first, the best ones."""
+"""Looks of a part of a search: about half a second, whatever the model."""
 
 FIRST_PATIENCE = 4
-"""Steps of a family of moves that are played in vain at first, before the next family's turn."""
+"""Steps of a family of moves that are played in vain at first, before the next family's turn; half
+as many starts are climbed from, the best ones."""
 
 LOOKS_PER_STEP = 32
 """Drafts of a family that are looked at for each step that may be played: few are promising."""
@@ -93,12 +91,13 @@ def climb_from(
         homes: the groups of devices that stages may go to.
     """
     climbers = [Climber(draft, step_s, judge, homes) for draft, step_s in starts]
-    patience, count = FIRST_PATIENCE, FIRST_STARTS
+    patience = FIRST_PATIENCE
     while climbers and not judge.is_spent:
         climbers.sort(key=lambda one: one.step_s)
         at: dict[Draft, Climber] = {}
+        count = patience // 2
         for climber in climbers[:count]:
             if climber.run(patience):
                 at.setdefault(climber.draft, climber)
         climbers = [*at.values(), *climbers[count:]]
-        patience, count = 2 * patience, 2 * count
+        patience *= 2

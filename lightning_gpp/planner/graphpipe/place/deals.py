@@ -17,7 +17,7 @@ from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.redealt import balanced
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
 
-DEALS_PLAYED = 2
+DEALS_PLAYED = 4
 """Deals of every number of replicas that are played: those with the smallest lower bounds."""
 
 
@@ -48,8 +48,12 @@ def deals(tables: UnitTables, *, may_share: bool = True) -> Iterator[Draft]:
     request = tables.request
     for replicas in request.replica_counts(request.num_devices):
         num_groups = request.num_devices // replicas
-        maps = [equal_groups(tables, num_groups), whole_branches(tables, num_groups)]
-        for groups in dict.fromkeys(tuple(one) for one in maps if one is not None):
+        maps = [
+            equal_groups(tables, num_groups),
+            packed_branches(tables, num_groups),
+            equal_groups(tables, num_groups, tables.model_order),
+        ]
+        for groups in dict.fromkeys(map(tuple, maps)):
             pieces = followed(groups, tables) if may_share else runs(groups)
             for size in request.microbatch_sizes:
                 stages = [
@@ -60,43 +64,59 @@ def deals(tables: UnitTables, *, may_share: bool = True) -> Iterator[Draft]:
                 yield Draft(tuple(stages), num_microbatches)
 
 
-def equal_groups(tables: UnitTables, num_groups: int) -> list[int]:
-    """The group of every unit: the order cut into runs of equal work."""
+def equal_groups(
+    tables: UnitTables, num_groups: int, order: Sequence[int] | None = None
+) -> list[int]:
+    """The group of every unit: the order cut into runs of equal work.
+
+    Args:
+        tables: of the units.
+        num_groups: how many groups there are.
+        order: of the units; depth first if not given.
+    """
     total_s = sum(tables.compute_s)
-    groups, done_s = [], 0.0
-    for unit_s in tables.compute_s:
+    groups, done_s = [0] * tables.num_units, 0.0
+    for at in order or range(tables.num_units):
+        unit_s = tables.compute_s[at]
         middle = (done_s + unit_s / 2) / total_s if total_s else 0.0
-        groups.append(min(num_groups - 1, int(middle * num_groups)))
+        groups[at] = min(num_groups - 1, int(middle * num_groups))
         done_s += unit_s
     return groups
 
 
-def whole_branches(tables: UnitTables, num_groups: int) -> list[int] | None:
-    """The same with borders between branches only, apart from those with the work of two groups.
-
-    Returns:
-        None where there are fewer branches than groups.
-    """
-    branches: list[list[int]] = []
-    for at, needs in enumerate(tables.needs):
-        if not at or not needs >> (at - 1) & 1:  # it does not read the unit before: a new branch
-            branches.append([])
-        branches[-1].append(at)
-    share_s = sum(tables.compute_s) / num_groups
+def packed_branches(tables: UnitTables, num_groups: int) -> list[int]:
+    """The same with whole branches, long ones cut: the longest first to the least busy group."""
+    compute_s = tables.compute_s
     atoms: list[list[int]] = []
-    for branch in branches:
-        is_long = sum(tables.compute_s[at] for at in branch) >= 2 * share_s
-        atoms += [[at] for at in branch] if is_long else [branch]
-    sums = [*accumulate((sum(tables.compute_s[at] for at in one) for one in atoms), initial=0.0)]
-    borders = balanced([sums] * num_groups)
-    if borders is None:
-        return None
-    return [
-        group
-        for group, (start, stop) in enumerate(pairwise(borders))
-        for atom in atoms[start:stop]
-        for _ in atom
-    ]
+    for branch in branches(tables):
+        own_s = sum(compute_s[at] for at in branch)
+        num_parts = max(1, round(own_s * num_groups / sum(compute_s))) if own_s else 1
+        atoms += _cut(branch, compute_s, min(num_parts, len(branch)))
+    busy_s, home = [0.0] * num_groups, [0] * tables.num_units
+    for atom in sorted(atoms, key=lambda one: -sum(compute_s[at] for at in one)):
+        group = busy_s.index(min(busy_s))
+        busy_s[group] += sum(compute_s[at] for at in atom)
+        for at in atom:
+            home[at] = group
+    return home
+
+
+def branches(tables: UnitTables) -> list[list[int]]:
+    """The depth-first order cut where a unit does not read from the one before it alone."""
+    found: list[list[int]] = []
+    for at, needs in enumerate(tables.needs):
+        if not at or needs != 1 << (at - 1):
+            found.append([])
+        found[-1].append(at)
+    return found
+
+
+def _cut(branch: list[int], seconds: Sequence[float], num_parts: int) -> Iterator[list[int]]:
+    """A branch in parts of equal work."""
+    borders = balanced([[*accumulate((seconds[at] for at in branch), initial=0.0)]] * num_parts)
+    assert borders is not None  # there are as many units
+    for start, stop in pairwise(borders):
+        yield branch[start:stop]
 
 
 def runs(groups: Sequence[int]) -> list[tuple[int, Units]]:

@@ -11,7 +11,7 @@ def depth_first(predecessors: Sequence[Sequence[int]], seconds: Sequence[float])
     Those with the longest way to the end of the model come first.
 
     Args:
-        predecessors: of every unit; none after it.
+        predecessors: of every unit.
         seconds: likewise.
 
     .. code-block:: text

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
 from lightning_gpp.planner.graphpipe.place.homes import Homes
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
-from lightning_gpp.planner.graphpipe.tolerances import SECONDS
+from lightning_gpp.planner.step_time.evaluate import ROUNDING
 
 
 class Team(NamedTuple):
@@ -72,10 +72,12 @@ def redealt(draft: Draft, homes: Homes) -> Iterator[Draft]:
     order = [at for stage in draft.stages for at in places(stage.units)]
     lines = Lines(order, draft.num_microbatches, tables)
     sizes = tables.request.replica_counts(len(kinds))
-    for changed in dict.fromkeys(_changed(teams)):
+    seen: set[Teams] = set()
+    for changed in _changed(teams):
         groups = _given_out(changed, kinds)
-        if groups is None or not all(team.size in sizes for team in changed):
+        if groups is None or changed in seen or not all(one.size in sizes for one in changed):
             continue
+        seen.add(changed)
         borders = balanced([lines.of(team) for team in changed])
         if borders is None:
             continue
@@ -120,12 +122,13 @@ def _changed(teams: Teams) -> Iterator[Teams]:
     for at in range(len(teams)):
         yield from _kept(teams, at)
         yield from _more(teams, at)
-    fewer = [(at, one) for at in range(len(teams)) for one in _fewer(teams, at)]
-    yield from (one for _, one in fewer)
+    fewer = [(at, *one) for at in range(len(teams)) for one in _fewer(teams, at)]
+    yield from (one for _, one, _ in fewer)
     for distance in range(len(teams)):
-        for at, one in fewer:
+        for at, one, freed in fewer:
             for other in {at - distance, at + distance}.intersection(range(len(one))):
                 yield from _more(one, other)
+                yield (*one[: other + 1], freed, *one[other + 1 :])
 
 
 def _kept(teams: Teams, at: int) -> Iterator[Teams]:
@@ -146,13 +149,13 @@ def _more(teams: Teams, at: int) -> Iterator[Teams]:
     yield (*before, team, team, *behind)
 
 
-def _fewer(teams: Teams, at: int) -> Iterator[Teams]:
-    """A team gets half the devices, or is gone."""
+def _fewer(teams: Teams, at: int) -> Iterator[tuple[Teams, Team]]:
+    """A team gets half the devices, or is gone; and a team of those that are free then."""
     before, team, behind = teams[:at], teams[at], teams[at + 1 :]
     if team.size > 1:
-        yield (*before, team.halved, *behind)
+        yield (*before, team.halved, *behind), team.halved
     if before or behind:
-        yield (*before, *behind)
+        yield (*before, *behind), team
 
 
 def _given_out(teams: Teams, kinds: Sequence[str]) -> list[tuple[int, ...]] | None:
@@ -197,7 +200,7 @@ def balanced(lines: Sequence[Sequence[float]]) -> list[int] | None:
             next_s = min([next_s, *(one for one in (took_s, more_s) if one > limit_s)])
         if borders[-1] == last and slowest_s <= limit_s:
             return borders
-        limit_s = next_s * (1 + SECONDS)
+        limit_s = next_s * (1 + ROUNDING)
     return None
 
 

@@ -9,7 +9,12 @@ from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.place.depth_first import depth_first
 from lightning_gpp.planner.graphpipe.place.draft import Units
-from lightning_gpp.planner.units.units import build_units, indivisible_groups, output_makers
+from lightning_gpp.planner.units.units import (
+    UnitGraph,
+    build_units,
+    indivisible_groups,
+    output_makers,
+)
 
 
 class Crossing(NamedTuple):
@@ -34,7 +39,10 @@ class UnitTables:
 
     Attributes:
         request: the question.
+        units: the units in the order of the model.
+        order: the unit at every place, depth first, one with an output last.
         num_units: how many there are.
+        model_order: their places in the order of the model.
         everything: all units.
         makers: units that make an output of the model.
         compute_s: seconds of every unit on the first device, for the largest micro-batch.
@@ -45,9 +53,11 @@ class UnitTables:
         graph = request.graph
         profile = request.profile(request.microbatch_sizes[-1])
         units = build_units(graph, profile, indivisible_groups(graph))
-        order = depth_first(units.predecessors, units.compute_s)
+        order = tuple(depth_first(_with_ends(units), units.compute_s))
+        self.units, self.order = units, order
         place = {unit: at for at, unit in enumerate(order)}
         self.num_units = len(order)
+        self.model_order = [place[unit] for unit in range(len(order))]
         self.everything: Units = (1 << len(order)) - 1
         self.compute_s = [units.compute_s[unit] for unit in order]
         self._place_of = {
@@ -161,6 +171,15 @@ class UnitTables:
             if name in readers or is_output:
                 found.setdefault(at, []).append((name, readers.get(name, 0), is_output))
         return found
+
+
+def _with_ends(units: UnitGraph) -> list[tuple[int, ...]]:
+    """Predecessors, where one unit with an output comes after all others that nobody reads."""
+    predecessors = list(units.predecessors)
+    last = units.finals[-1]
+    ends = [unit for unit, users in enumerate(units.successors) if not users and unit != last]
+    predecessors[last] = tuple(sorted({*predecessors[last], *ends}))
+    return predecessors
 
 
 def places(units: Units) -> Iterator[int]:

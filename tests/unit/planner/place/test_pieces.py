@@ -15,11 +15,12 @@ from lightning_gpp.planner import evaluate_plan, plan_request
 from lightning_gpp.planner.graphpipe.place.arrange import arranged
 from lightning_gpp.planner.graphpipe.place.cuts import at_branches, by_needs, by_work
 from lightning_gpp.planner.graphpipe.place.deals import (
+    branches,
     deals,
     equal_groups,
     followed,
+    packed_branches,
     runs,
-    whole_branches,
 )
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
 from lightning_gpp.planner.graphpipe.place.drafted import plan_of
@@ -64,16 +65,18 @@ def test_stages_follow_from_groups():
 
 def test_deals_are_for_all_numbers_of_replicas_and_sizes():
     found = list(deals(tables()))
-    assert len(found) == 2 * 4  # of 1 and 2 devices, micro-batches of 1, 2, 4 and 8 samples
+    assert len(found) == 3 * 4  # of 1 device in two ways and of 2, with 1, 2, 4 and 8 samples
     assert {stage.devices for draft in found for stage in draft.stages} == {(0,), (1,), (0, 1)}
 
 
-def test_whole_branches_go_to_groups_where_they_are_not_too_long():
-    assert whole_branches(tables(), 2) == [0, 0, 1, 1, 1]
-    assert whole_branches(tables(), 1) == [0, 0, 0, 0, 0]
-    assert whole_branches(tables(), 4) == [0, 0, 1, 2, 3]  # the second is longer than two groups
-    assert whole_branches(tables(), 8) is None
-    assert runs([0, 0, 1, 1, 1]) == [(0, A | B), (1, C | D | J)]
+def test_whole_branches_go_to_the_least_busy_group():
+    """A join is a branch of its own; what is longer than a group's work is cut."""
+    assert branches(tables()) == [[0, 1], [2, 3], [4]]
+    assert packed_branches(tables(), 1) == [0, 0, 0, 0, 0]
+    assert packed_branches(tables(), 2) == [0, 0, 1, 1, 0]
+    assert packed_branches(tables(), 3) == [0, 0, 1, 1, 2]
+    assert sorted(packed_branches(tables(), 5)) == [0, 1, 2, 3, 4]
+    assert runs([0, 0, 1, 1, 0]) == [(0, A | B | J), (1, C | D)]
 
 
 def test_cuts():
