@@ -16,13 +16,14 @@ of that many operators; ``exclusive`` is what the published space loses. Losses 
 brute force gives all stages one size of micro-batches. Some seconds a model of five operators.
 With ``--shared 4 30`` (mean, worst):
 
-    equal               -0.9 %   0 %, exclusive  0.6 % 22 %
-    three               -2.8 %   4 %, exclusive 10.8 % 30 %
-    messages            -6.9 %   0 %, exclusive  0.9 % 25 %
-    hosts               -5.0 %   2 %, exclusive  9.7 % 33 %
-    memory               0.2 %  22 %, exclusive  5.2 % 22 %
-    two kinds           -1.1 %  10 %, exclusive 13.1 % 28 %
-    three of two kinds  -4.2 %   6 %, exclusive  7.0 % 24 %
+    equal               -0.8 %   0 %, exclusive -0.6 %  0 %
+    three               -2.7 %   5 %, exclusive  7.1 % 21 %
+    messages            -6.4 %   1 %, exclusive -1.8 % 21 %
+    hosts               -5.0 %   3 %, exclusive  6.8 % 27 %
+    memory              -0.1 %  22 %, exclusive  4.2 % 22 %
+    two kinds           -1.9 %   3 %, exclusive 13.3 % 31 %
+    three of two kinds  -5.3 %   0 %, exclusive  7.5 % 28 %
+    four of two kinds   -1.0 %   0 %, exclusive  1.9 % 15 %
 """
 
 from __future__ import annotations
