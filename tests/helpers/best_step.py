@@ -13,8 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from helpers.brute_force import REPLICAS, edges_between, orders
-from helpers.series_parallel import Stages, divisions, final_stages
-from lightning_gpp.graph.series_parallel import Tree
+from helpers.series_parallel import Stages, Tree, divisions, final_stages
 from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan
 from lightning_gpp.planner.best_plan import computing_s
 

@@ -1,4 +1,4 @@
-"""The smallest bottleneck of all divisions of a small model, by trying every one.
+"""The smallest bottleneck of all divisions of a small model, all or in a line, by trying every one.
 
 It shares no code with the search. What a stage takes and holds is what ``graphpipe.rates`` and
 ``graphpipe.contents`` say that the search takes it to be: messages over the slowest link, sums of
@@ -16,10 +16,10 @@ from functools import cached_property
 
 from helpers.series_parallel import Stages
 from lightning_gpp.graph import ModelGraph, StageEdge, StageGraph
-from lightning_gpp.graph.series_parallel import leaves
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions
-from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.schedule import find_schedule
 
 REPLICAS = (1, 2, 4)
@@ -52,10 +52,14 @@ class BruteForce:
         request: the question.
         size: samples of the smallest micro-batch.
         take_turns: whether replicas take whole micro-batches in turn instead of shares.
+        in_line: whether every stage waits for the one before it.
     """
 
-    def __init__(self, request: PlanRequest, size: int, *, take_turns: bool = False) -> None:
+    def __init__(
+        self, request: PlanRequest, size: int, *, take_turns: bool = False, in_line: bool = False
+    ) -> None:
         self._request = request
+        self._in_line = in_line
         self._graph = request.graph
         self._size = size
         self._num_units = request.minibatch_size // size
@@ -76,7 +80,7 @@ class BruteForce:
         return best
 
     def _best_of(self, stages: Stages, last: int, bound_s: float) -> float:
-        order = next(orders(stages, last, self._edges))
+        order = stages if self._in_line else next(orders(stages, last, self._edges))
         choices = []
         for stage in order:
             crews = [
@@ -92,7 +96,11 @@ class BruteForce:
         return best
 
     def _bottleneck_s(self, order: Stages, crews: Sequence[_Crew]) -> float:
-        in_flight = _in_flight(self._request.schedule, order, crews, self._edges, self._num_units)
+        edges = self._edges
+        if self._in_line:
+            firsts = [min(stage) for stage in order]
+            edges = edges + list(itertools.pairwise(firsts))
+        in_flight = _in_flight(self._request.schedule, order, crews, edges, self._num_units)
         slowest_s = 0.0
         for number, (stage, crew) in enumerate(zip(order, crews)):
             fitting = [
@@ -259,14 +267,24 @@ def _in_flight(
     return find_schedule(schedule).peak_in_flight(graph, num_units, multiples)
 
 
-def found_bottlenecks_s(
-    request: PlanRequest, size: int, *, take_turns: bool = False
-) -> tuple[float, float]:
-    """What the searches of ``graphpipe`` find: on the tree of the model, and on the line."""
-    units = search_units(request)
-    tree = branching(request, units)
-    line = linear(request, units, tuple(leaves(tree.tree)))
-    spaces = [problem.space(size, take_turns=take_turns) for problem in (tree, line)]
-    found = [Divisions(space).smallest() for space in spaces]
-    on_tree, on_line = (one.seconds_per_sample if one else INFEASIBLE for one in found)
-    return on_tree, on_line
+def line_divisions(request: PlanRequest) -> list[tuple[Stages, Sequence[int]]]:
+    """All divisions of the model in a line, each with its last stage."""
+    number = {operator.name: index for index, operator in enumerate(request.graph)}
+    tables = UnitTables(request)
+    line = [[number[name] for name in tables.units.operators[unit]] for unit in tables.order]
+    found = []
+    for cuts in itertools.product((False, True), repeat=len(line) - 1):
+        borders = [0, *(at for at, is_cut in enumerate(cuts, 1) if is_cut), len(line)]
+        stages = tuple(
+            frozenset(node for unit in line[start:stop] for node in unit)
+            for start, stop in itertools.pairwise(borders)
+        )
+        found.append((stages, [len(stages) - 1]))
+    return found
+
+
+def found_bottleneck_s(request: PlanRequest, size: int, *, take_turns: bool = False) -> float:
+    """What the search of ``graphpipe_exclusive`` finds when it tries all divisions of the line."""
+    space = Problem(UnitTables(request), tries_all=True).space(size, take_turns=take_turns)
+    found = Divisions(space).smallest()
+    return found.seconds_per_sample if found else INFEASIBLE

@@ -1,7 +1,6 @@
 """All series-parallel models of a few operators, and all their divisions into stages.
 
-Independent of the planner: a division is any set of stages whose graph has no cycle, and
-:func:`last_stages` says from the tree alone which of them the planner claims to consider.
+Independent of the planner: a division is any set of stages whose graph has no cycle.
 """
 
 from __future__ import annotations
@@ -11,11 +10,47 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from lightning_gpp.graph.series_parallel import Leaf, Parallel, Series, Tree, leaves
-
-NONE: frozenset[int] = frozenset()
-
 Stages = tuple[frozenset[int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One node."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Parts one after the other; none of them is a series, and there are at least two."""
+
+    parts: tuple[Leaf | Parallel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Parts side by side; none of them is a parallel, and there are at least two."""
+
+    parts: tuple[Leaf | Series, ...]
+
+
+Tree = Leaf | Series | Parallel
+"""A series-parallel tree."""
+
+
+def leaves(tree: Tree) -> Iterator[int]:
+    """The nodes of a tree, depth first, which is a topological order.
+
+    >>> list(leaves(Series((Leaf(0), Parallel((Leaf(2), Leaf(1)))))))
+    [0, 2, 1]
+    """
+    stack: list[Tree] = [tree]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, Leaf):
+            yield part.node
+        else:
+            stack.extend(reversed(part.parts))
 
 
 @cache
@@ -123,105 +158,3 @@ def final_stages(tree: Tree, stages: Stages) -> list[int]:
         for index, stage in enumerate(stages)
         if not any(a in stage and b not in stage for a, b in edges)
     ]
-
-
-def last_stages(tree: Tree, stages: Stages) -> list[int]:
-    """The stages that may be the last one in divisions that the planner considers.
-
-    By the words of ``graphpipe.partition``; none where it does not consider the division at all.
-    """
-    shapes = [_Shape(tree, stage) for stage in stages]
-    return [
-        last
-        for last in range(len(stages))
-        if shapes[last].before
-        and all(shape.alone for index, shape in enumerate(shapes) if index != last)
-        and all(_has_one_owner(block, stages, last) for block in _blocks(tree, True))
-    ]
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A parallel part: the nodes of its branches, and the nodes around it.
-
-    ``is_end``: whether the model ends with it.
-    """
-
-    branches: tuple[frozenset[int], ...]
-    before: frozenset[int]
-    after: frozenset[int]
-    is_end: bool
-
-
-def _blocks(
-    tree: Tree, is_end: bool, before: frozenset[int] = NONE, after: frozenset[int] = NONE
-) -> Iterator[_Block]:
-    """Every parallel part."""
-    if isinstance(tree, Leaf):
-        return
-    parts = [frozenset(leaves(part)) for part in tree.parts]
-    if isinstance(tree, Parallel):
-        yield _Block(tuple(parts), before, after, is_end)
-        for part in tree.parts:
-            yield from _blocks(part, is_end, before, after)
-        return
-    for index, part in enumerate(tree.parts):
-        earlier, later = NONE.union(*parts[:index]), NONE.union(*parts[index + 1 :])
-        yield from _blocks(part, is_end and not later, before | earlier, after | later)
-
-
-def _has_one_owner(block: _Block, stages: Stages, last: int) -> bool:
-    """Whether the stage with the fork and the one with the join take from the same branch."""
-    inside = NONE.union(*block.branches)
-    forks: list[int] = []
-    joins: list[int] = []
-    for index, stage in enumerate(stages):
-        held = [n for n, branch in enumerate(block.branches) if stage & branch]
-        if not held or inside <= stage:
-            continue
-        if stage & block.after or (block.is_end and index == last):
-            joins = [n for n in held if not block.branches[n] <= stage] or held
-        elif stage & block.before:
-            forks = held
-    return not (forks and joins) or set(forks) <= set(joins)
-
-
-def _is_whole(tree: Tree, stage: frozenset[int]) -> bool:
-    return set(leaves(tree)) <= stage
-
-
-class _Shape:
-    """What a stage takes of a part of the tree.
-
-    ``alone``: a stage by itself. ``before``: the beginning of a stage that goes on behind the part
-    (at the root: behind which the model ends). ``after``: the end of one that began before it.
-    """
-
-    def __init__(self, tree: Tree, stage: frozenset[int]) -> None:
-        self.whole = _is_whole(tree, stage)
-        self.alone = self.before = self.after = self.whole
-        if isinstance(tree, Leaf) or self.whole:
-            return
-        held = [i for i, part in enumerate(tree.parts) if stage.intersection(leaves(part))]
-        parts = [_Shape(tree.parts[index], stage) for index in held]
-        if isinstance(tree, Parallel):
-            all_whole = all(part.whole for part in parts)
-            self.alone = all_whole if len(parts) > 1 else parts[0].alone
-            self.before = any(
-                part.before and all(o.whole for o in parts if o is not part) for part in parts
-            )
-            self.after = len(parts) == 1 and parts[0].after
-            return
-        if held != list(range(held[0], held[-1] + 1)):
-            return
-        first, last = parts[0], parts[-1]
-        inner = all(part.whole for part in parts[1:-1])
-        if len(parts) == 1:
-            self.alone = first.alone
-            self.before = first.before and held[0] == len(tree.parts) - 1
-            self.after = first.after and held[0] == 0
-            return
-        has_middle = first.whole or last.whole or len(parts) > 2
-        self.alone = first.before and inner and last.after and has_middle
-        self.before = first.before and inner and last.whole and held[-1] == len(tree.parts) - 1
-        self.after = first.whole and inner and last.after and held[0] == 0

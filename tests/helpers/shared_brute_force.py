@@ -12,8 +12,7 @@ import math
 from collections.abc import Iterator
 
 from helpers.brute_force import edges_between, orders
-from helpers.series_parallel import divisions, final_stages
-from lightning_gpp.graph.series_parallel import Tree
+from helpers.series_parallel import Tree, divisions, final_stages
 from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_below
 
 

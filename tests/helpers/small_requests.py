@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from helpers.series_parallel import edges_of
+from helpers.series_parallel import Tree, edges_of, leaves
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
-from lightning_gpp.graph.series_parallel import Tree, leaves
 from lightning_gpp.planner import PlanRequest
 from lightning_gpp.planner.make_plan import plan_request
 

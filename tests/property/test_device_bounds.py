@@ -10,8 +10,8 @@ from helpers.series_parallel import shapes, tree_of
 from helpers.small_requests import SETTINGS, random_request
 
 from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
-from lightning_gpp.planner.graphpipe.problem import branching, linear, search_units
-from lightning_gpp.planner.graphpipe.space import frames
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 SAMPLE = 4
@@ -33,18 +33,15 @@ def fewest_devices(spaces: list[Space]) -> list[float]:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_searches_without_bounds_need_no_fewer_devices(setting, monkeypatch):
-    monkeypatch.setattr(frames, "SMALL", 0)  # small models would be searched without some bounds
     rng = random.Random(setting)
     spaces = []
     for count in range(2, 8):
         for shape in rng.sample(shapes(count), min(SAMPLE, len(shapes(count)))):
             request = random_request(tree_of(shape), SETTINGS[setting], rng)
-            units = search_units(request)
-            tree = branching(request, units)
-            for problem in (tree, linear(request, units, tree.prices.order)):
-                spaces += [problem.space(4), problem.space(2, take_turns=True)]
+            problem = Problem(UnitTables(request))
+            spaces += [problem.space(4), problem.space(2, take_turns=True)]
     bounded = fewest_devices(spaces)
-    monkeypatch.setattr(LimitedWays, "_room", lambda self, *_: self._usage.num_devices)
+    monkeypatch.setattr(LimitedWays, "_room", lambda self, _: self._space.usage.num_devices)
     free = fewest_devices(spaces)
     assert min(bounded) < math.inf
     assert all(one <= other for one, other in zip(bounded, free, strict=True))

@@ -22,8 +22,10 @@ from lightning_gpp.planner.does_not_fit import DoesNotFitError
 from lightning_gpp.planner.graphpipe.place.arrange import arranged
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
 from lightning_gpp.planner.graphpipe.place.drafted import draft_of, plan_of
+from lightning_gpp.planner.graphpipe.place.homes import Homes
 from lightning_gpp.planner.graphpipe.place.least import DraftBounds
 from lightning_gpp.planner.graphpipe.place.moves import FAMILIES
+from lightning_gpp.planner.graphpipe.place.own_homes import OwnHomes
 from lightning_gpp.planner.graphpipe.place.planner import search_plans
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.make_plan import PLANNERS
@@ -106,8 +108,13 @@ def test_a_larger_budget_never_gives_a_worse_plan(request, budget, more):
 
 
 @st.composite
-def drafts(draw: st.DrawFn) -> tuple[Draft, UnitTables]:
-    """What a few random moves make of the whole model on one device."""
+def drafts(draw: st.DrawFn, homes: type[Homes] = Homes) -> tuple[Draft, UnitTables]:
+    """What a few random moves make of the whole model on one device.
+
+    Args:
+        draw: of hypothesis.
+        homes: the groups of devices that stages may go to.
+    """
     tables = UnitTables(draw(requests()))
     bounds = DraftBounds(tables)
     count = tables.request.num_microbatches or 1
@@ -115,7 +122,8 @@ def drafts(draw: st.DrawFn) -> tuple[Draft, UnitTables]:
     assume(can_run(draft, bounds))
     for _ in range(draw(st.integers(1, 6))):
         family = draw(st.sampled_from(FAMILIES))
-        moved = [replace_stages(one, tables) for one in islice(family(draft, tables), 40)]
+        near = islice(family(draft, homes(draft, tables)), 40)
+        moved = [replace_stages(one, tables) for one in near]
         able = [one for one in moved if one is not None and can_run(one, bounds)]
         draft = draw(st.sampled_from(able)) if able else draft
     return draft, tables
@@ -132,8 +140,8 @@ def replace_stages(draft: Draft, tables: UnitTables) -> Draft | None:
     return None if stages is None else draft._replace(stages=stages)
 
 
-@given(drafts())
-@settings(max_examples=120, deadline=None)
+@given(st.one_of(drafts(), drafts(OwnHomes)))
+@settings(max_examples=160, deadline=None)
 def test_what_moves_make_can_run_and_takes_as_long_as_its_bound_at_least(drawn):
     draft, tables = drawn
     plan = plan_of(draft, tables, "graphpipe")
@@ -147,6 +155,17 @@ def test_what_moves_make_can_run_and_takes_as_long_as_its_bound_at_least(drawn):
     assert found.step_s == pytest.approx(simulate_plan(plan, request).step_s, rel=0.02)
     again = draft_of(plan, tables)
     assert again == draft.reduced()
+
+
+@given(drafts(OwnHomes))
+@settings(max_examples=60, deadline=None)
+def test_where_stages_own_their_devices_no_move_lets_them_share(drawn):
+    draft, tables = drawn
+    homes = [device for stage in draft.stages for device in stage.devices]
+    assert len(homes) == len(set(homes))
+    assert sum(stage.units for stage in draft.stages) == tables.everything
+    if tables.request.num_microbatches is not None:
+        assert len({stage.multiple for stage in draft.stages}) == 1
 
 
 @pytest.mark.parametrize("setting", ["equal", "three", "hosts"])

@@ -49,7 +49,7 @@ def layers_on(found: PlanEvaluation, request: PlanRequest) -> dict[str, list[int
 
 @pytest.mark.parametrize("kinds", ["aab", "bac", "abbb", "ccab", "aaabb", "aabbcc", "cabcab"])
 def test_work_is_in_proportion_to_speed(kinds):
-    """As far as whole layers allow; a stage may have a layer less where that fills sooner."""
+    """As far as whole layers allow; a stage may have one or two less where that fills sooner."""
     request = chain_request(kinds)
     found = evaluate_plan(answer(request, "graphpipe_exclusive"), request)
     share = NUM_LAYERS / sum(SPEED[kind] for kind in kinds)
@@ -61,7 +61,7 @@ def test_work_is_in_proportion_to_speed(kinds):
     assert found.seconds_per_sample == pytest.approx(least_s)
     for kind, numbers in layers_on(found, request).items():
         assert len(numbers) == kinds.count(kind)
-        assert all(abs(number / SPEED[kind] - share) < 1.25 for number in numbers), numbers
+        assert all(-2.25 < number / SPEED[kind] - share < 1.25 for number in numbers), numbers
 
 
 @pytest.mark.parametrize(

@@ -1,40 +1,30 @@
-"""The planner ``graphpipe``: stages of a model graph whose branches run in parallel.
+"""The planners ``graphpipe`` and ``graphpipe_exclusive``: stages that form a graph.
 
 GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 
-``problem``: the model as units, and the micro-batch sizes and devices.
+``place``: plans as units on groups of devices, a judge of them, and a climb to better ones.
 
-``space``: what may be chosen.
+``problem``: the model as a line of units. ``space``: what may be chosen.
 
-- ``layout`` (with ``collapse``): the model's series-parallel tree as runs and blocks; ``frames``:
-  where a stage may end;
 - ``rates`` (with ``contents``, ``holdings``, ``flows``): what a stage takes, and how many
-  micro-batches it can hold;
+  micro-batches it can hold; ``load``: what all units take at least;
 - ``space``: what may be chosen with one smallest micro-batch.
 
 ``divide``: all divisions of a space that are fast enough.
 
-- ``partition`` (with ``frontier``, ``limit``): the dynamic program for one limit;
-- ``siblings``: the branches beside the one that it follows;
-- ``joins``: stages that take branches in.
+- ``partition`` (with ``frontier``, ``limit``): the dynamic program for one limit.
 
-``candidates``: found stages as plans.
+``candidates``: found stages on devices.
 
-- ``placement``, ``search``: devices, and candidates with what their steps take at least.
-
-``refine``: better ones next to them.
-
-- ``climb`` (with ``division``, ``neighbours``): a local search.
-
-``choose``: the best of all.
+``choose``: the best divisions.
 
 - ``limits``: the binary search on the limit;
-- ``choice`` (with ``least``): the spaces that are worth looking at, and the best by its step;
-- ``result``: what became of the others;
-- ``infeasible``: what would help where nothing fits.
+- ``choice`` (with ``least``): the spaces that are worth looking at, shown to the judge;
+- ``result``: the best plan and the next ones; ``infeasible``: what would help where nothing fits.
 
-``place``: beyond the paper, plans whose stages share devices; it begins with the best plan of the
-rest (``planner``, which is ``graphpipe_exclusive``) and those of other planners.
+``planner`` is ``graphpipe_exclusive``: the best divisions, and a climb among plans whose stages
+own their devices. ``place.planner`` is ``graphpipe``: beyond the paper, a climb among plans whose
+stages share devices, from the best of the former and those of other planners.
 """
 
 from lightning_gpp.planner.graphpipe.choose.result import RankedPlan, SearchResult

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.data_parallel import shared_by_all
-from lightning_gpp.planner.graphpipe.choose.choice import Choice
+from lightning_gpp.planner.graphpipe.choose.choice import divided
 from lightning_gpp.planner.graphpipe.choose.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.choose.result import SearchResult
-from lightning_gpp.planner.graphpipe.problem import Problem, branching, linear, search_units
-from lightning_gpp.planner.graphpipe.refine.climb import climbed
-from lightning_gpp.planner.graphpipe.refine.division import Divider
+from lightning_gpp.planner.graphpipe.place.climb import BUDGET, climb_from
+from lightning_gpp.planner.graphpipe.place.deals import best_deals
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.own_homes import OwnHomes
 from lightning_gpp.planner.graphpipe.space.equal_devices import as_if_equal
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
@@ -34,54 +35,48 @@ def graphpipe_exclusive(request: PlanRequest) -> Plan:
 def search_exclusive(request: PlanRequest) -> SearchResult:
     """The search of :func:`graphpipe_exclusive`, with what it looked at.
 
-    Beside the series-parallel tree it searches the model as a chain of units, as ``sequential``
-    does, where branches may be divided at any place; the stages still wait only for what they
-    need.
+    Raises:
+        DoesNotFitError: no plan fits into the devices' memory.
+    """
+    name = f"{NAME} (estimated)" if request.is_estimated else NAME
+    return result_of(exclusive_plans(request, name))
+
+
+def exclusive_plans(request: PlanRequest, name: str) -> DraftJudge:
+    """A judge that has seen what the search finds.
+
+    The model is divided as a line of units, as ``sequential`` does, but the stages wait only for
+    what they need; from the best of these plans and from deals it climbs.
+
+    Args:
+        request: the question.
+        name: of the planner.
+    """
+    judge = divided(request, name)
+    starts: dict[tuple[int, ...], PlanEvaluation] = {}
+    for plan in (*judge.found, *_as_if_equal(request, name), *_on_odd_devices(request, name)):
+        judge.show(plan)
+        starts.setdefault(tuple(stage.num_replicas for stage in plan.plan.stages), plan)
+    judge.allow(BUDGET)
+    drafts = [*judge.drafts(starts.values()), *best_deals(judge, may_share=False)]
+    climb_from(judge, drafts, OwnHomes)
+    return judge
+
+
+def result_of(judge: DraftJudge) -> SearchResult:
+    """The best plan that a judge has seen.
 
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
-    own = _RequestSearch(request)
-    if not own.found:
-        raise infeasible_error(request, _tight)
-    best = own.found[0]
-    notes = _notes(own.problem, best)
-    return SearchResult(best.plan, notes, rank=lambda: own.choice.ranked(own.found))
-
-
-class _RequestSearch:
-    """The search of one request.
-
-    Attributes:
-        problem: the model with its branches.
-        choice: what was looked at.
-        found: plans that fit into memory, the shortest step first.
-    """
-
-    def __init__(self, request: PlanRequest) -> None:
-        units = search_units(request)
-        self.problem = branching(request, units)
-        name = f"{NAME} (estimated)" if request.is_estimated else NAME
-        self.choice = Choice(request, name, is_chain=False)
-        self.choice.search(
-            one for problem in self.problem.with_sums_both_ways() for one in _in_both_forms(problem)
-        )
-        if not self.choice.finish():
-            self.choice.search_tight(_chain(self.problem))
-        found = self.choice.finish()
-        best = found[:1]
-        if len(request.cluster.kinds) > 1:
-            best = _sorted([*best, *_as_if_equal(request)])
-        best = climbed(best, found, Divider(self.problem, name, is_chain=False))
-        self.found = _sorted([*best, *_on_odd_devices(request, name)])
-
-
-def _in_both_forms(problem: Problem) -> Iterator[Problem]:
-    """The model in a line, and where it has branches with them."""
-    prices = problem.prices
-    yield linear(problem.request, problem.units, prices.order, known=prices)
-    if problem.layout.root.blocks:
-        yield problem
+    best, request = judge.best, judge.tables.request
+    if best is None:
+        raise infeasible_error(request)
+    notes: tuple[str, ...] = ()
+    if spare := request.num_devices - len(best.devices):
+        idle = "1 device stays" if spare == 1 else f"{spare} devices stay"
+        notes = (f"{idle} idle: plans with more devices were not faster",)
+    return SearchResult(best.plan, notes, rank=judge.ranked)
 
 
 def _on_odd_devices(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
@@ -93,47 +88,10 @@ def _on_odd_devices(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]
             yield shared
 
 
-def _as_if_equal(request: PlanRequest) -> Iterator[PlanEvaluation]:
+def _as_if_equal(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
     """The best plan for equal devices, on the unequal ones."""
-    for equal in _RequestSearch(as_if_equal(request)).found[:1]:
-        found = evaluate_plan(equal.plan, request)
-        if found.is_feasible:
+    if len(request.cluster.kinds) > 1:
+        equal = exclusive_plans(as_if_equal(request), name).best
+        found = None if equal is None else evaluate_plan(equal.plan, request)
+        if found is not None and found.is_feasible:
             yield found
-
-
-def _sorted(found: Iterable[PlanEvaluation]) -> list[PlanEvaluation]:
-    return sorted(found, key=lambda one: (one.step_s, one.peak_memory_bytes))
-
-
-def _chain(tree: Problem) -> Problem:
-    """The model as a chain of which all divisions are tried, for what hardly fits into memory."""
-    order = tree.prices.order
-    return linear(tree.request, tree.units, order, known=tree.prices, tries_all=True)
-
-
-def _tight(request: PlanRequest) -> Iterator[Problem]:
-    """The problems of which one has a plan where any plan is found."""
-    tree = branching(request, search_units(request))
-    yield _chain(tree)
-    yield tree
-
-
-def _notes(problem: Problem, best: PlanEvaluation) -> tuple[str, ...]:
-    notes = []
-    if problem.layout.root.blocks and best.plan.num_stages > 1:
-        notes.append(
-            "a join is in the stage of the branch's end, or of what follows it, whichever leaves "
-            "the fewest devices to the rest; a fork likewise"
-        )
-    if spare := problem.request.num_devices - len(best.devices):
-        idle = "1 device stays" if spare == 1 else f"{spare} devices stay"
-        notes.append(f"{idle} idle: plans with more devices were not faster")
-    if problem.added:
-        names = problem.units.operators
-        one, other = problem.added[0]
-        notes.append(
-            f"the model is not series-parallel: the search puts {len(problem.added)} pairs of "
-            f"operators in an order that the model does not ask for ({names[one][-1]} before "
-            f"{names[other][0]}, …)"
-        )
-    return tuple(notes)

@@ -1,4 +1,4 @@
-"""What a search prepares once: units, their tree, what they cost."""
+"""What a division of the model in a line prepares once: what its units cost, and the spaces."""
 
 from __future__ import annotations
 
@@ -7,53 +7,37 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import mul
 
-from lightning_gpp.graph.series_parallel import Leaf, Series, Tree, decompose, leaves
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.graphpipe.space.collapse import light_groups
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
 from lightning_gpp.planner.graphpipe.space.crew import Crew
-from lightning_gpp.planner.graphpipe.space.frames import Frames
-from lightning_gpp.planner.graphpipe.space.layout import Layout, heavy_first, lay_out
 from lightning_gpp.planner.graphpipe.space.rates import Prices
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
-from lightning_gpp.planner.units.units import UnitGraph, build_units, indivisible_groups
-
-MAX_UNITS = 120
-"""Models of more units are made coarser."""
-
-PARTS_PER_DEVICE = (16, 8, 4, 2)
-"""A merged unit is at most this fraction of an equal share of a device; the finest that will do."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A request with the units of its model and a tree of them.
+    """The units of a model in a line.
 
     Attributes:
-        request: the question.
-        units: what is never divided.
-        tree: the order of the units that the search respects; finer than that of the model.
-        added: edges between units that the model does not have.
-        known: prices of another problem, which are used where they are of the same units in the
-            same order.
-        tries_all: whether divisions are not left out that are hardly ever the best ones, even if
-            the model is large.
+        tables: of the units, in their order.
+        known: prices in the place of those that follow from these.
+        tries_all: whether divisions are not left out that are hardly ever the best ones.
     """
 
-    request: PlanRequest
-    units: UnitGraph
-    tree: Tree
-    added: tuple[tuple[int, int], ...] = ()
+    tables: UnitTables
     known: Prices | None = None
     tries_all: bool = False
 
+    @property
+    def request(self) -> PlanRequest:
+        """The question."""
+        return self.tables.request
+
     @cached_property
     def prices(self) -> Prices:
-        """What the units hold, exchange and take, in the order of the tree."""
-        order = tuple(leaves(self.tree))
-        if self.known and self.known.request is self.request and self.known.order == order:
-            return self.known
-        return Prices(self.request, self.units, order)
+        """What the units hold, exchange and take, in their order."""
+        return self.known or Prices(self.request, self.tables.units, self.tables.order)
 
     def with_sums_both_ways(self) -> tuple[Problem, ...]:
         """The same, and where there are replicas also with sums of gradients that cost nothing.
@@ -63,32 +47,13 @@ class Problem:
         """
         if max(self.request.replica_counts(self.request.num_devices)) == 1:
             return (self,)
-        prices = Prices(self.request, self.units, self.prices.order, hides_sums=True)
+        prices = Prices(self.request, self.tables.units, self.tables.order, hides_sums=True)
         return self, replace(self, known=prices)
-
-    @cached_property
-    def layout(self) -> Layout:
-        """The tree as runs."""
-        profiles = self.request.costs.profiles
-        likeness: list[object] = [None] * len(self.units)
-        for place, unit in enumerate(self.prices.order):
-            names = self.units.operators[unit]
-            times = tuple(profile.operators[name] for profile in profiles for name in names)
-            likeness[unit] = self.prices.contents.likeness(place), times
-        return lay_out(self.tree, likeness)
 
     @cached_property
     def sources(self) -> tuple[tuple[int, ...], ...]:
         """For every place, the places of the units that its unit reads from."""
-        place, predecessors = self.layout.place, self.units.predecessors
-        return tuple(
-            tuple(place[source] for source in predecessors[unit]) for unit in self.layout.order
-        )
-
-    @cached_property
-    def frames(self) -> Frames:
-        """The places where stages begin and end."""
-        return Frames(self.layout, tries_all=self.tries_all)
+        return tuple(tuple(places(needs)) for needs in self.tables.needs)
 
     @cached_property
     def usage(self) -> DeviceCounts:
@@ -116,7 +81,7 @@ class Problem:
         num_units = round(request.minibatch_size / microbatch_size)
         crews = _crews(request, microbatch_size, num_units, self.available, take_turns=take_turns)
         return Space(
-            self.frames,
+            self.tables.num_units,
             self.prices.rates(microbatch_size),
             [crew for crew in crews if num_replicas in (None, crew.num_replicas)],
             self.usage,
@@ -124,6 +89,7 @@ class Problem:
             holds_all=request.holds_all,
             memory_bytes=sum(map(mul, self.available, self.prices.memory_bytes)),
             may_recompute=request.may_recompute,
+            tries_all=self.tries_all,
         )
 
     @cached_property
@@ -150,58 +116,3 @@ def _crews(
         for num_replicas in request.replica_counts(count)
         if num_replicas == 1 or not shared % num_replicas
     ]
-
-
-def search_units(request: PlanRequest) -> UnitGraph:
-    """The units that a search divides: operators, in large models light parts as one."""
-    profile = request.profile(request.microbatch_sizes[-1])
-    fine = build_units(request.graph, profile, indivisible_groups(request.graph))
-    units, tree = fine, None
-    for parts in PARTS_PER_DEVICE:
-        if len(units) <= MAX_UNITS:
-            break
-        tree = tree or decompose(_with_ends(fine)).tree
-        limit_s = sum(fine.compute_s) / (request.num_devices * parts)
-        groups = light_groups(tree, fine.compute_s, limit_s)
-        group_of = {
-            name: number
-            for number, group in enumerate(groups)
-            for unit in group
-            for name in fine.operators[unit]
-        }
-        units = build_units(request.graph, profile, group_of)
-    return units
-
-
-def branching(request: PlanRequest, units: UnitGraph) -> Problem:
-    """The problem on the series-parallel tree of the model."""
-    decomposition = decompose(_with_ends(units))
-    tree = heavy_first(decomposition.tree, units.compute_s)
-    return Problem(request, units, tree, decomposition.added)
-
-
-def linear(
-    request: PlanRequest,
-    units: UnitGraph,
-    order: Sequence[int],
-    known: Prices | None = None,
-    *,
-    tries_all: bool = False,
-) -> Problem:
-    """The problem on a chain of the units."""
-    parts = tuple(map(Leaf, order))
-    tree = Series(parts) if len(parts) > 1 else parts[0]
-    return Problem(request, units, tree, known=known, tries_all=tries_all)
-
-
-def _with_ends(units: UnitGraph) -> list[tuple[int, ...]]:
-    """Predecessors, where units that end without an output come before one that has one."""
-    predecessors = list(units.predecessors)
-    last = units.finals[-1]
-    dead = [
-        unit
-        for unit, targets in enumerate(units.successors)
-        if not targets and unit not in units.finals and unit < last
-    ]
-    predecessors[last] = tuple(sorted({*predecessors[last], *dead}))
-    return predecessors

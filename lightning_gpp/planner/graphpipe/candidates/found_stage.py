@@ -4,25 +4,45 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_gpp.planner.graphpipe.space.crew import Crew
+from lightning_gpp.planner.graphpipe.divide.frontier import Cut, Way
+from lightning_gpp.planner.graphpipe.place.draft import Units
+from lightning_gpp.planner.graphpipe.space.crew import Crew, Interval
+from lightning_gpp.planner.graphpipe.space.space import Space
+from lightning_gpp.planner.step_time.evaluate import ROUNDING
 
 
 @dataclass(frozen=True, slots=True)
 class FoundStage:
-    """A stage before it has a number and devices.
+    """A stage before it has devices.
 
     Attributes:
-        places: places of its units in the layout.
+        interval: places of its units in the line.
         crew: its devices.
-        units: its smallest micro-batches in flight, as the search took them.
         recompute: whether it runs its forward twice.
         seconds_per_sample: as the search took it.
-        compute_s_per_sample: seconds per sample that it computes.
     """
 
-    places: tuple[int, ...]
+    interval: Interval
     crew: Crew
-    units: int
     recompute: bool
     seconds_per_sample: float
-    compute_s_per_sample: float
+
+    @property
+    def units(self) -> Units:
+        """Its units as a set."""
+        start, stop = self.interval
+        return (1 << stop) - (1 << start)
+
+
+def found_stages(way: Way, space: Space, limit_s: float) -> tuple[FoundStage, ...]:
+    """The stages of a way, those of the first places first."""
+    return tuple(_found_stage(cut, space, limit_s) for cut in way.cuts())
+
+
+def _found_stage(cut: Cut, space: Space, limit_s: float) -> FoundStage:
+    """A stage, recomputed where it is too slow or does not fit otherwise."""
+    rate = space.rates.of(cut.crew)(cut.interval)
+    is_fast = rate.seconds_per_sample <= limit_s * (1 + ROUNDING)
+    if is_fast and space.in_flight(cut.units, cut.crew) <= rate.most_in_flight:
+        return FoundStage(cut.interval, cut.crew, False, rate.seconds_per_sample)
+    return FoundStage(cut.interval, cut.crew, True, rate.recomputed_seconds_per_sample)

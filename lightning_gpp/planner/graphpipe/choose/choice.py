@@ -3,158 +3,92 @@
 Algorithm 1 of GraphPipe (arXiv 2406.17145, section 5.2) for every micro-batch size. Spaces with the
 least lower bounds of a step come first. The plan with the smallest bottleneck is not always the
 fastest: one with fewer stages on its longest path warms up and drains sooner. So all that is found
-on the way to the smallest bottleneck is judged, too, and what is found at slightly larger ones.
-
-What a bound rules out is left out; of the rest, as much is searched as :data:`BUDGET` allows.
+on the way to the smallest bottleneck is judged, too, and what is found at larger ones.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
-from lightning_gpp.planner.graphpipe.candidates.search import Candidate, placed
+from lightning_gpp.planner.graphpipe.candidates.placement import placed
 from lightning_gpp.planner.graphpipe.choose.least import LeastStep, least_step
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions, Found
-from lightning_gpp.planner.graphpipe.choose.result import NUM_RANKED, RankedPlan, ranked_plans
+from lightning_gpp.planner.graphpipe.place.climb import BUDGET
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.space.space import Space
-from lightning_gpp.planner.step_time.evaluate import PlanEvaluation
-
-BUDGET = 250_000
-"""Micro-batches of devices that a search may play, about a second; other work counts, too."""
-
-TRIED, BOUNDED = 3, 60
-"""A stage that the dynamic program tries, or a plan has, takes as long as playing so many."""
-
-MOST_OF_BUDGET = 8
-"""The search for one limit is given up at this part of the budget: there are others to look for."""
-
-FEW_UNITS = 128
-"""Spaces with more micro-batches are looked at last: they take long to play, and win rarely."""
-
-STAGES_IN_A_ROW = 4
-"""Depth of a plan as it is guessed, to begin with sizes of micro-batches that are likely."""
-
-SLOWER = (1.03, 1.1, 1.3)
-"""Limits, as multiples of the smallest bottleneck, at which plans that fill sooner are sought."""
 
 
-class Choice:
-    """Judges what searches find and keeps the best.
+def divided(request: PlanRequest, name: str, *, is_chain: bool = False) -> DraftJudge:
+    """A judge that has seen the best divisions of a model in a line.
+
+    Where none fits all divisions are tried, however long that takes, for a memory that hardly any
+    of them fits into.
 
     Args:
         request: the question.
         name: of the planner.
         is_chain: whether every stage waits for the one before it.
-
-    Attributes:
-        best_s: step time of the best plan so far.
     """
+    judge = DraftJudge(UnitTables(request), name, BUDGET, is_chain=is_chain)
+    problem = Problem(judge.tables)
+    choose(problem, judge)
+    if judge.best is None:
+        judge.allow(math.inf)
+        _look_everywhere(replace(problem, tries_all=True), judge)
+    return judge
 
-    def __init__(self, request: PlanRequest, name: str, *, is_chain: bool) -> None:
-        self._request = request
-        self._name = name
-        self._is_chain = is_chain
-        self._judged: dict[object, PlanEvaluation] = {}
-        self._pending: list[Candidate] = []
-        self._seen: set[tuple[float, tuple[FoundStage, ...]]] = set()
-        self._spent = 0
-        self.best_s = math.inf
 
-    def search(self, problems: Iterable[Problem]) -> None:
-        """Looks at the spaces of some problems, those first that promise most."""
-        looks = [
-            (least_step(problem, space), problem, space)
-            for problem in problems
-            for space in spaces(problem)
-        ]
-        for least, problem, space in sorted(looks, key=_promise):
-            if least.step_s < self.best_s and self._spent < BUDGET:
-                self._look(least, problem, space)
+def choose(problem: Problem, judge: DraftJudge) -> None:
+    """Shows a judge the best divisions of a problem, within its budget."""
+    looks = [
+        (least_step(one, space), space)
+        for one in problem.with_sums_both_ways()
+        for space in spaces(one)
+    ]
+    for least, space in sorted(looks, key=_promise):
+        if least.step_s < judge.best_s and not judge.is_spent:
+            _look(least, space, judge)
 
-    def _look(self, least: LeastStep, problem: Problem, space: Space) -> None:
-        """Looks at divisions of one space that may beat the best step."""
-        divisions = Divisions(space, BUDGET / TRIED / MOST_OF_BUDGET)
-        best: Found | None = None
-        for found in divisions.narrowed(least.bottleneck_s(self.best_s)):
-            if found:
-                best = found
-                self._judge(problem, space, found.divisions)
-            if least.bottleneck_s(self.best_s) < divisions.low_s:
-                break
-        if best is None:
-            slower: Sequence[float] = ()
-        else:
-            slower = [factor * best.seconds_per_sample for factor in SLOWER]
-        for limit_s in slower if not divisions.is_spent else ():
-            if limit_s <= least.bottleneck_s(self.best_s) and (found := divisions.at(limit_s)):
-                self._judge(problem, space, found.divisions)
-        self._spent += TRIED * divisions.num_tried
 
-    def search_tight(self, problem: Problem) -> None:
-        """Looks for any division, however slow, and then for a fast one, of every size.
+def _look(least: LeastStep, space: Space, judge: DraftJudge) -> None:
+    """Looks at divisions of one space that may beat the best step."""
+    divisions = Divisions(space)
+    for found in divisions.narrowed(least.bottleneck_s(judge.best_s)):
+        _show(found, space, judge)
+        if judge.is_spent or least.bottleneck_s(judge.best_s) < divisions.low_s:
+            break
+    for limit_s in divisions.slower():
+        if judge.is_spent or least.bottleneck_s(judge.best_s) < limit_s:
+            break
+        _show(divisions.at(limit_s), space, judge)
+    judge.spend(divisions.num_tried)
 
-        Args:
-            problem: it tries all divisions, for a memory that hardly any of them fits into.
-        """
-        for size in problem.request.microbatch_sizes:
-            space = problem.space(size)
-            divisions = Divisions(space)
-            for found in (divisions.at(math.inf), divisions.smallest()):
-                self._judge(problem, space, found.divisions if found else ())
 
-    def _judge(
-        self, problem: Problem, space: Space, divisions: Iterable[tuple[FoundStage, ...]]
-    ) -> None:
-        """Judges divisions that may be better than the best one, the most promising first."""
-        size = space.rates.microbatch_size
-        new = [stages for stages in divisions if (size, stages) not in self._seen]
-        self._seen.update((size, stages) for stages in new)
-        some = [one for stages in new for one in self._placed(problem, stages, size)]
-        for candidate in sorted(some, key=lambda one: one.least_s):
-            if candidate.least_s < self.best_s:
-                self._evaluate(candidate)
-            else:
-                self._pending.append(candidate)
+def _look_everywhere(problem: Problem, judge: DraftJudge) -> None:
+    """Looks for any division, however slow, and then for a fast one, of every size."""
+    for size in problem.request.microbatch_sizes:
+        space = problem.space(size)
+        divisions = Divisions(space)
+        for found in (divisions.at(math.inf), divisions.smallest()):
+            _show(found, space, judge)
 
-    def _placed(
-        self, problem: Problem, stages: Sequence[FoundStage], size: float
-    ) -> Iterator[Candidate]:
-        self._spent += BOUNDED * len(stages)
-        return placed(
-            problem, stages, size, self._name, is_chain=self._is_chain, enough_s=self.best_s
-        )
 
-    def _evaluate(self, candidate: Candidate) -> None:
-        found = self._judged[candidate.plan] = candidate.evaluation()
-        self._spent += sum(
-            round(self._request.minibatch_size / one.microbatch_size) * one.stage.num_replicas
-            for one in found.stages
-        )
-        if found.is_feasible:
-            self.best_s = min(self.best_s, found.step_s)
-
-    def finish(self) -> list[PlanEvaluation]:
-        """All evaluated plans that fit into memory, best first."""
-        fitting = (found for found in self._judged.values() if found.is_feasible)
-        return sorted(fitting, key=lambda found: (found.step_s, found.peak_memory_bytes))
-
-    def ranked(self, first: Sequence[PlanEvaluation]) -> tuple[RankedPlan, ...]:
-        """Some plans and what was found beside them, with a word on each.
-
-        Args:
-            first: evaluated plans, the best one first; the others are none better than it.
-        """
-        for candidate in sorted(self._pending, key=lambda one: one.least_s):
-            if len(first) + len(self.finish()) > NUM_RANKED:
-                break
-            self._evaluate(candidate)
-        others = dict.fromkeys([*first[1:], *self.finish()])
-        others.pop(first[0], None)
-        return ranked_plans([first[0], *sorted(others, key=lambda one: one.step_s)])
+def _show(found: Found | None, space: Space, judge: DraftJudge) -> None:
+    """Plays the divisions that may be better than the best plan, the most promising first."""
+    size, request = space.rates.microbatch_size, judge.tables.request
+    drafts = [
+        draft
+        for stages in (found.divisions if found else ())
+        for draft in placed(stages, size, request)
+    ]
+    for least_s, draft in judge.promising(drafts, judge.best_s):
+        if least_s < judge.best_s:
+            judge.step_s(draft, math.inf)
 
 
 def spaces(problem: Problem) -> Iterator[Space]:
@@ -168,8 +102,7 @@ def spaces(problem: Problem) -> Iterator[Space]:
             yield problem.space(size, take_turns=True)
 
 
-def _promise(look: tuple[LeastStep, Problem, Space]) -> tuple[bool, bool, float]:
+def _promise(look: tuple[LeastStep, Space]) -> tuple[bool, float]:
     """Spaces of equal replicas first, which are searched in no time, then what promises most."""
-    _, _, space = look
-    samples = (space.num_units + STAGES_IN_A_ROW) * space.rates.microbatch_size
-    return space.num_units > FEW_UNITS, len(space.crews) > 1, space.lower_bound_s * samples
+    least, space = look
+    return len(space.crews) > 1, least.step_s

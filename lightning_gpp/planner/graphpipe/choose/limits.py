@@ -12,18 +12,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
-from lightning_gpp.planner.graphpipe.candidates.placement import found_stages
-from lightning_gpp.planner.graphpipe.divide.limit import OutOfBudgetError
+from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage, found_stages
 from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
 from lightning_gpp.planner.graphpipe.space.space import Space
-from lightning_gpp.planner.graphpipe.tolerances import SECONDS
+from lightning_gpp.planner.step_time.evaluate import ROUNDING
 
 PRECISION = 1.015
-"""The interval of limits is halved until its ends are this close: a step in a hundred and fifty."""
-
-FIRST = 1.1
-"""The first limit is so many times the lower bound: most bottlenecks are that near."""
+"""By this factor the first limit is above the lower bound, and the first slower one above the
+smallest bottleneck; and so near the ends of the interval of limits come before it is no longer
+halved: a step in a hundred and fifty."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,20 +45,17 @@ class Divisions:
 
     Args:
         space: what to divide.
-        most_tried: stages that the search for one limit may try.
 
     Attributes:
         low_s: no division keeps to a limit below this one.
         num_tried: stages that the searches tried.
-        is_spent: whether a search for one limit had to be given up.
     """
 
-    def __init__(self, space: Space, most_tried: float = math.inf) -> None:
+    def __init__(self, space: Space) -> None:
         self.space = space
-        self.low_s = max(space.lower_bound_s * (1 - SECONDS), 1e-18)
+        self.low_s = max(space.lower_bound_s * (1 - ROUNDING), 1e-18)
         self.num_tried = 0
-        self.is_spent = False
-        self._most_tried = most_tried
+        self._whole_s = min(space.rates.least_seconds(crew)[-1] for crew in space.crews)
         self._found: list[Found] = []
 
     def at(self, limit_s: float) -> Found | None:
@@ -71,18 +65,13 @@ class Divisions:
         for known in self._found:
             if known.slowest_s <= limit_s <= known.limit_s:
                 return known
-        partition = LimitedWays(self.space, limit_s, self._most_tried)
-        try:
-            ways = partition.ways()
-        except OutOfBudgetError:
-            self.is_spent = True
-            return None
-        finally:
-            self.num_tried += partition.limit.num_tried
+        partition = LimitedWays(self.space, limit_s)
+        ways = partition.ways()
+        self.num_tried += partition.limit.num_tried
         if not ways:
-            self.low_s = max(limit_s, partition.limit.next_limit_s * (1 - SECONDS))
+            self.low_s = max(limit_s, partition.limit.next_limit_s * (1 - ROUNDING))
             return None
-        divisions = tuple(tuple(found_stages(way.trace, self.space, limit_s)) for way in ways)
+        divisions = tuple(found_stages(way, self.space, limit_s) for way in ways)
         slowest = [max(stage.seconds_per_sample for stage in stages) for stages in divisions]
         new = Found(limit_s, min(slowest), max(slowest), divisions)
         self._found.append(new)
@@ -96,28 +85,33 @@ class Divisions:
         """
         if not self.space.may_fit:
             return
-        whole_s = min(self.space.rates.least_seconds(crew)[-1] for crew in self.space.crews)
-        high_s, is_found, step = at_most_s, False, FIRST
+        high_s, is_found, step = at_most_s, False, PRECISION
         limit_s = min(high_s, self.low_s * step)
         while self.low_s <= limit_s:
             found = self.at(limit_s)
             yield found
-            if self.is_spent:
-                return
             if found:
                 is_found, high_s = True, found.seconds_per_sample
-            elif is_found and limit_s >= high_s * (1 - 2 * SECONDS):
+            elif is_found and limit_s >= high_s * (1 - 8 * ROUNDING):
                 return
             if not is_found:
                 if limit_s >= high_s:
                     return
                 step **= 2
-                # none at all once a single device keeps to it
-                limit_s = min(high_s, self.low_s * step if self.low_s < 4 * whole_s else math.inf)
+                may_be = self.low_s < 4 * self._whole_s  # otherwise a single device keeps to it
+                limit_s = min(high_s, self.low_s * step if may_be else math.inf)
             elif high_s > self.low_s * PRECISION:
                 limit_s = math.sqrt(self.low_s * high_s)
             else:
-                limit_s = high_s * (1 - SECONDS)
+                limit_s = high_s * (1 - 4 * ROUNDING)
+
+    def slower(self) -> Iterator[float]:
+        """Limits above the smallest bottleneck that was found, twice as far from it each time."""
+        least_s = min((one.seconds_per_sample for one in self._found), default=math.inf)
+        step = PRECISION
+        while least_s * step < self._whole_s:
+            yield least_s * step
+            step **= 2
 
     def smallest(self, at_most_s: float = math.inf) -> Found | None:
         """The divisions with the smallest bottleneck; None if it is larger than asked for."""

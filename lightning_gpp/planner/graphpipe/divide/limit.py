@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import math
 
-from lightning_gpp.planner.graphpipe.space.crew import Crew
-from lightning_gpp.planner.graphpipe.space.layout import Interval
+from lightning_gpp.planner.graphpipe.space.crew import Interval
 from lightning_gpp.planner.graphpipe.space.rates import CrewRates
-from lightning_gpp.planner.graphpipe.space.space import Space
-from lightning_gpp.planner.graphpipe.tolerances import LIMIT
-
-
-class OutOfBudgetError(Exception):
-    """A search for one limit tried as many stages as it may."""
+from lightning_gpp.planner.step_time.evaluate import ROUNDING
 
 
 class Limit:
@@ -25,28 +19,15 @@ class Limit:
         num_tried: stages that were looked at.
     """
 
-    def __init__(self, space: Space, limit_s: float, most_tried: float = math.inf) -> None:
-        self._space = space
-        self.limit_s = limit_s * (1 + LIMIT)
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s * (1 + ROUNDING)
         self.next_limit_s = math.inf
         self.num_tried = 0
-        self._most_tried = most_tried
 
-    def fits(self, intervals: tuple[Interval, ...], crew: Crew, units: int) -> bool:
-        """Whether a stage is fast enough and finds enough memory."""
-        most = self.most_in_flight(intervals, self._space.rates.of(crew))
-        return self._space.in_flight(units, crew) <= most
-
-    def most_in_flight(self, intervals: tuple[Interval, ...], rates: CrewRates) -> float:
-        """Micro-batches in flight that a stage has memory for; -1 where it is too slow.
-
-        Raises:
-            OutOfBudgetError: too many stages have been asked for.
-        """
+    def most_in_flight(self, interval: Interval, rates: CrewRates) -> float:
+        """Micro-batches in flight that a stage has memory for; -1 where it is too slow."""
         self.num_tried += 1
-        if self.num_tried > self._most_tried:
-            raise OutOfBudgetError
-        rate = rates(intervals)
+        rate = rates(interval)
         most = rate.most_in_flight
         if rate.seconds_per_sample > self.limit_s:
             self.too_slow(rate.seconds_per_sample)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from lightning_gpp.planner.graphpipe.place.draft import DraftStage
+from lightning_gpp.planner.graphpipe.place.draft import DraftStage, Units
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 
 
@@ -22,6 +22,9 @@ def arranged(stages: Sequence[DraftStage], tables: UnitTables) -> tuple[DraftSta
         None where stages wait for each other in a circle, or none can be last.
     """
     sources = [tables.sources(stage.units) for stage in stages]
+    makers = tables.makers
+    if (stages[-1].units & makers or not makers) and _are_in_order(stages, sources):
+        return tuple(stages)
     users: list[list[int]] = [[] for _ in stages]
     missing = [0] * len(stages)
     for source, stage in enumerate(stages):
@@ -30,7 +33,6 @@ def arranged(stages: Sequence[DraftStage], tables: UnitTables) -> tuple[DraftSta
             if needed & units:
                 users[source].append(target)
                 missing[target] += 1
-    makers = tables.makers
     ends = [
         number
         for number, stage in enumerate(stages)
@@ -52,3 +54,13 @@ def arranged(stages: Sequence[DraftStage], tables: UnitTables) -> tuple[DraftSta
     if len(order) + 1 < len(stages):
         return None
     return tuple([stages[number] for number in (*order, last)])
+
+
+def _are_in_order(stages: Sequence[DraftStage], sources: Sequence[Units]) -> bool:
+    """Whether none comes before one that it reads from: most moves leave it at that."""
+    behind = 0
+    for stage, needed in zip(reversed(stages), reversed(sources)):
+        if needed & behind:
+            return False
+        behind |= stage.units
+    return True

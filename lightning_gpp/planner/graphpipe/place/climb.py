@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 
 from lightning_gpp.planner.graphpipe.place.draft import Draft
+from lightning_gpp.planner.graphpipe.place.homes import Homes
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.moves import FAMILIES, Family
 
+BUDGET = 20_000
+"""Looks of a part of a search: about half a second, whatever the model."""
+
 FIRST_PATIENCE = 4
-"""Steps of a family of moves that are played in vain at first, before the next family's turn."""
+"""Steps of a family of moves that are played in vain at first, before the next family's turn; half
+as many starts are climbed from, the best ones."""
 
 LOOKS_PER_STEP = 32
 """Drafts of a family that are looked at for each step that may be played: few are promising."""
@@ -25,15 +31,16 @@ class Climber:
         draft: where it begins, with its stages in order.
         step_s: seconds of its step.
         judge: looks at drafts.
+        homes: the groups of devices that stages may go to.
 
     Attributes:
         draft: where it is.
         step_s: seconds of its step.
     """
 
-    def __init__(self, draft: Draft, step_s: float, judge: DraftJudge) -> None:
+    def __init__(self, draft: Draft, step_s: float, judge: DraftJudge, homes: type[Homes]) -> None:
         self.draft, self.step_s = draft, step_s
-        self._judge = judge
+        self._judge, self._homes = judge, homes
 
     def run(self, patience: int) -> bool:
         """Climbs until no family has a better draft.
@@ -59,7 +66,7 @@ class Climber:
     def _look(self, family: Family, patience: int) -> tuple[bool, bool]:
         """Whether a family has a better draft, which is taken; and whether it has others."""
         judge = self._judge
-        neighbours = family(self.draft, judge.tables)
+        neighbours = family(self.draft, self._homes(self.draft, judge.tables))
         some = islice(neighbours, LOOKS_PER_STEP * patience)
         for number, (_, draft) in enumerate(judge.promising(some, self.step_s)):
             if judge.is_spent:
@@ -71,3 +78,26 @@ class Climber:
                 self.draft, self.step_s = draft, step_s
                 return True, False
         return False, next(neighbours, None) is not None
+
+
+def climb_from(
+    judge: DraftJudge, starts: Sequence[tuple[Draft, float]], homes: type[Homes] = Homes
+) -> None:
+    """Climbs from the best starts, then from twice as many with twice the patience, and so on.
+
+    Args:
+        judge: keeps what is found, and ends the search when its budget is spent.
+        starts: drafts and the seconds of their steps.
+        homes: the groups of devices that stages may go to.
+    """
+    climbers = [Climber(draft, step_s, judge, homes) for draft, step_s in starts]
+    patience = FIRST_PATIENCE
+    while climbers and not judge.is_spent:
+        climbers.sort(key=lambda one: one.step_s)
+        at: dict[Draft, Climber] = {}
+        count = patience // 2
+        for climber in climbers[:count]:
+            if climber.run(patience):
+                at.setdefault(climber.draft, climber)
+        climbers = [*at.values(), *climbers[count:]]
+        patience *= 2

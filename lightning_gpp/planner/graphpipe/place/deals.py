@@ -7,37 +7,124 @@ and a join beside a branch is a stage of its own on the same devices.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.redealt import balanced
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
 
+DEALS_PLAYED = 4
+"""Deals of every number of replicas that are played: those with the smallest lower bounds."""
 
-def deals(tables: UnitTables) -> Iterator[Draft]:
-    """Equal work for groups of 1, 2, 4, … devices, with every size of micro-batches."""
+
+def best_deals(judge: DraftJudge, *, may_share: bool = True) -> Iterator[tuple[Draft, float]]:
+    """The best deals of every number of replicas, and the seconds of their steps.
+
+    Args:
+        judge: looks at them.
+        may_share: whether stages may have devices in common.
+    """
+    num_played: Counter[int] = Counter()
+    for _, draft in judge.promising(deals(judge.tables, may_share=may_share), math.inf):
+        replicas = draft.stages[0].num_replicas
+        if num_played[replicas] < DEALS_PLAYED and not judge.is_spent:
+            num_played[replicas] += 1
+            step_s = judge.step_s(draft, math.inf)
+            if step_s < math.inf:
+                yield draft, step_s
+
+
+def deals(tables: UnitTables, *, may_share: bool = True) -> Iterator[Draft]:
+    """Equal work for groups of 1, 2, 4, … devices, with every size of micro-batches.
+
+    Args:
+        tables: of the units.
+        may_share: whether a group has the stages that follow from its units; otherwise it has one.
+    """
     request = tables.request
     for replicas in request.replica_counts(request.num_devices):
         num_groups = request.num_devices // replicas
-        groups = equal_groups(tables, num_groups)
-        pieces = followed(groups, tables)
-        for size in request.microbatch_sizes:
-            stages = [
-                DraftStage(units, tuple(range(group * replicas, (group + 1) * replicas)), replicas)
-                for group, units in pieces
-            ]
-            num_microbatches = round(request.minibatch_size / size) * replicas
-            yield Draft(tuple(stages), num_microbatches)
+        maps = [
+            equal_groups(tables, num_groups),
+            packed_branches(tables, num_groups),
+            equal_groups(tables, num_groups, tables.model_order),
+        ]
+        for groups in dict.fromkeys(map(tuple, maps)):
+            pieces = followed(groups, tables) if may_share else runs(groups)
+            for size in request.microbatch_sizes:
+                stages = [
+                    DraftStage(units, tuple(range(at * replicas, (at + 1) * replicas)), replicas)
+                    for at, units in pieces
+                ]
+                num_microbatches = round(request.minibatch_size / size) * replicas
+                yield Draft(tuple(stages), num_microbatches)
 
 
-def equal_groups(tables: UnitTables, num_groups: int) -> list[int]:
-    """The group of every unit: the order cut into runs of equal work."""
+def equal_groups(
+    tables: UnitTables, num_groups: int, order: Sequence[int] | None = None
+) -> list[int]:
+    """The group of every unit: the order cut into runs of equal work.
+
+    Args:
+        tables: of the units.
+        num_groups: how many groups there are.
+        order: of the units; depth first if not given.
+    """
     total_s = sum(tables.compute_s)
-    groups, done_s = [], 0.0
-    for unit_s in tables.compute_s:
+    groups, done_s = [0] * tables.num_units, 0.0
+    for at in order or range(tables.num_units):
+        unit_s = tables.compute_s[at]
         middle = (done_s + unit_s / 2) / total_s if total_s else 0.0
-        groups.append(min(num_groups - 1, int(middle * num_groups)))
+        groups[at] = min(num_groups - 1, int(middle * num_groups))
         done_s += unit_s
     return groups
+
+
+def packed_branches(tables: UnitTables, num_groups: int) -> list[int]:
+    """The same with whole branches, long ones cut: the longest first to the least busy group."""
+    compute_s = tables.compute_s
+    atoms: list[list[int]] = []
+    for branch in branches(tables):
+        own_s = sum(compute_s[at] for at in branch)
+        num_parts = max(1, round(own_s * num_groups / sum(compute_s))) if own_s else 1
+        atoms += _cut(branch, compute_s, min(num_parts, len(branch)))
+    busy_s, home = [0.0] * num_groups, [0] * tables.num_units
+    for atom in sorted(atoms, key=lambda one: -sum(compute_s[at] for at in one)):
+        group = busy_s.index(min(busy_s))
+        busy_s[group] += sum(compute_s[at] for at in atom)
+        for at in atom:
+            home[at] = group
+    return home
+
+
+def branches(tables: UnitTables) -> list[list[int]]:
+    """The depth-first order cut where a unit does not read from the one before it alone."""
+    found: list[list[int]] = []
+    for at, needs in enumerate(tables.needs):
+        if not at or needs != 1 << (at - 1):
+            found.append([])
+        found[-1].append(at)
+    return found
+
+
+def _cut(branch: list[int], seconds: Sequence[float], num_parts: int) -> Iterator[list[int]]:
+    """A branch in parts of equal work."""
+    borders = balanced([[*accumulate((seconds[at] for at in branch), initial=0.0)]] * num_parts)
+    assert borders is not None  # there are as many units
+    for start, stop in pairwise(borders):
+        yield branch[start:stop]
+
+
+def runs(groups: Sequence[int]) -> list[tuple[int, Units]]:
+    """Every group with all of its units, which follow one another."""
+    found: dict[int, Units] = {}
+    for at, group in enumerate(groups):
+        found[group] = found.get(group, 0) | 1 << at
+    return list(found.items())
 
 
 def followed(groups: Sequence[int], tables: UnitTables) -> list[tuple[int, Units]]:

@@ -20,16 +20,17 @@ def draft_of(plan: Plan, tables: UnitTables) -> Draft | None:
     return Draft(tuple(stages), plan.num_microbatches).reduced()
 
 
-def plan_of(draft: Draft, tables: UnitTables, name: str) -> Plan:
+def plan_of(draft: Draft, tables: UnitTables, name: str, *, is_chain: bool = False) -> Plan:
     """The plan of a draft whose stages are in topological order.
 
     Args:
         draft: the draft.
         tables: of its units.
         name: of the planner.
+        is_chain: whether every stage waits for the one before it.
     """
     stages = tuple(
         Stage(number, tables.operators(stage.units), *stage[1:])
         for number, stage in enumerate(draft.stages)
     )
-    return Plan(stages, name, draft.num_microbatches)
+    return Plan(stages, name, draft.num_microbatches, is_chain)

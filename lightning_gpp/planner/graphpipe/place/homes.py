@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
@@ -19,35 +20,23 @@ class Homes:
     Args:
         draft: the draft.
         tables: of its units.
+
+    Attributes:
+        tables: of its units.
+        may_share: whether two stages may have devices in common.
     """
 
+    may_share = True
+
     def __init__(self, draft: Draft, tables: UnitTables) -> None:
-        request = tables.request
-        count = request.num_devices
-        busy_s = [0.0] * count
+        self.tables = tables
+        self._request, self._draft = tables.request, draft
+        self._count = self._request.num_devices
+        self._sizes = self._request.replica_counts(self._count)
+        self._busy_s = [0.0] * self._count
         for stage in draft.stages:
             for device in stage.devices:
-                busy_s[device] += tables.seconds(stage.units) / stage.num_replicas
-        self._count, self._busy_s, self._draft = count, busy_s, draft
-        self._sizes = request.replica_counts(count)
-        used = dict.fromkeys(stage.devices for stage in draft.stages)
-        kinds = {device.kind for device in request.cluster.devices}
-        idle: list[Devices] = []
-        for size in self._sizes:
-            for kind in sorted(kinds):
-                blocks = [
-                    block
-                    for block in self._blocks(size)
-                    if request.cluster.devices[block[0]].kind == kind
-                ]
-                if blocks:
-                    least = [(sum(busy_s[d] for d in block), block) for block in blocks]
-                    idle.append(min(least)[1])
-        may_be_on_all = self._sizes[-1] > 1 and (request.max_replicas or count) >= count
-        if may_be_on_all and count not in self._sizes:
-            idle.append(tuple(range(count)))
-        known = dict.fromkeys([*idle, *used])
-        self._known = sorted(known, key=lambda home: max(busy_s[device] for device in home))
+                self._busy_s[device] += tables.seconds(stage.units) / stage.num_replicas
 
     def busiest_first(self) -> list[int]:
         """The stages of the draft, those on the busiest device first."""
@@ -62,12 +51,35 @@ class Homes:
             if devices != stage.devices:
                 yield devices
 
+    def pairs(self, stage: DraftStage) -> Iterator[tuple[Devices, Devices]]:
+        """Devices for the two parts of a stage that is cut, different ones."""
+        for devices in self.others(stage):
+            yield stage.devices, devices
+
+    def together(self, stage: DraftStage, other: DraftStage) -> Iterator[Devices]:
+        """Devices for two stages as one, beside those of either."""
+        yield from ()
+
+    @cached_property
+    def _known(self) -> list[Devices]:
+        """The least busy block of every size and kind, all devices, and the groups of the draft."""
+        idle: list[Devices] = []
+        for size in self._sizes:
+            for kind in sorted(self._request.cluster.kinds):
+                blocks = [block for block in self._blocks(size) if self._kind(block[0]) == kind]
+                if blocks:
+                    least = [(sum(self._busy_s[d] for d in block), block) for block in blocks]
+                    idle.append(min(least)[1])
+        most = self._request.max_replicas or self._count
+        if self._sizes[-1] > 1 and most >= self._count and self._count not in self._sizes:
+            idle.append(tuple(range(self._count)))
+        known = dict.fromkeys([*idle, *(stage.devices for stage in self._draft.stages)])
+        return sorted(known, key=lambda home: max(self._busy_s[device] for device in home))
+
     def _near(self, devices: Devices) -> Iterator[Devices]:
         """Either half of some devices, and the block of twice as many around them."""
         size = len(devices)
-        if size > 1:
-            yield devices[: size // 2]
-            yield devices[size // 2 :]
+        yield from halves(devices)
         if 2 * size in self._sizes:
             first = devices[0] - devices[0] % (2 * size)
             if first + 2 * size <= self._count:
@@ -76,3 +88,14 @@ class Homes:
     def _blocks(self, size: int) -> Iterator[Devices]:
         for first in range(0, self._count - size + 1, size):
             yield tuple(range(first, first + size))
+
+    def _kind(self, device: int) -> str:
+        return self._request.cluster.devices[device].kind
+
+
+def halves(devices: Devices) -> Iterator[Devices]:
+    """Either half of some devices; none of a single one."""
+    half = len(devices) // 2
+    if half:
+        yield devices[:half]
+        yield devices[half:]

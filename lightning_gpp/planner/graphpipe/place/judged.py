@@ -17,9 +17,6 @@ from lightning_gpp.planner.step_time.evaluate import ROUNDING, PlanEvaluation, e
 LOOKS_PER_BOUND = 8
 """So many looks at what the devices compute are taken in the time of one lower bound."""
 
-STAGES_PER_LOOK = 32
-"""Drafts of so many stages more take a look's time more."""
-
 ACTIONS_PER_LOOK = 4
 """So many forwards and backwards are played in the time of one look."""
 
@@ -32,16 +29,27 @@ class DraftJudge:
         name: of the planner.
         budget: looks that may be taken; see :attr:`is_spent`.
         least_devices: plans on fewer devices are left out.
+        is_chain: whether every stage waits for the one before it.
 
     Attributes:
         best: the best plan that fits into memory: shortest step first, then least memory.
     """
 
-    def __init__(self, tables: UnitTables, name: str, budget: int, least_devices: int = 1) -> None:
+    def __init__(
+        self,
+        tables: UnitTables,
+        name: str,
+        budget: int = 0,
+        *,
+        least_devices: int = 1,
+        is_chain: bool = False,
+    ) -> None:
         self.tables = tables
+        self._is_chain = is_chain
         self._least_devices = least_devices
         self.best: PlanEvaluation | None = None
-        self._name, self._budget = name, budget
+        self._name = name
+        self._budget: float = budget
         self._bounds = DraftBounds(tables)
         self._least_s: dict[Draft, float] = {}
         self._step_s: dict[Draft, float] = {}
@@ -49,9 +57,13 @@ class DraftJudge:
         self._spent = 0
 
     @property
-    def shown(self) -> list[tuple[Draft, float]]:
-        """The plans so far as drafts, each with its step."""
-        drafts = ((draft_of(one.plan, self.tables), one) for one in self._found.values())
+    def best_s(self) -> float:
+        """Seconds of the step of the best plan; infinite without one."""
+        return math.inf if self.best is None else self.best.step_s
+
+    def drafts(self, found: Iterable[PlanEvaluation]) -> list[tuple[Draft, float]]:
+        """Plans as drafts, each with its step; those that divide units are left out."""
+        drafts = ((draft_of(one.plan, self.tables), one) for one in found)
         return [(draft, one.step_s) for draft, one in drafts if draft is not None]
 
     @property
@@ -62,6 +74,14 @@ class DraftJudge:
         take the time of. So a search takes about the same time for any model.
         """
         return self._spent >= self._budget
+
+    def allow(self, looks: float) -> None:
+        """So many looks may be taken from now on."""
+        self._budget = self._spent + looks
+
+    def spend(self, looks: int) -> None:
+        """Takes looks for other work."""
+        self._spent += looks
 
     def promising(self, drafts: Iterable[Draft], below_s: float) -> list[tuple[float, Draft]]:
         """The drafts whose steps may be shorter than a limit, in the order of their lower bounds.
@@ -77,7 +97,7 @@ class DraftJudge:
         for draft in drafts:
             if self.is_spent:
                 return []
-            self._spent += self._looks(draft)
+            self._spent += 1
             if self._least_devices > 1 and draft.num_devices < self._least_devices:
                 continue
             if self._bounds.busiest_s(draft) * (1 - ROUNDING) >= below_s:
@@ -95,7 +115,7 @@ class DraftJudge:
     def _least(self, draft: Draft) -> float:
         found = self._least_s.get(draft)
         if found is None:
-            self._spent += LOOKS_PER_BOUND * self._looks(draft)
+            self._spent += LOOKS_PER_BOUND
             found = self._least_s[draft] = self._bounds.least_s(draft) * (1 - ROUNDING)
         return found
 
@@ -110,7 +130,7 @@ class DraftJudge:
         if found is None:
             self._spent += LOOKS_PER_BOUND + self._num_actions(draft) // ACTIONS_PER_LOOK
             found = math.inf
-            plan = plan_of(draft, self.tables, self._name)
+            plan = plan_of(draft, self.tables, self._name, is_chain=self._is_chain)
             evaluation = evaluate_below(plan, self.tables.request, below_s)
             if evaluation is not None and evaluation.is_feasible:
                 found = evaluation.step_s
@@ -125,13 +145,14 @@ class DraftJudge:
             if self.best is None or _rank(found) < _rank(self.best):
                 self.best = found
 
+    @property
+    def found(self) -> list[PlanEvaluation]:
+        """The plans so far, the best one first."""
+        return sorted(self._found.values(), key=_rank)
+
     def ranked(self) -> tuple[RankedPlan, ...]:
         """The best plans, with a word on each."""
-        return ranked_plans(sorted(self._found.values(), key=_rank))
-
-    @staticmethod
-    def _looks(draft: Draft) -> int:
-        return 1 + len(draft.stages) // STAGES_PER_LOOK
+        return ranked_plans(self.found)
 
     @staticmethod
     def _num_actions(draft: Draft) -> int:

@@ -14,39 +14,42 @@ from itertools import chain
 from lightning_gpp.planner.graphpipe.place.cuts import at_branches, by_needs, by_work
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
 from lightning_gpp.planner.graphpipe.place.homes import Homes
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
+from lightning_gpp.planner.graphpipe.place.redealt import redealt
+from lightning_gpp.planner.graphpipe.place.unit_tables import places
 
-Family = Callable[[Draft, UnitTables], Iterator[Draft]]
+Family = Callable[[Draft, Homes], Iterator[Draft]]
+"""A kind of move; the homes are those of the draft."""
 
 
-def regrouped(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+def regrouped(draft: Draft, homes: Homes) -> Iterator[Draft]:
     """A stage on other devices, or more or fewer of them."""
-    homes = Homes(draft, tables)
     for number in homes.busiest_first():
         stage = draft.stages[number]
         for devices in homes.others(stage):
             yield from _on(draft, number, [], stage, devices)
 
 
-def dealt(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+def dealt(draft: Draft, homes: Homes) -> Iterator[Draft]:
     """A stage cut in two, of which one may go to other devices."""
-    homes = Homes(draft, tables)
     for number in homes.busiest_first():
         stage = draft.stages[number]
-        cuts = dict.fromkeys(chain(by_work(stage.units, tables), at_branches(stage.units, tables)))
-        for cut in cuts:
-            first, second = (stage._replace(units=units) for units in cut)
-            yield draft.with_stage(number, first, second)
+        units, tables = stage.units, homes.tables
+        for cut in dict.fromkeys(chain(by_work(units, tables), at_branches(units, tables))):
+            first, second = (stage._replace(units=part) for part in cut)
+            if homes.may_share:
+                yield draft.with_stage(number, first, second)
             for stays, goes in ((first, second), (second, first)):
-                for devices in homes.others(stage):
-                    yield from _on(draft, number, [stays], goes, devices)
+                for own, devices in homes.pairs(stage):
+                    yield from _on(draft, number, [_there(stays, own)], goes, devices)
 
 
-def parted(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+def parted(draft: Draft, homes: Homes) -> Iterator[Draft]:
     """A stage cut into what waits for the same other stages; and all stages at once."""
+    if not homes.may_share:
+        return
     everywhere: list[DraftStage] = []
     for number, stage in enumerate(draft.stages):
-        pieces = by_needs(draft.stages, number, tables)
+        pieces = by_needs(draft.stages, number, homes.tables)
         own = [stage._replace(units=units) for units in pieces]
         everywhere += own
         if len(own) > 1:
@@ -55,31 +58,38 @@ def parted(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
         yield draft._replace(stages=tuple(everywhere))
 
 
-def shifted(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+def shifted(draft: Draft, homes: Homes) -> Iterator[Draft]:
     """The first or last units of a stage in another one that they exchange values with."""
-    for number in Homes(draft, tables).busiest_first():
+    sources = homes.tables.sources
+    for number in homes.busiest_first():
         stage = draft.stages[number]
         for other, taker in enumerate(draft.stages):
-            if tables.sources(taker.units) & stage.units:
+            if sources(taker.units) & stage.units:
                 yield from _handed(draft, number, other, _last(stage.units))
-            elif tables.sources(stage.units) & taker.units:
+            elif sources(stage.units) & taker.units:
                 yield from _handed(draft, number, other, _first(stage.units))
 
 
-def merged(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
-    """Two stages as one, on the devices of either: those with an edge, or with common devices."""
+def merged(draft: Draft, homes: Homes) -> Iterator[Draft]:
+    """Two stages as one, on the devices of either, or of both: those with an edge, or near."""
     for first, stage in enumerate(draft.stages):
         for second in range(first + 1, len(draft.stages)):
             other = draft.stages[second]
-            is_near = tables.sources(other.units) & stage.units
+            is_near = homes.tables.sources(other.units) & stage.units
             if is_near or not set(stage.devices).isdisjoint(other.devices):
                 units = stage.units | other.units
                 rest = draft.with_stage(second)
                 for kept in dict.fromkeys(one._replace(units=0) for one in (stage, other)):
                     yield rest.with_stage(first, kept._replace(units=units))
+                for devices in homes.together(stage, other):
+                    both = stage._replace(units=units, devices=devices, shares=())
+                    yield from _on(rest, first, [], both, devices)
+                    if homes.tables.request.num_microbatches is None:
+                        taken = stage.multiple + other.multiple
+                        yield from _on(rest, first, [], both._replace(multiple=taken), devices)
 
 
-def swapped(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+def swapped(draft: Draft, homes: Homes) -> Iterator[Draft]:
     """Two stages on each other's devices."""
     for first, stage in enumerate(draft.stages):
         for second in range(first + 1, len(draft.stages)):
@@ -89,15 +99,15 @@ def swapped(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
                 yield there.with_stage(second, stage._replace(units=other.units))
 
 
-def resized(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+def resized(draft: Draft, homes: Homes) -> Iterator[Draft]:
     """Micro-batches of twice or half the size: of all stages, of those on some devices, of one."""
-    if tables.request.num_microbatches is not None:
+    if homes.tables.request.num_microbatches is not None:
         return
     groups = [set(range(len(draft.stages)))]
-    homes: dict[tuple[int, ...], set[int]] = {}
+    together: dict[tuple[int, ...], set[int]] = {}
     for number, stage in enumerate(draft.stages):
-        homes.setdefault(stage.devices, set()).add(number)
-    groups += homes.values()
+        together.setdefault(stage.devices, set()).add(number)
+    groups += together.values()
     groups += ({number} for number in range(len(draft.stages)))
     for group in dict.fromkeys(map(frozenset, groups)):
         for fine, factor in ((draft, 2), (draft.scaled(2), -2)):
@@ -108,25 +118,26 @@ def resized(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
             yield fine._replace(stages=tuple(stages)).reduced()
 
 
-def recomputed(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+def recomputed(draft: Draft, homes: Homes) -> Iterator[Draft]:
     """A stage with and without recomputation."""
-    if tables.request.may_recompute:
+    if homes.tables.request.may_recompute:
         for number, stage in enumerate(draft.stages):
             yield draft.with_stage(number, stage._replace(recompute=not stage.recompute))
 
 
-def reordered(draft: Draft, tables: UnitTables) -> Iterator[Draft]:
+def reordered(draft: Draft, homes: Homes) -> Iterator[Draft]:
     """Two stages that follow one another in the numbering the other way round.
 
     Where a device has several steps to choose from, the numbers of their stages decide last.
     """
     for first in range(len(draft.stages) - 1):
         stage, other = draft.stages[first : first + 2]
-        if not tables.sources(other.units) & stage.units:
+        if not homes.tables.sources(other.units) & stage.units:
             yield draft.with_stage(first + 1).with_stage(first, other, stage)
 
 
 FAMILIES: tuple[Family, ...] = (
+    redealt,
     dealt,
     parted,
     resized,
@@ -149,11 +160,18 @@ def _on(
         factor *= 2
         if factor > len(devices):
             return
-    moved = draft.with_stage(number, *stays, stage._replace(devices=devices, shares=()))
+    moved = draft.with_stage(number, *stays, _there(stage, devices))
     if factor > 1:
         moved = moved.scaled(factor)
     # fewer replicas may take larger smallest micro-batches
     yield moved.reduced() if len(devices) < stage.num_replicas else moved
+
+
+def _there(stage: DraftStage, devices: tuple[int, ...]) -> DraftStage:
+    """A stage on some devices; on others than before they share its micro-batches equally."""
+    if stage.devices == devices:
+        return stage
+    return stage._replace(devices=devices, shares=())
 
 
 def _handed(draft: Draft, source: int, target: int, runs: Iterator[Units]) -> Iterator[Draft]:

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.data_parallel import shared_by_all
-from lightning_gpp.planner.does_not_fit import DoesNotFitError
 from lightning_gpp.planner.graphpipe.choose.result import SearchResult
-from lightning_gpp.planner.graphpipe.place.climb import FIRST_PATIENCE, Climber
-from lightning_gpp.planner.graphpipe.place.deals import deals
-from lightning_gpp.planner.graphpipe.place.draft import Draft
+from lightning_gpp.planner.graphpipe.place.climb import BUDGET, climb_from
+from lightning_gpp.planner.graphpipe.place.deals import best_deals
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
-from lightning_gpp.planner.graphpipe.planner import search_exclusive
+from lightning_gpp.planner.graphpipe.planner import exclusive_plans, result_of, search_exclusive
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.sequential import sequential
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
 NAME = "graphpipe"
-
-BUDGET = 20_000
-"""Looks of a search; about half a second, whatever the model."""
-
-FIRST_STARTS = 2
-"""Starts that are climbed from at first, the best ones."""
-
-DEALS_PLAYED = 2
-"""Deals of every number of replicas that are played: those with the smallest lower bounds."""
 
 
 def graphpipe(request: PlanRequest) -> Plan:
@@ -43,7 +30,7 @@ def graphpipe(request: PlanRequest) -> Plan:
     return search_plans(request).best
 
 
-def search_plans(request: PlanRequest, budget: int = BUDGET) -> SearchResult:
+def search_plans(request: PlanRequest, budget: int = 2 * BUDGET) -> SearchResult:
     """The search of :func:`graphpipe`, with what it looked at.
 
     Where the pipeline does not drain stages own their devices: every stage more on the way to the
@@ -52,32 +39,20 @@ def search_plans(request: PlanRequest, budget: int = BUDGET) -> SearchResult:
 
     Args:
         request: the question.
-        budget: looks; the search with fewer is the beginning of the search with more, so more
-            never give a worse plan.
+        budget: looks of the climb of stages that share devices, by default twice those of another
+            part, as there is more to choose; the search with fewer is the beginning of the search
+            with more, so more never give a worse plan.
 
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
     if not request.order.flushes:
         return search_exclusive(request)
-    tables = UnitTables(request)
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    judge = DraftJudge(tables, name, budget)
-    refusal = None
-    try:
-        exclusive = search_exclusive(request)
-    except DoesNotFitError as error:
-        refusal = error
-    else:
-        judge.show(evaluate_plan(replace(exclusive.best, planner=name), request))
-    for found in _other_planners(request, name):
-        judge.show(found)
-    _climb_from(judge, [*judge.shown, *_dealt(judge)])
-    if judge.best is None:
-        assert refusal is not None  # otherwise its plan was shown
-        raise refusal
-    best = judge.best
-    return SearchResult(best.plan, _notes(best, request), rank=judge.ranked)
+    judge = exclusive_plans(request, name)
+    judge.allow(budget)
+    _climb(judge, [*([judge.best] if judge.best else []), *_other_planners(request, name)])
+    return result_of(judge)
 
 
 def search_on_all(
@@ -94,11 +69,17 @@ def search_on_all(
         None where none fits into memory.
     """
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    judge = DraftJudge(UnitTables(request), name, BUDGET, num_devices)
-    for found in starts:
-        judge.show(found)
-    _climb_from(judge, [*judge.shown, *_dealt(judge)])
+    judge = DraftJudge(UnitTables(request), name, BUDGET, least_devices=num_devices)
+    _climb(judge, starts)
     return judge.best
+
+
+def _climb(judge: DraftJudge, starts: Iterable[PlanEvaluation]) -> None:
+    """Climbs from plans that fit into memory, and from deals."""
+    fitting = [one for one in starts if one.is_feasible]
+    for one in fitting:
+        judge.show(one)
+    climb_from(judge, [*judge.drafts(fitting), *best_deals(judge)])
 
 
 def _other_planners(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
@@ -112,37 +93,3 @@ def _other_planners(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]
         except ValueError:  # none fits into memory, or it has none for so many devices
             continue
         yield evaluate_plan(replace(plan, planner=name), request)
-
-
-def _dealt(judge: DraftJudge) -> Iterator[tuple[Draft, float]]:
-    """The best deals of every number of replicas."""
-    num_played: Counter[int] = Counter()
-    for _, draft in judge.promising(deals(judge.tables), math.inf):
-        replicas = draft.stages[0].num_replicas
-        if num_played[replicas] < DEALS_PLAYED and not judge.is_spent:
-            num_played[replicas] += 1
-            step_s = judge.step_s(draft, math.inf)
-            if step_s < math.inf:
-                yield draft, step_s
-
-
-def _climb_from(judge: DraftJudge, starts: Sequence[tuple[Draft, float]]) -> None:
-    """Climbs from the best starts, then from twice as many with twice the patience, and so on."""
-    climbers = [Climber(draft, step_s, judge) for draft, step_s in starts]
-    patience, count = FIRST_PATIENCE, FIRST_STARTS
-    while climbers and not judge.is_spent:
-        climbers.sort(key=lambda one: one.step_s)
-        at: dict[Draft, Climber] = {}
-        for climber in climbers[:count]:
-            if climber.run(patience):
-                at.setdefault(climber.draft, climber)
-        climbers = [*at.values(), *climbers[count:]]
-        patience, count = 2 * patience, 2 * count
-
-
-def _notes(best: PlanEvaluation, request: PlanRequest) -> tuple[str, ...]:
-    spare = request.num_devices - len(best.devices)
-    if not spare:
-        return ()
-    idle = "1 device stays" if spare == 1 else f"{spare} devices stay"
-    return (f"{idle} idle: plans with more devices were not faster",)

@@ -9,7 +9,12 @@ from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.place.depth_first import depth_first
 from lightning_gpp.planner.graphpipe.place.draft import Units
-from lightning_gpp.planner.units.units import build_units, indivisible_groups, output_makers
+from lightning_gpp.planner.units.units import (
+    UnitGraph,
+    build_units,
+    indivisible_groups,
+    output_makers,
+)
 
 
 class Crossing(NamedTuple):
@@ -34,7 +39,10 @@ class UnitTables:
 
     Attributes:
         request: the question.
+        units: the units in the order of the model.
+        order: the unit at every place, depth first, one with an output last.
         num_units: how many there are.
+        model_order: their places in the order of the model.
         everything: all units.
         makers: units that make an output of the model.
         compute_s: seconds of every unit on the first device, for the largest micro-batch.
@@ -45,9 +53,11 @@ class UnitTables:
         graph = request.graph
         profile = request.profile(request.microbatch_sizes[-1])
         units = build_units(graph, profile, indivisible_groups(graph))
-        order = depth_first(units.predecessors)
+        order = tuple(depth_first(_with_ends(units), units.compute_s))
+        self.units, self.order = units, order
         place = {unit: at for at, unit in enumerate(order)}
         self.num_units = len(order)
+        self.model_order = [place[unit] for unit in range(len(order))]
         self.everything: Units = (1 << len(order)) - 1
         self.compute_s = [units.compute_s[unit] for unit in order]
         self._place_of = {
@@ -59,12 +69,23 @@ class UnitTables:
         self._ordered = [operator.name for operator in graph]
         self._operators: dict[Units, tuple[str, ...]] = {}
         self._seconds: dict[Units, float] = {}
+        self._each_s: dict[tuple[float, str], list[float]] = {}
         self._sources: dict[Units, Units] = {}
         self._carried: dict[tuple[Units, Units, bool], Crossing] = {}
         self._own: dict[Units, tuple[str, ...]] = {}
         self._made = self._values_made()
         self._stateful: Units = self.units_of(op.name for op in graph if op.state)
         self._readers = {name: self.units_of(ops) for name, ops in graph.readers.items()}
+
+    def each_s(self, size: float, kind: str) -> list[float]:
+        """Seconds of every unit for a micro-batch of some samples on a kind of device."""
+        found = self._each_s.get((size, kind))
+        if found is None:
+            costs = self.request.profile(size, kind).operators
+            found = self._each_s[size, kind] = [0.0] * self.num_units
+            for name, place in self._place_of.items():
+                found[place] += costs[name].forward_s + costs[name].backward_s
+        return found
 
     def units_of(self, operators: Iterable[str]) -> Units:
         """The units that have some of these operators."""
@@ -150,6 +171,15 @@ class UnitTables:
             if name in readers or is_output:
                 found.setdefault(at, []).append((name, readers.get(name, 0), is_output))
         return found
+
+
+def _with_ends(units: UnitGraph) -> list[tuple[int, ...]]:
+    """Predecessors, where one unit with an output comes after all others that nobody reads."""
+    predecessors = list(units.predecessors)
+    last = units.finals[-1]
+    ends = [unit for unit, users in enumerate(units.successors) if not users and unit != last]
+    predecessors[last] = tuple(sorted({*predecessors[last], *ends}))
+    return predecessors
 
 
 def places(units: Units) -> Iterator[int]:

@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.graphpipe.space.crew import Interval
 from lightning_gpp.planner.graphpipe.space.flows import unit_flows
 from lightning_gpp.planner.graphpipe.space.holdings import Holdings
-from lightning_gpp.planner.graphpipe.space.layout import Interval
 from lightning_gpp.planner.units.units import UnitGraph
-
-Intervals = tuple[Interval, ...]
 
 
 class Content(NamedTuple):
@@ -72,7 +70,7 @@ class _Flow(NamedTuple):
 
 
 class Contents:
-    """The contents of stages by their intervals, each found once.
+    """The contents of stages by their places, each found once.
 
     Attributes:
         gradient_bytes: running sums over the places (see :class:`Holdings`).
@@ -99,7 +97,7 @@ class Contents:
         for position, unit in enumerate(order):
             for source in units.predecessors[unit]:
                 self._before[position] |= self._before[place[source]] | 1 << place[source]
-        self._found: dict[Intervals, Content] = {}
+        self._found: dict[Interval, Content] = {}
 
     def _note_flows(self, units: UnitGraph, place: Mapping[int, int]) -> None:
         for number, flow in enumerate(unit_flows(self._graph, units)):
@@ -119,60 +117,50 @@ class Contents:
             if flow.source != FEED:
                 self._outward[place[flow.source]].append(new)
 
-    def likeness(self, place: int) -> object:
-        """What must be equal for two units to stand for each other, apart from their times."""
-        own = [self._graph.parameter[name] for name in self._holdings.parameters[place]]
-        sizes = sorted((parameter.size_bytes, parameter.requires_grad) for parameter in own)
-        inward = sorted(flow[3:] for flow in self._inward[place])
-        outward = sorted((flow.targets.bit_count(), *flow[3:]) for flow in self._outward[place])
-        flags = self._has_state[place], self._is_whole[place]
-        return tuple(sizes), flags, tuple(inward), tuple(outward)
-
-    def __getitem__(self, intervals: Intervals) -> Content:
-        found = self._found.get(intervals)
+    def __getitem__(self, interval: Interval) -> Content:
+        found = self._found.get(interval)
         if found is None:
-            found = self._found[intervals] = self._content(intervals)
+            found = self._found[interval] = self._content(interval)
         return found
 
-    def _content(self, intervals: Intervals) -> Content:
-        outside = ~_bits(intervals)
-        total, trained = self._holdings.bytes_of(intervals)
+    def _content(self, interval: Interval) -> Content:
+        start, stop = interval
+        outside = ~((1 << stop) - (1 << start))
+        total, trained = self._holdings.bytes_of(interval)
         sent = sent_fixed = received = received_fixed = inputs = inputs_fixed = 0.0
         num_sent = num_received = 0
         entered: set[int] = set()
         senders: set[int] = set()
-        has_state = is_whole = False
-        for start, stop in intervals:
-            has_state = has_state or True in self._has_state[start:stop]
-            is_whole = is_whole or True in self._is_whole[start:stop]
-            for place in range(start, stop):
-                for flow in self._inward[place]:
-                    source = flow.source
-                    if source & ~outside or flow.number in entered:
-                        continue
-                    entered.add(flow.number)
+        has_state = True in self._has_state[start:stop]
+        is_whole = True in self._is_whole[start:stop]
+        for place in range(start, stop):
+            for flow in self._inward[place]:
+                source = flow.source
+                if source & ~outside or flow.number in entered:
+                    continue
+                entered.add(flow.number)
+                is_whole = is_whole or flow.is_whole
+                received += flow.per_sample
+                received_fixed += flow.fixed
+                inputs += flow.per_sample
+                inputs_fixed += flow.fixed
+                if source:
+                    sent += flow.gradient_per_sample
+                    sent_fixed += flow.gradient_fixed
+                if source not in senders:
+                    senders.add(source)
+                    num_received += 1
+                    num_sent += source > 0
+            for flow in self._outward[place]:
+                if readers := flow.targets & outside:
+                    count = self._num_readers(readers)
                     is_whole = is_whole or flow.is_whole
-                    received += flow.per_sample
-                    received_fixed += flow.fixed
-                    inputs += flow.per_sample
-                    inputs_fixed += flow.fixed
-                    if source:
-                        sent += flow.gradient_per_sample
-                        sent_fixed += flow.gradient_fixed
-                    if source not in senders:
-                        senders.add(source)
-                        num_received += 1
-                        num_sent += source > 0
-                for flow in self._outward[place]:
-                    if readers := flow.targets & outside:
-                        count = self._num_readers(readers)
-                        is_whole = is_whole or flow.is_whole
-                        sent += count * flow.per_sample
-                        sent_fixed += count * flow.fixed
-                        received += count * flow.gradient_per_sample
-                        received_fixed += count * flow.gradient_fixed
-                        num_sent += count
-                        num_received += count
+                    sent += count * flow.per_sample
+                    sent_fixed += count * flow.fixed
+                    received += count * flow.gradient_per_sample
+                    received_fixed += count * flow.gradient_fixed
+                    num_sent += count
+                    num_received += count
         return Content(
             kept_bytes=total + trained * (1 + self._optimizer_values),
             parameter_bytes=total,
@@ -194,8 +182,3 @@ class Contents:
             count += not self._before[first.bit_length() - 1] & readers
             left ^= first
         return count
-
-
-def _bits(intervals: Intervals) -> int:
-    """Places of a stage as bits."""
-    return sum((1 << stop) - (1 << start) for start, stop in intervals)

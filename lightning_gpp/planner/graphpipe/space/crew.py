@@ -1,8 +1,11 @@
-"""The devices that a stage may have."""
+"""The places and the devices that a stage may have."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+Interval = tuple[int, int]
+"""Places of the units in a line, from the first up to (not including) the second."""
 
 
 class Crew(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from lightning_gpp.graph import ModelGraph
-from lightning_gpp.planner.graphpipe.space.layout import Interval
+from lightning_gpp.planner.graphpipe.space.crew import Interval
 from lightning_gpp.planner.units.units import UnitGraph
 
 
@@ -48,15 +48,12 @@ class Holdings:
         trained = (p.size_bytes for p in parameters if p.requires_grad)
         return sum(p.size_bytes for p in parameters), sum(trained)
 
-    def bytes_of(self, intervals: Iterable[Interval]) -> tuple[int, int]:
+    def bytes_of(self, interval: Interval) -> tuple[int, int]:
         """Bytes of the parameters of a stage, and of those that are trained, each counted once."""
-        total = trained = 0
-        shared: set[str] = set()
-        for start, stop in intervals:
-            total += self._own_bytes[stop] - self._own_bytes[start]
-            trained += self._own_trained_bytes[stop] - self._own_trained_bytes[start]
-            shared.update(*self._shared[start:stop])
-        if shared:
+        start, stop = interval
+        total = self._own_bytes[stop] - self._own_bytes[start]
+        trained = self._own_trained_bytes[stop] - self._own_trained_bytes[start]
+        if shared := set().union(*self._shared[start:stop]):
             more, more_trained = self._bytes(shared)
             return total + more, trained + more_trained
         return total, trained

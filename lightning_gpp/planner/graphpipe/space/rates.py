@@ -14,9 +14,10 @@ from operator import sub
 from typing import NamedTuple
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.graphpipe.space.contents import Content, Contents, Intervals
-from lightning_gpp.planner.graphpipe.space.crew import Crew
+from lightning_gpp.planner.graphpipe.space.contents import Content, Contents
+from lightning_gpp.planner.graphpipe.space.crew import Crew, Interval
 from lightning_gpp.planner.graphpipe.space.load import Load
+from lightning_gpp.planner.step_time.evaluate import ROUNDING
 from lightning_gpp.planner.step_time.stage_costs import reduce_line
 from lightning_gpp.planner.units.units import UnitGraph
 
@@ -118,7 +119,7 @@ class CrewRates:
         self._reduce = prices.reduce.line(crew.num_replicas)
         link = request.cluster.slowest_link
         self._latency_s, self._per_second = link.latency_s, link.bandwidth_bytes_per_s
-        self._found: dict[Intervals, Rate] = {}
+        self._found: dict[Interval, Rate] = {}
         per_byte_s = self._reduce[1] / request.minibatch_size
         pairs = zip(self.seconds, prices.contents.gradient_bytes)
         self.least_seconds = [s / self._size + n * per_byte_s for s, n in pairs]
@@ -133,11 +134,11 @@ class CrewRates:
         """Seconds of a replica's share of a micro-batch at every place."""
         return list(map(sub, self.seconds[1:], self.seconds))
 
-    def __call__(self, intervals: Intervals) -> Rate:
+    def __call__(self, interval: Interval) -> Rate:
         """The rate of a stage, found once."""
-        found = self._found.get(intervals)
+        found = self._found.get(interval)
         if found is None:
-            found = self._found[intervals] = self._rate(intervals, self._contents[intervals])
+            found = self._found[interval] = self._rate(interval, self._contents[interval])
         return found
 
     @cached_property
@@ -145,19 +146,12 @@ class CrewRates:
         """Bytes that a replica's share of a micro-batch keeps at every place for its backward."""
         return list(map(sub, self._kept[1:], self._kept))
 
-    def compute_s(self, intervals: Intervals, *, recompute: bool) -> float:
-        """Seconds that a replica computes for its share of a micro-batch."""
-        sums = (self.seconds, self._forward) if recompute else (self.seconds,)
-        return sum(each[stop] - each[start] for each in sums for start, stop in intervals)
-
-    def _rate(self, intervals: Intervals, content: Content) -> Rate:
+    def _rate(self, interval: Interval, content: Content) -> Rate:
         if self._has_replicas and (content.has_state or content.is_whole):
             return IMPOSSIBLE
-        both, kept = self.seconds, self._kept
-        compute_s = activation_bytes = 0.0
-        for start, stop in intervals:
-            compute_s += both[stop] - both[start]
-            activation_bytes += kept[stop] - kept[start]
+        start, stop = interval
+        compute_s = self.seconds[stop] - self.seconds[start]
+        activation_bytes = self._kept[stop] - self._kept[start]
         message_s = self._message_s(content)
         reduce_s = 0.0
         if content.gradient_bytes:
@@ -166,7 +160,7 @@ class CrewRates:
         free = self._memory_bytes - content.kept_bytes
         again_s, again_most = math.inf, 0.0
         if self._may_recompute and not content.has_state:
-            forward_s = sum(self._forward[stop] - self._forward[start] for start, stop in intervals)
+            forward_s = self._forward[stop] - self._forward[start]
             again_s = max(compute_s + forward_s, message_s) / self._size + per_sample_s
             input_bytes = content.inputs[0] * self._share + content.inputs[1]
             again_most = _count(free - activation_bytes, input_bytes)
@@ -207,7 +201,7 @@ class CrewRates:
 def _count(free: float, each: float) -> float:
     if free < 0:
         return 0
-    return math.inf if each <= 0 or math.isinf(free) else math.floor(free / each + 1e-9)
+    return math.inf if each <= 0 or math.isinf(free) else math.floor(free / each * (1 + ROUNDING))
 
 
 class Rates:
@@ -240,14 +234,6 @@ class Rates:
                 self.least_each, lambda crew: self.of(crew).kept_each, crews, num_devices
             )
         return found
-
-    def __call__(self, intervals: Intervals, crew: Crew) -> Rate:
-        """The rate of a stage."""
-        return self.of(crew)(intervals)
-
-    def seconds(self, crew: Crew) -> list[float]:
-        """Running sums over the places (see :class:`CrewRates`)."""
-        return self.of(crew).seconds
 
     def least_seconds(self, crew: Crew) -> list[float]:
         """Running sums over the places (see :class:`CrewRates`)."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FIELD_BITS = 20
-
 
 class DeviceCounts:
     """The fields of one cluster.
@@ -24,17 +22,15 @@ class DeviceCounts:
     """
 
     def __init__(self, available: Sequence[int]) -> None:
-        self.guards = sum(
-            1 << (FIELD_BITS * kind + FIELD_BITS - 1) for kind in range(len(available))
-        )
-        self.available = sum(self.of(count, kind) for kind, count in enumerate(available))
-        self._limit = self.available | self.guards
         self.num_devices = sum(available)
+        self._bits = self.num_devices.bit_length() + 2  # of a field: twice as many, and the guard
+        self._guards = sum(self.of(1, kind) << self._bits - 1 for kind in range(len(available)))
+        self.available = sum(self.of(count, kind) for kind, count in enumerate(available))
         self.has_one_kind = len(available) == 1
 
     def of(self, count: int, kind: int) -> int:
         """A number of devices of one kind."""
-        return count << (FIELD_BITS * kind)
+        return count << (self._bits * kind)
 
     def fits(self, used: int, most: int) -> bool:
         """Whether no more is used than there is of each kind, and than ``most`` in all.
@@ -45,14 +41,18 @@ class DeviceCounts:
         """
         if self.has_one_kind:
             return used <= most
-        return self.total(used) <= most and (self._limit - used) & self.guards == self.guards
+        return self.total(used) <= most and self.is_no_more(used, self.available)
+
+    def is_no_more(self, used: int, other: int) -> bool:
+        """Whether of no kind more devices are used than others use."""
+        return ((other | self._guards) - used) & self._guards == self._guards
 
     def total(self, used: int) -> int:
         """Devices in use."""
-        if used < 1 << FIELD_BITS:
+        if self.has_one_kind:
             return used
         total = 0
         while used:
-            total += used & (1 << FIELD_BITS) - 1
-            used >>= FIELD_BITS
+            total += used & (1 << self._bits) - 1
+            used >>= self._bits
         return total

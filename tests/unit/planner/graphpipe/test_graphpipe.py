@@ -153,14 +153,8 @@ def test_results_are_ranked_and_explained():
     validate_plan(result.best, graph, 4)
 
 
-def test_graphs_that_are_not_series_parallel_say_what_was_ordered():
-    graph = literal_graph({"a": "x", "b": "x", "c": "a b", "d": "b"}, outputs=["c", "d"])
-    result = search_exclusive(plan_request(graph, 2, minibatch_size=4, costs=profile_of(graph)))
-    assert any("not series-parallel" in note for note in result.notes)
-
-
 def test_seven_branches_fill_eight_devices():
-    """Seven times eight layers: seven on each device, if the join takes the last layers."""
+    """Seven times eight layers: seven on each device, of which most have parts of two branches."""
     operators = {
         f"b{branch}.{layer}": f"b{branch}.{layer - 1}" if layer else "x"
         for branch in range(7)
@@ -170,7 +164,7 @@ def test_seven_branches_fill_eight_devices():
     profile = profile_of(graph, {o.name: 0.0 if o.name == "join" else 1.0 for o in graph})
     cluster = uniform_cluster(8, Link(1e30))
     request = PlanRequest(graph, cluster, Costs((profile,)), 64, 16, max_replicas=1)
-    found = evaluate_plan(search_exclusive(request).best, request)
+    found = evaluate_plan(search_plans(request).best, request)
     layer_s = 3.0 / 4  # forward and backward, per sample
     assert found.seconds_per_sample == pytest.approx(7 * layer_s)
-    assert {len(stage.operators) for stage in found.plan.stages} == {7, 8}
+    assert len(found.devices) == 8

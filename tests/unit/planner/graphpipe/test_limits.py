@@ -8,10 +8,12 @@ from helpers.graphs import literal_graph, profile_of
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.planner.graphpipe.choose import choice
+from lightning_gpp.planner.graphpipe.choose.choice import choose
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions
 from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
-from lightning_gpp.planner.graphpipe.problem import branching, search_units
+from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 LAYER_S = 3.0 / 4
@@ -25,7 +27,7 @@ def space() -> Space:
     costs = Costs((profile_of(graph, 1.0),))
     cluster = uniform_cluster(8, Link(1e30))
     request = PlanRequest(graph, cluster, costs, 64, 16, max_replicas=1)
-    return branching(request, search_units(request)).space(4)
+    return Problem(UnitTables(request)).space(4)
 
 
 def test_a_limit_without_divisions_rules_out_all_up_to_the_next_stage():
@@ -37,7 +39,7 @@ def test_a_limit_without_divisions_rules_out_all_up_to_the_next_stage():
     graph = literal_graph({f"l{i}": f"l{i - 1}" if i else "x" for i in range(6)})
     costs = Costs((Profile({f"l{i}": OpProfile(t, 0.0) for i, t in enumerate(times)}, 1),))
     request = PlanRequest(graph, uniform_cluster(3, Link(1e30)), costs, 8, 8, max_replicas=1)
-    divisions = Divisions(branching(request, search_units(request)).space(1))
+    divisions = Divisions(Problem(UnitTables(request)).space(1))
     assert divisions.low_s == pytest.approx(5)
     assert divisions.at(5.5) is None
     assert divisions.low_s == pytest.approx(6)
@@ -68,17 +70,16 @@ def test_larger_bottlenecks_are_of_no_interest(space):
     assert Divisions(space).smallest(2.99 * LAYER_S) is None
 
 
-def test_a_larger_budget_never_gives_a_slower_plan(monkeypatch):
+def test_a_larger_budget_never_gives_a_slower_plan():
     """What is looked at with little is the beginning of what is looked at with more."""
     operators = {f"b{b}.{i}": f"b{b}.{i - 1}" if i else "x" for b in range(3) for i in range(5)}
     graph = literal_graph(operators | {"end": "b0.4 b1.4 b2.4"})
     costs = Costs((profile_of(graph, {o.name: 1.0 + n % 4 for n, o in enumerate(graph)}),))
     request = PlanRequest(graph, uniform_cluster(6, Link(1e6)), costs, 64)
     steps_s = []
-    for budget in (1, 1_000, 10_000, 100_000, 1_000_000):
-        monkeypatch.setattr(choice, "BUDGET", budget)
-        own = choice.Choice(request, "graphpipe", is_chain=False)
-        own.search(branching(request, search_units(request)).with_sums_both_ways())
-        steps_s.append(own.best_s)
+    for budget in (50, 100, 200, 500, 10_000):
+        judge = DraftJudge(UnitTables(request), "graphpipe", budget)
+        choose(Problem(judge.tables), judge)
+        steps_s.append(judge.best_s)
     assert steps_s == sorted(steps_s, reverse=True)
     assert steps_s[-1] < steps_s[0]

@@ -14,13 +14,22 @@ from lightning_gpp.cost import Costs
 from lightning_gpp.planner import evaluate_plan, plan_request
 from lightning_gpp.planner.graphpipe.place.arrange import arranged
 from lightning_gpp.planner.graphpipe.place.cuts import at_branches, by_needs, by_work
-from lightning_gpp.planner.graphpipe.place.deals import deals, equal_groups, followed
+from lightning_gpp.planner.graphpipe.place.deals import (
+    branches,
+    deals,
+    equal_groups,
+    followed,
+    packed_branches,
+    runs,
+)
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
 from lightning_gpp.planner.graphpipe.place.drafted import plan_of
 from lightning_gpp.planner.graphpipe.place.homes import Homes
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.moves import merged, parted, resized, shifted
+from lightning_gpp.planner.graphpipe.place.own_homes import OwnHomes
 from lightning_gpp.planner.graphpipe.place.planner import search_plans
+from lightning_gpp.planner.graphpipe.place.redealt import balanced, redealt
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 
 GRAPH = literal_graph({"a": "x", "b": "a", "c": "x", "d": "c", "j": "b d"})
@@ -56,8 +65,18 @@ def test_stages_follow_from_groups():
 
 def test_deals_are_for_all_numbers_of_replicas_and_sizes():
     found = list(deals(tables()))
-    assert len(found) == 2 * 4  # of 1 and 2 devices, micro-batches of 1, 2, 4 and 8 samples
+    assert len(found) == 3 * 4  # of 1 device in two ways and of 2, with 1, 2, 4 and 8 samples
     assert {stage.devices for draft in found for stage in draft.stages} == {(0,), (1,), (0, 1)}
+
+
+def test_whole_branches_go_to_the_least_busy_group():
+    """A join is a branch of its own; what is longer than a group's work is cut."""
+    assert branches(tables()) == [[0, 1], [2, 3], [4]]
+    assert packed_branches(tables(), 1) == [0, 0, 0, 0, 0]
+    assert packed_branches(tables(), 2) == [0, 0, 1, 1, 0]
+    assert packed_branches(tables(), 3) == [0, 0, 1, 1, 2]
+    assert sorted(packed_branches(tables(), 5)) == [0, 1, 2, 3, 4]
+    assert runs([0, 0, 1, 1, 0]) == [(0, A | B | J), (1, C | D)]
 
 
 def test_cuts():
@@ -83,16 +102,19 @@ def test_stages_are_put_in_order_with_an_output_last():
 def test_moves_keep_all_units():
     found = tables()
     draft = Draft((DraftStage(C | D, (1,)), DraftStage(A | B | J, (0,))), 2)
+    homes = Homes(draft, found)
     apart = Draft((draft.stages[0], DraftStage(A | B, (0,)), DraftStage(J, (0,))), 2)
-    assert apart in list(parted(draft, found))
-    assert {stage.units for one in merged(apart, found) for stage in one.stages} >= {A | B | J}
+    assert apart in list(parted(draft, homes))
+    assert {stage.units for one in merged(apart, Homes(apart, found)) for stage in one.stages} >= {
+        A | B | J
+    }
     assert Draft((DraftStage(C, (1,)), DraftStage(A | B | D | J, (0,))), 2) in list(
-        shifted(draft, found)
+        shifted(draft, homes)
     )
-    assert draft._replace(num_microbatches=4) in list(resized(draft, found))
-    assert not list(resized(draft, tables(num_microbatches=2)))
+    assert draft._replace(num_microbatches=4) in list(resized(draft, homes))
+    assert not list(resized(draft, Homes(draft, tables(num_microbatches=2))))
     for family in (parted, merged, shifted, resized):
-        for one in family(draft, found):
+        for one in family(draft, homes):
             assert sum(stage.units for stage in one.stages) == found.everything
 
 
@@ -100,6 +122,39 @@ def test_homes_are_those_in_use_halves_doubles_and_the_least_busy_blocks():
     draft = Draft((DraftStage(A | B | C | D, (0, 1), 2), DraftStage(J, (2,), 2)), 2)
     found = set(Homes(draft, tables(4)).others(draft.stages[0]))
     assert found == {(0,), (1,), (2,), (3,), (2, 3), (0, 1, 2, 3)}
+
+
+def test_own_homes_are_halves_and_idle_devices():
+    draft = Draft((DraftStage(A | B | C | D, (0, 1), 2), DraftStage(J, (2,), 2)), 2)
+    homes = OwnHomes(draft, tables(4))
+    assert set(homes.others(draft.stages[0])) == {(0,), (1,), (3,)}
+    assert set(homes.others(draft.stages[1])) == {(2, 3), (3,)}
+    assert set(homes.pairs(draft.stages[0])) == {((0,), (1,)), ((0, 1), (3,))}
+    assert not list(homes.together(*draft.stages))
+    towers = Draft((DraftStage(A | B, (0,)), DraftStage(C | D | J, (1,))), 2)
+    assert list(OwnHomes(towers, tables()).together(*towers.stages)) == [(0, 1)]
+
+
+def test_borders_are_balanced_between_groups():
+    """Of five equal units, where the first group is twice as fast, four go to it."""
+    even, double = [0, 1, 2, 3, 4, 5], [0, 2, 4, 6, 8, 10]
+    assert balanced([even, double]) == [0, 4, 5]
+    assert balanced([even] * 5) == [0, 1, 2, 3, 4, 5]
+    assert balanced([even] * 6) is None
+    assert balanced([[0, 0, 0], [0, 0, 0]]) == [0, 1, 2]
+
+
+def test_devices_are_taken_from_idle_ones_or_from_other_groups():
+    """Stages of two towers on one device each, of two or of four."""
+    draft = Draft((DraftStage(A | B, (0,)), DraftStage(C | D | J, (1,))), 8)
+
+    def sizes(count: int) -> set[tuple[int, ...]]:
+        near = redealt(draft, OwnHomes(draft, tables(count)))
+        return {tuple(stage.num_replicas for stage in one.stages) for one in near}
+
+    assert sizes(2) == {(1, 1), (2,), (1,)}
+    assert sizes(4) == {(1, 1), (2,), (1,), (2, 1), (1, 2), (1, 1, 1)}
+    assert not list(redealt(draft, Homes(draft, tables(4))))
 
 
 def test_a_budget_of_nothing_looks_at_nothing():
