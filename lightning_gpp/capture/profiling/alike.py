@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
-from torch import fx
+from torch import fx, nn
 
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.fingerprint import constant_text
@@ -48,7 +48,7 @@ def evened(
     """Profiles in which operators that do the same work take the same time, the median of theirs.
 
     Those that keep other numbers of bytes, or need other numbers of floating-point operations, do
-    not: what their modules are set to is not all in their text.
+    not: what a module computes is not all in its text and its plain attributes.
 
     Args:
         profiles: operator name -> its costs.
@@ -71,5 +71,13 @@ def evened(
 def _called(node: fx.Node, captured: CapturedModel) -> str:
     if node.op == "call_module":
         module = captured.module.get_submodule(str(node.target))
-        return f"{type(module).__module__} {module!r}"
+        return f"{type(module).__module__} {module!r} {[*map(_settings, module.modules())]}"
     return f"{node.op} {function_name(node)}"
+
+
+def _settings(module: nn.Module) -> list[tuple[str, object]]:
+    """Plain attributes of a module: not all of them are in its text (numbers of heads)."""
+    return [(name, value) for name, value in vars(module).items() if isinstance(value, _PLAIN)]
+
+
+_PLAIN = (bool, int, float, str, tuple, type(None))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lightning_gpp.capture import capture, profile_costs
 from lightning_gpp.capture.profiling import operator_probe as probe_file
+from lightning_gpp.capture.profiling.alike import work_of
 from lightning_gpp.cost import OpProfile
 
 
@@ -154,6 +155,32 @@ def test_operators_that_do_the_same_work_cost_the_same(monkeypatch):
     ]
     assert repeated["first"] == repeated["frozen"] == 3
     assert repeated["same_1"] == repeated["roll"] == 1
+
+
+class Heads(nn.Module):
+    """Attention with 1, 4 and 4 heads, which its text does not say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(
+            nn.MultiheadAttention(8, n, batch_first=True) for n in (1, 4, 4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.start(x)
+        for layer in self.layers:
+            x = layer(x, x, x, need_weights=False)[0]
+        return x
+
+
+def test_other_settings_are_other_work():
+    args = (torch.randn(2, 3, 8),)
+    captured = capture(Heads(), args, {})
+    one, four, other = (
+        work_of(operator, captured) for operator in captured.graph if operator.name != "start"
+    )
+    assert one != four == other
 
 
 def test_gradients_are_added_to_those_of_the_warm_up(monkeypatch):
