@@ -118,6 +118,11 @@ class CapturedModel:
             [values[leaf.name] if isinstance(leaf, fx.Node) else leaf for leaf in trace.outputs]
         )
 
+    @property
+    def all_nodes(self) -> list[fx.Node]:
+        """The calls of the forward in training, its inputs included, in their order."""
+        return [node for node in self._traces[True].graph.nodes if node.op != "output"]
+
     def nodes(self, operator: str) -> list[fx.Node]:
         """The calls that an operator stands for, in training, in their order."""
         members = self._nodes_of[operator]

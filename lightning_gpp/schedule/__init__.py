@@ -16,6 +16,7 @@ from lightning_gpp.schedule.program_parts import Part, ReduceGroup, Replica
 from lightning_gpp.schedule.schedules import (
     FORWARD_ONLY,
     GPIPE,
+    GPIPE_REVERSED,
     ONE_F_ONE_B,
     ONE_F_ONE_B_ASYNC,
     SCHEDULES,
@@ -30,6 +31,7 @@ __all__ = [
     "BUCKET_BYTES",
     "FORWARD_ONLY",
     "GPIPE",
+    "GPIPE_REVERSED",
     "ONE_F_ONE_B",
     "ONE_F_ONE_B_ASYNC",
     "SCHEDULES",

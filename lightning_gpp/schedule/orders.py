@@ -24,6 +24,15 @@ def gpipe(num_microbatches: int) -> Steps:
     return (*range(num_microbatches), *_backwards(num_microbatches))
 
 
+def gpipe_reversed(num_microbatches: int) -> Steps:
+    """All forwards, then all backwards in the opposite order.
+
+    >>> " ".join(map(str, stage_actions(1, gpipe_reversed(num_microbatches=2))))
+    '1F0 1F1 1B1 1B0'
+    """
+    return (*range(num_microbatches), *reversed(_backwards(num_microbatches)))
+
+
 @lru_cache(maxsize=256)  # stages of many plans have the same orders
 def k_f_k_b(num_microbatches: int, in_flight: int, k: int) -> Steps:
     """Warm-up forwards, then k backwards and k forwards in turn, then the drain.

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
-from lightning_gpp.schedule.orders import Steps, gpipe, k_f_k_b, most_in_flight
+from lightning_gpp.schedule.orders import Steps, gpipe, gpipe_reversed, k_f_k_b, most_in_flight
 
 
 class UserStep(Enum):
@@ -44,6 +44,8 @@ class Schedule:
         has_backward: whether it trains.
         flushes: whether no micro-batch is in flight when the parameters change; otherwise
             ``steps`` orders the micro-batches of all mini-batches of a program as one row.
+        reverses: whether stages do their backwards in the opposite order of their forwards, which
+            is known for stages without replicas that all take micro-batches of one size.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Schedule:
     in_flight: Callable[[StageGraph, int, Sequence[int]], dict[int, int]] | None = None
     has_backward: bool = True
     flushes: bool = True
+    reverses: bool = False
 
     @property
     def forwards_first(self) -> bool:
@@ -147,6 +150,15 @@ def _gpipe(stages: StageGraph, num_microbatches: int, multiples: Sequence[int]) 
     }
 
 
+def _gpipe_reversed(
+    stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
+) -> dict[int, Steps]:
+    return {
+        stage: gpipe_reversed(num_microbatches // multiples[stage])
+        for stage in range(stages.num_stages)
+    }
+
+
 def _all_in_flight(
     stages: StageGraph, num_microbatches: int, multiples: Sequence[int]
 ) -> dict[int, int]:
@@ -193,6 +205,16 @@ def _forward_only(
 GPIPE = Schedule("gpipe", _gpipe, UserStep.AFTER_FORWARDS, in_flight=_all_in_flight)
 """All forwards, the user's step, all backwards: any loss is exact."""
 
+GPIPE_REVERSED = Schedule(
+    "gpipe-reversed",
+    _gpipe_reversed,
+    UserStep.AFTER_FORWARDS,
+    in_flight=_all_in_flight,
+    reverses=True,
+)
+"""The same with the backwards in the opposite order, which micro-batches need that read what
+earlier ones left on a stage: chunks of one graph (GNNPipe, arXiv 2308.10087)."""
+
 ONE_F_ONE_B = Schedule(
     "1f1b", _one_f_one_b, UserStep.PER_MICROBATCH, in_flight=in_flight_microbatches
 )
@@ -221,12 +243,13 @@ allows."""
 
 
 def find_schedule(name: str) -> Schedule:
-    """The training schedule of a name, one that does not drain included.
+    """The training schedule of a name, those included that systems choose by themselves.
 
     Raises:
         ValueError: there is none; the text names the known ones.
     """
-    known = {**SCHEDULES, ONE_F_ONE_B_ASYNC.name: ONE_F_ONE_B_ASYNC}
+    others = (GPIPE_REVERSED, ONE_F_ONE_B_ASYNC)
+    known = {**SCHEDULES, **{schedule.name: schedule for schedule in others}}
     if name not in known:
         raise ValueError(f"unknown schedule {name!r}; known schedules: {', '.join(known)}")
     return known[name]

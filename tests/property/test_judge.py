@@ -21,7 +21,7 @@ from lightning_gpp.planner import (
     plan_request,
 )
 from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
+from lightning_gpp.schedule import GPIPE_REVERSED, ONE_F_ONE_B_ASYNC, SCHEDULES, find_schedule
 from lightning_gpp.simulate import simulate_plan
 
 ASYNC = ONE_F_ONE_B_ASYNC.name
@@ -52,10 +52,13 @@ def requests(draw: st.DrawFn, schedule: str, graph: ModelGraph) -> PlanRequest:
 
     There a program feeds one mini-batch after the other, and the judge all at the start.
     """
+    is_reversed = find_schedule(schedule).reverses
     return plan_request(
         graph,
         draw(clusters(has_channels_apart=schedule == ASYNC)),
         minibatch_size=draw(st.sampled_from([8, 12])),
+        num_microbatches=4 if is_reversed else None,
+        max_replicas=1 if is_reversed else None,
         costs=Costs((replace(draw(profiles(graph)), device="any"),)),
         schedule=schedule,
         may_recompute=draw(st.booleans()),
@@ -69,7 +72,7 @@ def planned(planner: str, request: PlanRequest) -> Plan | None:
         return None
 
 
-@pytest.mark.parametrize("schedule", [*sorted(SCHEDULES), ASYNC])
+@pytest.mark.parametrize("schedule", [*sorted(SCHEDULES), GPIPE_REVERSED.name, ASYNC])
 @pytest.mark.parametrize("planner", sorted(PLANNERS))
 @given(st.data())
 @settings(max_examples=15)

@@ -16,7 +16,7 @@ import lightning_gpp
 
 EVERYWHERE = {
     *("checks", "strict_json", "data_file", "document_cache", "text_table", "units_of_measure"),
-    "_version",
+    *("_version", "instance_attribute"),
 }
 """Modules that every room may import; they import each other at most."""
 
@@ -36,7 +36,8 @@ ALLOWED = {
     "capture": {"graph", "cost"},
     "runtime": {"graph", "cluster", "schedule", "simulate"},
     "weights": set(),
-    "strategy": {*READERS, "capture", "runtime", "weights"},
+    "gnn": {"graph", "capture"},
+    "strategy": {*READERS, "capture", "runtime", "weights", "gnn"},
     "_register": {"strategy"},
     "console": set(),
     "job_scope": {"strategy"},
@@ -51,7 +52,7 @@ ALLOWED = {
 WITHOUT_TORCH = (
     *("graph", "cluster", "cost", "workloads", "schedule", "planner", "simulate", "reports"),
 )
-WITHOUT_LIGHTNING = (*WITHOUT_TORCH, "capture", "runtime", "weights")
+WITHOUT_LIGHTNING = (*WITHOUT_TORCH, "capture", "runtime", "weights", "gnn")
 
 
 def files(room: str) -> dict[str, Path]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from lightning_gpp.capture.tracing.traced_names import traced_names
 from lightning_gpp.capture.tracing.whole_functions import whole_functions
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.withheld import withhold
+from lightning_gpp.instance_attribute import instance_attribute
 
 # fmt: off
 _METADATA = frozenset({
@@ -51,22 +53,36 @@ def trace_concretely(
     arguments: Arguments,
     policy: LeafPolicy,
     tensors: Mapping[str, Tensor],
+    *,
+    whole_methods: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Trace:
     """Traces ``module.forward`` on ``tensors`` in the mode the module is in.
+
+    Args:
+        module: whose forward is traced.
+        arguments: of it.
+        policy: which sub-modules stay whole.
+        tensors: its inputs.
+        whole_methods: methods of the module that stay one node each, and what such a node calls.
 
     Raises:
         CaptureError: Python reads a value out of a tensor, or does something else that cannot be
             recorded; the message names the line.
     """
-    return _CallTracer(module, policy).trace(arguments, tensors)
+    return _CallTracer(module, policy, whole_methods).trace(arguments, tensors)
 
 
 class _CallTracer(TorchFunctionMode):
     """Records calls; see the module's docstring."""
 
-    def __init__(self, module: nn.Module, policy: LeafPolicy) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        policy: LeafPolicy,
+        whole_methods: Mapping[str, Callable[..., Any]],
+    ) -> None:
         super().__init__()
-        self.module, self.policy = module, policy
+        self.module, self.policy, self.whole_methods = module, policy, whole_methods
         self.recording = Recording(module)
         # id of a module -> what to do with its first argument before it is called
         self.before: dict[int, Callable[[Tensor], Tensor]] = {}
@@ -207,6 +223,9 @@ class _CallTracer(TorchFunctionMode):
             with ExitStack() as stack:
                 stack.enter_context(traced_names(self.module, self.recording, is_recording))
                 stack.enter_context(whole_functions(self.module, self._whole))
+                for name, method in self.whole_methods.items():
+                    stand_in = instance_attribute(self.module, name, self._whole(method))
+                    stack.enter_context(stand_in)
                 stack.enter_context(no_seeding(is_recording))
                 stack.enter_context(without_fast_path())
                 yield

@@ -95,6 +95,10 @@ class Arguments:
                 tensors[name] = self._check_tensor(name, position, leaf)
         return tensors
 
+    def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call, one per entry of :attr:`names`."""
+        return flatten(_bind(self.signature, args, kwargs))[0]
+
     def refuse_lists_of_samples(self, tensors: Mapping[str, Tensor]) -> None:
         """Checks that no list has strings, or tensors of several lengths, of single samples.
 

@@ -19,6 +19,7 @@ from lightning_gpp.cluster import Cluster
 from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.console import QuietConsole
 from lightning_gpp.cost import Costs
+from lightning_gpp.instance_attribute import instance_attribute
 from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.options import as_flag, as_text
 from lightning_gpp.jobs.problem.problem import (
@@ -36,7 +37,6 @@ from lightning_gpp.strategy.cutting.microbatches import (
     default_microbatches,
     microbatch_sizes,
 )
-from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.planning.costs_given import resolve_costs
 from lightning_gpp.strategy.planning.plan_cache import CacheLike, PlanCache, refit_key

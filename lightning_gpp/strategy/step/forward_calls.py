@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.capture import CapturedModel
+from lightning_gpp.instance_attribute import taken_away
 from lightning_gpp.strategy.cutting.cutting import Values, call_size, input_slices
-from lightning_gpp.strategy.instance_attribute import taken_away
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel
+from lightning_gpp.instance_attribute import instance_attribute
 from lightning_gpp.runtime.suspend import (
     Paused,
     Returned,
@@ -28,7 +29,6 @@ from lightning_gpp.runtime.suspend import (
 )
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, join_values
 from lightning_gpp.strategy.cutting.results import combine_results
-from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.logging.logs import LogCall, MicrobatchLog, recording
 from lightning_gpp.strategy.step.loss_check import OutputGradients
 

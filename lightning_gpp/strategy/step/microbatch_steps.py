@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.instance_attribute import instance_attribute
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, input_slices
 from lightning_gpp.strategy.cutting.microbatches import (
     batch_size,
@@ -16,7 +17,6 @@ from lightning_gpp.strategy.cutting.microbatches import (
     cut_batch,
     refuse_full_graph,
 )
-from lightning_gpp.strategy.instance_attribute import instance_attribute
 from lightning_gpp.strategy.logging.logs import LedLog, recording, replay
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun

@@ -1,0 +1,14 @@
+"""Full-graph training in chunks of vertices: partition, histories, and stages that run one chunk.
+
+After GNNPipe (arXiv 2308.10087): layers are divided over devices, chunks of vertices go through
+them as micro-batches do, and what a layer reads of vertices that were not computed yet comes from a
+history. Everything here is arithmetic on tensors of one rank.
+"""
+
+from lightning_gpp.gnn.chunked_model import ChunkedModel
+from lightning_gpp.gnn.chunks import Chunks
+from lightning_gpp.gnn.errors import GraphTrainingError
+from lightning_gpp.gnn.history import Techniques
+from lightning_gpp.gnn.partition import partition
+
+__all__ = ["ChunkedModel", "Chunks", "GraphTrainingError", "Techniques", "partition"]

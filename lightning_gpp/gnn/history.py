@@ -1,0 +1,134 @@
+"""Histories: what layers read of vertices that were not computed yet, and give back to them.
+
+GNNPipe (arXiv 2308.10087, section 3; the paper numbers three training techniques):
+
+1. the order of the chunks is drawn anew every epoch,
+2. the stale values that layers read stay the same for some epochs,
+3. gradients are not taken from history; instead those that a vertex gets from chunks whose backward
+   came before count twice, as a chunk has come before with probability one half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.checks import check_whole
+from lightning_gpp.gnn.chunks import ChunkEdges, Rows
+
+REFRESH_EVERY = 23
+"""Epochs from one refresh of the histories to the next, as in the paper's experiments."""
+
+UNBIASED = 2.0
+"""By what gradients from chunks that came before are multiplied: one over their probability."""
+
+
+@dataclass(frozen=True, slots=True)
+class Techniques:
+    """How histories are used.
+
+    Attributes:
+        shuffle: whether the order of the chunks is drawn anew every epoch (technique 1).
+        refresh_every: epochs for which stale values stay the same (technique 2); with 1 they are
+            always those of the epoch before.
+        historical_gradients: whether vertices get the gradients of the epoch before from chunks
+            whose backward comes later. Without (technique 3), those that are there count
+            :data:`UNBIASED` times.
+    """
+
+    shuffle: bool = True
+    refresh_every: int = REFRESH_EVERY
+    historical_gradients: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("refresh_every", self.refresh_every)
+
+
+@dataclass
+class History:
+    """The history of one value that one layer reads.
+
+    Attributes:
+        techniques: how it is used.
+        values: (vertices, ...) what layers read: of this epoch where it is computed, else stale.
+        gradients: (vertices, ...) what other chunks gave to vertices in this epoch's backward.
+    """
+
+    techniques: Techniques
+    values: Tensor
+    gradients: Tensor
+    _stale: Tensor
+    _given: dict[int, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def zeros(cls, techniques: Techniques, shape: Sequence[int], like: Tensor) -> History:
+        """One that begins with zeros, as published."""
+        values, gradients, stale = (like.new_zeros(tuple(shape)) for _ in range(3))
+        return cls(techniques, values, gradients, stale)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Refreshes the stale values, or puts them back; epochs are counted from 0."""
+        if epoch % self.techniques.refresh_every == 0:
+            self._stale.copy_(self.values)
+        else:
+            self.values.copy_(self._stale)
+        if not self.techniques.historical_gradients:
+            self.gradients.zero_()
+
+    def give(self, chunk: int, edges: ChunkEdges, gradient: Tensor) -> None:
+        """Adds what the backward of a chunk gives to vertices of other chunks.
+
+        Args:
+            chunk: its number.
+            edges: into it.
+            gradient: of the rows of the sources.
+        """
+        given = gradient.index_select(0, edges.others)
+        if not self.techniques.historical_gradients:
+            self.gradients.index_add_(0, edges.other_vertices, given, alpha=UNBIASED)
+            return
+        last = self._given.get(chunk)
+        change = given if last is None else given - last
+        self.gradients.index_add_(0, edges.other_vertices, change)
+        self._given[chunk] = given
+
+
+def exchanged(own: Tensor, history: History, rows: Rows, edges: ChunkEdges) -> Tensor:
+    """What a chunk's edges come from: its own rows, and those of other chunks out of the history.
+
+    Gradients of its own rows flow back together with those that other chunks have given to them.
+
+    Args:
+        own: (rows, ...) of the chunk, which the history takes.
+        history: of this value.
+        rows: of the chunk.
+        edges: into it.
+
+    Returns:
+        (sources, ...).
+    """
+    result: Tensor = _Exchange.apply(own, history, rows, edges)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Exchange(torch.autograd.Function):
+    """See :func:`exchanged`."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, history: History, rows: Rows, edges: ChunkEdges) -> Tensor:
+        ctx.history, ctx.rows, ctx.edges = history, rows, edges
+        history.values.index_copy_(0, rows.vertices, own.detach())
+        return history.values.index_select(0, edges.sources)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        history, rows, edges = ctx.history, ctx.rows, ctx.edges
+        own = history.gradients.index_select(0, rows.vertices)
+        own.index_add_(0, edges.own_rows, gradient.index_select(0, edges.own))
+        history.give(rows.chunk, edges, gradient)
+        return own, None, None, None

@@ -1,0 +1,124 @@
+"""Layers of torch_geometric, opened: what they do besides passing messages.
+
+A layer normalises edges by degrees, adds loops, multiplies by weights, and passes messages. The
+first two belong to the whole graph, the third to every vertex by itself, and only the last one
+mixes vertices, in ``propagate`` and ``edge_updater``. So a layer's forward is traced with these two
+as single nodes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from lightning_gpp.capture.errors import CaptureError, describe
+from lightning_gpp.capture.operators.normalize import normalize, protect_inputs
+from lightning_gpp.capture.operators.observe import observe
+from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
+from lightning_gpp.capture.tracing.leaves import LeafPolicy
+from lightning_gpp.capture.tracing.trace import Trace
+from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.gnn.errors import GraphTrainingError
+from lightning_gpp.instance_attribute import instance_attribute
+
+MIXING_METHODS = ("propagate", "edge_updater")
+
+
+def is_message_passing(module: nn.Module) -> bool:
+    """Whether a module is a message-passing layer of torch_geometric."""
+    library = sys.modules.get("torch_geometric.nn")
+    return library is not None and isinstance(module, library.MessagePassing)
+
+
+def is_layer(node: fx.Node, module: nn.Module) -> bool:
+    """Whether a node calls a message-passing layer of ``module``."""
+    return node.op == "call_module" and is_message_passing(module.get_submodule(str(node.target)))
+
+
+class Mixing:
+    """Node function: a method of a layer that reads vertices along edges.
+
+    Args:
+        layer: the layer.
+        method: one of :data:`MIXING_METHODS`.
+    """
+
+    def __init__(self, layer: Any, method: str) -> None:
+        self.layer, self.method = layer, method
+        self.__name__ = method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the method of the layer's class."""
+        return getattr(type(self.layer), self.method)(self.layer, *args, **kwargs)
+
+    def along(self, edges: Tensor, **kwargs: Any) -> Any:
+        """The same for edges that are given as (sources, targets), whatever the layer's flow is."""
+        with instance_attribute(self.layer, "flow", "source_to_target"):
+            return self(edges, **kwargs)
+
+    def sources_first(self, edge_index: Tensor) -> Tensor:
+        """The edges of a layer as (sources, targets)."""
+        return edge_index if self.layer.flow == "source_to_target" else edge_index.flip(0)
+
+    def is_of_vertices(self, name: str) -> bool:
+        """Whether an argument has a row per vertex, which messages take by their ends."""
+        read = {*self.layer._user_args, *self.layer._edge_user_args}
+        return not read.isdisjoint({f"{name}_i", f"{name}_j"})
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLayer:
+    """The forward of a layer, node by node.
+
+    Attributes:
+        layer: the layer.
+        arguments: of its forward.
+        trace: in training mode; normalised.
+    """
+
+    layer: nn.Module
+    arguments: Arguments
+    trace: Trace
+
+
+def open_layer(
+    layer: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> OpenedLayer:
+    """Traces a layer.
+
+    Args:
+        layer: in training mode.
+        args: of its forward, as examples.
+        kwargs: likewise.
+        name: of the layer, for errors.
+
+    Raises:
+        GraphTrainingError: it cannot be traced.
+    """
+    try:
+        arguments = Arguments.of(layer, args, kwargs)
+        tensors = arguments.tensors(args, kwargs)
+        trace = _traced(layer, arguments, tensors)
+        observations = observe(trace.graph, layer, tensors)
+        if protect_inputs(trace, observations):
+            observations = observe(trace.graph, layer, tensors)
+        trace = normalize(trace, observations)
+    except CaptureError as error:
+        raise GraphTrainingError(
+            f"the layer {name} ({type(layer).__name__}) cannot run on chunks of vertices: "
+            f"{describe(error)}"
+        ) from error
+    if not isinstance(trace.outputs[0], fx.Node):
+        raise GraphTrainingError(f"the layer {name} ({type(layer).__name__}) returns a constant")
+    return OpenedLayer(layer, arguments, trace)
+
+
+def _traced(layer: nn.Module, arguments: Arguments, tensors: Mapping[str, Tensor]) -> Trace:
+    methods = {name: Mixing(layer, name) for name in MIXING_METHODS}
+    return trace_concretely(
+        layer, arguments, LeafPolicy.of(layer, ()), tensors, whole_methods=methods
+    )

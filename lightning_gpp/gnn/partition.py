@@ -1,0 +1,116 @@
+"""Dividing the vertices of a graph into chunks with few edges between them.
+
+METIS does it where its Python package ``pymetis`` is installed. Without it the vertices are put in
+reverse Cuthill-McKee order (neighbours get close numbers) and cut into equal runs.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lightning_gpp.gnn.chunks import Chunks
+from lightning_gpp.gnn.errors import GraphTrainingError
+
+METIS = "METIS"
+ORDERING = "reverse Cuthill-McKee order (pymetis is not installed)"
+
+_Ints = npt.NDArray[np.int64]
+
+
+def partition(edge_index: Tensor, num_vertices: int, num_chunks: int, seed: int = 0) -> Chunks:
+    """Divides the vertices of a graph.
+
+    Args:
+        edge_index: (2, edges) of vertices; directions, loops and repetitions do not matter.
+        num_vertices: of the graph.
+        num_chunks: to divide them into; each gets a vertex at least.
+        seed: of METIS.
+
+    Raises:
+        GraphTrainingError: there are no edges, or they name vertices that do not exist, or there
+            are more chunks than vertices.
+    """
+    _check(edge_index, num_vertices, num_chunks)
+    if num_chunks == 1:
+        return Chunks.of(torch.zeros(num_vertices, dtype=torch.long), 1, edge_index, "one chunk")
+    starts, neighbours = _adjacency(edge_index, num_vertices)
+    if find_spec("pymetis") is not None:
+        parts, method = _metis(starts, neighbours, num_chunks, seed), METIS
+    else:
+        parts, method = _ordered(starts, neighbours, num_chunks), ORDERING
+    assignment = torch.from_numpy(_without_empty(parts, num_chunks))
+    return Chunks.of(assignment, num_chunks, edge_index, method)
+
+
+def _check(edge_index: Tensor, num_vertices: int, num_chunks: int) -> None:
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
+        raise GraphTrainingError(
+            f"edge_index has to hold whole numbers of shape (2, edges), got {edge_index.dtype} of "
+            f"shape {tuple(edge_index.shape)}"
+        )
+    if not edge_index.shape[1]:
+        raise GraphTrainingError("the graph has no edges, so there is nothing to pass messages on")
+    low, high = int(edge_index.min()), int(edge_index.max())
+    if low < 0 or high >= num_vertices:
+        raise GraphTrainingError(
+            f"edge_index names vertices {low} to {high}, but there are {num_vertices} (0 to "
+            f"{num_vertices - 1})"
+        )
+    if not 1 <= num_chunks <= num_vertices:
+        raise GraphTrainingError(
+            f"{num_vertices} vertices make 1 to {num_vertices} chunks, got {num_chunks}; set "
+            "chunks= accordingly"
+        )
+
+
+def _adjacency(edge_index: Tensor, num_vertices: int) -> tuple[_Ints, _Ints]:
+    """Neighbours in both directions, each once and without the vertex itself, in CSR form."""
+    source, target = edge_index.cpu().long().numpy()
+    keys = np.concatenate([source * num_vertices + target, target * num_vertices + source])
+    keys = np.unique(keys)
+    rows, columns = keys // num_vertices, keys % num_vertices
+    is_other = rows != columns
+    rows, columns = rows[is_other], columns[is_other]
+    starts = np.zeros(num_vertices + 1, dtype=np.int64)
+    np.cumsum(np.bincount(rows, minlength=num_vertices), out=starts[1:])
+    return starts, columns
+
+
+def _metis(starts: _Ints, neighbours: _Ints, num_chunks: int, seed: int) -> _Ints:
+    import pymetis
+
+    kind = pymetis.zero_copy_dtype()
+    found = pymetis.part_graph(
+        num_chunks,
+        adjacency=pymetis.CSRAdjacency(starts.astype(kind), neighbours.astype(kind)),
+        options=pymetis.Options(seed=seed),
+    )
+    return np.asarray(found.vertex_part, dtype=np.int64)
+
+
+def _ordered(starts: _Ints, neighbours: _Ints, num_chunks: int) -> _Ints:
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+    count = len(starts) - 1
+    matrix = csr_array((np.ones(len(neighbours), np.int8), neighbours, starts), (count, count))
+    order = reverse_cuthill_mckee(matrix, symmetric_mode=True)
+    parts = np.empty(count, dtype=np.int64)
+    parts[order] = np.arange(count) * num_chunks // count
+    return parts
+
+
+def _without_empty(parts: _Ints, num_chunks: int) -> _Ints:
+    """The same parts, where those that got no vertex take one of the largest's."""
+    counts = np.bincount(parts, minlength=num_chunks)
+    for empty in np.flatnonzero(counts == 0):
+        largest = int(counts.argmax())
+        parts[np.flatnonzero(parts == largest)[-1]] = empty
+        counts[largest] -= 1
+        counts[empty] = 1
+    return parts

@@ -1,0 +1,140 @@
+"""Stages on chunks against the definition of historical embeddings."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.history_reference import Net, Reference, dense
+from torch import Tensor
+
+from lightning_gpp.capture import capture
+from lightning_gpp.gnn import ChunkedModel, Chunks, Techniques, partition
+from lightning_gpp.gnn.chunked_model import ChunkStage
+
+NUM_VERTICES, NUM_CHUNKS = 23, 4
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def graph(seed: int = 0, num_edges: int = 60) -> tuple[Tensor, Tensor, Tensor]:
+    """Features, directed edges with loops and repetitions, classes; the last vertex is alone."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(NUM_VERTICES, 5, generator=generator)
+    edges = torch.randint(0, NUM_VERTICES - 1, (2, num_edges), generator=generator)
+    return x, edges, torch.randint(0, 3, (NUM_VERTICES,), generator=generator)
+
+
+def chunked(
+    net: Net, x: Tensor, edges: Tensor, chunks: Chunks, techniques: Techniques
+) -> ChunkedModel:
+    """A net that runs in chunks."""
+    captured = capture(net, (x, edges))
+    flags = {name: True for name, _ in net.named_modules()}
+    return ChunkedModel(captured, captured.inputs((x, edges), {}), chunks, techniques, flags)
+
+
+def stages_of(model: ChunkedModel, num_stages: int) -> list[ChunkStage]:
+    """The operators in order, divided into stages."""
+    operators = list(model.graph)
+    cuts = [len(operators) * i // num_stages for i in range(num_stages + 1)]
+    parts = [operators[start:stop] for start, stop in zip(cuts, cuts[1:])]
+    stages = []
+    for index, part in enumerate(parts):
+        made = {value.name for operator in part for value in operator.outputs}
+        read = dict.fromkeys(n for operator in part for n in operator.inputs if n not in made)
+        later = {n for other in parts[index + 1 :] for operator in other for n in operator.inputs}
+        outputs = [n for n in made if n in later or n in model.graph.outputs]
+        stages.append(model.stage([o.name for o in part], list(read), sorted(outputs)))
+    return stages
+
+
+def train(
+    model: ChunkedModel,
+    stages: Sequence[ChunkStage],
+    inputs: dict[str, Tensor],
+    order: Sequence[int],
+    loss: Any,
+) -> Tensor:
+    """One epoch as a pipeline runs it: gradients of all parameters; the scores of all vertices."""
+    model.begin_epoch()
+    flights: dict[int, list[tuple[dict[str, Tensor], dict[str, Tensor]]]] = {}
+    (name,) = model.graph.outputs
+    for chunk in order:
+        values: dict[str, Tensor] = dict(inputs)
+        flights[chunk] = []
+        for stage in stages:
+            own = {n: values[n].detach() for n in stage.inputs}
+            for n, tensor in own.items():
+                tensor.requires_grad_(values[n].requires_grad)
+            outputs = dict(zip(stage.outputs, stage(list(own.values()), chunk), strict=True))
+            flights[chunk].append((own, outputs))
+            values |= outputs
+    leaves = {chunk: flights[chunk][-1][1][name].detach().requires_grad_() for chunk in order}
+    scores = torch.cat([leaves[chunk] for chunk in order])
+    rows = model.chunks.rows(order)
+    scores = torch.zeros_like(scores).index_copy(0, rows, scores)
+    loss(scores).backward()
+    for chunk in reversed(order):
+        gradients: dict[str, Tensor] = {name: leaves[chunk].grad}
+        for own, outputs in reversed(flights[chunk]):
+            found = [n for n in outputs if n in gradients and outputs[n].requires_grad]
+            torch.autograd.backward([outputs[n] for n in found], [gradients.pop(n) for n in found])
+            for n, tensor in own.items():
+                if tensor.grad is not None:
+                    gradients[n] = gradients.get(n, 0) + tensor.grad
+    return scores.detach()
+
+
+@pytest.mark.parametrize("num_stages", [1, 3])
+@pytest.mark.parametrize("historical_gradients", [False, True])
+@pytest.mark.parametrize("refresh_every", [1, 3])
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gcn2"])
+def test_history_is_that_of_the_definition(
+    kind: str, refresh_every: int, historical_gradients: bool, num_stages: int
+) -> None:
+    torch.manual_seed(1)
+    net = Net(kind, num_layers=3)
+    twin = copy.deepcopy(net)
+    x, edges, y = graph()
+    chunks = partition(edges, NUM_VERTICES, NUM_CHUNKS)
+    techniques = Techniques(True, refresh_every, historical_gradients)
+    model = chunked(net, x, edges, chunks, techniques)
+    stages = stages_of(model, num_stages)
+    inputs = model.captured.inputs((x, edges), {})
+    reference = Reference(
+        twin,
+        dense(kind, edges, NUM_VERTICES),
+        chunks.vertices,
+        refresh_every,
+        historical_gradients,
+    )
+    mask = torch.arange(NUM_VERTICES) % 3 > 0
+
+    def loss(scores: Tensor) -> Tensor:
+        return F.cross_entropy(scores[mask], y[mask])
+
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.3) for each in (net, twin)]
+    generator = torch.Generator().manual_seed(2)
+    for epoch in range(8):
+        order = torch.randperm(NUM_CHUNKS, generator=generator).tolist()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        got = train(model, stages, inputs, order, loss)
+        want = reference.run(x, order, loss)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12, msg=f"scores of epoch {epoch}")
+        for (name, one), other in zip(net.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(
+                one.grad, other.grad, rtol=0, atol=1e-12, msg=f"{name} in epoch {epoch}"
+            )
+        for optimizer in optimizers:
+            optimizer.step()
