@@ -1,9 +1,9 @@
 """Trains unmodified LightningModules split over devices as a graph of pipeline stages.
 
 ``import lightning_gpp`` registers the strategies ``graphpipe``, ``graphpipe_spawn``,
-``graphpipe_fork``, ``graphpipe_notebook`` and ``graphpipe_async`` and the accelerators ``emulated``
-and ``pool``; public names load when they are first used, so that planning needs neither torch nor
-Lightning.
+``graphpipe_fork``, ``graphpipe_notebook``, ``graphpipe_async`` and ``gnnpipe`` and the accelerators
+``emulated`` and ``pool``; public names load when they are first used, so that planning needs
+neither torch nor Lightning.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lightning_gpp.schedule import Program, build_program
     from lightning_gpp.strategy import (
         EmulatedAccelerator,
+        GNNPipeStrategy,
         GraphPipeStrategy,
         PoolAccelerator,
         TimelineCallback,
@@ -32,6 +33,7 @@ _HOMES = {
     "BlockGraph": "capture",
     "CaptureError": "capture",
     "EmulatedAccelerator": "strategy",
+    "GNNPipeStrategy": "strategy",
     "GraphPipeStrategy": "strategy",
     "ModelGraph": "graph",
     "Plan": "planner",
@@ -51,6 +53,7 @@ __all__ = [
     "BlockGraph",
     "CaptureError",
     "EmulatedAccelerator",
+    "GNNPipeStrategy",
     "GraphPipeStrategy",
     "ModelGraph",
     "Plan",

@@ -28,6 +28,7 @@ _STRATEGIES: dict[str, dict[str, str]] = {
     "graphpipe_fork": {"start_method": "fork"},
     "graphpipe_notebook": {"start_method": "fork"},
     "graphpipe_async": {"start_method": "popen", "schedule": "1f1b-async"},
+    "gnnpipe": {"start_method": "popen", "kind": "GNNPipeStrategy"},
 }
 
 _ACCELERATORS = {
@@ -97,13 +98,13 @@ _ACTIONS: dict[str, Callable[[ModuleType], None]] = {
 
 
 class LazyStrategy:
-    """Makes a GraphPipeStrategy when a Trainer asks for one by name."""
+    """Makes one of our strategies when a Trainer asks for it by name."""
 
-    def __new__(cls, **kwargs: Any) -> Any:
+    def __new__(cls, *, kind: str = "GraphPipeStrategy", **kwargs: Any) -> Any:
         """Imports the strategy and builds it."""
-        from lightning_gpp.strategy import GraphPipeStrategy
+        from lightning_gpp import strategy
 
-        return GraphPipeStrategy(**kwargs)
+        return getattr(strategy, kind)(**kwargs)
 
 
 class LazyAccelerator:

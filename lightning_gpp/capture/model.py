@@ -59,6 +59,10 @@ class CapturedModel:
         self.graph: ModelGraph
         self.graph, self._nodes_of = model_graph(module, traces, cuts)
 
+    def take_graph(self, graph: ModelGraph) -> None:
+        """Takes other data for the same operators, some of which may be left out."""
+        self.graph, self.takes_graphs = graph, False
+
     @property
     def changing(self) -> frozenset[str]:
         """Names of the buffers that forward changes in training mode."""
@@ -118,10 +122,9 @@ class CapturedModel:
             [values[leaf.name] if isinstance(leaf, fx.Node) else leaf for leaf in trace.outputs]
         )
 
-    @property
-    def all_nodes(self) -> list[fx.Node]:
-        """The calls of the forward in training, its inputs included, in their order."""
-        return [node for node in self._traces[True].graph.nodes if node.op != "output"]
+    def all_nodes(self, *, training: bool) -> list[fx.Node]:
+        """The calls of the forward in a mode, its inputs included, in their order."""
+        return [node for node in self._traces[training].graph.nodes if node.op != "output"]
 
     def nodes(self, operator: str) -> list[fx.Node]:
         """The calls that an operator stands for, in training, in their order."""
@@ -153,15 +156,23 @@ class CapturedModel:
             for training, trace in self._traces.items()
         }
         _check_complete(nodes[True], inputs, outputs)
-        read = sorted(set(self._tensors_read(nodes[True])))
+        parameter_names, buffer_names = self.tensors_read(nodes[True])
         return StageModule(
             self.module,
             nodes,
             inputs=inputs,
             outputs=outputs,
-            parameter_names=[name for name in read if name in self._parameter_names],
-            buffer_names=[name for name in read if name not in self._parameter_names],
+            parameter_names=parameter_names,
+            buffer_names=buffer_names,
             device=self._device,
+        )
+
+    def tensors_read(self, nodes: Sequence[fx.Node]) -> tuple[list[str], list[str]]:
+        """Canonical names of the parameters, and of the buffers, that calls read."""
+        read = sorted(set(self._tensors_read(nodes)))
+        return (
+            [name for name in read if name in self._parameter_names],
+            [name for name in read if name not in self._parameter_names],
         )
 
     def keeper(self, operators: Sequence[str]) -> Callable[[], Callable[[], None]] | None:

@@ -5,10 +5,18 @@ them as micro-batches do, and what a layer reads of vertices that were not compu
 history. Everything here is arithmetic on tensors of one rank.
 """
 
+from lightning_gpp.gnn.check import check_in_chunks
 from lightning_gpp.gnn.chunked_model import ChunkedModel
 from lightning_gpp.gnn.chunks import Chunks
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.gnn.history import Techniques
 from lightning_gpp.gnn.partition import partition
 
-__all__ = ["ChunkedModel", "Chunks", "GraphTrainingError", "Techniques", "partition"]
+__all__ = [
+    "ChunkedModel",
+    "Chunks",
+    "GraphTrainingError",
+    "Techniques",
+    "check_in_chunks",
+    "partition",
+]

@@ -16,7 +16,7 @@ A value that is whole is cut where one of the chunk meets it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -103,6 +103,7 @@ class ChunkGraph:
     ) -> None:
         self.name, self.module, self.nodes, self.around = name, module, nodes, around
         self.arguments = dict(whole)
+        self.node = {node.name: node for node in nodes}
         self._weights = weights
         self.ways: dict[fx.Node, Way] = {}
         self.whole: dict[fx.Node, Any] = {}
@@ -206,10 +207,14 @@ class ChunkGraph:
 
     # One chunk -------------------------------------------------------------------------------
 
-    def needed(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
-        """The nodes that have to run for each chunk, of some nodes."""
+    def needed(self, members: Collection[str]) -> list[fx.Node]:
+        """The nodes that have to run for each chunk, of those with some names."""
         per_chunk = (Way.ROWS, Way.EDGES, Way.WEIGHTS)
-        return [node for node in nodes if self.ways[node] in per_chunk and node.target is not guard]
+        return [
+            node
+            for node in self.nodes
+            if node.name in members and self.ways[node] in per_chunk and node.target is not guard
+        ]
 
     def run(
         self, nodes: Sequence[fx.Node], values: dict[fx.Node, Any], rows: Rows
@@ -226,7 +231,7 @@ class ChunkGraph:
                 continue
             if isinstance(node.target, Mixing):
                 values[node] = self._mixed(node, node.target, values, rows)
-            elif node in self._layers or is_layer(node, self.module):
+            elif is_layer(node, self.module) and (rows.chunk is not None or self.around.fills):
                 values[node] = self._layer(node).run(node, values, rows, self)
             else:
                 met = partial(self._met, node=node, values=values, rows=rows)
@@ -432,7 +437,7 @@ class _Layer:
         path = f"{outer.name}{node.name}"
         inner = ChunkGraph(path, module, nodes, whole, outer.around, weights)
         inputs = {str(found.target): found for found in nodes if found.op == "placeholder"}
-        needed = inner.needed(nodes)
+        needed = inner.needed({found.name for found in nodes})
         return cls(inner, needed, inputs, opened.trace.outputs, opened)
 
     def run(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,29 +28,28 @@ class ChunkStage:
         model: whose.
         inputs: names of the values that it is called with.
         outputs: names of the values that it returns.
-        nodes: what runs for every chunk.
+        members: names of the calls that belong to it.
+        parameter_names: canonical names of the parameters it reads.
+        buffer_names: canonical names of the buffers it reads.
     """
 
     model: ChunkedModel
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    nodes: list[fx.Node]
+    members: frozenset[str]
+    parameter_names: tuple[str, ...]
+    buffer_names: tuple[str, ...]
 
-    def __call__(self, values: Sequence[Any], chunk: int | None) -> tuple[Any, ...]:
+    def __call__(self, values: Sequence[Any], chunk: int | None, *, training: bool) -> list[Any]:
         """The values that leave it, of one chunk; of all vertices if ``chunk`` is None.
 
         Args:
             values: that enter it; those that are the same for all chunks whole, others of the rows
                 of the chunk.
             chunk: its number.
+            training: mode of the modules.
         """
-        graph, rows = self.model.nodes, self.model.rows(chunk)
-        given = {self.model.node[name]: v for name, v in zip(self.inputs, values, strict=True)}
-        whole = {str(n.target): v for n, v in given.items() if graph.ways[n] is Way.WHOLE}
-        graph.update(whole)
-        own = {node: value for node, value in given.items() if graph.ways[node] is not Way.WHOLE}
-        found = graph.run(self.nodes, own, rows)
-        return tuple(graph.value(self.model.node[name], found, rows) for name in self.outputs)
+        return self.model.run(self, values, chunk, training=training)
 
 
 class ChunkedModel:
@@ -79,23 +79,30 @@ class ChunkedModel:
         flags: Mapping[str, bool],
     ) -> None:
         self.captured, self.chunks = captured, chunks
-        self._flags = dict(flags)
         self.around = Surroundings(chunks.num_vertices, EdgeSets(chunks), techniques)
-        nodes = captured.all_nodes
-        staying = {name: tensor for name, tensor in tensors.items() if _stays(captured, name)}
-        with self._in_training():
-            self.nodes = ChunkGraph("", captured.module, nodes, staying, self.around)
-        self.node = {node.name: node for node in nodes}
+        self._flags = dict(flags)
         self._rows: dict[int | None, Rows] = {}
+        self._staying = {n: tensors[n] for n in tensors if n in captured.graph.staying}
+        self._graphs: dict[bool, ChunkGraph] = {}
+        nodes = captured.all_nodes(training=True)
         if not any(is_layer(node, captured.module) for node in nodes):
             raise GraphTrainingError(
                 f"{type(captured.module).__name__} has no message-passing layer of "
                 "torch_geometric, which full-graph training in chunks is for; use "
                 'strategy="graphpipe"'
             )
-        self.graph = _by_vertices(captured, self.nodes, chunks.num_vertices)
+        self.graph = _by_vertices(captured, self._nodes(training=True))
 
-    def _in_training(self) -> Any:
+    def _nodes(self, *, training: bool) -> ChunkGraph:
+        if training not in self._graphs:
+            nodes = self.captured.all_nodes(training=training)
+            self._graphs[training] = ChunkGraph(
+                "", self.captured.module, nodes, self._staying, self.around
+            )
+        return self._graphs[training]
+
+    def in_training(self) -> AbstractContextManager[None]:
+        """Sub-modules are in the modes of training."""
         return training_flags(self.captured.module, self._flags)
 
     def rows(self, chunk: int | None) -> Rows:
@@ -106,12 +113,26 @@ class ChunkedModel:
             self._rows[chunk] = Rows(chunk, vertices)
         return self._rows[chunk]
 
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """A pass over all vertices writes what layers read into the histories."""
+        self.around.fills = True
+        try:
+            yield
+        finally:
+            self.around.fills = False
+
     def begin_epoch(self) -> None:
         """A training pass over all chunks begins."""
         self.around.begin_epoch()
 
     def stage(
-        self, operators: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
+        self,
+        operators: Sequence[str],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        runs: bool = True,
     ) -> ChunkStage:
         """A stage that runs on chunks.
 
@@ -119,25 +140,45 @@ class ChunkedModel:
             operators: of :attr:`graph`.
             inputs: names of the values it will be called with.
             outputs: names of the values to return.
+            runs: whether it will be called; otherwise only what it reads is known.
+
+        Raises:
+            GraphTrainingError: a layer cannot run on chunks.
         """
-        members = {node.name for name in operators for node in self.captured.nodes(name)}
-        nodes = self.nodes.needed(node for node in self.nodes.nodes if node.name in members)
-        with rollback(self.captured.module), self._in_training():
-            self.nodes.open_layers(nodes)
-        return ChunkStage(self, tuple(inputs), tuple(outputs), nodes)
+        nodes = [node for name in operators for node in self.captured.nodes(name)]
+        read = [arg for node in nodes for arg in node.all_input_nodes if arg.op == "get_attr"]
+        parameters, buffers = self.captured.tensors_read(nodes)
+        if runs:
+            with rollback(self.captured.module), self.in_training():
+                self._nodes(training=True).open_layers(nodes)
+        return ChunkStage(
+            self,
+            tuple(inputs),
+            tuple(outputs),
+            frozenset(node.name for node in (*nodes, *read)),
+            tuple(parameters),
+            tuple(buffers),
+        )
+
+    def run(
+        self, stage: ChunkStage, values: Sequence[Any], chunk: int | None, *, training: bool
+    ) -> list[Any]:
+        """See :meth:`ChunkStage.__call__`."""
+        graph, rows = self._nodes(training=training), self.rows(chunk)
+        given = {graph.node[name]: v for name, v in zip(stage.inputs, values, strict=True)}
+        is_whole = {node: graph.ways[node] is Way.WHOLE for node in given}
+        graph.update({str(node.target): v for node, v in given.items() if is_whole[node]})
+        own = {node: value for node, value in given.items() if not is_whole[node]}
+        found = graph.run(graph.needed(stage.members), own, rows)
+        return [graph.value(graph.node[name], found, rows) for name in stage.outputs]
 
 
-def _stays(captured: CapturedModel, name: str) -> bool:
-    return name in captured.graph.staying
-
-
-def _by_vertices(captured: CapturedModel, nodes: ChunkGraph, num_vertices: int) -> ModelGraph:
+def _by_vertices(captured: CapturedModel, nodes: ChunkGraph) -> ModelGraph:
     """The model with vertices in the place of samples."""
     graph, ways = captured.graph, {node.name: way for node, way in nodes.ways.items()}
     needs = _Needs(captured, nodes)
     inputs = tuple(
-        GraphInput(_value(item.value, num_vertices), item.requires_grad, item.stays)
-        for item in graph.inputs
+        GraphInput(_value(item.value), item.requires_grad, item.stays) for item in graph.inputs
     )
     operators: list[OpNode] = []
     for operator in graph:
@@ -145,7 +186,7 @@ def _by_vertices(captured: CapturedModel, nodes: ChunkGraph, num_vertices: int) 
         if found <= {Way.WHOLE, Way.SIZE} and not _returned(operator, graph):
             continue
         outputs = tuple(
-            _value(value, num_vertices)
+            _value(value)
             for value in operator.outputs
             if ways[value.name] not in (Way.WHOLE, Way.SIZE) or value.name in graph.outputs
         )
@@ -157,7 +198,7 @@ def _returned(operator: OpNode, graph: ModelGraph) -> bool:
     return any(value.name in graph.outputs for value in operator.outputs)
 
 
-def _value(value: Value, num_vertices: int) -> Value:
+def _value(value: Value) -> Value:
     if value.variation is not Variation.VERTICES:
         return value
     tensors = tuple(

@@ -100,6 +100,7 @@ class Executor:
         errors: list[str] | None = None,
         state: RunState | None = None,
         shift: int = 0,
+        chunks: Sequence[int] = (),
     ) -> Run:
         """A run of a program on this rank, of which nothing is done yet; see :meth:`run`.
 
@@ -112,6 +113,7 @@ class Executor:
             state: what an earlier run left in flight.
             shift: what is added to the program's numbers of micro-batches, where the program is
                 a part of a longer training (:mod:`lightning_gpp.schedule.windows`).
+            chunks: which part of one graph every micro-batch is, where they are that.
         """
         if len(unit_sizes) != program.num_microbatches:
             raise ValueError(
@@ -122,7 +124,9 @@ class Executor:
         self.staying.begin()
         state = RunState() if state is None else state
         handover = Handover(program, unit_sizes, self.cutter, state.outbox, state.inbox, shift)
-        return Run(self, program, handover, state, device, training, boundary, errors, shift)
+        return Run(
+            self, program, handover, state, device, training, boundary, errors, shift, chunks
+        )
 
 
 @dataclass(slots=True)
@@ -139,6 +143,7 @@ class Run:
         boundary: the user's step, on the rank of the loss.
         errors: see :meth:`Executor.run`.
         shift: see :meth:`Executor.begin`.
+        chunks: likewise.
         message_bytes: of the last message, as it was sent.
         loss_start_ns: when the user's step went on in the last forward of the loss stage.
         keeps_flights: whether the backwards can be run again.
@@ -153,6 +158,7 @@ class Run:
     boundary: Boundary | None
     errors: list[str] | None = None
     shift: int = 0
+    chunks: Sequence[int] = ()
     message_bytes: int | None = None
     loss_start_ns: int | None = None
     keeps_flights: bool = False
@@ -340,7 +346,8 @@ class Run:
         """With what a stage of the plan runs a micro-batch."""
         number = microbatch + self.shift
         weights = self.executor.weights and self.executor.weights(stage, number)
-        return StageCall(number, training=self.training, weights=weights)
+        chunk = self.chunks[microbatch] if self.chunks else None
+        return StageCall(number, training=self.training, weights=weights, chunk=chunk)
 
     def _keep_state(self, stage: int, code: StageCode) -> None:
         """Lets state that changes once per mini-batch be changed by the last micro-batch alone."""

@@ -23,11 +23,13 @@ class StageCall:
         training: whether modules are in training mode.
         weights: parameters by canonical name that take the place of those that the modules hold;
             gradients go to them. None: all are the modules' own.
+        chunk: which part of one graph the micro-batch is; None where it is none.
     """
 
     microbatch: int = 0
     training: bool = True
     weights: Mapping[str, Tensor] | None = None
+    chunk: int | None = None
 
 
 class StageFunction(Protocol):

@@ -1,6 +1,7 @@
 """The Lightning glue: the strategy and its registration.
 
-From the Trainer to the stages: ``graphpipe`` is the strategy, ``session`` leads or follows the
+From the Trainer to the stages: ``graphpipe`` is the strategy (``gnnpipe`` the one for one full
+graph), ``session`` leads or follows the
 user's code, ``pipelined_run`` has what a rank has while a run lasts, ``build`` makes the
 ``pipeline``.
 
@@ -13,6 +14,7 @@ plan, ``recording`` lays recorded steps beside their prediction.
 from lightning_gpp.strategy import other_root
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.devices.pool import PoolAccelerator
+from lightning_gpp.strategy.gnnpipe import GNNPipeStrategy
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.one_device import single_device
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
@@ -25,6 +27,7 @@ ACCELERATORS = {kind.name(): kind for kind in (EmulatedAccelerator, PoolAccelera
 __all__ = [
     "ACCELERATORS",
     "EmulatedAccelerator",
+    "GNNPipeStrategy",
     "GraphPipeStrategy",
     "PoolAccelerator",
     "TimelineCallback",

@@ -11,6 +11,8 @@ import torch
 
 from lightning_gpp.capture import CapturedModel, StageModule, capture, placed
 from lightning_gpp.cost import Costs
+from lightning_gpp.gnn import ChunkedModel
+from lightning_gpp.gnn.chunked_model import ChunkStage
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
@@ -30,10 +32,11 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
 from lightning_gpp.strategy.emulation.emulation import Emulation, begin_emulation
 from lightning_gpp.strategy.emulation.shape_only import META
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, rank_of_device
+from lightning_gpp.strategy.planning.full_graph import measured_by_vertices, model_in_chunks
 from lightning_gpp.strategy.planning.measuring import Measured, measure_kinds
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
 from lightning_gpp.strategy.ranks.control import Control
-from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.settings import FullGraph, Settings
 from lightning_gpp.strategy.state.partition import Partition, ownership
 from lightning_gpp.strategy.step.async_refusals import refuse_short_updates
 
@@ -71,18 +74,25 @@ class Builder:
             DeviceAtHand.of(self.device), "collecting what devices there are"
         )
         measured = self._measured(captured, args, kwargs, found)
+        chunked = None
+        if self.settings.full_graph is not None:
+            chunked = self._in_chunks(self.settings.full_graph, captured, args, kwargs, train_modes)
+            captured.take_graph(chunked.graph)
+            measured = measured_by_vertices(measured, chunked)
+            example = example and _of_vertices(example, chunked)
         planned = None
         if example is not None:
             at_hand = cluster_at_hand(found)
-            planned = plan_pipeline(
-                self.settings, captured, example, at_hand, measured, self.device
-            )
+            settings = self.settings
+            if chunked is not None:
+                settings = replace(settings, num_microbatches=len(chunked.chunks))
+            planned = plan_pipeline(settings, captured, example, at_hand, measured, self.device)
         decided = planned and (planned.plan, planned.request.schedule)
         if planned is not None and not planned.request.order.flushes:
             # Planned for many mini-batches in a row, each of them a micro-batch.
             decided = replace(planned.plan, num_microbatches=1), planned.request.schedule
         plan, schedule = self.control.share(decided, "waiting for rank 0's plan")
-        return self._joined(captured, plan, schedule, planned)
+        return self._joined(captured, plan, schedule, planned, chunked)
 
     def _shared(self, example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Rank 0's first micro-batch, where the model is captured."""
@@ -108,6 +118,18 @@ class Builder:
         _check_same(captured.fingerprint, self.control)
         return captured
 
+    def _in_chunks(
+        self,
+        asked: FullGraph,
+        captured: CapturedModel,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        train_modes: dict[str, bool],
+    ) -> ChunkedModel:
+        flags = _relative(train_modes, self.settings.module)
+        num_ranks = self.transport.num_ranks
+        return model_in_chunks(asked, captured, args, kwargs, flags, self.control, num_ranks)
+
     def _measured(
         self,
         captured: CapturedModel,
@@ -132,7 +154,12 @@ class Builder:
         )
 
     def _joined(
-        self, captured: CapturedModel, plan: Plan, schedule: str, planned: Planned | None
+        self,
+        captured: CapturedModel,
+        plan: Plan,
+        schedule: str,
+        planned: Planned | None,
+        chunked: ChunkedModel | None,
     ) -> Pipeline:
         """This rank's part of the pipeline of a plan."""
         settings, control, transport = self.settings, self.control, self.transport
@@ -143,7 +170,7 @@ class Builder:
         ranks = rank_of_device(plan, transport.num_ranks)
         if planned is not None and settings.emulated is None:
             warn_of_misplaced(planned.request.cluster, ranks)
-        codes, readers = _codes(settings, captured, plan, stages, ranks, transport.rank)
+        codes, readers = _codes(settings, captured, plan, stages, ranks, transport.rank, chunked)
         partition = Partition(
             self.module,
             ownership(self.module, readers),
@@ -164,6 +191,7 @@ class Builder:
             timeout_s=settings.timeout_s,
         )
         pipeline = Pipeline(captured, plan, schedule, stages, planned, ranks, partition, executor)
+        pipeline.chunked = chunked
         if settings.emulated is not None:
             begun = None if planned is None else begin_emulation(settings.emulated, planned)
             pipeline.emulation = Emulation.join(begun, executor, control, groups)
@@ -215,6 +243,23 @@ class _ModuleStage:
         return self.module(values, training=call.training, weights=call.weights)
 
 
+@dataclass(frozen=True, slots=True)
+class _OnChunks:
+    """A stage that runs on chunks of one graph as the runtime calls it."""
+
+    stage: ChunkStage
+
+    def __call__(self, values: Sequence[Any], call: StageCall) -> Sequence[Any]:
+        assert call.weights is None  # the pipeline drains
+        return self.stage(values, call.chunk, training=call.training)
+
+
+def _of_vertices(example: Example, chunked: ChunkedModel) -> Example:
+    """The example as what a planner asks of it: vertices are samples, chunks are micro-batches."""
+    chunks = chunked.chunks
+    return replace(example, minibatch_size=chunks.num_vertices, num_microbatches=len(chunks))
+
+
 def _shapes_of(captured: CapturedModel, function: StageModule) -> ShapeStage:
     """A stage of which only the shapes are asked for."""
     return ShapeStage(
@@ -233,6 +278,7 @@ def _codes(
     placed: PlanGraph,
     ranks: Sequence[int],
     rank: int,
+    chunked: ChunkedModel | None,
 ) -> tuple[dict[int, StageCode], dict[str, set[int]]]:
     """Runnable stages of this rank, and which ranks read which parameter or buffer."""
     codes: dict[int, StageCode] = {}
@@ -244,7 +290,11 @@ def _codes(
         is_loss = stage == plan.num_stages  # a stage that only takes the outputs of replicas
         operators = () if is_loss else plan.stages[stage].operators
         inputs, outputs = _values(captured, placed.stages, stage, operators)
-        function = captured.stage(operators, inputs, outputs)
+        function: StageModule | ChunkStage
+        if chunked is None:
+            function = captured.stage(operators, inputs, outputs)
+        else:
+            function = chunked.stage(operators, inputs, outputs, runs=rank in homes)
         for name in function.parameter_names:
             readers.setdefault(prefix + name, set()).update(homes)
         for name in function.buffer_names:
@@ -254,9 +304,13 @@ def _codes(
         if rank in homes:
             recompute = not is_loss and plan.stages[stage].recompute
             is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
-            runs: StageFunction = _ModuleStage(function)
-            if is_shape_only and operators:
+            runs: StageFunction
+            if isinstance(function, ChunkStage):
+                runs = _OnChunks(function)
+            elif is_shape_only and operators:
                 runs = _shapes_of(captured, function)
+            else:
+                runs = _ModuleStage(function)
             keep_state = captured.keeper(operators)
             codes[stage] = StageCode(runs, inputs, outputs, recompute, keep_state)
     return codes, readers

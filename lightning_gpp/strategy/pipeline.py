@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lightning_gpp.capture import CapturedModel
+from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.planner import Plan, PlanGraph
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
@@ -39,6 +40,7 @@ class Pipeline:
         partition: which rank holds which parameters.
         executor: runs programs on this rank.
         emulation: the emulated devices; None where devices are real.
+        chunked: the model in chunks of one graph; None where micro-batches are of samples.
         last_trained: the program of the last mini-batch that was trained on.
         last_sizes: samples of each of its smallest micro-batches.
     """
@@ -52,6 +54,7 @@ class Pipeline:
     partition: Partition
     executor: Executor
     emulation: Emulation | None = None
+    chunked: ChunkedModel | None = None
     last_trained: Program | None = None
     last_sizes: tuple[int, ...] = ()
     _programs: dict[tuple[int, str, frozenset[str]], Program] = field(default_factory=dict)
@@ -63,6 +66,7 @@ class Pipeline:
         needs: frozenset[str],
         training: bool,
         boundary: Boundary | None,
+        chunks: Sequence[int] = (),
     ) -> Run:
         """A run of a mini-batch that trains, of which nothing is done yet.
 
@@ -71,10 +75,16 @@ class Pipeline:
             needs: arguments of the forward that need a gradient.
             training: whether modules are in training mode.
             boundary: the user's step or call, on rank 0.
+            chunks: which part of one graph every micro-batch is, where they are that.
         """
         program = self._training_program(len(units), needs)
         self.last_trained, self.last_sizes = program, tuple(units)
-        return self.executor.begin(program, units, training=training, boundary=boundary)
+        if chunks:
+            assert self.chunked is not None
+            self.chunked.begin_epoch()
+        return self.executor.begin(
+            program, units, training=training, boundary=boundary, chunks=chunks
+        )
 
     def run_forward(
         self,
@@ -99,6 +109,13 @@ class Pipeline:
         self.executor.run(
             self._programs[key], units, training=training, boundary=boundary, errors=errors
         )
+
+    def filling(self, fills: bool) -> AbstractContextManager[None]:
+        """A forward in this fills the histories of one graph, if ``fills``."""
+        if not fills:
+            return nullcontext()
+        assert self.chunked is not None
+        return self.chunked.filling()
 
     def try_forward(
         self,

@@ -198,7 +198,11 @@ class PipelinedRun:
         """A call of the forward that backwards may follow; nothing of it runs yet."""
         self._before_program()
         run = self.built.begin(
-            message.units, needs=message.needs, training=message.training, boundary=boundary
+            message.units,
+            needs=message.needs,
+            training=message.training,
+            boundary=boundary,
+            chunks=message.chunks,
         )
         assert self._stash_parameters is not None
         return OpenCall(run, GradientStash(self._stash_parameters), self._part)
@@ -223,6 +227,7 @@ class PipelinedRun:
             message.autocast.on(self.device),
             self.control.program(),
             lifted(),
+            self.built.filling(message.fills),
         ):
             self.built.run_forward(message.units, training=message.training, boundary=boundary)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
@@ -14,7 +13,7 @@ from lightning.pytorch.callbacks import (
 )
 
 
-def check_name(what: str, name: str, known: Mapping[str, Any]) -> None:
+def check_name(what: str, name: str, known: Collection[str]) -> None:
     """Raises ValueError, naming the known ones, when there is none of this name."""
     if name not in known:
         raise ValueError(f"unknown {what} {name!r}; known {what}s: {', '.join(known)}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lightning_gpp.capture import BlockGraph
+from lightning_gpp.gnn import Techniques
 from lightning_gpp.planner import Plan
 from lightning_gpp.planner.base import ONE_VERSION, HeldVersions
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
@@ -33,6 +34,31 @@ class Emulated:
 
 
 @dataclass(frozen=True, slots=True)
+class FullGraph:
+    """That batches are one graph whose vertices are trained on in chunks, and how.
+
+    Attributes:
+        chunks: how many; None for :data:`CHUNKS_PER_RANK` per rank.
+        techniques: how histories are used.
+        begins_exact: whether histories begin with an exact pass, and not with zeros.
+        seed: of the partition and of the order of chunks; None for the Trainer's.
+    """
+
+    chunks: int | None = None
+    techniques: Techniques = field(default_factory=Techniques)
+    begins_exact: bool = False
+    seed: int | None = None
+
+    def num_chunks(self, num_ranks: int) -> int:
+        """How many chunks there are."""
+        return self.chunks or CHUNKS_PER_RANK * num_ranks
+
+
+CHUNKS_PER_RANK = 4
+"""Chunks per stage in GNNPipe's experiments (arXiv 2308.10087)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What the user asked for; see :class:`~lightning_gpp.strategy.GraphPipeStrategy`."""
 
@@ -50,6 +76,7 @@ class Settings:
     emulated: Emulated | None = None
     costs: GivenCosts | None = None
     weights: str = PIPEOPTIM.name
+    full_graph: FullGraph | None = None
 
     @property
     def is_asynchronous(self) -> bool:

@@ -76,8 +76,11 @@ def input_slices(
         return dict.fromkeys(inputs, Slices(None))
     if captured.takes_graphs:
         return graph_slices(inputs, sizes)
-    dims = captured.graph.batch_dims
-    return {name: _per_sample(tensor, dims[name][0], sizes) for name, tensor in inputs.items()}
+    dims, staying = captured.graph.batch_dims, captured.graph.staying
+    return {
+        name: _per_sample(tensor, None if name in staying else dims[name][0], sizes)
+        for name, tensor in inputs.items()
+    }
 
 
 def _per_sample(tensor: Tensor, dim: int | None, sizes: Sequence[int]) -> Slices:

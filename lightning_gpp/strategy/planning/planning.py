@@ -231,7 +231,7 @@ def _request(
         costs=costs,
         minibatch_size=example.minibatch_size or size,
         num_microbatches=num_microbatches,
-        max_replicas=most_replicas(num_microbatches),
+        max_replicas=most_replicas(num_microbatches) if settings.full_graph is None else 1,
         held_versions=settings.held_versions,
     )
 

@@ -100,6 +100,8 @@ class Forward:
         training: whether modules are in training mode.
         needs: arguments that need a gradient.
         autocast: the user's.
+        chunks: which part of one graph every micro-batch is, where they are that.
+        fills: whether the histories of one graph are filled by an exact pass.
     """
 
     call: int | None
@@ -107,6 +109,8 @@ class Forward:
     training: bool
     needs: frozenset[str]
     autocast: Autocast
+    chunks: tuple[int, ...] = ()
+    fills: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,27 @@ through the stages in one piece, which is always right and only less concurrent.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_gpp.capture import CapturedModel
+from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.instance_attribute import taken_away
 from lightning_gpp.strategy.cutting.cutting import Values, call_size, input_slices
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of
 from lightning_gpp.strategy.ranks.messages import Autocast, Backward, Build, Forward
+from lightning_gpp.strategy.step.chunk_calls import (
+    back_in_place,
+    check_size,
+    chunk_order,
+    in_order,
+    sizes_in_order,
+)
 from lightning_gpp.strategy.step.open_call import OpenCall
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary, PipelinedCall
 from lightning_gpp.strategy.step.trials import find_out
@@ -73,6 +82,11 @@ class ForwardCalls:
 
     def _values(self, captured: CapturedModel, inputs: Mapping[str, Tensor]) -> Values:
         is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        chunked = self._run.built.chunked
+        if chunked is not None:
+            check_size(captured, inputs, chunked.chunks)
+            if is_trained and captured.module.training:
+                return self._in_chunks(captured, chunked, inputs)
         units = self._units(captured, inputs, is_trained)
         if is_trained:
             return self._differentiable(captured, inputs, units)
@@ -90,6 +104,8 @@ class ForwardCalls:
         num_samples = call_size(captured, inputs)
         if num_samples is None:
             return [1]
+        if run.built.chunked is not None:  # one graph in one piece
+            return [num_samples]
         if is_trained:
             run.full_batch = max(run.full_batch, num_samples)
         units = run.unit_sizes(num_samples, is_training=is_trained)
@@ -103,6 +119,24 @@ class ForwardCalls:
             run.show_state(len(units))
         return units
 
+    def _in_chunks(
+        self, captured: CapturedModel, chunked: ChunkedModel, inputs: Mapping[str, Tensor]
+    ) -> Values:
+        """One epoch of one graph."""
+        run, asked = self._run, self._run.settings.full_graph
+        assert asked is not None
+        if asked.begins_exact and not self._num_calls:
+            units = [chunked.chunks.num_vertices]
+            fill = replace(self._forward(captured, None, units, frozenset()), fills=True)
+            run.lead(fill)
+            run.run_forward(fill, CallBoundary.of(captured, inputs, units))
+        order = chunk_order(asked, chunked.chunks, run.module.global_step)
+        rows = chunked.chunks.rows(order)
+        ordered = in_order(captured, inputs, rows)
+        sizes = sizes_in_order(chunked, order)
+        values = self._differentiable(captured, ordered, sizes, order)
+        return back_in_place(captured, values, rows)
+
     def _forward(
         self, captured: CapturedModel, call: int | None, units: list[int], needs: frozenset[str]
     ) -> Forward:
@@ -110,14 +144,18 @@ class ForwardCalls:
         return Forward(call, units, captured.module.training, needs, autocast)
 
     def _differentiable(
-        self, captured: CapturedModel, inputs: Mapping[str, Tensor], units: list[int]
+        self,
+        captured: CapturedModel,
+        inputs: Mapping[str, Tensor],
+        units: list[int],
+        chunks: tuple[int, ...] = (),
     ) -> Values:
         run, number = self._run, self._num_calls
         self._num_calls += 1
         needs = frozenset(name for name, tensor in inputs.items() if tensor.requires_grad)
         sizes = run.built.step_sizes(units)
         boundary = CallBoundary.of(captured, inputs, sizes, needs)
-        message = self._forward(captured, number, units, needs)
+        message = replace(self._forward(captured, number, units, needs), chunks=chunks)
         run.lead(message)
         call = _LedCall(run, number, run.open_call(message, boundary), run.dropped)
         node = PipelinedCall(boundary, tuple(inputs), call.forward, call.backward, self._anchor)

@@ -76,7 +76,9 @@ def train(
             own = {n: values[n].detach() for n in stage.inputs}
             for n, tensor in own.items():
                 tensor.requires_grad_(values[n].requires_grad)
-            outputs = dict(zip(stage.outputs, stage(list(own.values()), chunk), strict=True))
+            outputs = dict(
+                zip(stage.outputs, stage(list(own.values()), chunk, training=True), strict=True)
+            )
             flights[chunk].append((own, outputs))
             values |= outputs
     leaves = {chunk: flights[chunk][-1][1][name].detach().requires_grad_() for chunk in order}

@@ -1,0 +1,150 @@
+"""Does a model compute the same in chunks? Found out before training, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from lightning_gpp.capture import CapturedModel
+from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.gnn.chunked_model import ChunkedModel
+from lightning_gpp.gnn.chunks import Chunks
+from lightning_gpp.gnn.errors import GraphTrainingError
+from lightning_gpp.gnn.history import Techniques
+from lightning_gpp.graph import OpNode
+
+MOST_CHUNKS = 4
+"""Chunks that are tried; what a layer does wrong on chunks it does on most of them."""
+
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+_COARSE = 2e-2  # half precision
+_DROPOUTS = frozenset({F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d})
+
+
+def check_in_chunks(
+    captured: CapturedModel,
+    tensors: Mapping[str, Tensor],
+    chunks: Chunks,
+    flags: Mapping[str, bool],
+) -> None:
+    """Runs every operator in chunks on exact inputs, and compares it with the operator itself.
+
+    In training mode, with dropout left out. The module is left as it was.
+
+    Args:
+        captured: the model, captured with the whole graph.
+        tensors: arguments of its forward by name.
+        chunks: of the vertices.
+        flags: training flags of the sub-modules in training mode.
+
+    Raises:
+        GraphTrainingError: an operator computes something else; the text names it.
+    """
+    model = ChunkedModel(captured, tensors, chunks, Techniques(), flags)
+    values: dict[str, Any] = dict(tensors)
+    last_reader = {name: operator.name for operator in model.graph for name in operator.inputs}
+    kept = set(model.graph.outputs)
+    with torch.no_grad(), rollback(captured.module), model.in_training(), _WithoutDropout():
+        for operator in model.graph:
+            values |= _checked(model, operator, values)
+            for name in operator.inputs:
+                if last_reader[name] == operator.name and name not in kept:
+                    del values[name]
+
+
+def _checked(model: ChunkedModel, operator: OpNode, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The outputs of an operator for all vertices, which those for chunks agree with."""
+    outputs = [value.name for value in operator.outputs]
+    stage = model.stage([operator.name], operator.inputs, outputs)
+    given = [values[name] for name in operator.inputs]
+    whole = stage(given, None, training=True)
+    model.around.histories.clear()
+    with model.filling():
+        opened = _tried(operator, model, partial(stage, given, None, training=True))
+    _compare(operator, model, whole, opened, "in one piece")
+    staying = model.captured.graph.staying
+    for chunk in range(0, len(model.chunks), -(-len(model.chunks) // MOST_CHUNKS)):
+        rows = model.rows(chunk)
+        dims = [model.graph.batch_dims[name] for name in operator.inputs]
+        cut = [
+            value if name in staying or dim == (None,) else _rows(value, rows.vertices)
+            for name, value, dim in zip(operator.inputs, given, dims, strict=True)
+        ]
+        found = _tried(operator, model, partial(stage, cut, chunk, training=True))
+        expected = [
+            _rows(value, rows.vertices) if None not in model.graph.batch_dims[name] else value
+            for name, value in zip(outputs, whole, strict=True)
+        ]
+        _compare(operator, model, expected, found, "in chunks")
+    return dict(zip(outputs, whole, strict=True))
+
+
+def _tried(operator: OpNode, model: ChunkedModel, run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except GraphTrainingError:
+        raise
+    except Exception as error:  # the code of a layer may raise anything
+        raise GraphTrainingError(
+            f"{_named(operator, model)} does not run on a chunk of vertices "
+            f"({type(error).__name__}: {error}); {_REMEDY}"
+        ) from error
+
+
+_REMEDY = (
+    "give GNNPipeStrategy(mode='exact'), which runs every layer on the whole graph, or use another "
+    "layer (LayerNorm in the place of BatchNorm or GraphNorm)"
+)
+
+
+def _compare(
+    operator: OpNode, model: ChunkedModel, expected: Sequence[Any], found: Sequence[Any], how: str
+) -> None:
+    pairs = zip(pytree.tree_leaves(list(expected)), pytree.tree_leaves(list(found)), strict=True)
+    for one, other in pairs:
+        if isinstance(one, Tensor) and not _is_close(one, other):
+            raise GraphTrainingError(
+                f"{_named(operator, model)} computes something else {how}: what it gives a vertex "
+                f"depends on others beside those that edges lead from; {_REMEDY}"
+            )
+
+
+def _named(operator: OpNode, model: ChunkedModel) -> str:
+    nodes = model.captured.nodes(operator.name)
+    kinds = [
+        type(model.captured.module.get_submodule(str(node.target))).__name__
+        for node in nodes
+        if node.op == "call_module"
+    ]
+    what = kinds[0] if kinds else operator.target
+    return f"the layer {operator.target} ({what})"
+
+
+def _rows(value: Any, vertices: Tensor) -> Any:
+    return pytree.tree_map(
+        lambda leaf: leaf.index_select(0, vertices) if isinstance(leaf, Tensor) else leaf, value
+    )
+
+
+def _is_close(one: Tensor, other: Any) -> bool:
+    if not isinstance(other, Tensor) or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    tolerance = _TOLERANCE.get(one.dtype, _COARSE)
+    scale = float(one.abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Dropouts change nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func in _DROPOUTS else func(*args, **(kwargs or {}))

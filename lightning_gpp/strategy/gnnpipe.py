@@ -1,0 +1,75 @@
+"""The strategy for one graph that does not fit: ``Trainer(strategy="gnnpipe", devices=N)``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from lightning_gpp.checks import check_whole
+from lightning_gpp.gnn import Techniques
+from lightning_gpp.gnn.history import REFRESH_EVERY
+from lightning_gpp.schedule import GPIPE, GPIPE_REVERSED
+from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
+from lightning_gpp.strategy.refusals import check_name
+from lightning_gpp.strategy.settings import FullGraph
+
+MODES = ("historical", "exact")
+BEGINNINGS = ("zeros", "exact")
+
+
+class GNNPipeStrategy(GraphPipeStrategy):
+    """Trains a graph network on one full graph, its layers divided over the devices.
+
+    Vertices go through the layers in chunks, as micro-batches do. What a layer reads of vertices
+    that are not computed yet comes from a history (GNNPipe, arXiv 2308.10087), so training in mode
+    ``"historical"`` is approximate; validation, test and prediction are exact in every mode. The
+    user's step runs once per batch, which is the graph, and sees the outputs of all vertices.
+
+    Args:
+        chunks: that the vertices are divided into; by default four per device.
+        mode: ``"historical"``, or ``"exact"``: every layer runs on the whole graph, which equals
+            training on one device; only memory is divided then, as no two devices work at once.
+        shuffle: whether the order of the chunks is drawn anew every epoch.
+        refresh_every: epochs for which what is read out of histories stays the same.
+        historical_gradients: whether vertices get the last epoch's gradients from chunks whose
+            backward comes later; without, those that are there already count twice.
+        history: ``"zeros"``, what histories begin with as published, or ``"exact"``: one pass in
+            which every layer sees all vertices.
+        seed: of the division and of the order of chunks; by default the seed of ``torch``, which
+            ``seed_everything`` sets.
+        options: of :class:`GraphPipeStrategy`, those left out that cut batches (``schedule``,
+            ``num_microbatches``, ``weights``).
+
+    Raises:
+        ValueError: a number makes no sense, or an option is of another strategy.
+    """
+
+    def __init__(
+        self,
+        chunks: int | None = None,
+        mode: Literal["historical", "exact"] = "historical",
+        *,
+        shuffle: bool = True,
+        refresh_every: int = REFRESH_EVERY,
+        historical_gradients: bool = False,
+        history: Literal["zeros", "exact"] = "zeros",
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        refused = {"schedule", "num_microbatches", "weights", "blocks"} & options.keys()
+        if refused:
+            raise ValueError(
+                f"{', '.join(sorted(refused))}: not for full-graph training, whose micro-batches "
+                "are the chunks of one graph; see chunks and mode"
+            )
+        check_name("mode", mode, MODES)
+        check_name("history", history, BEGINNINGS)
+        if chunks is not None:
+            check_whole("chunks", chunks)
+        techniques = Techniques(shuffle, refresh_every, historical_gradients)
+        super().__init__(**options)
+        if mode == "exact":
+            self.settings = replace(self.settings, schedule=GPIPE.name, num_microbatches=1)
+            return
+        full_graph = FullGraph(chunks, techniques, history == "exact", seed)
+        self.settings = replace(self.settings, schedule=GPIPE_REVERSED.name, full_graph=full_graph)

@@ -1,0 +1,103 @@
+"""From a model that is called with one graph to one that runs on chunks of its vertices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.capture import CapturedModel
+from lightning_gpp.capture.values.graph_inputs import GraphInputs
+from lightning_gpp.cost import Costs, Profile
+from lightning_gpp.gnn import ChunkedModel, Chunks, GraphTrainingError, check_in_chunks, partition
+from lightning_gpp.strategy.planning.measuring import Measured
+from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.strategy.settings import FullGraph
+
+
+def model_in_chunks(
+    asked: FullGraph,
+    captured: CapturedModel,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    flags: Mapping[str, bool],
+    control: Control,
+    num_ranks: int,
+) -> ChunkedModel:
+    """All ranks: the model in chunks of the graph that it is called with.
+
+    Rank 0 divides the graph and checks that every layer computes the same in chunks.
+
+    Args:
+        asked: what the user asked for.
+        captured: the model, captured with the graph.
+        args: of its forward.
+        kwargs: likewise.
+        flags: training flags of the sub-modules in training mode.
+        control: between the ranks.
+        num_ranks: how many there are.
+
+    Raises:
+        GraphTrainingError: the arguments are no single graph, or the model does not run in chunks.
+    """
+    tensors = captured.inputs(args, kwargs)
+    edges, num_vertices = the_graph(tensors)
+    chunks: Chunks | None = None
+    if control.is_leader:
+        seed = torch.initial_seed() if asked.seed is None else asked.seed
+        chunks = partition(edges, num_vertices, asked.num_chunks(num_ranks), seed % 2**31)
+        check_in_chunks(captured, tensors, chunks, flags)
+    shared: Chunks = control.share(chunks, "waiting for rank 0's division of the graph")
+    return ChunkedModel(captured, tensors, shared, asked.techniques, flags)
+
+
+def the_graph(tensors: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+    """The edges of the graph that a model is called with, and its number of vertices.
+
+    Raises:
+        GraphTrainingError: there is no graph among the tensors, or there are several.
+    """
+    found = GraphInputs.find(tensors)
+    if found is None:
+        given = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise GraphTrainingError(
+            "full-graph training needs one graph: forward has to be called with a `Data`, or with "
+            "tensors named `edge_index`, of shape (2, edges) and whole numbers, and `x`, with a "
+            f"row per vertex; got {given}"
+        )
+    if found.num_graphs > 1:
+        raise GraphTrainingError(
+            f"full-graph training needs one graph, got a batch of {found.num_graphs}; use "
+            'strategy="graphpipe", which cuts batches of graphs between graphs'
+        )
+    return tensors[f"{found.prefix}edge_index"], found.num_nodes
+
+
+def by_vertices(costs: Costs, chunked: ChunkedModel) -> Costs:
+    """Costs of the whole graph as those of micro-batches whose samples are vertices.
+
+    A chunk is taken to cost its share of the whole graph; what it reads of others is not counted.
+    """
+    names = [operator.name for operator in chunked.graph]
+    return Costs(
+        tuple(
+            Profile(
+                {name: profile.operators[name] for name in names},
+                float(chunked.chunks.num_vertices),
+                profile.device,
+                profile.is_estimated,
+            )
+            for profile in costs.profiles
+        )
+    )
+
+
+def measured_by_vertices(measured: Measured | None, chunked: ChunkedModel) -> Measured | None:
+    """The same of what was measured, with a note on the chunks."""
+    if measured is None:
+        return None
+    notes = (*measured.notes, chunked.chunks.describe())
+    return replace(measured, costs=by_vertices(measured.costs, chunked), notes=notes)
