@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.operators.normalize import observation
 from lightning_gpp.capture.operators.observe import run_node
+from lightning_gpp.capture.operators.variation import tells_shape
 from lightning_gpp.capture.tracing.trace import guard
 from lightning_gpp.gnn.chunks import ChunkEdges, EdgeSet, EdgeSets, Rows
 from lightning_gpp.gnn.errors import GraphTrainingError
@@ -35,7 +36,7 @@ from lightning_gpp.gnn.history import History, Techniques, exchanged
 from lightning_gpp.gnn.message_passing import Mixing, OpenedLayer, is_layer, open_layer
 
 
-class Way(Enum):
+class NodeKind(Enum):
     """How the value of a node goes with the vertices; see the module's docstring."""
 
     WHOLE = "whole"
@@ -79,6 +80,21 @@ class Surroundings:
         return self.histories[key]
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One run over some vertices.
+
+    Attributes:
+        rows: of the vertices.
+        values: of the nodes that ran, and those that were given.
+        cut: of whole values, the rows that were met.
+    """
+
+    rows: Rows
+    values: dict[fx.Node, Any]
+    cut: dict[fx.Node, Any] = field(default_factory=dict)
+
+
 class ChunkGraph:
     """The nodes of a forward, and what is known of them.
 
@@ -105,11 +121,12 @@ class ChunkGraph:
         self.arguments = dict(whole)
         self.node = {node.name: node for node in nodes}
         self._weights = weights
-        self.ways: dict[fx.Node, Way] = {}
+        self.kinds: dict[fx.Node, NodeKind] = {}
         self.whole: dict[fx.Node, Any] = {}
         self._edge_sets: dict[fx.Node, EdgeSet] = {}
         self._layers: dict[fx.Node, _Layer] = {}
         self._cut: dict[tuple[int, int, int], Tensor] = {}
+        self._changed: set[fx.Node] = set()
         self._compute()
 
     # The graph as a whole --------------------------------------------------------------------
@@ -127,61 +144,75 @@ class ChunkGraph:
         self._layers.clear()
         with torch.no_grad():
             for node in self.nodes:
-                self.ways[node] = self._way(node)
+                self.kinds[node] = self._kind(node)
+        self._changed = self._changed_by_rows()
 
-    def _way(self, node: fx.Node) -> Way:
+    def _changed_by_rows(self) -> set[fx.Node]:
+        """Whole values that nodes change in place which run for every chunk."""
+        changed = frozenset().union(
+            *(
+                observation(node).changed
+                for node, kind in self.kinds.items()
+                if kind is not NodeKind.WHOLE
+            )
+        )
+        return {node for node in self.whole if observation(node).touched & changed}
+
+    def _kind(self, node: fx.Node) -> NodeKind:
         seen = observation(node)
-        reads = {self.ways[arg] for arg in node.all_input_nodes}
+        reads = {self.kinds[arg] for arg in node.all_input_nodes}
         if node.op == "placeholder":
             if str(node.target) in self._weights:
-                return Way.WEIGHTS
+                return NodeKind.WEIGHTS
             if str(node.target) not in self.arguments:
-                return Way.ROWS
+                return NodeKind.ROWS
             self.whole[node] = self.arguments[str(node.target)]
-            return Way.WHOLE
+            return NodeKind.WHOLE
         if node.op == "get_attr":
-            return Way.WEIGHTS
+            return NodeKind.WEIGHTS
         if isinstance(node.target, Mixing):
             self._edge_sets[node] = self._edge_set(node)
-            return Way.ROWS if node.target.method == "propagate" else Way.EDGES
+            return NodeKind.ROWS if node.target.method == "propagate" else NodeKind.EDGES
         if is_layer(node, self.module):
-            return Way.ROWS
+            return NodeKind.ROWS
         if not seen.has_tensors:
-            return self._way_of_plain(node, reads)
-        if Way.ROWS in reads:
-            return Way.ROWS
-        if Way.EDGES in reads:
+            return self._kind_of_plain(node, reads)
+        if NodeKind.ROWS in reads:
+            return NodeKind.ROWS
+        if NodeKind.EDGES in reads:
             self._edge_sets[node] = next(
-                self._edge_sets[arg] for arg in node.all_input_nodes if self.ways[arg] is Way.EDGES
+                self._edge_sets[arg]
+                for arg in node.all_input_nodes
+                if self.kinds[arg] is NodeKind.EDGES
             )
-            return Way.EDGES
+            return NodeKind.EDGES
         has_rows = all(shape[:1] == (self.around.num_vertices,) for shape in seen.shapes)
-        if Way.WEIGHTS in reads or self._has_tensors(node):
-            return Way.ROWS if has_rows else Way.WEIGHTS
-        if has_rows and Way.WHOLE not in reads:  # made by its size
-            return Way.ROWS
+        if NodeKind.WEIGHTS in reads or self._has_tensors(node):
+            return NodeKind.ROWS if has_rows else NodeKind.WEIGHTS
         return self._evaluated(node, has_rows)
 
-    def _way_of_plain(self, node: fx.Node, reads: set[Way]) -> Way:
-        if reads <= {Way.WHOLE, Way.SIZE} and Way.SIZE not in reads:
-            return self._evaluated(node, has_rows=False)
-        return Way.SIZE
+    def _kind_of_plain(self, node: fx.Node, reads: set[NodeKind]) -> NodeKind:
+        """Numbers out of shapes are of the chunk, too; others are of the graph as a whole."""
+        if node.target is not guard and all(arg in self.whole for arg in node.all_input_nodes):
+            self._evaluated(node, has_rows=False)
+        is_number = not tells_shape(node) and reads <= {NodeKind.WHOLE}
+        return NodeKind.WHOLE if is_number else NodeKind.SIZE
 
-    def _evaluated(self, node: fx.Node, has_rows: bool) -> Way:
+    def _evaluated(self, node: fx.Node, has_rows: bool) -> NodeKind:
         """Computes a whole value, unless it is random and every vertex can draw its own."""
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._whole_value)
         before = torch.random.get_rng_state()
         value = run_node(node, self.module, args, kwargs, self.arguments)
         if not torch.equal(before, torch.random.get_rng_state()):
             if has_rows:
-                return Way.ROWS
+                return NodeKind.ROWS
             raise GraphTrainingError(
                 f"{node.meta['location']} draws random numbers for the graph as a whole, which "
                 "stages on several devices would draw differently: make the graph before forward "
                 "is called and pass it as an argument"
             )
         self.whole[node] = value
-        return Way.WHOLE
+        return NodeKind.WHOLE
 
     def _whole_value(self, node: fx.Node) -> Any:
         return self.whole[node] if node in self.whole else observation(node).value
@@ -209,61 +240,65 @@ class ChunkGraph:
 
     def needed(self, members: Collection[str]) -> list[fx.Node]:
         """The nodes that have to run for each chunk, of those with some names."""
-        per_chunk = (Way.ROWS, Way.EDGES, Way.WEIGHTS)
+        per_chunk = (NodeKind.ROWS, NodeKind.EDGES, NodeKind.WEIGHTS)
         return [
             node
             for node in self.nodes
-            if node.name in members and self.ways[node] in per_chunk and node.target is not guard
+            if node.name in members
+            and self.kinds[node] in per_chunk
+            and node.op != "placeholder"
+            and node.target is not guard
         ]
 
-    def run(
-        self, nodes: Sequence[fx.Node], values: dict[fx.Node, Any], rows: Rows
-    ) -> dict[fx.Node, Any]:
+    def run(self, nodes: Sequence[fx.Node], given: Mapping[fx.Node, Any], rows: Rows) -> Pass:
         """Runs nodes on the vertices of a chunk.
 
         Args:
             nodes: of :meth:`needed`, in order.
-            values: what is known of the chunk; gets the results.
+            given: values of the chunk that are known.
             rows: of the chunk.
         """
+        found = Pass(rows, dict(given))
         for node in nodes:
-            if node in values:
-                continue
             if isinstance(node.target, Mixing):
-                values[node] = self._mixed(node, node.target, values, rows)
+                value = self._mixed(node, node.target, found)
             elif is_layer(node, self.module) and (rows.chunk is not None or self.around.fills):
-                values[node] = self._layer(node).run(node, values, rows, self)
+                value = self._layer(node).run(node, found, self)
             else:
-                met = partial(self._met, node=node, values=values, rows=rows)
+                met = partial(self._met, node=node, found=found)
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), met)
-                values[node] = run_node(node, self.module, args, kwargs, {})
-        return values
+                value = run_node(node, self.module, args, kwargs, {})
+            found.values[node] = value
+        return found
 
-    def value(self, node: fx.Node, values: Mapping[fx.Node, Any], rows: Rows) -> Any:
+    def value(self, node: fx.Node, found: Pass) -> Any:
         """A value as the rows of a chunk see it, whole ones cut."""
-        way = self.ways[node]
-        if way is Way.SIZE:
-            return self._size(node, values, rows)
-        if way is not Way.WHOLE:
-            return values[node]
-        return self._per_row(self.whole[node], rows)
+        kind = self.kinds[node]
+        if kind is NodeKind.SIZE:
+            return self._size(node, found)
+        if kind is not NodeKind.WHOLE:
+            return found.values[node]
+        if node not in found.cut:
+            found.cut[node] = self._per_row(node, found.rows)
+        return found.cut[node]
 
-    def _met(self, arg: fx.Node, node: fx.Node, values: Mapping[fx.Node, Any], rows: Rows) -> Any:
+    def _met(self, arg: fx.Node, node: fx.Node, found: Pass) -> Any:
         """An argument as a node meets it."""
-        way = self.ways[node]
-        if way is Way.WEIGHTS:
-            return values[arg] if arg in values else self._whole_value(arg)
-        if way is Way.EDGES and self.ways[arg] in (Way.WHOLE, Way.WEIGHTS):
-            found = self.whole[arg] if arg in self.whole else values[arg]
-            return self._per_edge(found, self._edge_sets[node], rows)
-        return self.value(arg, values, rows)
+        kind = self.kinds[node]
+        if kind is NodeKind.WEIGHTS:
+            return self._as_is(arg, found)
+        if kind is NodeKind.EDGES and self.kinds[arg] in (NodeKind.WHOLE, NodeKind.WEIGHTS):
+            return self._per_edge(self._as_is(arg, found), self._edge_sets[node], found.rows)
+        return self.value(arg, found)
 
-    def _per_row(self, value: Any, rows: Rows) -> Any:
+    def _per_row(self, node: fx.Node, rows: Rows) -> Any:
         def cut(leaf: Any) -> Any:
-            is_rows = isinstance(leaf, Tensor) and leaf.shape[:1] == (self.around.num_vertices,)
-            return rows.of(leaf) if is_rows else leaf
+            if not isinstance(leaf, Tensor) or leaf.shape[:1] != (self.around.num_vertices,):
+                return leaf
+            part = rows.of(leaf)
+            return part.clone() if part is leaf and node in self._changed else part
 
-        return pytree.tree_map(cut, value)
+        return pytree.tree_map(cut, self.whole[node])
 
     def _per_edge(self, value: Any, edges: EdgeSet, rows: Rows) -> Any:
         if rows.chunk is None or not isinstance(value, Tensor):
@@ -278,17 +313,17 @@ class ChunkGraph:
             self._cut[key] = value.index_select(0, chosen)
         return self._cut[key]
 
-    def _size(self, node: fx.Node, values: Mapping[fx.Node, Any], rows: Rows) -> Any:
+    def _size(self, node: fx.Node, found: Pass) -> Any:
         """A number out of shapes, as the rows of a chunk have it."""
 
         def shaped(arg: fx.Node) -> Any:
-            if arg in values:
-                return values[arg]
-            if self.ways[arg] is Way.SIZE:
-                return self._size(arg, values, rows)
-            if self.ways[arg] is Way.WHOLE:
-                return self._per_row(self.whole[arg], rows)
-            return self._shape_of(arg, rows)
+            if arg in found.values:
+                return found.values[arg]
+            if self.kinds[arg] is NodeKind.SIZE:
+                return self._size(arg, found)
+            if self.kinds[arg] is NodeKind.WHOLE and not isinstance(self.whole[arg], Tensor):
+                return self.whole[arg]
+            return self._shape_of(arg, found.rows)
 
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), shaped)
         return run_node(node, self.module, args, kwargs, {})
@@ -302,26 +337,23 @@ class ChunkGraph:
 
     # Messages --------------------------------------------------------------------------------
 
-    def _mixed(
-        self, node: fx.Node, mixing: Mixing, values: Mapping[fx.Node, Any], rows: Rows
-    ) -> Any:
+    def _mixed(self, node: fx.Node, mixing: Mixing, found: Pass) -> Any:
         """Passes messages into the rows of a chunk."""
         named = {name: arg for name, arg in node.kwargs.items() if name not in _NOT_PASSED}
-        edges = self._edge_sets[node]
+        edges, rows = self._edge_sets[node], found.rows
         if rows.chunk is None:
-            found = {name: self._as_is(arg, values) for name, arg in named.items()}
-            self._fill(node, found)
-            return mixing.along(edges.edge_index, **found)
+            whole = fx.node.map_arg(named, partial(self._as_is, found=found))
+            self._fill(node, whole)
+            return mixing.along(edges.edge_index, **whole)
         into = edges.of(rows.chunk)
-        ends = _Ends(self, node, mixing, edges, into, rows, values)
-        found = {name: ends.of(name, arg) for name, arg in named.items()}
+        ends = _Ends(self, node, mixing, edges, into, found)
         size = (len(into.sources), len(rows.vertices))
-        return mixing.along(into.local, size=size, **found)
+        passed = {name: ends.of(name, arg) for name, arg in named.items()}
+        return mixing.along(into.local, size=size, **passed)
 
-    def _as_is(self, arg: Any, values: Mapping[fx.Node, Any]) -> Any:
-        return fx.node.map_arg(
-            arg, lambda found: values[found] if found in values else self._whole_value(found)
-        )
+    def _as_is(self, arg: fx.Node, found: Pass) -> Any:
+        """A value that is not cut."""
+        return found.values[arg] if arg in found.values else self._whole_value(arg)
 
     def _fill(self, node: fx.Node, found: Mapping[str, Any]) -> None:
         """Writes what a pass over all vertices reads into the histories."""
@@ -331,7 +363,7 @@ class ChunkGraph:
             arg = node.kwargs[name]
             if isinstance(arg, tuple | list):
                 arg, value = arg[0], value[0]
-            if isinstance(arg, fx.Node) and self.ways[arg] is Way.ROWS:
+            if isinstance(arg, fx.Node) and self.kinds[arg] is NodeKind.ROWS:
                 history = self.around.history(self.key(node, name), value)
                 history.values.copy_(value.detach())
 
@@ -352,9 +384,9 @@ class ChunkGraph:
 
     def example(self, node: fx.Node) -> Any:
         """A value as large as that of all vertices."""
-        if node in self.whole or self.ways[node] is Way.SIZE:
+        if node in self.whole or self.kinds[node] is NodeKind.SIZE:
             return self._whole_value(node)
-        if self.ways[node] is Way.WEIGHTS and node.op == "get_attr":
+        if self.kinds[node] is NodeKind.WEIGHTS and node.op == "get_attr":
             return run_node(node, self.module, (), {}, {})
         seen = observation(node)
         return torch.zeros(seen.shapes[0], dtype=seen.dtypes[0])
@@ -372,8 +404,7 @@ class _Ends:
     mixing: Mixing
     edges: EdgeSet
     into: ChunkEdges
-    rows: Rows
-    values: Mapping[fx.Node, Any]
+    found: Pass
 
     def of(self, name: str, arg: Any) -> Any:
         """An argument by its name."""
@@ -381,14 +412,16 @@ class _Ends:
             return self._pair(name, *arg)
         if not isinstance(arg, fx.Node):
             return arg
-        way = self.graph.ways[arg]
-        is_rows = way is Way.ROWS or (way is Way.WHOLE and self.mixing.is_of_vertices(name))
+        kind = self.graph.kinds[arg]
+        is_rows = kind is NodeKind.ROWS or (
+            kind is NodeKind.WHOLE and self.mixing.is_of_vertices(name)
+        )
         if is_rows:
             return self._pair(name, arg, arg)
-        if way is Way.EDGES:
-            return self.values[arg]
-        value = self.values[arg] if arg in self.values else self.graph._whole_value(arg)
-        return self.graph._per_edge(value, self.edges, self.rows)
+        if kind is NodeKind.EDGES:
+            return self.found.values[arg]
+        value = self.graph._as_is(arg, self.found)
+        return self.graph._per_edge(value, self.edges, self.found.rows)
 
     def _pair(self, name: str, source: Any, target: Any) -> Any:
         """Rows at the sources of the edges, and at their targets."""
@@ -397,17 +430,17 @@ class _Ends:
     def _source(self, name: str, arg: Any) -> Any:
         if not isinstance(arg, fx.Node):
             return arg
-        if self.graph.ways[arg] is Way.WHOLE:
+        if self.graph.kinds[arg] is NodeKind.WHOLE:
             value = self.graph.whole[arg]
             return value.index_select(0, self.into.sources) if isinstance(value, Tensor) else value
-        own = self.values[arg]
+        own = self.found.values[arg]
         history = self.graph.around.history(self.graph.key(self.node, name), own)
-        return exchanged(own, history, self.rows, self.into)
+        return exchanged(own, history, self.found.rows, self.into)
 
     def _target(self, arg: Any) -> Any:
         if not isinstance(arg, fx.Node):
             return arg
-        return self.graph.value(arg, self.values, self.rows)
+        return self.graph.value(arg, self.found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,8 +450,7 @@ class _Layer:
     inner: ChunkGraph
     nodes: list[fx.Node]
     inputs: Mapping[str, fx.Node]
-    outputs: tuple[Any, ...]
-    arguments: Any
+    opened: OpenedLayer
 
     @classmethod
     def of(cls, node: fx.Node, outer: ChunkGraph) -> _Layer:
@@ -430,38 +462,40 @@ class _Layer:
         tensors = opened.arguments.tensors(args, kwargs)
         given = dict(_tensors_by_name(opened, node))
         whole = {
-            name: tensor for name, tensor in tensors.items() if outer.ways[given[name]] is Way.WHOLE
+            name: tensor
+            for name, tensor in tensors.items()
+            if outer.kinds[given[name]] is NodeKind.WHOLE
         }
         nodes = [found for found in opened.trace.graph.nodes if found.op != "output"]
-        weights = frozenset(name for name, arg in given.items() if outer.ways[arg] is Way.WEIGHTS)
+        weights = frozenset(
+            name for name, arg in given.items() if outer.kinds[arg] is NodeKind.WEIGHTS
+        )
         path = f"{outer.name}{node.name}"
         inner = ChunkGraph(path, module, nodes, whole, outer.around, weights)
         inputs = {str(found.target): found for found in nodes if found.op == "placeholder"}
         needed = inner.needed({found.name for found in nodes})
-        return cls(inner, needed, inputs, opened.trace.outputs, opened)
+        return cls(inner, needed, inputs, opened)
 
-    def run(
-        self, node: fx.Node, values: Mapping[fx.Node, Any], rows: Rows, outer: ChunkGraph
-    ) -> Any:
+    def run(self, node: fx.Node, around: Pass, outer: ChunkGraph) -> Any:
         """What the layer returns for the rows of a chunk."""
-        args, kwargs = fx.node.map_arg(
-            (node.args, node.kwargs),
-            lambda arg: (
-                outer.whole[arg] if outer.ways[arg] is Way.WHOLE else outer.value(arg, values, rows)
-            ),
-        )
-        given = self.arguments.arguments.tensors(args, kwargs)
-        inner = {
-            place: given[name]
+
+        def met(arg: fx.Node) -> Any:
+            is_whole = outer.kinds[arg] is NodeKind.WHOLE
+            return outer.whole[arg] if is_whole else outer.value(arg, around)
+
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), met)
+        tensors = self.opened.arguments.tensors(args, kwargs)
+        given = {
+            place: tensors[name]
             for name, place in self.inputs.items()
-            if self.inner.ways[place] is not Way.WHOLE
+            if self.inner.kinds[place] is not NodeKind.WHOLE
         }
-        found = self.inner.run(self.nodes, dict(inner), rows)
+        found = self.inner.run(self.nodes, given, around.rows)
         leaves = [
-            self.inner.value(leaf, found, rows) if isinstance(leaf, fx.Node) else leaf
-            for leaf in self.outputs
+            self.inner.value(leaf, found) if isinstance(leaf, fx.Node) else leaf
+            for leaf in self.opened.trace.outputs
         ]
-        return self.arguments.trace.output.unflatten(leaves)
+        return self.opened.trace.output.unflatten(leaves)
 
 
 def _tensors_by_name(opened: OpenedLayer, node: fx.Node) -> Iterator[tuple[str, fx.Node]]:

@@ -12,12 +12,12 @@ from torch import Tensor, fx
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.rollback import rollback, training_flags
-from lightning_gpp.gnn.chunk_graph import ChunkGraph, Surroundings, Way
+from lightning_gpp.gnn.chunk_graph import ChunkGraph, NodeKind, Surroundings
 from lightning_gpp.gnn.chunks import Chunks, EdgeSets, Rows
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.gnn.history import Techniques
 from lightning_gpp.gnn.message_passing import is_layer
-from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Value, Variation
+from lightning_gpp.graph import ModelGraph, OpNode, Value, Variation
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,44 +166,44 @@ class ChunkedModel:
         """See :meth:`ChunkStage.__call__`."""
         graph, rows = self._nodes(training=training), self.rows(chunk)
         given = {graph.node[name]: v for name, v in zip(stage.inputs, values, strict=True)}
-        is_whole = {node: graph.ways[node] is Way.WHOLE for node in given}
+        is_whole = {node: graph.kinds[node] is NodeKind.WHOLE for node in given}
         graph.update({str(node.target): v for node, v in given.items() if is_whole[node]})
         own = {node: value for node, value in given.items() if not is_whole[node]}
         found = graph.run(graph.needed(stage.members), own, rows)
-        return [graph.value(graph.node[name], found, rows) for name in stage.outputs]
+        return [graph.value(graph.node[name], found) for name in stage.outputs]
 
 
 def _by_vertices(captured: CapturedModel, nodes: ChunkGraph) -> ModelGraph:
     """The model with vertices in the place of samples."""
-    graph, ways = captured.graph, {node.name: way for node, way in nodes.ways.items()}
+    graph, num_vertices = captured.graph, nodes.around.num_vertices
+    kinds = {node.name: kind for node, kind in nodes.kinds.items()}
     needs = _Needs(captured, nodes)
     inputs = tuple(
-        GraphInput(_value(item.value), item.requires_grad, item.stays) for item in graph.inputs
+        replace(item, value=_value(item.value, NodeKind.ROWS, num_vertices))
+        for item in graph.inputs
     )
+    whole = (NodeKind.WHOLE, NodeKind.SIZE)
     operators: list[OpNode] = []
     for operator in graph:
-        found = {ways[node.name] for node in captured.nodes(operator.name)}
-        if found <= {Way.WHOLE, Way.SIZE} and not _returned(operator, graph):
+        returned = [value.name in graph.outputs for value in operator.outputs]
+        found = {kinds[node.name] for node in captured.nodes(operator.name)}
+        if found.issubset(whole) and not any(returned):
             continue
         outputs = tuple(
-            _value(value)
-            for value in operator.outputs
-            if ways[value.name] not in (Way.WHOLE, Way.SIZE) or value.name in graph.outputs
+            _value(value, kinds[value.name], num_vertices)
+            for value, is_returned in zip(operator.outputs, returned, strict=True)
+            if kinds[value.name] not in whole or is_returned
         )
         operators.append(replace(operator, inputs=needs.of(operator.name), outputs=outputs))
     return ModelGraph(inputs, tuple(operators), graph.outputs, graph.parameters)
 
 
-def _returned(operator: OpNode, graph: ModelGraph) -> bool:
-    return any(value.name in graph.outputs for value in operator.outputs)
-
-
-def _value(value: Value) -> Value:
-    if value.variation is not Variation.VERTICES:
-        return value
-    tensors = tuple(
-        replace(spec, batch_dim=spec.vertex_dim, vertex_dim=None) for spec in value.tensors
-    )
+def _value(value: Value, kind: NodeKind, num_vertices: int) -> Value:
+    """A value whose rows are samples, if it has a row per vertex."""
+    has_rows = [spec.shape[:1] == (num_vertices,) for spec in value.tensors]
+    if kind is not NodeKind.ROWS or not has_rows or not all(has_rows):
+        return replace(value, variation=Variation.WHOLE)
+    tensors = tuple(replace(spec, batch_dim=0, vertex_dim=None) for spec in value.tensors)
     return Value(value.name, tensors, Variation.SAMPLES)
 
 
@@ -211,7 +211,7 @@ class _Needs:
     """Which values an operator needs, where it computes whole values by itself."""
 
     def __init__(self, captured: CapturedModel, nodes: ChunkGraph) -> None:
-        self._captured, self._ways = captured, nodes.ways
+        self._captured, self._kinds = captured, nodes.kinds
 
     def of(self, operator: str) -> tuple[str, ...]:
         """Names of values, in the order in which they are read."""
@@ -223,9 +223,9 @@ class _Needs:
             if node in members or node in seen or node.op == "get_attr":
                 continue
             seen.add(node)
-            way = self._ways[node]
-            if node.op == "placeholder" or way not in (Way.WHOLE, Way.SIZE):
+            kind = self._kinds[node]
+            if node.op == "placeholder" or kind not in (NodeKind.WHOLE, NodeKind.SIZE):
                 found[node.name] = None
-            elif way is Way.WHOLE:
+            elif kind is NodeKind.WHOLE:
                 stack += reversed(node.all_input_nodes)
         return tuple(found)

@@ -42,10 +42,10 @@ class Net(nn.Module):
 
 
 def dense(kind: str, edge_index: Tensor, num_vertices: int) -> Tensor:
-    """(targets, sources) what a layer multiplies rows by."""
-    matrix = torch.zeros(num_vertices, num_vertices)
+    """(targets, sources) what a layer multiplies rows by, in float64."""
+    matrix = torch.zeros(num_vertices, num_vertices, dtype=torch.float64)
     if kind == "sage":
-        matrix.index_put_((edge_index[1], edge_index[0]), torch.ones(1), accumulate=True)
+        matrix.index_put_((edge_index[1], edge_index[0]), torch.ones(1).double(), accumulate=True)
         return matrix / matrix.sum(1, keepdim=True).clamp(min=1)
     edges, weights = gcn_norm(edge_index, None, num_vertices, dtype=matrix.dtype)
     return matrix.index_put_((edges[1], edges[0]), weights, accumulate=True)
@@ -80,8 +80,8 @@ class Reference:
             self.stale = dict(self.last)
         read: dict[tuple[int, int], Tensor] = {}
         fresh: dict[int, dict[int, Tensor]] = {i: {} for i in range(len(self.net.convs))}
-        extra = torch.zeros(())
-        scores = torch.zeros(len(x), self.net.head.out_features)
+        extra = x.new_zeros(())
+        scores = x.new_zeros(len(x), self.net.head.out_features)
         for chunk in order:
             rows = self.vertices[chunk]
             h = first = self.net.stem(x[rows]).relu()
@@ -110,7 +110,8 @@ class Reference:
         """(vertices, width) what the edges of a chunk come from."""
         factor = 1.0 if self.historical_gradients else 2.0
         stale = self.stale.get(layer)
-        found = torch.zeros(len(self.adjacency), own.shape[1]) if stale is None else stale.clone()
+        zeros = own.new_zeros(len(self.adjacency), own.shape[1])
+        found = zeros if stale is None else stale.clone()
         for other, value in fresh.items():
             counted = factor * value - (factor - 1) * value.detach()
             found = found.index_copy(0, self.vertices[other], counted)
@@ -118,8 +119,8 @@ class Reference:
 
     def assembled(self, values: dict[int, Tensor]) -> Tensor:
         """The rows of all chunks together."""
-        width = next(iter(values.values())).shape[1]
-        found = torch.zeros(len(self.adjacency), width)
+        like = next(iter(values.values()))
+        found = like.new_zeros(len(self.adjacency), like.shape[1])
         for chunk, value in values.items():
             found[self.vertices[chunk]] = value.detach()
         return found

@@ -92,7 +92,7 @@ class _Walk:
     def _of_plain(self, node: fx.Node, reads: Sequence[Variation]) -> Variation:
         if all(way is _SAME for way in reads):
             return _SAME
-        if _tells_shape(node):
+        if tells_shape(node):
             self.shapes.add(node)
             return self._compared(node, equal=_SAME)
         if node.target in LOOK_UPS and node.args[0] in self.shapes:
@@ -145,7 +145,8 @@ def variations(
     return {node.name: way for node, way in walk.ways.items()}
 
 
-def _tells_shape(node: fx.Node) -> bool:
+def tells_shape(node: fx.Node) -> bool:
+    """Whether a node asks for the shape or type of a tensor, and not for what is in it."""
     if node.op == "call_method":
         return str(node.target) in _SHAPES
     return (node.target is getattr and node.args[1] in _SHAPES) or node.target is len

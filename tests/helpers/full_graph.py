@@ -1,0 +1,111 @@
+"""Full-graph training: modules, graphs, and what ranks of tests do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning.pytorch as lp
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch_geometric.data import Data
+
+from helpers.history_reference import Net
+from helpers.training import quiet
+
+DEFAULTS = {
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+    "logger": False,
+}
+
+
+def random_graph(num_vertices: int = 31, num_edges: int = 90, seed: int = 0) -> Data:
+    """Directed edges with loops and repetitions; the last vertex is alone. In float64."""
+    generator = torch.Generator().manual_seed(seed)
+    edges = torch.randint(0, num_vertices - 1, (2, num_edges), generator=generator)
+    return Data(
+        x=torch.randn(num_vertices, 5, generator=generator, dtype=torch.float64),
+        edge_index=edges,
+        y=torch.randint(0, 3, (num_vertices,), generator=generator),
+        train_mask=torch.arange(num_vertices) % 3 > 0,
+    )
+
+
+class NodeClassifier(lp.LightningModule):
+    """A :class:`Net` that classifies the vertices of one graph; masked loss."""
+
+    def __init__(self, kind: str = "gcn", num_layers: int = 4, lr: float = 0.1) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.net, self.lr = Net(kind, num_layers), lr
+        self.scores: list[Tensor] = []
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        scores: Tensor = self.net(x, edge_index)
+        return scores
+
+    def training_step(self, batch: Data, batch_idx: int) -> Tensor:
+        scores = self(batch.x, batch.edge_index)
+        self.scores.append(scores.detach().clone())
+        loss = F.cross_entropy(scores[batch.train_mask], batch.y[batch.train_mask])
+        self.log("train_loss", loss, batch_size=1)
+        return loss
+
+    def validation_step(self, batch: Data, batch_idx: int) -> None:
+        scores = self(batch.x, batch.edge_index)
+        rest = ~batch.train_mask
+        self.log("val_loss", F.cross_entropy(scores[rest], batch.y[rest]), batch_size=1)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), self.lr, momentum=0.5)
+
+
+@dataclass(frozen=True)
+class FullGraphJob:
+    """What is trained, and how long; picklable.
+
+    Attributes:
+        module: makes the module.
+        graph: arguments of :func:`random_graph`.
+        epochs: steps on the graph.
+    """
+
+    module: Any = NodeClassifier
+    graph: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int = 8
+
+
+def fit(
+    job: FullGraphJob, strategy: Mapping[str, Any] | None, num_ranks: int = 1
+) -> dict[str, Any]:
+    """Trains as this process's rank.
+
+    Args:
+        job: what is trained.
+        strategy: arguments of ``GNNPipeStrategy``; None trains on one plain device.
+        num_ranks: ranks of the job.
+
+    Returns:
+        The weights, the scores of every training step and the metrics.
+    """
+    chosen: Any = "auto"
+    if strategy is not None:
+        from lightning_gpp.strategy import GNNPipeStrategy
+
+        chosen = GNNPipeStrategy(**{"timeout": 60.0, **strategy})
+    module, graph = job.module().double(), random_graph(**job.graph)
+    loader = DataLoader([graph], batch_size=None)  # type: ignore[arg-type]
+    with quiet():
+        trainer = lp.Trainer(strategy=chosen, devices=num_ranks, max_epochs=job.epochs, **DEFAULTS)
+        trainer.fit(module, loader, loader)
+    return {
+        "weights": {n: p.detach().clone() for n, p in module.named_parameters() if not p.is_meta},
+        "scores": module.scores,
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+    }

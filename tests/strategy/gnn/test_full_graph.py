@@ -1,0 +1,130 @@
+"""Full-graph training over processes: exact, and as historical embeddings are defined."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.full_graph import FullGraphJob, NodeClassifier, fit, random_graph
+from helpers.history_reference import Reference, dense
+from helpers.workers import WorkerPool
+from torch import Tensor
+
+from lightning_gpp.gnn import Techniques, partition
+from lightning_gpp.strategy.settings import FullGraph
+from lightning_gpp.strategy.step.chunk_calls import chunk_order
+
+SEED = 7
+
+
+def merged(results: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """The weights of all ranks."""
+    return {name: w for result in results for name, w in result["weights"].items()}
+
+
+def trained_by_definition(
+    job: FullGraphJob, num_chunks: int, techniques: Techniques
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Scores of every epoch and the weights, by the reference."""
+    module, graph = job.module().double(), random_graph(**job.graph)
+    num_vertices = graph.num_nodes
+    chunks = partition(graph.edge_index, num_vertices, num_chunks, SEED)
+    adjacency = dense(module.net.kind, graph.edge_index, num_vertices)
+    reference = Reference(
+        module.net,
+        adjacency,
+        chunks.vertices,
+        techniques.refresh_every,
+        techniques.historical_gradients,
+    )
+    optimizer = module.configure_optimizers()
+    asked = FullGraph(num_chunks, techniques, seed=SEED)
+
+    def loss(scores: Tensor) -> Tensor:
+        return F.cross_entropy(scores[graph.train_mask], graph.y[graph.train_mask])
+
+    scores = []
+    for epoch in range(job.epochs):
+        optimizer.zero_grad()
+        order = chunk_order(asked, chunks, epoch)
+        scores.append(reference.run(graph.x, order, loss))
+        optimizer.step()
+    return scores, {name: p.detach() for name, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gcn2"])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_exact_mode_equals_one_device(pool: WorkerPool, kind: str, num_ranks: int) -> None:
+    job = FullGraphJob(partial(NodeClassifier, kind), epochs=20)
+    expected = fit(job, None)
+    results = pool.run(fit, job, {"mode": "exact"}, num_ranks, num_ranks=num_ranks)
+    weights = merged(results)
+    assert weights.keys() == expected["weights"].keys()
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-9, atol=1e-9)
+    assert results[0]["metrics"] == pytest.approx(expected["metrics"], rel=1e-9)
+
+
+CASES = [
+    ("gcn", 1, 4, Techniques()),
+    ("gcn", 2, 5, Techniques(refresh_every=7)),
+    ("sage", 3, 4, Techniques(shuffle=False, refresh_every=1)),
+    ("gcn2", 4, 8, Techniques(refresh_every=6)),
+    ("gcn2", 2, 4, Techniques(refresh_every=5, historical_gradients=True)),
+    ("sage", 2, 6, Techniques(refresh_every=1, historical_gradients=True)),
+]
+
+
+@pytest.mark.parametrize(("kind", "num_ranks", "num_chunks", "techniques"), CASES)
+def test_historical_mode_is_the_definition(
+    pool: WorkerPool, kind: str, num_ranks: int, num_chunks: int, techniques: Techniques
+) -> None:
+    """Fifty epochs, refreshes among them; validations between leave the histories alone."""
+    job = FullGraphJob(partial(NodeClassifier, kind, 4, 0.02), epochs=50)
+    scores, expected = trained_by_definition(job, num_chunks, techniques)
+    strategy = {
+        "chunks": num_chunks,
+        "seed": SEED,
+        "shuffle": techniques.shuffle,
+        "refresh_every": techniques.refresh_every,
+        "historical_gradients": techniques.historical_gradients,
+    }
+    results = pool.run(fit, job, strategy, num_ranks, num_ranks=num_ranks)
+    for epoch, (got, want) in enumerate(zip(results[0]["scores"], scores, strict=True)):
+        torch.testing.assert_close(
+            got, want, rtol=0, atol=1e-12, msg=lambda m, e=epoch: f"{e}: {m}"
+        )
+    weights = merged(results)
+    assert weights.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-12)
+
+
+def test_evaluation_is_exact_whatever_the_training(pool: WorkerPool) -> None:
+    """The last validation is that of the trained weights on the whole graph."""
+    job = FullGraphJob(epochs=5)
+    results = pool.run(fit, job, {"chunks": 4, "seed": SEED}, 2, num_ranks=2)
+    module, graph = job.module().double(), random_graph()
+    module.load_state_dict(merged(results))
+    module.eval()
+    with torch.no_grad():
+        scores = module(graph.x, graph.edge_index)
+    rest = ~graph.train_mask
+    expected = float(F.cross_entropy(scores[rest], graph.y[rest]))
+    assert results[0]["metrics"]["val_loss"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_histories_may_begin_with_an_exact_pass(pool: WorkerPool) -> None:
+    """The first scores are those of one device then, and others with zeros."""
+    job = FullGraphJob(epochs=1)
+    expected = fit(job, None)["scores"][0]
+    strategy = {"chunks": 4, "seed": SEED}
+    exact, zeros = (
+        pool.run(fit, job, {**strategy, "history": history}, 2, num_ranks=2)[0]["scores"][0]
+        for history in ("exact", "zeros")
+    )
+    torch.testing.assert_close(exact, expected, rtol=0, atol=1e-12)
+    assert float((zeros - expected).abs().max()) > 1e-3
