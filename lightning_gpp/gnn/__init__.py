@@ -6,6 +6,7 @@ history. Everything here is arithmetic on tensors of one rank.
 """
 
 from lightning_gpp.gnn.check import check_in_chunks
+from lightning_gpp.gnn.chunk_costs import chunk_costs
 from lightning_gpp.gnn.chunked_model import ChunkedModel
 from lightning_gpp.gnn.chunks import Chunks
 from lightning_gpp.gnn.errors import GraphTrainingError
@@ -18,5 +19,6 @@ __all__ = [
     "GraphTrainingError",
     "Techniques",
     "check_in_chunks",
+    "chunk_costs",
     "partition",
 ]

@@ -30,7 +30,7 @@ from lightning_gpp.capture.operators.normalize import observation
 from lightning_gpp.capture.operators.observe import run_node
 from lightning_gpp.capture.operators.variation import tells_shape
 from lightning_gpp.capture.tracing.trace import guard
-from lightning_gpp.gnn.chunks import ChunkEdges, EdgeSet, EdgeSets, Rows
+from lightning_gpp.gnn.chunks import ChunkEdges, ChunkRows, EdgeSet, EdgeSets
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.gnn.history import History, Techniques, exchanged
 from lightning_gpp.gnn.message_passing import Mixing, OpenedLayer, is_layer, open_layer
@@ -90,7 +90,7 @@ class Pass:
         cut: of whole values, the rows that were met.
     """
 
-    rows: Rows
+    rows: ChunkRows
     values: dict[fx.Node, Any]
     cut: dict[fx.Node, Any] = field(default_factory=dict)
 
@@ -250,7 +250,7 @@ class ChunkGraph:
             and node.target is not guard
         ]
 
-    def run(self, nodes: Sequence[fx.Node], given: Mapping[fx.Node, Any], rows: Rows) -> Pass:
+    def run(self, nodes: Sequence[fx.Node], given: Mapping[fx.Node, Any], rows: ChunkRows) -> Pass:
         """Runs nodes on the vertices of a chunk.
 
         Args:
@@ -291,7 +291,7 @@ class ChunkGraph:
             return self._per_edge(self._as_is(arg, found), self._edge_sets[node], found.rows)
         return self.value(arg, found)
 
-    def _per_row(self, node: fx.Node, rows: Rows) -> Any:
+    def _per_row(self, node: fx.Node, rows: ChunkRows) -> Any:
         def cut(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or leaf.shape[:1] != (self.around.num_vertices,):
                 return leaf
@@ -300,7 +300,7 @@ class ChunkGraph:
 
         return pytree.tree_map(cut, self.whole[node])
 
-    def _per_edge(self, value: Any, edges: EdgeSet, rows: Rows) -> Any:
+    def _per_edge(self, value: Any, edges: EdgeSet, rows: ChunkRows) -> Any:
         if rows.chunk is None or not isinstance(value, Tensor):
             return value
         if value.shape[:1] != (edges.edge_index.shape[1],):
@@ -328,7 +328,7 @@ class ChunkGraph:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), shaped)
         return run_node(node, self.module, args, kwargs, {})
 
-    def _shape_of(self, node: fx.Node, rows: Rows) -> Tensor:
+    def _shape_of(self, node: fx.Node, rows: ChunkRows) -> Tensor:
         seen = observation(node)
         shape = list(seen.shapes[0])
         if shape[:1] == [self.around.num_vertices]:
@@ -424,7 +424,7 @@ class _Ends:
         return self.graph._per_edge(value, self.edges, self.found.rows)
 
     def _pair(self, name: str, source: Any, target: Any) -> Any:
-        """Rows at the sources of the edges, and at their targets."""
+        """ChunkRows at the sources of the edges, and at their targets."""
         return self._source(name, source), self._target(target)
 
     def _source(self, name: str, arg: Any) -> Any:

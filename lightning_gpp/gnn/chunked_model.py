@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.rollback import rollback, training_flags
 from lightning_gpp.gnn.chunk_graph import ChunkGraph, NodeKind, Surroundings
-from lightning_gpp.gnn.chunks import Chunks, EdgeSets, Rows
+from lightning_gpp.gnn.chunks import ChunkRows, Chunks, EdgeSets
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.gnn.history import Techniques
 from lightning_gpp.gnn.message_passing import is_layer
@@ -81,7 +81,7 @@ class ChunkedModel:
         self.captured, self.chunks = captured, chunks
         self.around = Surroundings(chunks.num_vertices, EdgeSets(chunks), techniques)
         self._flags = dict(flags)
-        self._rows: dict[int | None, Rows] = {}
+        self._rows: dict[int | None, ChunkRows] = {}
         self._staying = {n: tensors[n] for n in tensors if n in captured.graph.staying}
         self._graphs: dict[bool, ChunkGraph] = {}
         nodes = captured.all_nodes(training=True)
@@ -105,12 +105,12 @@ class ChunkedModel:
         """Sub-modules are in the modes of training."""
         return training_flags(self.captured.module, self._flags)
 
-    def rows(self, chunk: int | None) -> Rows:
+    def rows(self, chunk: int | None) -> ChunkRows:
         """The vertices of a chunk; all of them for None."""
         if chunk not in self._rows:
             everything = torch.arange(self.chunks.num_vertices)
             vertices = everything if chunk is None else self.chunks.vertices[chunk]
-            self._rows[chunk] = Rows(chunk, vertices)
+            self._rows[chunk] = ChunkRows(chunk, vertices)
         return self._rows[chunk]
 
     @contextmanager
@@ -121,6 +121,11 @@ class ChunkedModel:
             yield
         finally:
             self.around.fills = False
+
+    def forget(self) -> None:
+        """Histories and epochs begin anew."""
+        self.around.histories.clear()
+        self.around.epoch = -1
 
     def begin_epoch(self) -> None:
         """A training pass over all chunks begins."""

@@ -79,7 +79,7 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ChunkRows:
     """The vertices that a stage runs with at a time.
 
     Attributes:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.checks import check_whole
-from lightning_gpp.gnn.chunks import ChunkEdges, Rows
+from lightning_gpp.gnn.chunks import ChunkEdges, ChunkRows
 
 REFRESH_EVERY = 23
 """Epochs from one refresh of the histories to the next, as in the paper's experiments."""
@@ -97,7 +97,7 @@ class History:
         self._given[chunk] = given
 
 
-def exchanged(own: Tensor, history: History, rows: Rows, edges: ChunkEdges) -> Tensor:
+def exchanged(own: Tensor, history: History, rows: ChunkRows, edges: ChunkEdges) -> Tensor:
     """What a chunk's edges come from: its own rows, and those of other chunks out of the history.
 
     Gradients of its own rows flow back together with those that other chunks have given to them.
@@ -119,7 +119,9 @@ class _Exchange(torch.autograd.Function):
     """See :func:`exchanged`."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, history: History, rows: Rows, edges: ChunkEdges) -> Tensor:
+    def forward(
+        ctx: Any, own: Tensor, history: History, rows: ChunkRows, edges: ChunkEdges
+    ) -> Tensor:
         ctx.history, ctx.rows, ctx.edges = history, rows, edges
         history.values.index_copy_(0, rows.vertices, own.detach())
         return history.values.index_select(0, edges.sources)

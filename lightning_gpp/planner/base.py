@@ -113,10 +113,10 @@ class PlanRequest:
                 f"the schedule {self.schedule!r} has no replicas: max_replicas has to be 1, got "
                 f"{self.max_replicas}"
             )
-        if self.order.reverses and (self.max_replicas != 1 or self.num_microbatches is None):
+        if self.order.reverses and self.max_replicas != 1:
             raise ValueError(
-                f"the schedule {self.schedule!r} has micro-batches of one size and no replicas: "
-                "give num_microbatches, and max_replicas=1"
+                f"the schedule {self.schedule!r} has no replicas: max_replicas has to be 1, got "
+                f"{self.max_replicas}"
             )
         for kind in self.cluster.kinds:
             self.costs.kind_for(kind)

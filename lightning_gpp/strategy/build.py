@@ -32,7 +32,7 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
 from lightning_gpp.strategy.emulation.emulation import Emulation, begin_emulation
 from lightning_gpp.strategy.emulation.shape_only import META
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, rank_of_device
-from lightning_gpp.strategy.planning.full_graph import measured_by_vertices, model_in_chunks
+from lightning_gpp.strategy.planning.full_graph import model_in_chunks
 from lightning_gpp.strategy.planning.measuring import Measured, measure_kinds
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
 from lightning_gpp.strategy.ranks.control import Control
@@ -73,13 +73,12 @@ class Builder:
         found = self.control.gather(
             DeviceAtHand.of(self.device), "collecting what devices there are"
         )
-        measured = self._measured(captured, args, kwargs, found)
         chunked = None
         if self.settings.full_graph is not None:
             chunked = self._in_chunks(self.settings.full_graph, captured, args, kwargs, train_modes)
             captured.take_graph(chunked.graph)
-            measured = measured_by_vertices(measured, chunked)
             example = example and _of_vertices(example, chunked)
+        measured = self._measured(captured, args, kwargs, found, chunked)
         planned = None
         if example is not None:
             at_hand = cluster_at_hand(found)
@@ -136,6 +135,7 @@ class Builder:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         found: Sequence[DeviceAtHand],
+        chunked: ChunkedModel | None,
     ) -> Measured | None:
         """On rank 0 the costs on every kind of device, where they are needed and not given."""
         settings = self.settings
@@ -151,6 +151,7 @@ class Builder:
             control=self.control,
             rank=self.transport.rank,
             device=self.device,
+            chunked=chunked,
         )
 
     def _joined(

@@ -37,6 +37,7 @@ class GNNPipeStrategy(GraphPipeStrategy):
             which every layer sees all vertices.
         seed: of the division and of the order of chunks; by default the seed of ``torch``, which
             ``seed_everything`` sets.
+        planner: name of the planner; by default one stage per device, of equal work.
         options: of :class:`GraphPipeStrategy`, those left out that cut batches (``schedule``,
             ``num_microbatches``, ``weights``).
 
@@ -54,6 +55,7 @@ class GNNPipeStrategy(GraphPipeStrategy):
         historical_gradients: bool = False,
         history: Literal["zeros", "exact"] = "zeros",
         seed: int | None = None,
+        planner: str = "balanced",
         **options: Any,
     ) -> None:
         refused = {"schedule", "num_microbatches", "weights", "blocks"} & options.keys()
@@ -67,7 +69,7 @@ class GNNPipeStrategy(GraphPipeStrategy):
         if chunks is not None:
             check_whole("chunks", chunks)
         techniques = Techniques(shuffle, refresh_every, historical_gradients)
-        super().__init__(**options)
+        super().__init__(planner=planner, **options)
         if mode == "exact":
             self.settings = replace(self.settings, schedule=GPIPE.name, num_microbatches=1)
             return

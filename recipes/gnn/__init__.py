@@ -1,14 +1,28 @@
-"""Graph neural networks on batches of small graphs: one label or one number per graph.
+"""Graph neural networks, on many small graphs or on one.
 
-Two modes belong to this family. Here is the first: many small graphs, micro-batches of whole
-graphs (``motifs``, ``tu_files``, ``model``). The second, node-level training on the chunks of one
-full graph with historical embeddings, gets files of its own beside these.
+Many small graphs have one label or one number each; micro-batches are of whole graphs (``motifs``,
+``tu_files``, ``model``). Of one graph the vertices have labels, and it is trained on as a whole or
+in chunks of its vertices (``full_graph``, ``node_model``).
 """
 
 from .data import GraphData, GraphDataset
 from .default_data import gnn_data
+from .full_graph import BlockModel, FullGraphData, Planetoid
 from .model import GraphNetwork
 from .motifs import Motifs
+from .node_model import NodeNetwork, network_for
 from .tu_files import TUFiles
 
-__all__ = ["GraphData", "GraphDataset", "GraphNetwork", "Motifs", "TUFiles", "gnn_data"]
+__all__ = [
+    "BlockModel",
+    "FullGraphData",
+    "GraphData",
+    "GraphDataset",
+    "GraphNetwork",
+    "Motifs",
+    "NodeNetwork",
+    "Planetoid",
+    "TUFiles",
+    "gnn_data",
+    "network_for",
+]

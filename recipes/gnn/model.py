@@ -124,8 +124,8 @@ class GraphNetwork(LightningModule):
         """
         if not hasattr(data, "graphs"):
             raise TypeError(
-                f"the recipe gnn got data of type {type(data).__name__}; expected data=motifs or "
-                "data=tu"
+                f"the recipe gnn got data of type {type(data).__name__}; expected data=motifs, "
+                "data=tu, data=sbm or data=planetoid"
             )
         return cls(data.num_features, data.num_classes, **options)
 

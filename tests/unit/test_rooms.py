@@ -36,7 +36,7 @@ ALLOWED = {
     "capture": {"graph", "cost"},
     "runtime": {"graph", "cluster", "schedule", "simulate"},
     "weights": set(),
-    "gnn": {"graph", "capture"},
+    "gnn": {"graph", "cost", "capture"},
     "strategy": {*READERS, "capture", "runtime", "weights", "gnn"},
     "_register": {"strategy"},
     "console": set(),

@@ -7,14 +7,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.cost import OpProfile
 from lightning_gpp.graph import OpNode
@@ -31,6 +30,25 @@ LEAST_PART = 0.1
 _logger = logging.getLogger(__name__)
 
 
+class ProbedStage(Protocol):
+    """What a probe runs: one operator, as :class:`~lightning_gpp.capture.StageModule` does."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it is called with."""
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Canonical names of the parameters it reads."""
+
+    @property
+    def buffer_names(self) -> tuple[str, ...]:
+        """Canonical names of the buffers it reads."""
+
+    def __call__(self, values: Sequence[Any], *, training: bool) -> Sequence[Any]:
+        """The values that leave it."""
+
+
 class OperatorProbe:
     """Runs one operator on given values, as often as its times need to settle.
 
@@ -38,15 +56,24 @@ class OperatorProbe:
         captured: the model.
         operator: the operator.
         device: where its values are.
+        stage: what runs it; by default the operator on a whole micro-batch.
 
     Attributes:
         results: the values that it made in its last run.
     """
 
-    def __init__(self, captured: CapturedModel, operator: OpNode, device: torch.device) -> None:
+    def __init__(
+        self,
+        captured: CapturedModel,
+        operator: OpNode,
+        device: torch.device,
+        stage: ProbedStage | None = None,
+    ) -> None:
         self.name = operator.name
         self.outputs = tuple(value.name for value in operator.outputs)
-        self.stage: StageModule = captured.stage([operator.name], operator.inputs, self.outputs)
+        self.stage: ProbedStage = stage or captured.stage(
+            [operator.name], operator.inputs, self.outputs
+        )
         self.training = captured.module.training
         self.device = device
         self.module = captured.module
@@ -115,7 +142,7 @@ class OperatorProbe:
             saved[key] = _stored_bytes(tensor)
         return tensor
 
-    def _backward_s(self, outputs: tuple[Any, ...]) -> float:
+    def _backward_s(self, outputs: Sequence[Any]) -> float:
         roots = [leaf for leaf in flatten(outputs)[0] if _needs_grad(leaf)]
         if not roots:
             return 0.0

@@ -111,6 +111,41 @@ def profile_costs(
     return Costs(tuple(replace(each, operators=evened(each.operators, works)) for each in profiles))
 
 
+def profile_probes(
+    captured: CapturedModel,
+    probes: Sequence[OperatorProbe],
+    tensors: Mapping[str, Tensor],
+    size: float,
+    *,
+    repeats: int = 3,
+    budget_s: float = DEFAULT_BUDGET_S,
+) -> Profile:
+    """Measures operators as :func:`profile_costs` does, by probes of another's making.
+
+    Args:
+        captured: the model, in the mode that its module is in.
+        probes: of the operators, in order.
+        tensors: the inputs of the model.
+        size: samples that they stand for.
+        repeats: least measured runs per operator.
+        budget_s: seconds after which an operator runs once.
+    """
+    device = next(iter(tensors.values())).device
+    works = {probe.name: work_of(captured.graph.operator[probe.name], captured) for probe in probes}
+    visits, deadline_s = Visits(captured.module, device), time.monotonic() + budget_s
+    with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
+        first, again = (
+            Profile(
+                _measure(visits, probes, tensors, works, count, deadline_s),
+                size,
+                device_kind(device),
+            )
+            for count in (repeats, 1)
+        )
+    quicker = _quicker(first, again)
+    return replace(quicker, operators=evened(quicker.operators, works))
+
+
 def device_kind(device: torch.device) -> str:
     """The kind of a device, as profiles and clusters name it."""
     if device.type == "cuda":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +10,7 @@ from torch import Tensor
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.values.graph_inputs import GraphInputs
-from lightning_gpp.cost import Costs, Profile
 from lightning_gpp.gnn import ChunkedModel, Chunks, GraphTrainingError, check_in_chunks, partition
-from lightning_gpp.strategy.planning.measuring import Measured
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.settings import FullGraph
 
@@ -74,30 +71,3 @@ def the_graph(tensors: Mapping[str, Tensor]) -> tuple[Tensor, int]:
             'strategy="graphpipe", which cuts batches of graphs between graphs'
         )
     return tensors[f"{found.prefix}edge_index"], found.num_nodes
-
-
-def by_vertices(costs: Costs, chunked: ChunkedModel) -> Costs:
-    """Costs of the whole graph as those of micro-batches whose samples are vertices.
-
-    A chunk is taken to cost its share of the whole graph; what it reads of others is not counted.
-    """
-    names = [operator.name for operator in chunked.graph]
-    return Costs(
-        tuple(
-            Profile(
-                {name: profile.operators[name] for name in names},
-                float(chunked.chunks.num_vertices),
-                profile.device,
-                profile.is_estimated,
-            )
-            for profile in costs.profiles
-        )
-    )
-
-
-def measured_by_vertices(measured: Measured | None, chunked: ChunkedModel) -> Measured | None:
-    """The same of what was measured, with a note on the chunks."""
-    if measured is None:
-        return None
-    notes = (*measured.notes, chunked.chunks.describe())
-    return replace(measured, costs=by_vertices(measured.costs, chunked), notes=notes)

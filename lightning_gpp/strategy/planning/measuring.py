@@ -14,6 +14,7 @@ import torch
 
 from lightning_gpp.capture import CapturedModel, placed, profile_costs
 from lightning_gpp.cost import Costs
+from lightning_gpp.gnn import ChunkedModel, chunk_costs
 from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand
 from lightning_gpp.strategy.planning.plan_cache import PlanCache
 from lightning_gpp.strategy.ranks.control import Control
@@ -50,6 +51,7 @@ def measure_kinds(
     control: Control,
     rank: int,
     device: torch.device,
+    chunked: ChunkedModel | None = None,
 ) -> Measured | None:
     """All ranks: on rank 0 the costs on every kind of device; None elsewhere.
 
@@ -62,14 +64,19 @@ def measure_kinds(
         control: between the ranks.
         rank: this rank.
         device: of this rank.
+        chunked: the model in chunks of one graph, if that is how it runs.
     """
     ranks: dict[str, int] = control.share(measuring_ranks(found), "hearing which ranks measure")
     own = None
     if rank in ranks.values():
         args, kwargs = placed((tuple(args), dict(kwargs)), device)
-        own = PlanCache(settings.cache).costs(
-            captured, device, lambda: profile_costs(captured, args, kwargs)
-        )
+        if chunked is None:
+            own = PlanCache(settings.cache).costs(
+                captured, device, lambda: profile_costs(captured, args, kwargs)
+            )
+        else:
+            costs = chunk_costs(chunked, captured.inputs(args, kwargs))
+            own = costs, (chunked.chunks.describe(),)
     gathered = control.gather(own, "measuring the model on every kind of device")
     return together([each for each in gathered if each is not None]) if gathered else None
 

@@ -1,0 +1,66 @@
+"""What operators cost on a chunk of vertices, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
+from lightning_gpp.capture.profiling.profiler import profile_probes
+from lightning_gpp.cost import Costs
+from lightning_gpp.gnn.chunked_model import ChunkedModel, ChunkStage
+
+
+@dataclass(frozen=True, slots=True)
+class _OnOneChunk:
+    """An operator on one chunk."""
+
+    stage: ChunkStage
+    chunk: int
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self.stage.inputs
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return self.stage.parameter_names
+
+    @property
+    def buffer_names(self) -> tuple[str, ...]:
+        return self.stage.buffer_names
+
+    def __call__(self, values: Sequence[Any], *, training: bool) -> Sequence[Any]:
+        return self.stage(values, self.chunk, training=training)
+
+
+def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
+    """Measures every operator on the chunk of middle size, reads of histories included.
+
+    Samples are vertices. The model is left as it was.
+
+    Args:
+        model: in training mode.
+        tensors: arguments of its forward by name, on the device that is measured.
+    """
+    captured, device = model.captured, next(iter(tensors.values())).device
+    sizes = model.chunks.sizes
+    chunk = sorted(range(len(sizes)), key=sizes.__getitem__)[len(sizes) // 2]
+    probes = []
+    for operator in model.graph:
+        outputs = [value.name for value in operator.outputs]
+        stage = _OnOneChunk(model.stage([operator.name], operator.inputs, outputs), chunk)
+        probes.append(OperatorProbe(captured, operator, device, stage))
+    rows = model.rows(chunk).vertices.to(device)
+    cut = {
+        name: tensor if name in captured.graph.staying else tensor.index_select(0, rows)
+        for name, tensor in tensors.items()
+    }
+    with torch.enable_grad():
+        found = profile_probes(captured, probes, cut, float(len(rows)))
+    model.forget()
+    return Costs((found,))
