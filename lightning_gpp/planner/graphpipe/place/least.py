@@ -12,12 +12,14 @@ from lightning_gpp.graph import FEED
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.plan.plan import Stage
-from lightning_gpp.planner.request_tables import transfer_s
 from lightning_gpp.planner.step_time.gradients import stage_sums
+from lightning_gpp.planner.step_time.least_edge import EdgeEnd, EdgeSeconds, LeastEdge
 from lightning_gpp.planner.step_time.least_step import TimedEdge, TimedStage, least_step_s
 from lightning_gpp.planner.step_time.stage_costs import stage_compute
 
-Seconds = tuple[float, float | None]
+NOTHING = EdgeSeconds(-1.0, None, 0.0, 0.0)
+"""Of an edge that is none."""
+
 End = tuple[Units, tuple[int, ...], int]
 """Of an edge: units, devices and micro-batches of a stage."""
 
@@ -33,7 +35,7 @@ class DraftBounds:
         self._tables = tables
         self._request = tables.request
         self._stages: dict[tuple[DraftStage, int], TimedStage | None] = {}
-        self._edges: dict[tuple[object, ...], Seconds | None] = {}
+        self._edges: dict[tuple[object, ...], EdgeSeconds | None] = {}
         self._fixed: dict[Units, int] = {}
         self._limits = [device.memory_bytes for device in self._request.cluster.devices]
         self._has_limits = any(limit is not None for limit in self._limits)
@@ -75,7 +77,7 @@ class DraftBounds:
             return math.inf
         if any(stage.shares for stage in draft.stages):
             return max(stage.work_s for stage in timed)
-        return least_step_s(timed, edges, _residents(draft.stages))
+        return least_step_s(timed, edges, _residents(ends))
 
     def _timed(self, stage: DraftStage, count: int) -> TimedStage | None:
         """A stage as a line of time; None where it does not keep to the rules of a stage."""
@@ -136,7 +138,7 @@ class DraftBounds:
             if edge is None:
                 return None
             if edge[0] >= 0:
-                found.append(TimedEdge(FEED, target, edge[0], None))
+                found.append(TimedEdge(FEED, target, *edge))
         for source, own in enumerate(ends):
             units = own[0]
             has_output = units & tables.makers
@@ -155,8 +157,8 @@ class DraftBounds:
         target: End,
         count: int,
         is_last: bool,
-    ) -> Seconds | None:
-        """Seconds there and back; negative where there is no edge, None where none may be."""
+    ) -> EdgeSeconds | None:
+        """What its messages take; negative where there is no edge, None where none may be."""
         key = source, target, count, is_last
         if key in self._edges:
             return self._edges[key]
@@ -169,31 +171,28 @@ class DraftBounds:
         target: End,
         count: int,
         is_last: bool,
-    ) -> Seconds | None:
+    ) -> EdgeSeconds | None:
         units, senders, multiple = source
         carried = self._tables.carried(units, target[0], takes_outputs=is_last)
         if not carried.values:
-            return -1.0, None
+            return NOTHING
         other = target[2]
         if units and max(multiple, other) % min(multiple, other):
             return None
-        shares = multiple // len(senders), other // len(target[1])
-        if shares[0] != shares[1] and not carried.is_cuttable:
+        own, reader = EdgeEnd(senders, multiple), EdgeEnd(target[1], other)
+        if own.share != reader.share and not carried.is_cuttable:
             return None
         request = self._request
-        samples = math.gcd(*shares) * request.minibatch_size / count
         sizes = request.tables.edge_bytes(carried.values, has_backward=carried.has_backward)
-        links = request.tables.links(senders, target[1])
-        there_s = min([transfer_s(link, sizes.forward(samples)) for link in links])
-        if not carried.has_backward or not units:
-            return there_s, None
-        return there_s, min([transfer_s(link, sizes.backward(samples)) for link in links])
+        least = LeastEdge(request.tables, sizes, count, request.minibatch_size / count)
+        has_backward = carried.has_backward and bool(units)
+        return least.seconds(own, reader, has_backward=has_backward)
 
 
-def _residents(stages: tuple[DraftStage, ...]) -> dict[int, list[int]]:
-    """The stages of every device."""
+def _residents(ends: list[End]) -> dict[int, list[int]]:
+    """The stages of every device that holds several."""
     found: dict[int, list[int]] = {}
-    for number, stage in enumerate(stages):
-        for device in stage.devices:
+    for number, (_, devices, _) in enumerate(ends):
+        for device in devices:
             found.setdefault(device, []).append(number)
-    return {device: stages for device, stages in found.items() if len(stages) > 1}
+    return {device: numbers for device, numbers in found.items() if len(numbers) > 1}
