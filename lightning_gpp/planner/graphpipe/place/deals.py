@@ -41,13 +41,15 @@ def best_deals(judge: DraftJudge, *, may_share: bool = True) -> Iterator[tuple[D
 def deals(tables: UnitTables, *, may_share: bool = True) -> Iterator[Draft]:
     """Equal work for groups of 1, 2, 4, … devices, with every size of micro-batches.
 
+    On all devices, and on a half, a quarter, … of them: on many devices there may be too little
+    work for all.
+
     Args:
         tables: of the units.
         may_share: whether a group has the stages that follow from its units; otherwise it has one.
     """
     request = tables.request
-    for replicas in request.replica_counts(request.num_devices):
-        num_groups = request.num_devices // replicas
+    for replicas, num_groups in groupings(tables):
         maps = [
             equal_groups(tables, num_groups),
             packed_branches(tables, num_groups),
@@ -62,6 +64,17 @@ def deals(tables: UnitTables, *, may_share: bool = True) -> Iterator[Draft]:
                 ]
                 num_microbatches = round(request.minibatch_size / size) * replicas
                 yield Draft(tuple(stages), num_microbatches)
+
+
+def groupings(tables: UnitTables) -> Iterator[tuple[int, int]]:
+    """Replicas, and how many groups of so many devices: not many more than there are units."""
+    request = tables.request
+    for replicas in request.replica_counts(request.num_devices):
+        num_groups = request.num_devices // replicas
+        while num_groups:
+            if num_groups < 2 * tables.num_units:
+                yield replicas, num_groups
+            num_groups //= 2
 
 
 def equal_groups(

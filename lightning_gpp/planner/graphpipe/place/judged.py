@@ -20,6 +20,9 @@ LOOKS_PER_BOUND = 8
 ACTIONS_PER_LOOK = 4
 """So many forwards and backwards are played in the time of one look."""
 
+MOST_LOOKS = 1_000
+"""So many looks a played step counts at most: on hundreds of devices a search goes on for longer."""
+
 
 class DraftJudge:
     """Looks at drafts, and keeps what it saw.
@@ -128,7 +131,7 @@ class DraftJudge:
         """
         found = self._step_s.get(draft)
         if found is None:
-            self._spent += LOOKS_PER_BOUND + self._num_actions(draft) // ACTIONS_PER_LOOK
+            self._spent += min(MOST_LOOKS, self._num_actions(draft) // ACTIONS_PER_LOOK)
             found = math.inf
             plan = plan_of(draft, self.tables, self._name, is_chain=self._is_chain)
             evaluation = evaluate_below(plan, self.tables.request, below_s)
