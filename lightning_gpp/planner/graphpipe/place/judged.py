@@ -148,6 +148,15 @@ class DraftJudge:
             if self.best is None or _rank(found) < _rank(self.best):
                 self.best = found
 
+    def settle(self, at_most_s: float) -> None:
+        """Makes the plan with the fewest stages the best one, of those that are as good.
+
+        Args:
+            at_most_s: the longest step of these.
+        """
+        as_good = [one for one in self._found.values() if one.step_s <= at_most_s]
+        self.best = min(as_good, key=lambda one: (len(one.stages), *_rank(one)), default=self.best)
+
     @property
     def found(self) -> list[PlanEvaluation]:
         """The plans so far, the best one first."""

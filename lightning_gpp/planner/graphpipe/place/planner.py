@@ -11,6 +11,7 @@ from lightning_gpp.planner.data_parallel import shared_by_all
 from lightning_gpp.planner.graphpipe.choose.result import SearchResult
 from lightning_gpp.planner.graphpipe.place.climb import BUDGET, climb_from
 from lightning_gpp.planner.graphpipe.place.deals import best_deals
+from lightning_gpp.planner.graphpipe.place.fewer import merge_stages
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.planner import exclusive_plans, result_of, search_exclusive
@@ -19,6 +20,10 @@ from lightning_gpp.planner.sequential import sequential
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
 NAME = "graphpipe"
+
+import os
+AS_GOOD = float(os.environ.get("AS_GOOD","1.005"))
+"""A step so many times as long is as good if it has fewer stages."""
 
 
 def graphpipe(request: PlanRequest) -> Plan:
@@ -80,6 +85,8 @@ def _climb(judge: DraftJudge, starts: Iterable[PlanEvaluation]) -> None:
     for one in fitting:
         judge.show(one)
     climb_from(judge, [*judge.drafts(fitting), *best_deals(judge)])
+    judge.allow(BUDGET)
+    merge_stages(judge, min([AS_GOOD * judge.best_s, *(one.step_s for one in fitting)]))
 
 
 def _other_planners(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
