@@ -21,7 +21,7 @@ ACTIONS_PER_LOOK = 4
 """So many forwards and backwards are played in the time of one look."""
 
 MOST_LOOKS = 1_000
-"""So many looks a played step counts at most: on hundreds of devices a search goes on for longer."""
+"""Looks that a played step counts at most: a search for hundreds of devices goes on for longer."""
 
 
 class DraftJudge:

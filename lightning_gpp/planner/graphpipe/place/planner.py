@@ -8,6 +8,7 @@ from dataclasses import replace
 from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.data_parallel import shared_by_all
+from lightning_gpp.planner.graphpipe.choose.choice import divided
 from lightning_gpp.planner.graphpipe.choose.result import SearchResult
 from lightning_gpp.planner.graphpipe.place.climb import BUDGET, climb_from
 from lightning_gpp.planner.graphpipe.place.deals import best_deals
@@ -15,14 +16,13 @@ from lightning_gpp.planner.graphpipe.place.fewer import merge_stages
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.planner import exclusive_plans, result_of, search_exclusive
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.planner.sequential import sequential
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
 NAME = "graphpipe"
 
-import os
-AS_GOOD = float(os.environ.get("AS_GOOD","1.005"))
+AS_GOOD = 1.005
 """A step so many times as long is as good if it has fewer stages."""
 
 
@@ -54,9 +54,10 @@ def search_plans(request: PlanRequest, budget: int = 2 * BUDGET) -> SearchResult
     if not request.order.flushes:
         return search_exclusive(request)
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    judge = exclusive_plans(request, name)
+    problem = Problem(UnitTables(request))
+    judge = exclusive_plans(problem, name)
     judge.allow(budget)
-    _climb(judge, [*([judge.best] if judge.best else []), *_other_planners(request, name)])
+    _climb(judge, [*([judge.best] if judge.best else []), *_other_planners(problem, name)])
     return result_of(judge)
 
 
@@ -89,14 +90,17 @@ def _climb(judge: DraftJudge, starts: Iterable[PlanEvaluation]) -> None:
     merge_stages(judge, min([AS_GOOD * judge.best_s, *(one.step_s for one in fitting)]))
 
 
-def _other_planners(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
+def _other_planners(problem: Problem, name: str) -> Iterator[PlanEvaluation]:
     """The plans of other planners, where they have one that fits."""
+    request = problem.request
     shared = shared_by_all(request, name)
     if shared is not None:
         yield shared
-    for planner in (sequential, balanced):
-        try:
-            plan = planner(request)
-        except ValueError:  # none fits into memory, or it has none for so many devices
-            continue
-        yield evaluate_plan(replace(plan, planner=name), request)
+    chain = divided(problem, name, is_chain=True).best
+    if chain is not None:
+        yield chain
+    try:
+        plan = balanced(request)
+    except ValueError:  # it has none for so many devices
+        return
+    yield evaluate_plan(replace(plan, planner=name), request)
