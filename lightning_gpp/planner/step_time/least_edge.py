@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 from lightning_gpp.planner.edge_bytes import EdgeBytes
@@ -61,30 +60,34 @@ class LeastEdge(NamedTuple):
         """
         links = self.tables.links(source.devices, target.devices)
         samples = math.gcd(source.share, target.share) * self.unit_size
-        there_s = min([transfer_s(link, self.sizes.forward(samples)) for link in links])
-        sent_s = self._sent_s(source, target, self.sizes.forward)
+        there_bytes = self.sizes.forward(samples)
+        there_s = min([transfer_s(link, there_bytes) for link in links])
+        sent_s = self._sent_s(source, target, there_s, there_bytes)
         if not has_backward:
             return EdgeSeconds(there_s, None, sent_s, 0.0)
-        back_s = min([transfer_s(link, self.sizes.backward(samples)) for link in links])
-        return EdgeSeconds(
-            there_s, back_s, sent_s, self._sent_s(target, source, self.sizes.backward)
-        )
+        back_bytes = self.sizes.backward(samples)
+        back_s = min([transfer_s(link, back_bytes) for link in links])
+        sent_back_s = self._sent_s(target, source, back_s, back_bytes)
+        return EdgeSeconds(there_s, back_s, sent_s, sent_back_s)
 
     def _sent_s(
-        self, sender: EdgeEnd, receiver: EdgeEnd, size_bytes: Callable[[float], float]
+        self, sender: EdgeEnd, receiver: EdgeEnd, least_s: float, size_bytes: float
     ) -> float:
         """Seconds that any replica of a stage sends in a step, at least.
 
-        One device sends an equal part to every replica; of several each sends a part to others,
-        unless these may be itself.
+        One device sends as much to every replica; of several each has its part of the messages.
+
+        Args:
+            sender: whose messages they are.
+            receiver: who gets them.
+            least_s: seconds of a message, at least.
+            size_bytes: bytes of a message, at least.
         """
-        is_one = len(sender.devices) == 1
-        part, other = (receiver, sender) if is_one else (sender, receiver)
-        units = self.num_units / len(part.devices)
-        count = units / part.share * max(1, part.share // other.share)
-        each_bytes = size_bytes(units / count * self.unit_size)
-        if not is_one:
-            links = self.tables.links(sender.devices, receiver.devices)
-            return count * min([transfer_s(link, each_bytes) for link in links])
-        found = self.tables.links_from(sender.devices[0], receiver.devices)
-        return sum([times * count * transfer_s(link, each_bytes) for link, times in found.items()])
+        num_senders, num_receivers = len(sender.devices), len(receiver.devices)
+        if num_senders > 1 or num_receivers == 1:
+            each = self.num_units / num_senders / sender.share
+            return each * max(1, sender.share // receiver.share) * least_s
+        each = self.num_units / num_receivers / receiver.share
+        count = each * max(1, receiver.share // sender.share)
+        links = self.tables.links_from(sender.devices[0], receiver.devices)
+        return count * sum([n * transfer_s(link, size_bytes) for link, n in links.items()])
