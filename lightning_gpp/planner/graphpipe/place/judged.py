@@ -74,7 +74,8 @@ class DraftJudge:
         """Whether all looks are taken.
 
         A look asks what the devices compute; a lower bound and a played step cost as many as they
-        take the time of. So a search takes about the same time for any model.
+        take the time of, a step no more than :data:`MOST_LOOKS`. So a search takes about as long
+        for many models, and longer for those of hundreds of operators or devices.
         """
         return self._spent >= self._budget
 
@@ -164,7 +165,11 @@ class DraftJudge:
 
     def ranked(self) -> tuple[RankedPlan, ...]:
         """The best plans, with a word on each."""
-        return ranked_plans(self.found)
+        found = self.found
+        if self.best is not None:
+            found.remove(self.best)
+            found.insert(0, self.best)
+        return ranked_plans(found)
 
     @staticmethod
     def _num_actions(draft: Draft) -> int:
