@@ -164,12 +164,13 @@ class DraftJudge:
         return sorted(self._found.values(), key=_rank)
 
     def ranked(self) -> tuple[RankedPlan, ...]:
-        """The best plans, with a word on each."""
-        found = self.found
-        if self.best is not None:
-            found.remove(self.best)
-            found.insert(0, self.best)
-        return ranked_plans(found)
+        """The best plans, with a word on each; one of those with more stages."""
+        best, found = self.best, self.found
+        if best is None:
+            return ()
+        shorter = [one for one in found if one.step_s < best.step_s]
+        others = [one for one in found[len(shorter) :] if one is not best]
+        return ranked_plans([best, *shorter[:1], *others])
 
     @staticmethod
     def _num_actions(draft: Draft) -> int:

@@ -26,14 +26,14 @@ def question() -> PlanRequest:
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
-def test_what_the_device_of_the_loss_sends_is_nearly_all_of_the_step(replicas):
+def test_what_the_device_of_the_loss_sends_is_most_of_the_step(replicas):
     """It feeds all other replicas and sends them their gradients, one after the other."""
     request = question()
     plan = Plan((Stage(0, ("a", "b"), tuple(range(replicas)), replicas),), "by hand", 16)
     step_s = evaluate_plan(plan, request).step_s
-    num_sent = (replicas - 1) * 16 / replicas
-    assert least_step_s(plan, request) >= num_sent * MESSAGE_S
-    assert least_step_s(plan, request) <= step_s <= (num_sent + 4) * MESSAGE_S
+    least_s = least_step_s(plan, request)
+    assert least_s >= 16 * (replicas - 1) / replicas * MESSAGE_S
+    assert step_s / 2 <= least_s <= step_s
 
 
 def test_a_device_that_sends_to_replicas_waits_for_its_port():
