@@ -7,8 +7,8 @@ rest of the plan.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from lightning_gpp.cluster import Cluster, Link, ring_lines
@@ -67,6 +67,7 @@ class RequestTables:
         self._parameters: dict[tuple[str, ...], ParameterBytes] = {}
         self._edges: dict[tuple[tuple[str, ...], bool], EdgeBytes] = {}
         self._links: dict[tuple[Devices, Devices], frozenset[Link | None]] = {}
+        self._links_from: dict[tuple[int, Devices], Mapping[Link | None, int]] = {}
         self._sums: dict[Devices, AllReduceLines] = {}
         self.stage_sums: dict[Hashable, Any] = {}
         self._place = {operator.name: place for place, operator in enumerate(graph)}
@@ -129,6 +130,16 @@ class RequestTables:
         found = self._links.get(key)
         if found is None:
             found = self._links[key] = _links(self._cluster, sources, targets)
+        return found
+
+    def links_from(self, source: int, targets: Devices) -> Mapping[Link | None, int]:
+        """How many devices a device has each link to; None to itself."""
+        key = source, targets
+        found = self._links_from.get(key)
+        if found is None:
+            link = self._cluster.link
+            each = Counter(None if other == source else link(source, other) for other in targets)
+            found = self._links_from[key] = each
         return found
 
     def reduce_s(self, devices: Devices, size_bytes: float) -> float:

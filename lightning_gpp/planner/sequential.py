@@ -11,7 +11,9 @@ from __future__ import annotations
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.choose.choice import divided
 from lightning_gpp.planner.graphpipe.choose.result import SearchResult
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.planner import result_of
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.plan.plan import Plan
 
 NAME = "sequential"
@@ -33,4 +35,4 @@ def search_chains(request: PlanRequest) -> SearchResult:
         DoesNotFitError: no plan fits into the devices' memory.
     """
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    return result_of(divided(request, name, is_chain=True))
+    return result_of(divided(Problem(UnitTables(request)), name, is_chain=True))

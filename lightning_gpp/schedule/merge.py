@@ -77,7 +77,7 @@ class _Numbered:
             steps = tuple(a.microbatch if ahead else ~a.microbatch for ahead, a in is_forward)
             device = program.device(stage)
             queue = StageQueue(device, steps, first, count, len(units), piece, units.start)
-            self.actions |= zip(map(queue.number, steps), orders[stage])
+            self.actions |= zip(queue.works(), orders[stage])
             self._queues.append(queue)
             self._first[stage] = first
             first += 2 * count
@@ -180,9 +180,10 @@ class StageQueue:
     piece: int
     start: int = 0
 
-    def number(self, step: int) -> int:
-        """The number of a step."""
-        return self.first + (step if step >= 0 else self.num_microbatches + ~step)
+    def works(self) -> list[int]:
+        """The numbers of its steps in order."""
+        first, back = self.first, self.first + self.num_microbatches
+        return [first + step if step >= 0 else back + ~step for step in self.steps]
 
 
 def merge_queues(
@@ -205,7 +206,9 @@ def merge_queues(
     Raises:
         ValueError: the orders of the stages wait for each other in a circle.
     """
-    units, urgency = _units(queues, num_works), _urgency(queues, ways, num_works)
+    works = [queue.works() for queue in queues]
+    units = _units(queues, works, num_works)
+    urgency = _urgency(queues, works, ways, num_works)
     missing = [0] * num_works
     users: list[list[int]] = [[] for _ in range(num_works)]
     for user, needed in needs:
@@ -213,10 +216,13 @@ def merge_queues(
         users[needed].append(user)
     merged = ListSchedule(num_devices, num_works)
     devices = [queue.device for queue in queues]
-    halves = [[[q.number(step) for step in q.steps] for q in queues]]
+    halves = [works]
     if ways is not None:
         halves = [
-            [[q.number(step) for step in q.steps if (step < 0) == is_back] for q in queues]
+            [
+                [number for step, number in zip(queue.steps, own) if (step < 0) == is_back]
+                for queue, own in zip(queues, works)
+            ]
             for is_back in (False, True)
         ]
     for numbers in halves:
@@ -224,31 +230,40 @@ def merge_queues(
     return merged.lines
 
 
-def _units(queues: Sequence[StageQueue], num_works: int) -> list[int]:
+def _units(
+    queues: Sequence[StageQueue], works: Sequence[Sequence[int]], num_works: int
+) -> list[int]:
     """How long every piece of work takes; the feed's takes no time."""
     found = [0] * num_works
-    for queue in queues[:-1]:
-        for step in queue.steps:
-            time = FORWARD_UNITS if step >= 0 else BACKWARD_UNITS
-            found[queue.number(step)] = queue.units * time
+    for queue, own in zip(queues[:-1], works):
+        forward, backward = queue.units * FORWARD_UNITS, queue.units * BACKWARD_UNITS
+        for step, number in zip(queue.steps, own):
+            found[number] = forward if step >= 0 else backward
     return found
 
 
-def _urgency(queues: Sequence[StageQueue], ways: Ways | None, num_works: int) -> list[int]:
+def _urgency(
+    queues: Sequence[StageQueue],
+    works: Sequence[Sequence[int]],
+    ways: Ways | None,
+    num_works: int,
+) -> list[int]:
     """The keys by which one of several pieces of work goes first, as whole numbers."""
     num_queues = len(queues)
     found = [0] * num_works
     for position, queue in enumerate(queues):
         place = -1 if position == num_queues - 1 else position  # the feed is before all
-        for step in queue.steps:
-            microbatch = max(step, ~step)
+        behind = 0, 0
+        if ways is not None and place != -1:
+            behind = int(ways.forward[position]), int(ways.backward[position])
+        for step, number in zip(queue.steps, works[position]):
+            microbatch = step if step >= 0 else ~step
             first = int(step >= 0)
             if ways is not None:
-                left = ways.forward if step >= 0 else ways.backward
-                way = 0 if place == -1 else int(left[position])
+                way = behind[step < 0]
                 first = microbatch * queue.piece + queue.start + queue.units - way
             key = (first * num_works + microbatch) * (num_queues + 2) + num_queues - place
-            found[queue.number(step)] = key
+            found[number] = key
     return found
 
 

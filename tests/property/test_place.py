@@ -26,7 +26,7 @@ from lightning_gpp.planner.graphpipe.place.homes import Homes
 from lightning_gpp.planner.graphpipe.place.least import DraftBounds
 from lightning_gpp.planner.graphpipe.place.moves import FAMILIES
 from lightning_gpp.planner.graphpipe.place.own_homes import OwnHomes
-from lightning_gpp.planner.graphpipe.place.planner import search_plans
+from lightning_gpp.planner.graphpipe.place.planner import AS_GOOD, climbed, search_plans
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.make_plan import PLANNERS
 from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
@@ -97,14 +97,21 @@ def test_plans_can_run_and_are_never_worse_than_those_of_others(request):
 @given(requests(), st.integers(0, 60), st.integers(0, 60))
 @settings(max_examples=20, deadline=None)
 def test_a_larger_budget_never_gives_a_worse_plan(request, budget, more):
+    less, much = (climbed(request, looks)[0] for looks in (budget, budget + more))
+    assert much.best_s <= less.best_s
+
+
+@given(requests())
+@settings(max_examples=20, deadline=None)
+def test_stages_are_merged_where_the_step_is_as_good(request):
     try:
-        steps = [
-            evaluate_plan(search_plans(request, looks).best, request).step_s
-            for looks in (budget, budget + more)
-        ]
+        result = search_plans(request, BUDGET)
     except DoesNotFitError:
         return
-    assert steps[1] <= steps[0]
+    found = [one.evaluation for one in result.ranked]
+    assert found[0].step_s <= AS_GOOD * min(one.step_s for one in found)
+    shorter = [one for one in found[1:] if one.step_s < found[0].step_s]
+    assert all(len(one.stages) > len(found[0].stages) for one in shorter)
 
 
 @st.composite

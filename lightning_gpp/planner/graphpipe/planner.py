@@ -13,6 +13,8 @@ from lightning_gpp.planner.graphpipe.place.climb import BUDGET, climb_from
 from lightning_gpp.planner.graphpipe.place.deals import best_deals
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.own_homes import OwnHomes
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.space.equal_devices import as_if_equal
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
@@ -39,20 +41,20 @@ def search_exclusive(request: PlanRequest) -> SearchResult:
         DoesNotFitError: no plan fits into the devices' memory.
     """
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    return result_of(exclusive_plans(request, name))
+    return result_of(exclusive_plans(Problem(UnitTables(request)), name))
 
 
-def exclusive_plans(request: PlanRequest, name: str) -> DraftJudge:
+def exclusive_plans(problem: Problem, name: str) -> DraftJudge:
     """A judge that has seen what the search finds.
 
     The model is divided as a line of units, as ``sequential`` does, but the stages wait only for
     what they need; from the best of these plans and from deals it climbs.
 
     Args:
-        request: the question.
+        problem: the question.
         name: of the planner.
     """
-    judge = divided(request, name)
+    judge, request = divided(problem, name), problem.request
     starts: dict[tuple[int, ...], PlanEvaluation] = {}
     for plan in (*judge.found, *_as_if_equal(request, name), *_on_odd_devices(request, name)):
         judge.show(plan)
@@ -91,7 +93,7 @@ def _on_odd_devices(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]
 def _as_if_equal(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
     """The best plan for equal devices, on the unequal ones."""
     if len(request.cluster.kinds) > 1:
-        equal = exclusive_plans(as_if_equal(request), name).best
+        equal = exclusive_plans(Problem(UnitTables(as_if_equal(request))), name).best
         found = None if equal is None else evaluate_plan(equal.plan, request)
         if found is not None and found.is_feasible:
             yield found

@@ -15,9 +15,9 @@ from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
-    """The units of a model in a line.
+    """The units of a model in a line; searches that have it in common find its prices once.
 
     Attributes:
         tables: of the units, in their order.
@@ -39,6 +39,7 @@ class Problem:
         """What the units hold, exchange and take, in their order."""
         return self.known or Prices(self.request, self.tables.units, self.tables.order)
 
+    @cached_property
     def with_sums_both_ways(self) -> tuple[Problem, ...]:
         """The same, and where there are replicas also with sums of gradients that cost nothing.
 

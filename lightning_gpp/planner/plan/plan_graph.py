@@ -30,7 +30,7 @@ class PlanGraph:
     devices: tuple[tuple[int, ...], ...]
     shares: tuple[tuple[int, ...], ...]
 
-    @property
+    @cached_property
     def multiples(self) -> tuple[int, ...]:
         """Smallest micro-batches that every stage, all replicas together, takes at a time."""
         return tuple(map(sum, self.shares))

@@ -11,10 +11,16 @@ without a gap, and then its last gradient has to go all the way back to the inpu
 The longest of these over all stages is often near the step itself, since a pipeline is to keep its
 slowest stage busy. A device that holds several stages does the work of all of them behind the
 earliest head and before the shortest tail.
+
+A device sends its messages one after the other, so they also take their seconds behind the first
+work that sends, and before what the receiver of the last one has still to do. On many devices this
+may be more: where the last stage has replicas, the gradients for all of them leave from the one
+device that computes the loss, and so do all inputs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -54,12 +60,16 @@ class TimedEdge(NamedTuple):
         target: the stage that receives them.
         there_s: seconds of a message with activations, at least.
         back_s: likewise with gradients; None where none flow.
+        sent_s: seconds that any replica of the source sends activations in a step, at least.
+        sent_back_s: seconds that any replica of the target sends gradients, at least.
     """
 
     source: int
     target: int
     there_s: float
     back_s: float | None
+    sent_s: float = 0.0
+    sent_back_s: float = 0.0
 
 
 def least_step_s(
@@ -75,21 +85,58 @@ def least_step_s(
     Args:
         stages: the stages.
         edges: none before those to its source.
-        residents: stages of every device that holds several.
+        residents: stages of every device that holds several, that of the loss among them.
     """
     first_heads, heads = _heads(stages, edges)
-    tails = _tails(stages, edges)
+    tails, first_tails = _tails(stages, edges), _tails_of_any(stages, edges)
     least_s = max(
         head + stage.work_s + tail for head, stage, tail in zip(heads, stages, tails, strict=True)
     )
-    if residents:
-        first_tails = _tails_of_any(stages, edges)
-        for numbers in residents.values():
-            work_s = sum([stages[number].work_s for number in numbers])
-            head_s = min([first_heads[number] for number in numbers])
-            tail_s = min([first_tails[number] for number in numbers])
-            least_s = max(least_s, head_s + work_s + tail_s)
+    fed_s, ports = _ports(stages, edges, first_tails)
+    least_s = max(least_s, fed_s)
+    for number, (stage, (sent_s, after_s)) in enumerate(zip(stages, ports)):
+        if sent_s:
+            least_s = max(least_s, first_heads[number] + stage.forward_s + sent_s + after_s)
+    for numbers in residents.values() if residents else ():
+        work_s = sum([stages[number].work_s for number in numbers])
+        head_s = min([first_heads[number] for number in numbers])
+        tail_s = min([first_tails[number] for number in numbers])
+        least_s = max(least_s, head_s + work_s + tail_s)
+        sent_s = sum([ports[number][0] for number in numbers])
+        if sent_s:
+            first_s = min([first_heads[number] + stages[number].forward_s for number in numbers])
+            least_s = max(least_s, first_s + sent_s + min([ports[n][1] for n in numbers]))
     return least_s
+
+
+def _ports(
+    stages: Sequence[TimedStage], edges: Sequence[TimedEdge], tails: Sequence[float]
+) -> tuple[float, list[tuple[float, float]]]:
+    """What sending takes: until all that is fed is used, and of a replica of every stage.
+
+    Args:
+        stages: the stages.
+        edges: between them.
+        tails: behind the last backward of any replica of every stage.
+
+    Returns:
+        Of every stage the seconds of all messages, and those behind the last of them.
+    """
+    sent, after = [0.0] * len(stages), [math.inf] * len(stages)
+    fed_s, after_feed_s = 0.0, math.inf
+    for source, target, _, back_s, sent_s, sent_back_s in edges:
+        reader = stages[target]
+        used_s = reader.forward_s + reader.backward_s + tails[target]
+        if source == FEED:
+            fed_s += sent_s
+            after_feed_s = min(after_feed_s, used_s)
+            continue
+        sent[source] += sent_s
+        after[source] = min(after[source], used_s)
+        if back_s is not None:
+            sent[target] += sent_back_s
+            after[target] = min(after[target], stages[source].backward_s + tails[source])
+    return fed_s + after_feed_s if fed_s else 0.0, list(zip(sent, after))
 
 
 def _heads(
@@ -98,7 +145,7 @@ def _heads(
     """When the first forward of any replica of every stage can begin, and that of the last one."""
     of_any, heads = [0.0] * len(stages), [0.0] * len(stages)
     shares = [stage.units // stage.num_replicas for stage in stages]
-    for source, target, there_s, _ in edges:
+    for source, target, there_s, *_ in edges:
         any_s = head_s = there_s
         if source != FEED:
             own_s, own_units = stages[source].forward_s, stages[source].units
@@ -119,7 +166,7 @@ def _tails_of_any(stages: Sequence[TimedStage], edges: Sequence[TimedEdge]) -> l
     All replicas hand their last gradients to some replica of every stage before theirs.
     """
     tails = [stage.end_s for stage in stages]
-    for source, target, _, back_s in edges:
+    for source, target, _, back_s, *_ in edges:
         if back_s is not None and source != FEED:
             tails[target] = max(tails[target], back_s + stages[source].backward_s + tails[source])
     return tails
@@ -129,7 +176,7 @@ def _tails(stages: Sequence[TimedStage], edges: Sequence[TimedEdge]) -> list[flo
     """Seconds between the last backward of the last replica of every stage and the end."""
     tails = [stage.end_s for stage in stages]
     shares = [stage.units // stage.num_replicas for stage in stages]
-    for source, target, _, back_s in edges:
+    for source, target, _, back_s, *_ in edges:
         if back_s is None or source == FEED:
             continue
         own_s, own_units = stages[source].backward_s, stages[source].units

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +11,8 @@ from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
-from lightning_gpp.planner.request_tables import transfer_s
 from lightning_gpp.planner.step_time.gradients import NO_SUMS, StageSums, stage_sums
+from lightning_gpp.planner.step_time.least_edge import EdgeEnd, LeastEdge
 from lightning_gpp.planner.step_time.least_step import TimedEdge, TimedStage, least_step_s
 from lightning_gpp.planner.step_time.step_work import StepWork
 from lightning_gpp.planner.step_time.timing import play
@@ -145,23 +144,23 @@ class PipelineRun:
 
     def _timed_edge(self, edge: StageEdge) -> TimedEdge:
         tables, multiples, homes = self.request.tables, self.graph.multiples, self.graph.devices
-        senders, receivers = homes[edge.source], homes[edge.target]
-        senders = senders[:1] if edge.source == FEED else senders
-        shares = multiples[edge.source] // len(senders), multiples[edge.target] // len(receivers)
-        samples = math.gcd(*shares) * self.request.minibatch_size / self.num_microbatches
+        senders = homes[edge.source]
+        source = EdgeEnd(senders[:1] if edge.source == FEED else senders, multiples[edge.source])
+        target = EdgeEnd(homes[edge.target], multiples[edge.target])
         sizes = tables.edge_bytes(edge.values, has_backward=edge.has_backward)
-        links = tables.links(senders, receivers)
-        there_s = min(transfer_s(link, sizes.forward(samples)) for link in links)
-        back_s = min(transfer_s(link, sizes.backward(samples)) for link in links)
-        return TimedEdge(edge.source, edge.target, there_s, back_s if edge.has_backward else None)
+        unit_size = self.request.minibatch_size / self.num_microbatches
+        least = LeastEdge(tables, sizes, self.num_microbatches, unit_size)
+        has_backward = edge.has_backward and edge.source != FEED
+        seconds = least.seconds(source, target, has_backward=has_backward)
+        return TimedEdge(edge.source, edge.target, *seconds)
 
     @cached_property
     def _residents(self) -> Mapping[int, Sequence[int]]:
-        """The stages of every device that holds several; the loss takes no time."""
+        """The stages of every device that holds several, that of the loss among them."""
         found: dict[int, list[int]] = {}
-        for stage in self.plan.stages:
-            for device in stage.devices:
-                found.setdefault(device, []).append(stage.id)
+        for stage, home in enumerate(self.graph.devices):
+            for device in home:
+                found.setdefault(device, []).append(stage)
         return {device: stages for device, stages in found.items() if len(stages) > 1}
 
 

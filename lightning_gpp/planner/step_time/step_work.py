@@ -66,7 +66,7 @@ class StepWork(Numbering):
             durations += ([forward_s] * count + [backward_s] * count) * share.num_replicas
         durations += [0.0] * self.num_feed_backwards
         missing = [0] * len(durations)
-        work = Work(durations, missing, [[] for _ in durations], self.lines())
+        work = Work(durations, missing, [()] * len(durations), self.lines())
         work.feed_line = self.graph.devices[FEED][0]
         self.forwards(work)
         self.backwards(work)
@@ -121,7 +121,7 @@ class StepWork(Numbering):
                 if edge.source == FEED:
                     feeds.append((part.sender, rank, (target, *send)))
                 else:
-                    work.sends[self.first[edge.source] + part.sender].append((target, *send))
+                    work.send(self.first[edge.source] + part.sender, target, *send)
         feeds.sort(key=lambda item: item[:2])
         work.feeds += [send for _, _, send in feeds]
 
@@ -140,7 +140,7 @@ class StepWork(Numbering):
                     target = self.first[edge.source] + self.shares[edge.source].num_microbatches
                     target += part.receiver
                 work.missing[target] += 1
-                work.sends[sender + part.sender].append((target, *send))
+                work.send(sender + part.sender, target, *send)
 
     def shared(self, work: Work) -> None:
         """Adds the sums of gradients of parameters that different stages share.
@@ -152,7 +152,7 @@ class StepWork(Numbering):
         def add(device: int, missing: int) -> int:
             work.seconds.append(0.0)
             work.missing.append(missing)
-            work.sends.append([])
+            work.sends.append(())
             work.lines[device].append(len(work.seconds) - 1)
             return len(work.seconds) - 1
 
@@ -173,8 +173,8 @@ class StepWork(Numbering):
                     for ends in ((other, owner), (owner, other))
                 )
                 assert there is not None and back is not None  # two devices
-                work.sends[up].append((gathered, *there))
-                work.sends[gathered].append((add(other, 1), *back))
+                work.send(up, gathered, *there)
+                work.send(gathered, add(other, 1), *back)
 
     def messages(
         self, edge: StageEdge, *, is_gradient: bool

@@ -58,12 +58,16 @@ class Work:
 
     seconds: list[float]
     missing: list[int]
-    sends: list[list[Send]]
+    sends: list[tuple[Send, ...]]
     lines: list[list[int]]
     feeds: list[Send] = field(default_factory=list)
     sums: list[Sum] = field(default_factory=list)
     num_channels: int = 0
     feed_line: int = 0
+
+    def send(self, number: int, target: int, message_s: float, channels: tuple[int, ...]) -> None:
+        """Adds a message behind those that some work sends already."""
+        self.sends[number] += ((target, message_s, channels),)
 
 
 @dataclass(frozen=True, slots=True)

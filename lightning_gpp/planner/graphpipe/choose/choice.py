@@ -12,30 +12,27 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.candidates.placement import placed
 from lightning_gpp.planner.graphpipe.choose.least import LeastStep, least_step
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions, Found
 from lightning_gpp.planner.graphpipe.place.climb import BUDGET
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 
-def divided(request: PlanRequest, name: str, *, is_chain: bool = False) -> DraftJudge:
+def divided(problem: Problem, name: str, *, is_chain: bool = False) -> DraftJudge:
     """A judge that has seen the best divisions of a model in a line.
 
     Where none fits all divisions are tried, however long that takes, for a memory that hardly any
     of them fits into.
 
     Args:
-        request: the question.
+        problem: what to divide.
         name: of the planner.
         is_chain: whether every stage waits for the one before it.
     """
-    judge = DraftJudge(UnitTables(request), name, BUDGET, is_chain=is_chain)
-    problem = Problem(judge.tables)
+    judge = DraftJudge(problem.tables, name, BUDGET, is_chain=is_chain)
     choose(problem, judge)
     if judge.best is None:
         judge.allow(math.inf)
@@ -47,7 +44,7 @@ def choose(problem: Problem, judge: DraftJudge) -> None:
     """Shows a judge the best divisions of a problem, within its budget."""
     looks = [
         (least_step(one, space), space)
-        for one in problem.with_sums_both_ways()
+        for one in problem.with_sums_both_ways
         for space in spaces(one)
     ]
     for least, space in sorted(looks, key=_promise):

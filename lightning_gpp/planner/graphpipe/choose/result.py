@@ -34,7 +34,7 @@ class SearchResult:
     """What a search found.
 
     Attributes:
-        best: the plan with the shortest step.
+        best: the plan with the shortest step, or nearly, and few stages.
         notes: what to know about the search.
         rank: makes ``ranked``; without it there is none.
     """
@@ -50,19 +50,31 @@ class SearchResult:
 
 
 def ranked_plans(found: Sequence[PlanEvaluation]) -> tuple[RankedPlan, ...]:
-    """The first plans with a word on each."""
+    """The first plans with a word on each.
+
+    Args:
+        found: the best one first.
+    """
     best = found[0]
-    return tuple(RankedPlan(one.plan, one, _note(one, best)) for one in found[:NUM_RANKED])
+    shortest_s = min(one.step_s for one in found)
+    return tuple(
+        RankedPlan(one.plan, one, _note(one, best, shortest_s)) for one in found[:NUM_RANKED]
+    )
 
 
-def _note(one: PlanEvaluation, best: PlanEvaluation) -> str:
+def _note(one: PlanEvaluation, best: PlanEvaluation, shortest_s: float) -> str:
     form = (
         f"{len(one.stages)} stages, depth {one.depth}, "
         f"micro-batches of {one.stages[0].microbatch_size:g}"
     )
     if one is best:
-        return f"{form}: the shortest step"
+        is_shortest = one.step_s <= shortest_s
+        return f"{form}: {'the shortest step' if is_shortest else 'as good with fewer stages'}"
     longer = _longer(one.step_s, best.step_s)
+    if longer < -1e-9:
+        return f"{form}: {-longer:.2%} faster, but has more stages"
+    if longer < 1e-9 and one.peak_memory_bytes == best.peak_memory_bytes:
+        return f"{form}: as fast"
     if longer < 1e-9:
         return f"{form}: as fast, but needs {_percent(one.peak_memory_bytes, best)} more memory"
     slower = _longer(one.seconds_per_sample, best.seconds_per_sample)

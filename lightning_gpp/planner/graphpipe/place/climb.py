@@ -15,7 +15,7 @@ BUDGET = 20_000
 
 FIRST_PATIENCE = 4
 """Steps of a family of moves that are played in vain at first, before the next family's turn; half
-as many starts are climbed from, the best ones."""
+as many starts are climbed from, the best ones. So many deals of a number of replicas are played."""
 
 LOOKS_PER_STEP = 32
 """Drafts of a family that are looked at for each step that may be played: few are promising."""

@@ -12,17 +12,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
+from lightning_gpp.planner.graphpipe.place.climb import FIRST_PATIENCE
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.redealt import balanced
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
 
-DEALS_PLAYED = 4
-"""Deals of every number of replicas that are played: those with the smallest lower bounds."""
-
 
 def best_deals(judge: DraftJudge, *, may_share: bool = True) -> Iterator[tuple[Draft, float]]:
-    """The best deals of every number of replicas, and the seconds of their steps.
+    """The best deals of every number of replicas, by their bounds, and the seconds of their steps.
 
     Args:
         judge: looks at them.
@@ -31,7 +29,7 @@ def best_deals(judge: DraftJudge, *, may_share: bool = True) -> Iterator[tuple[D
     num_played: Counter[int] = Counter()
     for _, draft in judge.promising(deals(judge.tables, may_share=may_share), math.inf):
         replicas = draft.stages[0].num_replicas
-        if num_played[replicas] < DEALS_PLAYED and not judge.is_spent:
+        if num_played[replicas] < FIRST_PATIENCE and not judge.is_spent:
             num_played[replicas] += 1
             step_s = judge.step_s(draft, math.inf)
             if step_s < math.inf:
@@ -41,13 +39,15 @@ def best_deals(judge: DraftJudge, *, may_share: bool = True) -> Iterator[tuple[D
 def deals(tables: UnitTables, *, may_share: bool = True) -> Iterator[Draft]:
     """Equal work for groups of 1, 2, 4, … devices, with every size of micro-batches.
 
+    On all devices, and on a half, a quarter, … of them: on many devices there may be too little
+    work for all.
+
     Args:
         tables: of the units.
         may_share: whether a group has the stages that follow from its units; otherwise it has one.
     """
     request = tables.request
-    for replicas in request.replica_counts(request.num_devices):
-        num_groups = request.num_devices // replicas
+    for replicas, num_groups in groupings(tables):
         maps = [
             equal_groups(tables, num_groups),
             packed_branches(tables, num_groups),
@@ -62,6 +62,17 @@ def deals(tables: UnitTables, *, may_share: bool = True) -> Iterator[Draft]:
                 ]
                 num_microbatches = round(request.minibatch_size / size) * replicas
                 yield Draft(tuple(stages), num_microbatches)
+
+
+def groupings(tables: UnitTables) -> Iterator[tuple[int, int]]:
+    """Replicas, and how many groups of so many devices: not many more than there are units."""
+    request = tables.request
+    for replicas in request.replica_counts(request.num_devices):
+        num_groups = request.num_devices // replicas
+        while num_groups:
+            if num_groups < 2 * tables.num_units:
+                yield replicas, num_groups
+            num_groups //= 2
 
 
 def equal_groups(

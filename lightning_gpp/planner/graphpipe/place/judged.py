@@ -20,6 +20,9 @@ LOOKS_PER_BOUND = 8
 ACTIONS_PER_LOOK = 4
 """So many forwards and backwards are played in the time of one look."""
 
+MOST_LOOKS = 1_000
+"""Looks that a played step counts at most: a search for hundreds of devices goes on for longer."""
+
 
 class DraftJudge:
     """Looks at drafts, and keeps what it saw.
@@ -71,7 +74,8 @@ class DraftJudge:
         """Whether all looks are taken.
 
         A look asks what the devices compute; a lower bound and a played step cost as many as they
-        take the time of. So a search takes about the same time for any model.
+        take the time of, a step no more than :data:`MOST_LOOKS`. So a search takes about as long
+        for many models, and longer for those of hundreds of operators or devices.
         """
         return self._spent >= self._budget
 
@@ -128,7 +132,7 @@ class DraftJudge:
         """
         found = self._step_s.get(draft)
         if found is None:
-            self._spent += LOOKS_PER_BOUND + self._num_actions(draft) // ACTIONS_PER_LOOK
+            self._spent += min(MOST_LOOKS, self._num_actions(draft) // ACTIONS_PER_LOOK)
             found = math.inf
             plan = plan_of(draft, self.tables, self._name, is_chain=self._is_chain)
             evaluation = evaluate_below(plan, self.tables.request, below_s)
@@ -145,14 +149,28 @@ class DraftJudge:
             if self.best is None or _rank(found) < _rank(self.best):
                 self.best = found
 
+    def settle(self, at_most_s: float) -> None:
+        """Makes the plan with the fewest stages the best one, of those that are as good.
+
+        Args:
+            at_most_s: the longest step of these.
+        """
+        as_good = [one for one in self._found.values() if one.step_s <= at_most_s]
+        self.best = min(as_good, key=lambda one: (len(one.stages), *_rank(one)), default=self.best)
+
     @property
     def found(self) -> list[PlanEvaluation]:
         """The plans so far, the best one first."""
         return sorted(self._found.values(), key=_rank)
 
     def ranked(self) -> tuple[RankedPlan, ...]:
-        """The best plans, with a word on each."""
-        return ranked_plans(self.found)
+        """The best plans, with a word on each; one of those with more stages."""
+        best, found = self.best, self.found
+        if best is None:
+            return ()
+        shorter = [one for one in found if one.step_s < best.step_s]
+        others = [one for one in found[len(shorter) :] if one is not best]
+        return ranked_plans([best, *shorter[:1], *others])
 
     @staticmethod
     def _num_actions(draft: Draft) -> int:

@@ -10,14 +10,19 @@ import math
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
 from lightning_gpp.planner.plan.plan import Stage
-from lightning_gpp.planner.request_tables import transfer_s
 from lightning_gpp.planner.step_time.gradients import stage_sums
+from lightning_gpp.planner.step_time.least_edge import EdgeEnd, EdgeSeconds, LeastEdge
 from lightning_gpp.planner.step_time.least_step import TimedEdge, TimedStage, least_step_s
 from lightning_gpp.planner.step_time.stage_costs import stage_compute
 
-Seconds = tuple[float, float | None]
+NOTHING = EdgeSeconds(-1.0, None, 0.0, 0.0)
+"""Of an edge that is none."""
+
+UNKNOWN = EdgeSeconds(-2.0, None, 0.0, 0.0)
+"""Of an edge that nobody has asked for."""
+
 End = tuple[Units, tuple[int, ...], int]
 """Of an edge: units, devices and micro-batches of a stage."""
 
@@ -33,7 +38,8 @@ class DraftBounds:
         self._tables = tables
         self._request = tables.request
         self._stages: dict[tuple[DraftStage, int], TimedStage | None] = {}
-        self._edges: dict[tuple[object, ...], Seconds | None] = {}
+        self._numbers: dict[tuple[End, int], int] = {}
+        self._edges: dict[tuple[int, int, bool], EdgeSeconds | None] = {}
         self._fixed: dict[Units, int] = {}
         self._limits = [device.memory_bytes for device in self._request.cluster.devices]
         self._has_limits = any(limit is not None for limit in self._limits)
@@ -75,7 +81,7 @@ class DraftBounds:
             return math.inf
         if any(stage.shares for stage in draft.stages):
             return max(stage.work_s for stage in timed)
-        return least_step_s(timed, edges, _residents(draft.stages))
+        return least_step_s(timed, edges, _residents(ends))
 
     def _timed(self, stage: DraftStage, count: int) -> TimedStage | None:
         """A stage as a line of time; None where it does not keep to the rules of a stage."""
@@ -126,27 +132,29 @@ class DraftBounds:
         )
 
     def _all_edges(self, ends: list[End], count: int) -> list[TimedEdge] | None:
-        """The edges between stages, those of the feed first; None where one cannot be."""
+        """The edges between stages, none before those to its source; None where one cannot be."""
         tables, found = self._tables, []
-        last = len(ends) - 1
-        feed = 0, ends[-1][1][:1], ends[-1][2]
-        sources = [tables.sources(units) for units, _, _ in ends]
+        last, feed = len(ends) - 1, (0, ends[-1][1][:1], ends[-1][2])
+        numbers = [
+            self._numbers.setdefault((end, count), len(self._numbers)) for end in (*ends, feed)
+        ]
+        stage_of = tables.owners([units for units, _, _ in ends])
         for target, other in enumerate(ends):
-            edge = self._edge(feed, other, count, target == last)
-            if edge is None:
-                return None
-            if edge[0] >= 0:
-                found.append(TimedEdge(FEED, target, edge[0], None))
-        for source, own in enumerate(ends):
-            units = own[0]
-            has_output = units & tables.makers
-            for target in range(source + 1, len(ends)):
-                if sources[target] & units or (target == last and has_output):
-                    edge = self._edge(own, ends[target], count, target == last)
-                    if edge is None:
-                        return None
-                    if edge[0] >= 0:
-                        found.append(TimedEdge(source, target, *edge))
+            is_last = target == last
+            needed = tables.sources(other[0]) | (tables.makers & ~other[0] if is_last else 0)
+            sources = sorted({stage_of[at] for at in places(needed)})
+            if is_last or other[0] & tables.fed:
+                sources.insert(0, FEED)
+            for source in sources:
+                key = numbers[source], numbers[target], is_last
+                edge = self._edges.get(key, UNKNOWN)
+                if edge is UNKNOWN:
+                    own = feed if source == FEED else ends[source]
+                    edge = self._edges[key] = self._edge(own, other, count, is_last)
+                if edge is None:
+                    return None
+                if edge is not NOTHING:
+                    found.append(TimedEdge(source, target, *edge))
         return found
 
     def _edge(
@@ -155,45 +163,29 @@ class DraftBounds:
         target: End,
         count: int,
         is_last: bool,
-    ) -> Seconds | None:
-        """Seconds there and back; negative where there is no edge, None where none may be."""
-        key = source, target, count, is_last
-        if key in self._edges:
-            return self._edges[key]
-        found = self._edges[key] = self._new_edge(source, target, count, is_last)
-        return found
-
-    def _new_edge(
-        self,
-        source: End,
-        target: End,
-        count: int,
-        is_last: bool,
-    ) -> Seconds | None:
+    ) -> EdgeSeconds | None:
+        """What its messages take; nothing where there is no edge, None where none may be."""
         units, senders, multiple = source
         carried = self._tables.carried(units, target[0], takes_outputs=is_last)
         if not carried.values:
-            return -1.0, None
+            return NOTHING
         other = target[2]
         if units and max(multiple, other) % min(multiple, other):
             return None
-        shares = multiple // len(senders), other // len(target[1])
-        if shares[0] != shares[1] and not carried.is_cuttable:
+        own, reader = EdgeEnd(senders, multiple), EdgeEnd(target[1], other)
+        if own.share != reader.share and not carried.is_cuttable:
             return None
         request = self._request
-        samples = math.gcd(*shares) * request.minibatch_size / count
         sizes = request.tables.edge_bytes(carried.values, has_backward=carried.has_backward)
-        links = request.tables.links(senders, target[1])
-        there_s = min([transfer_s(link, sizes.forward(samples)) for link in links])
-        if not carried.has_backward or not units:
-            return there_s, None
-        return there_s, min([transfer_s(link, sizes.backward(samples)) for link in links])
+        least = LeastEdge(request.tables, sizes, count, request.minibatch_size / count)
+        has_backward = carried.has_backward and bool(units)
+        return least.seconds(own, reader, has_backward=has_backward)
 
 
-def _residents(stages: tuple[DraftStage, ...]) -> dict[int, list[int]]:
-    """The stages of every device."""
+def _residents(ends: list[End]) -> dict[int, list[int]]:
+    """The stages of every device that holds several."""
     found: dict[int, list[int]] = {}
-    for number, stage in enumerate(stages):
-        for device in stage.devices:
+    for number, (_, devices, _) in enumerate(ends):
+        for device in devices:
             found.setdefault(device, []).append(number)
-    return {device: stages for device, stages in found.items() if len(stages) > 1}
+    return {device: numbers for device, numbers in found.items() if len(numbers) > 1}

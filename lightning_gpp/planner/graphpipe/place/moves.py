@@ -77,16 +77,22 @@ def merged(draft: Draft, homes: Homes) -> Iterator[Draft]:
             other = draft.stages[second]
             is_near = homes.tables.sources(other.units) & stage.units
             if is_near or not set(stage.devices).isdisjoint(other.devices):
-                units = stage.units | other.units
-                rest = draft.with_stage(second)
-                for kept in dict.fromkeys(one._replace(units=0) for one in (stage, other)):
-                    yield rest.with_stage(first, kept._replace(units=units))
+                yield from joined(draft, first, second)
+                rest, units = draft.with_stage(second), stage.units | other.units
                 for devices in homes.together(stage, other):
                     both = stage._replace(units=units, devices=devices, shares=())
                     yield from _on(rest, first, [], both, devices)
                     if homes.tables.request.num_microbatches is None:
                         taken = stage.multiple + other.multiple
                         yield from _on(rest, first, [], both._replace(multiple=taken), devices)
+
+
+def joined(draft: Draft, first: int, second: int) -> Iterator[Draft]:
+    """Two stages as one, as either of them is."""
+    stage, other = draft.stages[first], draft.stages[second]
+    rest, units = draft.with_stage(second), stage.units | other.units
+    for kept in dict.fromkeys(one._replace(units=units) for one in (stage, other)):
+        yield rest.with_stage(first, kept)
 
 
 def swapped(draft: Draft, homes: Homes) -> Iterator[Draft]:

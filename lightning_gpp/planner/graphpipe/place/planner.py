@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from lightning_gpp.planner.balanced import balanced
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.data_parallel import shared_by_all
+from lightning_gpp.planner.graphpipe.choose.choice import divided
 from lightning_gpp.planner.graphpipe.choose.result import SearchResult
 from lightning_gpp.planner.graphpipe.place.climb import BUDGET, climb_from
 from lightning_gpp.planner.graphpipe.place.deals import best_deals
+from lightning_gpp.planner.graphpipe.place.fewer import merge_stages
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.planner import exclusive_plans, result_of, search_exclusive
+from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.planner.sequential import sequential
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
 NAME = "graphpipe"
+
+AS_GOOD = 1.005
+"""A step so many times as long is as good if its plan has fewer stages: the judge and the simulator
+agree on most plans to less than one per cent."""
 
 
 def graphpipe(request: PlanRequest) -> Plan:
@@ -40,19 +47,34 @@ def search_plans(request: PlanRequest, budget: int = 2 * BUDGET) -> SearchResult
     Args:
         request: the question.
         budget: looks of the climb of stages that share devices, by default twice those of another
-            part, as there is more to choose; the search with fewer is the beginning of the search
-            with more, so more never give a worse plan.
+            part, as there is more to choose.
 
     Raises:
         DoesNotFitError: no plan fits into the devices' memory.
     """
     if not request.order.flushes:
         return search_exclusive(request)
-    name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    judge = exclusive_plans(request, name)
-    judge.allow(budget)
-    _climb(judge, [*([judge.best] if judge.best else []), *_other_planners(request, name)])
+    judge, others_s = climbed(request, budget)
+    judge.allow(BUDGET // 4)
+    merge_stages(judge, min(AS_GOOD * judge.best_s, others_s))
     return result_of(judge)
+
+
+def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
+    """A judge that has seen what the climbs find, and the shortest step of another planner.
+
+    Args:
+        request: the question.
+        budget: looks of the climb of stages that share devices. The search with fewer is the
+            beginning of the search with more, so more never end in a worse plan.
+    """
+    name = f"{NAME} (estimated)" if request.is_estimated else NAME
+    problem = Problem(UnitTables(request))
+    judge = exclusive_plans(problem, name)
+    judge.allow(budget)
+    others = [*([judge.best] if judge.best else []), *_other_planners(problem, name)]
+    _climb(judge, others)
+    return judge, min((one.step_s for one in others if one.is_feasible), default=math.inf)
 
 
 def search_on_all(
@@ -82,14 +104,17 @@ def _climb(judge: DraftJudge, starts: Iterable[PlanEvaluation]) -> None:
     climb_from(judge, [*judge.drafts(fitting), *best_deals(judge)])
 
 
-def _other_planners(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
+def _other_planners(problem: Problem, name: str) -> Iterator[PlanEvaluation]:
     """The plans of other planners, where they have one that fits."""
+    request = problem.request
     shared = shared_by_all(request, name)
     if shared is not None:
         yield shared
-    for planner in (sequential, balanced):
-        try:
-            plan = planner(request)
-        except ValueError:  # none fits into memory, or it has none for so many devices
-            continue
-        yield evaluate_plan(replace(plan, planner=name), request)
+    chain = divided(problem, name, is_chain=True).best
+    if chain is not None:
+        yield chain
+    try:
+        plan = balanced(request)
+    except ValueError:  # it has none for so many devices
+        return
+    yield evaluate_plan(replace(plan, planner=name), request)

@@ -45,6 +45,7 @@ class UnitTables:
         model_order: their places in the order of the model.
         everything: all units.
         makers: units that make an output of the model.
+        fed: units that read an input of the model.
         compute_s: seconds of every unit on the first device, for the largest micro-batch.
     """
 
@@ -75,6 +76,8 @@ class UnitTables:
         self._own: dict[Units, tuple[str, ...]] = {}
         self._made = self._values_made()
         self._stateful: Units = self.units_of(op.name for op in graph if op.state)
+        fed = [reader for _, producer, reader in graph.reads if producer is None]
+        self.fed: Units = self.units_of(fed)
         self._readers = {name: self.units_of(ops) for name, ops in graph.readers.items()}
 
     def each_s(self, size: float, kind: str) -> list[float]:
@@ -118,6 +121,14 @@ class UnitTables:
             for at in places(units):
                 found |= self.needs[at]
             found = self._sources[units] = found & ~units
+        return found
+
+    def owners(self, sets: Iterable[Units]) -> list[int]:
+        """For every place the number of the set that has its unit."""
+        found = [0] * self.num_units
+        for number, units in enumerate(sets):
+            for at in places(units):
+                found[at] = number
         return found
 
     def has_state(self, units: Units) -> bool:

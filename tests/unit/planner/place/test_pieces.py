@@ -65,7 +65,8 @@ def test_stages_follow_from_groups():
 
 def test_deals_are_for_all_numbers_of_replicas_and_sizes():
     found = list(deals(tables()))
-    assert len(found) == 3 * 4  # of 1 device in two ways and of 2, with 1, 2, 4 and 8 samples
+    # two groups of 1 device in two ways, one of 1 and one of 2, with 1, 2, 4 and 8 samples
+    assert len(found) == 4 * 4
     assert {stage.devices for draft in found for stage in draft.stages} == {(0,), (1,), (0, 1)}
 
 
