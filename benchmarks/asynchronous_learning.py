@@ -357,12 +357,12 @@ def fit(task: Task, data: Data, policy: Policy, make: Any, lr: float, seed: int,
 # The table ----------------------------------------------------------------------------------
 
 
-def best_rate(task: Task, data: Data, name: str, depth: int) -> float:
-    """The learning rate with which synchronous training ends best, on two other seeds."""
+def best_rate(task: Task, data: Data, policy: str, name: str, depth: int) -> float:
+    """The learning rate with which training with a policy ends best, on two other seeds."""
     make, rates = OPTIMIZERS[name]
     ends = {
         lr: statistics.mean(
-            fit(task, data, POLICIES["flush"], make, lr, seed, depth)[-1] for seed in (100, 101)
+            fit(task, data, POLICIES[policy], make, lr, seed, depth)[-1] for seed in (100, 101)
         )
         for lr in rates
     }
@@ -397,16 +397,20 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4, choices=[1, 2, 4, 8])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rate", type=float, help="the learning rate; best for flush if not given")
+    parser.add_argument("--tuned", action="store_true", help="the best rate for every policy")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    header = ("policy", "last accuracy, %", "best accuracy, %", "epochs to goal")
+    header = ("policy", "rate", "last accuracy, %", "best accuracy, %", "epochs to goal")
     for name in options.tasks:
         task = TASKS[name]
         data = task.read()
         for optimizer in options.optimizers:
-            lr = options.rate or best_rate(task, data, optimizer, options.depth)
+            lr = options.rate
             rows = []
             for policy in options.policies:
+                if options.tuned or lr is None:
+                    tuned_for = policy if options.tuned else "flush"
+                    lr = best_rate(task, data, tuned_for, optimizer, options.depth)
                 runs = [
                     fit(
                         task,
@@ -419,11 +423,10 @@ def main() -> None:
                     )
                     for seed in range(options.seeds)
                 ]
-                rows.append((policy, *row(task, runs)))
+                rows.append((policy, f"{lr:g}", *row(task, runs)))
             print(
-                f"{name}, {optimizer}, learning rate {lr:g}, {options.depth} stages, {task.epochs} "
-                f"epochs, goal {100 * task.goal:g} %, {options.seeds} seeds, torch "
-                f"{torch.__version__}"
+                f"{name}, {optimizer}, {options.depth} stages, {task.epochs} epochs, goal "
+                f"{100 * task.goal:g} %, {options.seeds} seeds, torch {torch.__version__}"
             )
             print(text_table(header, rows, left=("policy",)), flush=True)
             print()
