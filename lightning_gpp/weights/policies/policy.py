@@ -70,6 +70,11 @@ class Policy:
     least_versions: int = 1
     most_versions: int | None = None
 
+    @property
+    def predicts(self) -> bool:
+        """Whether any pass runs with predicted weights."""
+        return {self.forward, self.backward_ahead} != {nothing_ahead}
+
     def versions(self, place: Place) -> int:
         """Copies of the weights of a stage that are alive at most, the newest included."""
         in_flight = place.ahead + 1
