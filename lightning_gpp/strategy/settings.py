@@ -64,9 +64,4 @@ class Settings:
     @property
     def held_versions(self) -> HeldVersions:
         """Copies of their parameters that stages hold."""
-        return held_versions(self.policy) if self.is_asynchronous else ONE_VERSION
-
-
-def held_versions(policy: Policy) -> HeldVersions:
-    """Copies of their parameters that stages hold under a policy."""
-    return HeldVersions(policy.least_versions, policy.most_versions)
+        return HeldVersions(*self.policy.held_versions) if self.is_asynchronous else ONE_VERSION
