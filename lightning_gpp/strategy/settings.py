@@ -10,7 +10,7 @@ from typing import Any
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.planner import Plan
 from lightning_gpp.planner.base import ONE_VERSION, HeldVersions
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
+from lightning_gpp.schedule import ONE_F_ONE_B, ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.planning.costs_given import GivenCosts
 from lightning_gpp.strategy.planning.plan_cache import CacheLike
@@ -57,6 +57,15 @@ class Settings:
         return self.schedule == ONE_F_ONE_B_ASYNC.name
 
     @property
+    def planned_schedule(self) -> str | None:
+        """The schedule that is planned for.
+
+        Draining after every mini-batch is a synchronous schedule of one micro-batch.
+        """
+        drains = self.is_asynchronous and self.policy.drains
+        return ONE_F_ONE_B.name if drains else self.schedule
+
+    @property
     def policy(self) -> Policy:
         """With which weights stages run where the pipeline does not drain."""
         return POLICIES[self.weights]
@@ -64,4 +73,5 @@ class Settings:
     @property
     def held_versions(self) -> HeldVersions:
         """Copies of their parameters that stages hold."""
-        return HeldVersions(*self.policy.held_versions) if self.is_asynchronous else ONE_VERSION
+        overlap = self.is_asynchronous and not self.policy.drains
+        return HeldVersions(*self.policy.held_versions) if overlap else ONE_VERSION
