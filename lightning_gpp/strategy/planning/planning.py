@@ -102,7 +102,7 @@ def plan_pipeline(
     Raises:
         ValueError: the model cannot be planned like this.
     """
-    if settings.is_asynchronous:
+    if settings.is_asynchronous and not settings.policy.drains:
         settings = replace(settings, use_all_devices=False)
     num_devices = at_hand.num_devices
     chosen = settings.cluster
