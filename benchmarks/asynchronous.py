@@ -4,7 +4,9 @@ A chain of equal layers with Adam is cut into as many stages as there are proces
 each. All ways run in turn, some times; a row's ``ratio`` is the median over the turns of its step
 over that of one device. ``bound`` is the busiest stage's part of one device's step: what a pipeline
 without bubbles and without messages would take where every process has a core of its own (with more
-processes than cores nothing can reach it). The second table has what a prediction costs beside one
+processes than cores nothing can reach it) and memory to itself. ``apart`` is the same with what
+processes beside each other cost: as many, each of which trains the layers of a stage by itself, on
+data of its own and without a message. The second table has what a prediction costs beside one
 forward and backward of the same parameters.
 
     python benchmarks/asynchronous.py                     # two processes
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import multiprocessing
 import platform
 import statistics
 import time
@@ -39,9 +42,9 @@ WIDTH, LAYERS, BATCH = 768, 8, 256
 class Chain(pl.LightningModule):
     """Equal layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = LAYERS) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(count))
 
     def forward(self, x: Tensor) -> Tensor:
         """All layers, one after the other."""
@@ -75,7 +78,7 @@ class Clock(pl.Callback):
         pl_module.log("step_s", middle_s / (len(self.ends) - 1 - 2 * skip))
 
 
-def step_s(strategy: Any, num_devices: int, num_steps: int) -> float:
+def step_s(strategy: Any, num_devices: int, num_steps: int, num_layers: int = LAYERS) -> float:
     """Mean seconds of the steps in the middle of a fit, when the pipeline is full."""
     torch.manual_seed(0)
     data = TensorDataset(*(torch.randn(num_steps * BATCH, WIDTH) for _ in range(2)))
@@ -90,8 +93,24 @@ def step_s(strategy: Any, num_devices: int, num_steps: int) -> float:
         enable_model_summary=False,
         callbacks=[Clock()],
     )
-    trainer.fit(Chain(), DataLoader(data, BATCH))
+    trainer.fit(Chain(num_layers), DataLoader(data, BATCH))
     return float(trainer.callback_metrics["step_s"])
+
+
+def apart_s(num_devices: int, num_steps: int) -> float:
+    """The mean step of processes that each train the layers of a stage, all at the same time."""
+    context = multiprocessing.get_context("fork")
+    found = context.SimpleQueue()
+
+    def train() -> None:
+        found.put(step_s(single_device("cpu"), 1, num_steps, LAYERS // num_devices))
+
+    processes = [context.Process(target=train) for _ in range(num_devices)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return statistics.mean(found.get() for _ in processes)
 
 
 def ways(num_devices: int) -> dict[str, dict[str, Any]]:
@@ -108,29 +127,37 @@ def ways(num_devices: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def prediction() -> list[tuple[str, str]]:
-    """What predicting all weights costs, over a forward and backward that uses them."""
+def prediction() -> list[tuple[str, str, str]]:
+    """What predicting all weights costs, over a forward and backward that uses them.
+
+    And what reading the same memory and writing the prediction costs, with one product or sum.
+    """
     rows = []
-    for name, make in (
-        ("SGD, momentum", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
-        ("Adam", lambda p: torch.optim.Adam(p, 1e-4)),
-        ("NAdam (measured)", lambda p: torch.optim.NAdam(p, 1e-4)),
+    for name, make, one_pass, num_read in (
+        ("SGD, momentum", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), torch.add, 2),
+        ("Adam", lambda p: torch.optim.Adam(p, 1e-4), torch.addcmul, 3),
+        ("NAdam (measured)", lambda p: torch.optim.NAdam(p, 1e-4), torch.add, 2),
     ):
         module = Chain()
         optimizer = make(module.parameters())
         weights = StageWeights(
             POLICIES["pipeoptim"], dict(module.named_parameters()), [LastSteps(optimizer)]
         )
-        x, ratios = torch.randn(BATCH, WIDTH), []
-        for _ in range(12):
+        read = [[p.detach().clone() for p in module.parameters()] for _ in range(num_read + 1)]
+        x, ratios, bounds = torch.randn(BATCH, WIDTH), [], []
+        for _ in range(24):
             start = time.perf_counter()
             module(x).square().mean().backward()
             middle = time.perf_counter()
             optimizer.step()
             ready = time.perf_counter()
             weights.forward(Place(1, 1, 1))
-            ratios.append((time.perf_counter() - ready) / (middle - start))
-        rows.append((name, f"{statistics.median(ratios[2:]):.1%}"))
+            predicted = time.perf_counter()
+            for *tensors, target in zip(*read, strict=True):
+                one_pass(*tensors, out=target)
+            ratios.append((predicted - ready) / (middle - start))
+            bounds.append((time.perf_counter() - predicted) / (middle - start))
+        rows.append((name, *(f"{statistics.median(each[4:]):.1%}" for each in (ratios, bounds))))
     return rows
 
 
@@ -150,6 +177,8 @@ def main() -> None:
     found: dict[str, list[float]] = {}
     for _ in range(options.turns):
         alone_s = step_s(single_device("cpu"), 1, options.steps)
+        taken_s = apart_s(options.devices, options.steps)
+        found.setdefault("apart", []).append(taken_s / alone_s)
         for name, arguments in ways(options.devices).items():
             taken_s = step_s(GraphPipeStrategy(**arguments), options.devices, options.steps)
             found.setdefault(name, []).append(taken_s / alone_s)
@@ -163,7 +192,8 @@ def main() -> None:
         for name, ratios in found.items()
     ]
     print(text_table(("way", "ratio", "spread"), rows))
-    print(text_table(("optimizer", "prediction / (forward + backward)"), prediction()))
+    print("over a forward and backward of a batch:")
+    print(text_table(("optimizer", "prediction", "its memory, once"), prediction()))
 
 
 if __name__ == "__main__":

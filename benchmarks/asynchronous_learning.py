@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -297,7 +298,11 @@ def pipeline(
 
 
 def train_epoch(
-    stages: Sequence[Stage], versions: WeightVersions, batches: Sequence[Data], drains: bool
+    stages: Sequence[Stage],
+    versions: WeightVersions,
+    batches: Sequence[Data],
+    drains: bool,
+    clip: Clip,
 ) -> None:
     """Trains; the pipeline is empty before and after."""
     for stage in stages:
@@ -320,9 +325,33 @@ def train_epoch(
             x, out = stage.flights.pop(number)
             out.backward(gradient)
         if (number + 1) % versions.per_update == 0 or number + 1 == len(batches):
+            clip(stages)
             for stage in reversed(stages):
                 stage.optimizer.step()
                 stage.optimizer.zero_grad()
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """How gradients are clipped.
+
+    Attributes:
+        norm: the largest one; None does not limit it.
+        is_over_all: whether it is that of the gradients of all stages together.
+    """
+
+    norm: float | None = None
+    is_over_all: bool = False
+
+    def __call__(self, stages: Sequence[Stage]) -> None:
+        """Clips."""
+        own = [[p for g in stage.optimizer.param_groups for p in g["params"]] for stage in stages]
+        for parameters in [[*itertools.chain(*own)]] if self.is_over_all else own:
+            if self.norm is not None:
+                nn.utils.clip_grad_norm_(parameters, self.norm)
+
+
+NO_CLIP = Clip()
 
 
 def accuracy(net: nn.Module, data: Data) -> float:
@@ -331,7 +360,16 @@ def accuracy(net: nn.Module, data: Data) -> float:
         return float((net(data[0]).argmax(1) == data[1]).float().mean())
 
 
-def fit(task: Task, data: Data, policy: Policy, make: Any, lr: float, seed: int, depth: int) -> Any:
+def fit(
+    task: Task,
+    data: Data,
+    policy: Policy,
+    make: Any,
+    lr: float,
+    seed: int,
+    depth: int,
+    clip: Clip = NO_CLIP,
+) -> list[float]:
     """The accuracy after every epoch."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
@@ -347,7 +385,7 @@ def fit(task: Task, data: Data, policy: Policy, make: Any, lr: float, seed: int,
         shuffled = train[torch.randperm(cut, generator=generator)]
         parts = [part for part in shuffled.split(size) if len(part) == size]
         batches = [(data[0][part], data[1][part]) for part in parts]
-        train_epoch(stages, versions, batches, policy.drains)
+        train_epoch(stages, versions, batches, policy.drains, clip)
         found.append(accuracy(whole, (data[0][valid], data[1][valid])))
     for stage in stages:
         stage.last_steps.close()
@@ -357,12 +395,12 @@ def fit(task: Task, data: Data, policy: Policy, make: Any, lr: float, seed: int,
 # The table ----------------------------------------------------------------------------------
 
 
-def best_rate(task: Task, data: Data, name: str, depth: int) -> float:
-    """The learning rate with which synchronous training ends best, on two other seeds."""
+def best_rate(task: Task, data: Data, policy: str, name: str, depth: int) -> float:
+    """The learning rate with which training with a policy ends best, on two other seeds."""
     make, rates = OPTIMIZERS[name]
     ends = {
         lr: statistics.mean(
-            fit(task, data, POLICIES["flush"], make, lr, seed, depth)[-1] for seed in (100, 101)
+            fit(task, data, POLICIES[policy], make, lr, seed, depth)[-1] for seed in (100, 101)
         )
         for lr in rates
     }
@@ -397,16 +435,22 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4, choices=[1, 2, 4, 8])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rate", type=float, help="the learning rate; best for flush if not given")
+    parser.add_argument("--clip", type=float, help="the largest norm of the gradients of a stage")
+    parser.add_argument("--whole-norm", action="store_true", help="of all, as flush does always")
+    parser.add_argument("--tuned", action="store_true", help="the best rate for every policy")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    header = ("policy", "last accuracy, %", "best accuracy, %", "epochs to goal")
+    header = ("policy", "rate", "last accuracy, %", "best accuracy, %", "epochs to goal")
     for name in options.tasks:
         task = TASKS[name]
         data = task.read()
         for optimizer in options.optimizers:
-            lr = options.rate or best_rate(task, data, optimizer, options.depth)
+            lr = options.rate
             rows = []
             for policy in options.policies:
+                if options.tuned or lr is None:
+                    tuned_for = policy if options.tuned else "flush"
+                    lr = best_rate(task, data, tuned_for, optimizer, options.depth)
                 runs = [
                     fit(
                         task,
@@ -416,14 +460,14 @@ def main() -> None:
                         lr,
                         seed,
                         options.depth,
+                        Clip(options.clip, options.whole_norm or policy == "flush"),
                     )
                     for seed in range(options.seeds)
                 ]
-                rows.append((policy, *row(task, runs)))
+                rows.append((policy, f"{lr:g}", *row(task, runs)))
             print(
-                f"{name}, {optimizer}, learning rate {lr:g}, {options.depth} stages, {task.epochs} "
-                f"epochs, goal {100 * task.goal:g} %, {options.seeds} seeds, torch "
-                f"{torch.__version__}"
+                f"{name}, {optimizer}, {options.depth} stages, {task.epochs} epochs, goal "
+                f"{100 * task.goal:g} %, {options.seeds} seeds, torch {torch.__version__}"
             )
             print(text_table(header, rows, left=("policy",)), flush=True)
             print()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import closing, contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
@@ -50,6 +51,7 @@ from lightning_gpp.capture.values.withheld import withheld_outputs
 _logger = logging.getLogger(__name__)
 
 Tracer = Callable[[LeafPolicy], Trace]
+E = TypeVar("E", bound=BaseException)
 _Other = tuple[Sample, dict[bool, Result]]
 """Another input, and what the module itself computes on it in each mode."""
 
@@ -87,8 +89,13 @@ def capture(
     """
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise CaptureError("lazy parameters have no size yet: run the module once before training")
-    with uncompiled(), rollback(module), torch.inference_mode(False), torch.enable_grad():
-        session = _Session(module, args, kwargs or {}, train_modes)
+    with (
+        uncompiled(),
+        rollback(module),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        closing(_Session(module, args, kwargs or {}, train_modes)) as session,
+    ):
         if any(tensor.is_meta for tensor in session.sample.tensors.values()):
             _logger.info(
                 "captured with shapes only: that the graph computes what the module computes was "
@@ -97,33 +104,33 @@ def capture(
             )
         captured = session.first_success(leaf_modules, blocks)
         captured.steady = session.steady_state(captured)
-    changed = _outside_of_leaves(captured, session.expected[True].changed)
-    kept = _outside_of_leaves(captured, session.expected[True].kept)
-    if kept:
-        raise CaptureError(
-            f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
-            "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return it "
-            "from forward instead"
+        changed = _outside_of_leaves(captured, session.expected[True].changed)
+        kept = _outside_of_leaves(captured, session.expected[True].kept)
+        if kept:
+            raise CaptureError(
+                f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
+                "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "
+                "it from forward instead"
+            )
+        if withheld := withheld_outputs(session.expected[True].output):
+            _logger.warning(
+                "not handed out by the pipelined forward, an error if read: %s. Keys and values "
+                "that transformers keep for generation are not for training: "
+                "config.use_cache=False saves their time and memory",
+                ", ".join(f"{item.path} ({item.kind})" for item in withheld),
+            )
+        captured.reads = tuple(
+            read
+            for read in session.reads
+            if not _is_inside(captured, read.path)
+            and ".".join(filter(None, (read.path, read.name))) not in changed
         )
-    if withheld := withheld_outputs(session.expected[True].output):
-        _logger.warning(
-            "not handed out by the pipelined forward, an error if read: %s. Keys and values that "
-            "transformers keep for generation are not for training: config.use_cache=False saves "
-            "their time and memory",
-            ", ".join(f"{item.path} ({item.kind})" for item in withheld),
-        )
-    captured.reads = tuple(
-        read
-        for read in session.reads
-        if not _is_inside(captured, read.path)
-        and ".".join(filter(None, (read.path, read.name))) not in changed
-    )
-    if changed:
-        _logger.warning(
-            "forward changes %s, which are neither parameters nor buffers: a pipelined forward "
-            "does not make these changes",
-            ", ".join(changed),
-        )
+        if changed:
+            _logger.warning(
+                "forward changes %s, which are neither parameters nor buffers: a pipelined forward "
+                "does not make these changes",
+                ", ".join(changed),
+            )
     return captured
 
 
@@ -162,14 +169,17 @@ class _Session:
         self.reads = reads
         self.expected = {True: expected, False: self._reference(self.sample, False)}
         self.without_gradients = self._reference_without_gradients()
-        self.others = [
-            functools.cache(functools.partial(self._other_reference, other))
-            for other in other_samples(self.sample)
-        ]
-        across = 1 if self.sample.num_samples > 1 else 2
-        self.across = functools.cache(
-            lambda: self._other_reference(few_samples(self.sample, across))
-        )
+        self.others = list(other_samples(self.sample))
+        self._found: dict[int, _Other | None] = {}
+
+    def close(self) -> None:
+        """Forgets all values: errors that were kept on the way refer to it from their frames."""
+        vars(self).clear()
+
+    @functools.cached_property
+    def across(self) -> _Other | None:
+        """One sample instead of several, or two instead of one."""
+        return self._other_reference(few_samples(self.sample, 1 + (self.sample.num_samples == 1)))
 
     def first_success(
         self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None
@@ -184,15 +194,15 @@ class _Session:
             try:
                 return self._captured(method, policy, tracer)
             except KeepWholeError as decision:
-                undecided.append((method, policy, tracer, decision))
+                undecided.append((method, policy, tracer, _without_values(decision)))
             except Exception as error:  # user code under a tracer may raise anything
                 _logger.debug("capture by %s failed", method, exc_info=True)
-                failures.append((method, error))
+                failures.append((method, _without_values(error)))
         for method, policy, tracer, reason in undecided:
             try:
                 return self._keeping_whole(method, policy, tracer, reason)
             except Exception as error:  # likewise
-                failures.append((method, error))
+                failures.append((method, _without_values(error)))
         raise CaptureError(
             f"{type(self.module).__name__}.forward cannot be captured:\n{_reasons(failures)}\n"
             f"{REMEDY}"
@@ -241,7 +251,7 @@ class _Session:
             try:
                 captured = self._captured(method, policy, tracer)
             except KeepWholeError as another:
-                decision = another
+                decision = _without_values(another)
             else:
                 captured.kept_whole = tuple(reasons)
                 by_data = (line for line, reason in reasons.items() if reason.on_data)
@@ -346,8 +356,10 @@ class _Session:
             traces = self._without_idle_decisions(method, traces)
         except GuardError as error:
             self._accept(error, traces[True], 1)
-        for reference_of_other in self.others:
-            second = reference_of_other()
+        for number, sample in enumerate(self.others):
+            if number not in self._found:
+                self._found[number] = self._other_reference(sample)
+            second = self._found[number]
             if second is None:
                 continue
             failed = self._failing_guard(traces[True], second[0])
@@ -376,7 +388,7 @@ class _Session:
             GuardError: the first of them, where they do change something.
         """
         num_samples = self.sample.num_samples
-        other = None if self.sample.graphs is not None else self.across()
+        other = None if self.sample.graphs is not None else self.across
         first = failed = None if other is None else self._failing_guard(traces[True], other[0])
         if other is None or first is None:
             return traces
@@ -397,7 +409,7 @@ class _Session:
         try:
             self._observe(trace, sample, mode=True)
         except GuardError as error:
-            return error
+            return error.with_traceback(None)  # its frames hold all values
         return None
 
     def _check(self, captured: CapturedModel, sample: Sample, expected: Result, mode: bool) -> None:
@@ -432,6 +444,18 @@ class _Session:
         others = self._observe(trace, second, mode=True) if second else None
         seen = {node: observation(node) for node in nodes}
         return Cuts.of(seen, self.sample, others, second)
+
+
+def _without_values(error: E) -> E:
+    """An error that is kept while other ways are tried, without what its frames held.
+
+    A frame and the error that it keeps are a circle: values would stay until Python looks for such.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__ or each.__context__
+    return error
 
 
 def _reasons(failures: Sequence[tuple[str, Exception]]) -> str:

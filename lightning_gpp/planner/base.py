@@ -42,18 +42,21 @@ class HeldVersions(NamedTuple):
     Attributes:
         least: at least so many.
         most: as many as it has mini-batches in flight, but at most these; None does not limit them.
+        beside: how many more where several mini-batches are in flight, each with one of its own.
     """
 
     least: int = 1
     most: int | None = 1
+    beside: int = 0
 
     def of(self, in_flight: int) -> int:
         """How many with so many mini-batches in flight.
 
-        >>> HeldVersions(1, 2).of(4), HeldVersions(1, None).of(4)
-        (2, 4)
+        >>> HeldVersions(1, 2).of(4), HeldVersions(1, None).of(4), HeldVersions(1, None, 1).of(4)
+        (2, 4, 5)
         """
-        return max(self.least, min(in_flight, self.most or in_flight))
+        beside = self.beside if in_flight > 1 else 0
+        return beside + max(self.least, min(in_flight, self.most or in_flight))
 
 
 ONE_VERSION = HeldVersions()

@@ -23,7 +23,7 @@ from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.sums import Ranks
 from lightning_gpp.runtime.transport.transport import Transport
 from lightning_gpp.runtime.value_pieces import Cutter
-from lightning_gpp.schedule import reduce_groups
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, reduce_groups
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
     cluster_at_hand,
@@ -87,9 +87,9 @@ class Builder:
                 settings = replace(settings, num_microbatches=len(chunked.chunks))
             planned = plan_pipeline(settings, captured, example, at_hand, measured, self.device)
         decided = planned and (planned.plan, planned.request.schedule)
-        if planned is not None and not planned.request.order.flushes:
-            # Planned for many mini-batches in a row, each of them a micro-batch.
-            decided = replace(planned.plan, num_microbatches=1), planned.request.schedule
+        if planned is not None and self.settings.is_asynchronous:
+            # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
+            decided = replace(planned.plan, num_microbatches=1), ONE_F_ONE_B_ASYNC.name
         plan, schedule = self.control.share(decided, "waiting for rank 0's plan")
         return self._joined(captured, plan, schedule, planned, chunked)
 

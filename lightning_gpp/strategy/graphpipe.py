@@ -421,6 +421,11 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
     def precision_plugin(self, precision_plugin: Precision | None) -> None:
         self._precision_plugin = pipeline_precision(precision_plugin, self)
 
+    @property
+    def clips_alone(self) -> bool:
+        """Whether every rank clips the norm of its own gradients: others have no such yet."""
+        return self.settings.is_asynchronous and not self.settings.policy.drains
+
     def counted_parameters(self) -> list[nn.Parameter] | None:
         """Parameters that count on this rank, each on one; None before the pipeline is built."""
         if self._session is None or self._session.run.pipeline is None:

@@ -11,7 +11,7 @@ from lightning_gpp.capture import BlockGraph
 from lightning_gpp.gnn import Techniques
 from lightning_gpp.planner import Plan
 from lightning_gpp.planner.base import ONE_VERSION, HeldVersions
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
+from lightning_gpp.schedule import ONE_F_ONE_B, ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.planning.costs_given import GivenCosts
 from lightning_gpp.strategy.planning.plan_cache import CacheLike
@@ -84,6 +84,15 @@ class Settings:
         return self.schedule == ONE_F_ONE_B_ASYNC.name
 
     @property
+    def planned_schedule(self) -> str | None:
+        """The schedule that is planned for.
+
+        Draining after every mini-batch is a synchronous schedule of one micro-batch.
+        """
+        drains = self.is_asynchronous and self.policy.drains
+        return ONE_F_ONE_B.name if drains else self.schedule
+
+    @property
     def policy(self) -> Policy:
         """With which weights stages run where the pipeline does not drain."""
         return POLICIES[self.weights]
@@ -91,9 +100,5 @@ class Settings:
     @property
     def held_versions(self) -> HeldVersions:
         """Copies of their parameters that stages hold."""
-        return held_versions(self.policy) if self.is_asynchronous else ONE_VERSION
-
-
-def held_versions(policy: Policy) -> HeldVersions:
-    """Copies of their parameters that stages hold under a policy."""
-    return HeldVersions(policy.least_versions, policy.most_versions)
+        overlap = self.is_asynchronous and not self.policy.drains
+        return HeldVersions(*self.policy.held_versions) if overlap else ONE_VERSION

@@ -87,13 +87,15 @@ class LastSteps:
 
     Args:
         optimizer: it is stepped by its owner.
+        are_asked_for: whether its last steps are; otherwise none is measured.
 
     Attributes:
         before_update: called before every update.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, *, are_asked_for: bool = True) -> None:
         self._optimizer = optimizer
+        self._are_asked_for = are_asked_for
         self.before_update: list[Callable[[], None]] = []
         self._before: dict[Tensor, Tensor] = {}
         self._measured: dict[Tensor, tuple[Tensor, float]] = {}
@@ -163,7 +165,7 @@ class LastSteps:
         return [
             (parameter, float(group["lr"]))
             for group in self._optimizer.param_groups
-            if _rule(type(self._optimizer), group) is None
+            if self._are_asked_for and _rule(type(self._optimizer), group) is None
             for parameter in group["params"]
             if parameter.grad is not None
         ]

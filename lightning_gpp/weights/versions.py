@@ -163,17 +163,14 @@ class StageWeights:
             return {name: own.detach() for name, own in self._parameters.items()}
         found: dict[Tensor, Tensor] = {}
         parameters = self._parameters.values()
-        if self._buffers is None and self._is_written_over:
-            self._buffers = {own: torch.empty_like(own) for own in parameters}
+        into = self._buffers
+        if into is None and all(own.device.type == "cpu" for own in parameters):
+            into = {own: torch.empty_like(own) for own in parameters}
+            if self._policy.backward is not BackwardWeights.OF_FORWARD:
+                self._buffers = into
         for watched in self._last_steps:
-            found |= watched.predicted(parameters, ahead, self._buffers)
+            found |= watched.predicted(parameters, ahead, into)
         return {name: found.get(own, own.detach()) for name, own in self._parameters.items()}
-
-    @property
-    def _is_written_over(self) -> bool:
-        """Whether one prediction is in use at a time, on a processor."""
-        is_kept = self._policy.backward is BackwardWeights.OF_FORWARD
-        return not is_kept and all(own.device.type == "cpu" for own in self._parameters.values())
 
     def _note_copies(self, tensors: Iterable[Tensor]) -> None:
         own = {parameter.data_ptr() for parameter in self._parameters.values()}

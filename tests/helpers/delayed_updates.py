@@ -78,6 +78,7 @@ def train_delayed(
     make: Callable[[list[Tensor]], Optimizer],
     runs: Sequence[int] = (),
     forgets: bool = False,
+    clip: float | None = None,
 ) -> tuple[list[float], list[Tensor]]:
     """The loss of every mini-batch, and the trained weights.
 
@@ -89,6 +90,7 @@ def train_delayed(
         make: the optimizer of one stage's parameters.
         runs: numbers of mini-batches between which the pipeline drains; all in one if not given.
         forgets: whether what the last update did is not known any more after that.
+        clip: largest norm of the gradient of a stage; of all of them where the pipeline drains.
     """
     found = [DelayedStage.of(weight, make) for weight in weights]
     leads = [stages.depths[stage] - 1 for stage in range(stages.num_stages)]
@@ -112,12 +114,19 @@ def train_delayed(
         losses.append((values[last] - target).square().mean().item())
         gradients = {k: torch.zeros_like(values[k]) for k in range(stages.num_stages)}
         gradients[last] = 2 * (values[last] - target) / target.numel()
+        of_weights = {}
         for k in reversed(range(stages.num_stages)):
             inner = gradients[k] * (1 - values[k].square())
             for edge in stages.edges:
                 if edge.target == k and edge.source != FEED:
                     gradients[edge.source] = gradients[edge.source] + inner @ of_backward[k].T
-            found[k].update(inputs[k].T @ inner)
+            of_weights[k] = inputs[k].T @ inner
+        for k, gradient in of_weights.items():
+            if clip is not None:
+                over = of_weights.values() if policy == "flush" else [gradient]
+                norm = sum(each.square().sum() for each in over) ** 0.5
+                gradient = gradient * min(1.0, clip / (norm + 1e-6))
+            found[k].update(gradient)
     return losses, [stage.versions[-1] for stage in found]
 
 

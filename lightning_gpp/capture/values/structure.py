@@ -154,7 +154,8 @@ LOOK_UPS = frozenset(_LOOK_UPS.values())
 
 def _one_level(value: Any) -> tuple[list[Step], list[Any], Any] | None:
     if type(value) in _pytree.SUPPORTED_NODES or _pytree.is_namedtuple_instance(value):
-        children, spec = _pytree.tree_flatten(value, is_leaf=lambda item: item is not value)
+        own = id(value)  # torch's recursive closure would keep the value until garbage is collected
+        children, spec = _pytree.tree_flatten(value, is_leaf=lambda item: id(item) != own)
         return _steps(value, len(children)), children, spec
     if isinstance(value, dict):
         return [Step("item", key) for key in value], list(value.values()), None

@@ -84,7 +84,7 @@ def with_policy(problem: PlanningProblem, policy: Policy | None) -> PlanningProb
         request = replace(problem.request, num_microbatches=1, max_replicas=1)
         return replace(problem, request=request, schedule=ONE_F_ONE_B.name)
     problem = replace(problem, uses_all_devices=False)  # as in training
-    held = HeldVersions(policy.least_versions, policy.most_versions)
+    held = HeldVersions(*policy.held_versions)
     return replace(problem, request=replace(problem.request, held_versions=held))
 
 

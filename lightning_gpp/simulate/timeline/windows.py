@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lightning_gpp.schedule import Program, Window
@@ -12,7 +12,7 @@ from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline
 
 
 def windows_of(
-    timeline: Timeline, program: Program, windows: range, *, updates: int = 0
+    timeline: Timeline, program: Program, windows: range, *, updates: Sequence[int] | None = None
 ) -> Timeline:
     """Of every rank what it did in the windows of some mini-batches, as recorded ones are shown.
 
@@ -23,7 +23,8 @@ def windows_of(
         timeline: of the whole program.
         program: of several mini-batches, of one micro-batch each.
         windows: their numbers, one after the other; at least one.
-        updates: of all parameters before the first window.
+        updates: of all parameters before every window, where an update may take several; one of
+            each window, from 0 on, if not given.
     """
     kept = [
         span
@@ -33,11 +34,12 @@ def windows_of(
     start_s = min(span.start_s for span in kept)
     step_s = max(span.end_s for span in kept) - start_s
     first = windows.start
+    seen = range(len(windows)) if updates is None else updates
     return with_inferred_path(
         replace(
             timeline,
             step_s=step_s,
-            spans=tuple(_moved(span, start_s, first, updates) for span in kept),
+            spans=tuple(_moved(span, start_s, first, seen) for span in kept),
             transfers=(),
             critical_path=(),
             memory=tuple(_cropped(curve, start_s, step_s) for curve in timeline.memory),
@@ -75,12 +77,12 @@ def _kept(
             yield span
 
 
-def _moved(span: Span, start_s: float, first: int, updates: int) -> Span:
+def _moved(span: Span, start_s: float, first: int, updates: Sequence[int]) -> Span:
     """A span as the first window counts."""
     action = span.action
     if action is not None:
         action = str(replace(span.parsed, microbatch=span.parsed.microbatch - first))
-    seen = None if span.updates is None else span.updates - first + updates
+    seen = None if span.updates is None else updates[span.updates - first]
     return replace(
         span,
         start_s=span.start_s - start_s,

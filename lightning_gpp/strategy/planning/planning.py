@@ -102,7 +102,7 @@ def plan_pipeline(
     Raises:
         ValueError: the model cannot be planned like this.
     """
-    if settings.is_asynchronous:
+    if settings.is_asynchronous and not settings.policy.drains:
         settings = replace(settings, use_all_devices=False)
     num_devices = at_hand.num_devices
     chosen = settings.cluster
@@ -114,7 +114,8 @@ def plan_pipeline(
         costs = _given(settings) if measured is None else measured.costs
         question = _request(settings, captured, example, cluster, costs, plan)
         question, notes, found = _refitted(settings, question, key)
-        answered = choose_schedule(question, settings.schedule, lambda _: SearchResult(plan))
+        found_plan = SearchResult(plan)
+        answered = choose_schedule(question, settings.planned_schedule, lambda _: found_plan)
         notes = (*captured.kept_whole, *notes, *answered.notes)
         return Planned(plan, answered.request, notes, found, key)
     costs, notes = (_given(settings), ()) if measured is None else (measured.costs, measured.notes)
@@ -141,7 +142,7 @@ def _answered(settings: Settings, question: PlanRequest) -> Answered:
             *cache.plan(asked, settings.planner, lambda: answer(asked, settings.planner))
         )
 
-    return choose_schedule(question, settings.schedule, search)
+    return choose_schedule(question, settings.planned_schedule, search)
 
 
 def _given(settings: Settings) -> Costs | None:
@@ -223,7 +224,7 @@ def _request(
     if example.minibatch_size is None:  # it cannot be cut
         num_microbatches = 1
     if settings.is_asynchronous:
-        num_microbatches = None
+        num_microbatches = 1 if settings.policy.drains else None
     size = captured.graph.microbatch_size * example.num_microbatches
     return plan_request(
         captured.graph,

@@ -31,7 +31,7 @@ class WindowsQuestion:
     Attributes:
         program: of some mini-batches before them, theirs, and those that were in flight at the end.
         windows: their numbers in it.
-        updates: of the parameters before the first one.
+        updates: of the parameters before every one.
         costs: of the program.
         stages: what timelines show of them.
         rank_of_device: rank of every device.
@@ -39,7 +39,7 @@ class WindowsQuestion:
 
     program: Program
     windows: range
-    updates: int
+    updates: tuple[int, ...]
     costs: ProgramCosts
     stages: tuple[TimelineStage, ...]
     rank_of_device: tuple[int, ...]
@@ -56,7 +56,7 @@ class WindowsQuestion:
         return cls(
             pipeline.placed.program(count, schedule=pipeline.schedule, check=False),
             range(before, before + len(windows)),
-            windows[0].updates,
+            tuple(window.updates for window in windows),
             program_costs(plan, request, step=step),
             timeline_stages(pipeline),
             pipeline.rank_of_device,

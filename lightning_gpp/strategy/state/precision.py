@@ -21,6 +21,10 @@ class HoldsParameters(Protocol):
     def is_shape_only(self) -> bool:
         """Whether tensors have shapes and no numbers."""
 
+    @property
+    def clips_alone(self) -> bool:
+        """Whether no rank waits for the norms of others, which are at other mini-batches."""
+
     def counted_parameters(self) -> list[nn.Parameter] | None:
         """Parameters that this rank counts; None where it counts all."""
 
@@ -48,6 +52,10 @@ def pipeline_precision(plugin: Precision | None, strategy: HoldsParameters) -> P
 class _ClipsOverRanks:
     """Norm clipping over the parameters of all ranks; shared ones count once.
 
+    In a pipeline that does not drain every rank clips the norm of its own gradients: those of a
+    mini-batch are complete only when its backward has come to the first stage, and stages that
+    waited for that would do one mini-batch at a time.
+
     Clipping by value works on ranks without parameters, too (idle devices, stages of activations).
     """
 
@@ -68,7 +76,8 @@ class _ClipsOverRanks:
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        counted = self.pipeline_strategy.counted_parameters()
+        strategy = self.pipeline_strategy
+        counted = None if strategy.clips_alone else strategy.counted_parameters()
         if counted is None:
             nn.utils.clip_grad_norm_(held, clip_val)
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import LBFGS
 
@@ -41,12 +40,6 @@ def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
         )
     if any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
         yield "cannot evaluate a loss several times per step, as LBFGS does: use another optimizer"
-    by_norm = trainer.gradient_clip_algorithm != GradClipAlgorithmType.VALUE
-    if trainer.gradient_clip_val and by_norm:
-        yield (
-            "has the stages at different batches, so that nobody knows the norm of all gradients: "
-            "use gradient_clip_algorithm='value'"
-        )
     if is_overridden("configure_gradient_clipping", module):
         yield "clips gradients stage by stage: do not override configure_gradient_clipping"
 

@@ -58,7 +58,7 @@ class Policy:
         least_versions: copies of the weights of a stage that are alive at most, the newest
             included: at least so many.
         most_versions: as many as it has mini-batches in flight, but at most these; None does not
-            limit them.
+            limit them. Where these keep predictions, one more than there are mini-batches.
     """
 
     name: str
@@ -70,7 +70,17 @@ class Policy:
     least_versions: int = 1
     most_versions: int | None = None
 
-    def versions(self, place: Place) -> int:
-        """Copies of the weights of a stage that are alive at most, the newest included."""
-        in_flight = place.ahead + 1
-        return max(self.least_versions, min(in_flight, self.most_versions or in_flight))
+    @property
+    def predicts(self) -> bool:
+        """Whether any pass runs with predicted weights."""
+        return {self.forward, self.backward_ahead} != {nothing_ahead}
+
+    @property
+    def held_versions(self) -> tuple[int, int | None, int]:
+        """Copies of the weights that a stage holds: at least, at most, and beside those in flight.
+
+        Where every mini-batch in flight keeps the predicted weights of its forward, none of them
+        are the newest.
+        """
+        keeps_predictions = self.predicts and self.backward is BackwardWeights.OF_FORWARD
+        return self.least_versions, self.most_versions, int(keeps_predictions)

@@ -146,13 +146,15 @@ def fit(
     return seen
 
 
-def expected(policy: str, optimizer: str, runs: list[int], count: int = 8) -> tuple[Any, Any]:
+def expected(
+    policy: str, optimizer: str, runs: list[int], count: int = 8, clip: float | None = None
+) -> tuple[Any, Any]:
     """Losses and weights of pipelines that fill anew after so many batches, each time."""
     weights = [layer.weight.detach() for layer in Layers().layers]
     batches = [Batches(count).data[i % count] for i in range(sum(runs))]
     make = OPTIMIZERS[optimizer]
     forgets = optimizer == "sgd"  # its state has no last step
-    return train_delayed(CHAIN, weights, batches, policy, make, runs, forgets)  # type: ignore[arg-type]
+    return train_delayed(CHAIN, weights, batches, policy, make, runs, forgets, clip)  # type: ignore[arg-type]
 
 
 def assert_trained(results: list[Seen], losses: list[float], weights: list[Tensor]) -> None:
@@ -238,7 +240,6 @@ def fit_with_checkpoints(optimizer: str, trainer: dict[str, Any]) -> Seen:
     [
         ({"accumulate_grad_batches": 2}, {}, "updates after every batch.*use larger batches"),
         ({}, {"weights": "2bw"}, "got accumulate_grad_batches=1, expected at least 2"),
-        ({"gradient_clip_val": 1.0}, {}, "gradient_clip_algorithm='value'"),
         ({}, {"num_microbatches": 4}, "num_microbatches is 1, got 4"),
         ({}, {"weights": "stale"}, "unknown policy of weights 'stale'; known .*pipeoptim"),
         ({}, {"schedule": "gpipe"}, "is for schedule='1f1b-async', got schedule='gpipe'"),
@@ -268,3 +269,16 @@ def test_clipping_by_value(pool: WorkerPool) -> None:
     trainer = {"max_epochs": 1, "gradient_clip_val": 1e9, "gradient_clip_algorithm": "value"}
     results = pool.run(fit, "stash", "sgd", trainer, num_ranks=3)
     assert_trained(results, *expected("stash", "sgd", [8]))
+
+
+@pytest.mark.parametrize("policy", ["pipeoptim", "stash", "flush"])
+def test_clipping_by_norm(pool: WorkerPool, policy: str) -> None:
+    """A stage clips the norm of its own gradients; where the pipeline drains, that of all."""
+    clip = 0.05  # some stages' gradients in some steps
+    results = pool.run(
+        fit, policy, "momentum", {"max_epochs": 1, "gradient_clip_val": clip}, num_ranks=3
+    )
+    unclipped = expected(policy, "momentum", [8])
+    losses, weights = expected(policy, "momentum", [8], clip=clip)
+    assert losses != unclipped[0]
+    assert_trained(results, losses, weights)

@@ -98,7 +98,15 @@ class Expect(lp.Callback):
         found.is_on = run.recorder.is_on
 
 
-def fit(folder: str, steps: Any, *, is_emulated: bool, count: int = 12, **trainer: Any) -> Recorded:
+def fit(
+    folder: str,
+    steps: Any,
+    *,
+    is_emulated: bool,
+    count: int = 12,
+    weights: str = "pipeoptim",
+    **trainer: Any,
+) -> Recorded:
     callback = TimelineCallback(steps, dirpath=folder)
     found = Recorded(callback.timelines, callback.reports)
     if is_emulated:
@@ -111,7 +119,7 @@ def fit(folder: str, steps: Any, *, is_emulated: bool, count: int = 12, **traine
     logger = MemoryLogger()
     with quiet():
         host = make_trainer(
-            {"schedule": "1f1b-async", "plan": PLAN, "timeout": 30.0},
+            {"schedule": "1f1b-async", "weights": weights, "plan": PLAN, "timeout": 30.0},
             3,
             callbacks=[callback, Expect(found, count)],
             logger=logger,
@@ -145,6 +153,22 @@ def test_some_steps_in_a_row_are_one_timeline(
         kinds = [span.kind for span in timeline.spans]
         assert kinds.count(SpanKind.OPTIMIZER) == 3 * 5 and kinds.count(SpanKind.LOSS) == 5
         assert SpanKind.DATA in kinds and SpanKind.VALIDATION in kinds
+
+
+def test_an_update_of_several_mini_batches_is_counted_once(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    """2BW updates after every second batch here; the simulation of the windows knows it."""
+    updates = {"weights": "2bw", "accumulate_grad_batches": 2}
+    ranks = pool.run(
+        fit, str(tmp_path), range(4, 6), is_emulated=False, count=16, num_ranks=3, **updates
+    )
+    (timeline,) = ranks[0].timelines.values()
+    assert {span.updates for span in timeline.spans if span.updates is not None} >= {4, 5}
+    for predicted in ranks[0].reports[4].comparison.predicted.values():
+        assert {s.action: s.updates for s in predicted.spans if s.updates is not None} == {
+            s.action: s.updates for s in timeline.spans if s.updates is not None
+        }
 
 
 def check_order(timeline: Timeline, ranks: list[Recorded], steps: range) -> None:

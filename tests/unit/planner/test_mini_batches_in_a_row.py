@@ -21,6 +21,7 @@ from lightning_gpp.simulate.usage import usage
 
 ASYNC = ONE_F_ONE_B_ASYNC.name
 STASH, PREDICTED = HeldVersions(1, None), HeldVersions(1, 2)
+KEPT = HeldVersions(1, None, beside=1)
 GRAPH = literal_graph({"a": "x", "b": "a", "c": "b", "d": "c"})
 AT_ONCE = Link(1e15, 0.0)
 COSTS = Costs((replace(profile_of(GRAPH), device="any"),))
@@ -55,6 +56,7 @@ def test_the_pace_is_that_of_the_busiest_stage() -> None:
         (PREDICTED, [2, 2, 2, 1]),
         (STASH, [4, 3, 2, 1]),
         (HeldVersions(2, 2), [2, 2, 2, 2]),
+        (KEPT, [5, 4, 3, 1]),
     ],
 )
 def test_versions_take_memory(held: HeldVersions, versions: list[int]) -> None:
@@ -71,7 +73,7 @@ def test_versions_take_memory(held: HeldVersions, versions: list[int]) -> None:
     ]
 
 
-@given(st.data(), st.sampled_from([ONE_VERSION, PREDICTED, STASH, HeldVersions(2, 2)]))
+@given(st.data(), st.sampled_from([ONE_VERSION, PREDICTED, STASH, KEPT, HeldVersions(2, 2)]))
 def test_a_planned_pipeline_fits_with_its_versions(data: st.DataObject, held: HeldVersions) -> None:
     graph = data.draw(model_graphs(min_operators=3))
     limit = data.draw(st.integers(1, 40)) * PARAMETER_BYTES

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, NAdam, Optimizer, RMSprop
 
 from lightning_gpp.weights.last_steps import LastSteps
-from lightning_gpp.weights.policies import POLICIES, Place
+from lightning_gpp.weights.policies import POLICIES, Place, Policy
 from lightning_gpp.weights.versions import StageWeights
 
 PLACE = Place(difference=2, ahead=2, most_ahead=3)
@@ -72,3 +72,17 @@ def test_what_a_stage_hands_on_of_its_weights_stays(policy: str) -> None:
         optimizer.step()
     assert [values for _, values in seen] == [tensor.tolist() for tensor, _ in seen]
     assert len({tuple(values) for _, values in seen}) == 4
+
+
+def test_nothing_is_measured_where_nobody_predicts() -> None:
+    own = nn.Parameter(torch.ones(3))
+    optimizer = SGD([own], 0.1)
+    last_steps = LastSteps(optimizer, are_asked_for=False)
+    own.grad = torch.ones(3)
+    optimizer.step()
+    assert last_steps.predicted([own], 1) == {}
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=lambda policy: policy.name)
+def test_which_policies_predict(policy: Policy) -> None:
+    assert policy.predicts == (policy.name not in {"stash", "2bw", "flush", "none"})

@@ -179,9 +179,10 @@ class CrewRates:
             each: bytes that a micro-batch in flight keeps.
             copy: bytes of the parameters.
         """
-        least, most = self._held_versions
+        least, most, beside = self._held_versions
         if most is None:
-            return _count(free + copy, each + copy)
+            one = min(1, _count(free, each))
+            return max(one, _count(free + (1 - beside) * copy, each + copy))
         for copies in range(most, least, -1):
             found = _count(free - (copies - 1) * copy, each)
             if found >= copies:

@@ -13,6 +13,7 @@ from torch import nn
 from lightning_gpp.capture import CapturedModel, capture
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import ANY_DEVICE, Costs, OpProfile, Profile
+from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.planner.does_not_fit import HOLD_FEWER
 from lightning_gpp.strategy import GraphPipeStrategy
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
@@ -69,6 +70,27 @@ class TestSchedule:
     @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
     def test_who_names_one_gets_it(self, options: dict[str, Any], schedule: str) -> None:
         assert planned(2_240, schedule=schedule, **options).request.schedule == schedule
+
+
+@pytest.mark.parametrize(
+    ("weights", "schedule", "in_flight"),
+    [("flush", "1f1b", [1, 1]), ("stash", "1f1b-async", [2, 1])],
+)
+def test_a_pipeline_that_drains_after_every_batch_is_planned_as_one(
+    weights: str, schedule: str, in_flight: list[int]
+) -> None:
+    options = {"schedule": "1f1b-async", "weights": weights, "num_microbatches": None}
+    found = planned(10_000, plan=LAYERS, **options)
+    assert found.request.schedule == schedule
+    stages = evaluate_plan(found.plan, found.request).stages
+    assert [stage.in_flight for stage in stages] == in_flight
+
+
+def test_a_pipeline_that_drains_is_one_of_all_devices() -> None:
+    """It is for comparison: on one device alone it would be as quick."""
+    options = {"schedule": "1f1b-async", "weights": "flush", "num_microbatches": None}
+    found = planned(10_000, **options)
+    assert [stage.devices for stage in found.plan.stages] == [(0,), (1,)]
 
 
 def test_a_planner_that_is_to_hold_all_names_the_remedy() -> None:

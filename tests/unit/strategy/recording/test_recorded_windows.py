@@ -144,7 +144,7 @@ COSTS = costs_of(StepCosts(), *(StageCosts(1.0, 2.0, activation_bytes=1.0),) * 4
 def predicted(windows: range, count: int = COUNT, costs: ProgramCosts = COSTS) -> Timeline:
     whole = program(count)
     found = predicted_timeline(simulate(whole, costs))
-    return windows_of(found, whole, windows, updates=100 + windows.start)
+    return windows_of(found, whole, windows, updates=[100 + number for number in windows])
 
 
 def actions(timeline: Timeline) -> list[list[str | None]]:
