@@ -71,7 +71,7 @@ def write_coauthors(root: Path, count: int = 1600) -> None:
     np.savez(folder / "ms_academic_phy.npz", **arrays)  # type: ignore[arg-type]
 
 
-def write_flickr(root: Path, count: int = 30) -> None:
+def write_flickr(root: Path, count: int = 60) -> None:
     """Two thirds of the vertices to train on, one sixth each to validate and test."""
     folder = root / "raw"
     folder.mkdir(parents=True)
@@ -86,7 +86,7 @@ def write_flickr(root: Path, count: int = 30) -> None:
     (folder / "role.json").write_text(json.dumps(role))
 
 
-def write_reddit(root: Path, count: int = 30) -> None:
+def write_reddit(root: Path, count: int = 60) -> None:
     """Vertices to train, validate and test on in turn."""
     folder = root / "raw"
     folder.mkdir(parents=True)
@@ -99,7 +99,7 @@ def write_reddit(root: Path, count: int = 30) -> None:
     sparse.save_npz(folder / "reddit_graph.npz", ring(count).tocoo())
 
 
-def write_squirrel(root: Path, count: int = 30) -> None:
+def write_squirrel(root: Path, count: int = 60) -> None:
     """Ten splits; in split ``s`` vertex ``v`` is to train, validate or test on by ``v + s``."""
     folder = root / "squirrel" / "geom_gcn" / "raw"
     folder.mkdir(parents=True)
