@@ -59,9 +59,17 @@ class CapturedModel:
         self.graph: ModelGraph
         self.graph, self._nodes_of = model_graph(module, traces, cuts)
 
-    def take_graph(self, graph: ModelGraph) -> None:
-        """Takes other data for the same operators, some of which may be left out."""
+    def take_graph(self, graph: ModelGraph, origins: Mapping[str, tuple[str, int]]) -> None:
+        """Takes other data for the same operators.
+
+        Args:
+            graph: in which some may be left out, and others be there several times.
+            origins: name in it -> (operator, which one of several); others make no calls.
+        """
         self.graph, self.takes_graphs = graph, False
+        nodes_of = self._nodes_of
+        made = {name: nodes_of[operator] for name, (operator, _) in origins.items()}
+        self._nodes_of = {**nodes_of, **{op.name: () for op in graph}, **made}
 
     @property
     def changing(self) -> frozenset[str]:

@@ -162,7 +162,13 @@ class Cluster:
 
     def first(self, num_devices: int) -> Cluster:
         """The cluster of its first devices."""
-        devices = self.devices[:num_devices]
+        return self._of(self.devices[:num_devices])
+
+    def every(self, step: int) -> Cluster:
+        """The cluster of the first of every ``step`` devices."""
+        return self._of(self.devices[::step])
+
+    def _of(self, devices: tuple[Device, ...]) -> Cluster:
         hosts = {device.host for device in devices}
         links = tuple(own for own in self.host_links if own.host in hosts)
         return replace(self, devices=devices, host_links=links)

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -18,6 +17,7 @@ from lightning_gpp.gnn.chunked_model import ChunkedModel
 from lightning_gpp.gnn.chunks import Chunks
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.gnn.history import Techniques
+from lightning_gpp.gnn.message_passing import DROPOUTS
 from lightning_gpp.graph import OpNode
 
 MOST_CHUNKS = 4
@@ -25,7 +25,6 @@ MOST_CHUNKS = 4
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _COARSE = 2e-2  # half precision
-_DROPOUTS = frozenset({F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d})
 
 
 def check_in_chunks(
@@ -41,7 +40,7 @@ def check_in_chunks(
     Args:
         captured: the model, captured with the whole graph.
         tensors: arguments of its forward by name.
-        chunks: of the vertices.
+        chunks: of the vertices, each of one part.
         flags: training flags of the sub-modules in training mode.
 
     Raises:
@@ -69,17 +68,17 @@ def _checked(model: ChunkedModel, operator: OpNode, values: Mapping[str, Any]) -
     with model.filling():
         opened = _tried(operator, model, partial(stage, given, None, training=True))
     _compare(operator, model, whole, opened, "in one piece")
-    staying = model.captured.graph.staying
+    staying = model.graph.staying
     for chunk in range(0, len(model.chunks), -(-len(model.chunks) // MOST_CHUNKS)):
-        rows = model.rows(chunk)
+        vertices = model.chunks.vertices[chunk]
         dims = [model.graph.batch_dims[name] for name in operator.inputs]
         cut = [
-            value if name in staying or dim == (None,) else _rows(value, rows.vertices)
+            value if name in staying or dim == (None,) else _rows(value, vertices)
             for name, value, dim in zip(operator.inputs, given, dims, strict=True)
         ]
         found = _tried(operator, model, partial(stage, cut, chunk, training=True))
         expected = [
-            _rows(value, rows.vertices) if None not in model.graph.batch_dims[name] else value
+            _rows(value, vertices) if None not in model.graph.batch_dims[name] else value
             for name, value in zip(outputs, whole, strict=True)
         ]
         _compare(operator, model, expected, found, "in chunks")
@@ -147,4 +146,4 @@ class _WithoutDropout(TorchFunctionMode):
     """Dropouts change nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func in _DROPOUTS else func(*args, **(kwargs or {}))
+        return args[0] if func in DROPOUTS else func(*args, **(kwargs or {}))

@@ -41,7 +41,7 @@ class _OnOneChunk:
 def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
     """Measures every operator on the chunk of middle size, reads of histories included.
 
-    Samples are vertices. The model is left as it was.
+    Samples are the vertices of all ways together. The model is left as it was.
 
     Args:
         model: in training mode.
@@ -55,12 +55,12 @@ def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
         outputs = [value.name for value in operator.outputs]
         stage = _OnOneChunk(model.stage([operator.name], operator.inputs, outputs), chunk)
         probes.append(OperatorProbe(captured, operator, device, stage))
-    rows = model.rows(chunk).vertices.to(device)
+    vertices = model.chunks.vertices[chunk].to(device)
     cut = {
-        name: tensor if name in captured.graph.staying else tensor.index_select(0, rows)
+        name: tensor if name in model.graph.staying else tensor.index_select(0, vertices)
         for name, tensor in tensors.items()
     }
     with torch.enable_grad():
-        found = profile_probes(captured, probes, cut, float(len(rows)))
+        found = profile_probes(captured, probes, cut, float(len(vertices)))
     model.forget()
     return Costs((found,))

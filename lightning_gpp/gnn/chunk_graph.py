@@ -33,7 +33,13 @@ from lightning_gpp.capture.tracing.trace import guard
 from lightning_gpp.gnn.chunks import ChunkEdges, ChunkRows, EdgeSet, EdgeSets
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.gnn.history import History, Techniques, exchanged
-from lightning_gpp.gnn.message_passing import Mixing, OpenedLayer, is_layer, open_layer
+from lightning_gpp.gnn.message_passing import (
+    Mixing,
+    OpenedLayer,
+    is_dropout,
+    is_layer,
+    open_layer,
+)
 
 
 class NodeKind(Enum):
@@ -54,7 +60,7 @@ class Surroundings:
         num_vertices: of the graph.
         edge_sets: lists of edges that messages are passed on.
         techniques: how histories are used.
-        histories: by the node that reads them and the argument.
+        histories: by the way, the node that reads them and the argument.
         epoch: training passes that have begun, less one.
         fills: whether a pass over all vertices writes the histories.
     """
@@ -62,7 +68,7 @@ class Surroundings:
     num_vertices: int
     edge_sets: EdgeSets
     techniques: Techniques
-    histories: dict[tuple[str, str], History] = field(default_factory=dict)
+    histories: dict[tuple[int, str, str], History] = field(default_factory=dict)
     epoch: int = -1
     fills: bool = False
 
@@ -72,7 +78,12 @@ class Surroundings:
         for history in self.histories.values():
             history.begin_epoch(self.epoch)
 
-    def history(self, key: tuple[str, str], like: Tensor) -> History:
+    @property
+    def num_ways(self) -> int:
+        """Parts of every chunk."""
+        return self.edge_sets.chunks.num_ways
+
+    def history(self, key: tuple[int, str, str], like: Tensor) -> History:
         """The history of a value; made when it is first asked for."""
         if key not in self.histories:
             shape = (self.num_vertices, *like.shape[1:])
@@ -87,12 +98,14 @@ class Pass:
     Attributes:
         rows: of the vertices.
         values: of the nodes that ran, and those that were given.
-        cut: of whole values, the rows that were met.
+        wide: of some nodes, the extended rows: with those of mirrors.
+        cut: of whole values, the rows that were met, by whether they are extended.
     """
 
     rows: ChunkRows
     values: dict[fx.Node, Any]
-    cut: dict[fx.Node, Any] = field(default_factory=dict)
+    wide: dict[fx.Node, Any] = field(default_factory=dict)
+    cut: dict[tuple[fx.Node, bool], Any] = field(default_factory=dict)
 
 
 class ChunkGraph:
@@ -125,8 +138,9 @@ class ChunkGraph:
         self.whole: dict[fx.Node, Any] = {}
         self._edge_sets: dict[fx.Node, EdgeSet] = {}
         self._layers: dict[fx.Node, _Layer] = {}
-        self._cut: dict[tuple[int, int, int], Tensor] = {}
+        self._cut: dict[tuple[int, int, int | None, int], Tensor] = {}
         self._changed: set[fx.Node] = set()
+        self.wide: frozenset[fx.Node] = frozenset()
         self._compute()
 
     # The graph as a whole --------------------------------------------------------------------
@@ -250,19 +264,18 @@ class ChunkGraph:
             and node.target is not guard
         ]
 
-    def run(self, nodes: Sequence[fx.Node], given: Mapping[fx.Node, Any], rows: ChunkRows) -> Pass:
+    def run(self, nodes: Sequence[fx.Node], found: Pass) -> Pass:
         """Runs nodes on the vertices of a chunk.
 
         Args:
             nodes: of :meth:`needed`, in order.
-            given: values of the chunk that are known.
-            rows: of the chunk.
+            found: what is known; gets what they make.
         """
-        found = Pass(rows, dict(given))
+        opens = not found.rows.is_everything or self.around.fills
         for node in nodes:
             if isinstance(node.target, Mixing):
                 value = self._mixed(node, node.target, found)
-            elif is_layer(node, self.module) and (rows.chunk is not None or self.around.fills):
+            elif is_layer(node, self.module) and opens:
                 value = self._layer(node).run(node, found, self)
             else:
                 met = partial(self._met, node=node, found=found)
@@ -271,16 +284,23 @@ class ChunkGraph:
             found.values[node] = value
         return found
 
-    def value(self, node: fx.Node, found: Pass) -> Any:
-        """A value as the rows of a chunk see it, whole ones cut."""
+    def value(self, node: fx.Node, found: Pass, *, wide: bool = False) -> Any:
+        """A value as the rows of a chunk see it, whole ones cut.
+
+        Args:
+            node: whose.
+            found: what is known.
+            wide: whether the rows of mirrors are asked for.
+        """
         kind = self.kinds[node]
         if kind is NodeKind.SIZE:
-            return self._size(node, found)
+            return self._size(node, found, wide=wide)
         if kind is not NodeKind.WHOLE:
-            return found.values[node]
-        if node not in found.cut:
-            found.cut[node] = self._per_row(node, found.rows)
-        return found.cut[node]
+            value = found.values[node]
+            return value if wide or node not in self.wide else _narrow(value, found.rows)
+        if (node, wide) not in found.cut:
+            found.cut[node, wide] = self._per_row(node, found.rows, wide=wide)
+        return found.cut[node, wide]
 
     def _met(self, arg: fx.Node, node: fx.Node, found: Pass) -> Any:
         """An argument as a node meets it."""
@@ -289,50 +309,50 @@ class ChunkGraph:
             return self._as_is(arg, found)
         if kind is NodeKind.EDGES and self.kinds[arg] in (NodeKind.WHOLE, NodeKind.WEIGHTS):
             return self._per_edge(self._as_is(arg, found), self._edge_sets[node], found.rows)
-        return self.value(arg, found)
+        return self.value(arg, found, wide=node in self.wide)
 
-    def _per_row(self, node: fx.Node, rows: ChunkRows) -> Any:
+    def _per_row(self, node: fx.Node, rows: ChunkRows, *, wide: bool) -> Any:
         def cut(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or leaf.shape[:1] != (self.around.num_vertices,):
                 return leaf
-            part = rows.of(leaf)
+            part = rows.of(leaf, wide=wide)
             return part.clone() if part is leaf and node in self._changed else part
 
         return pytree.tree_map(cut, self.whole[node])
 
     def _per_edge(self, value: Any, edges: EdgeSet, rows: ChunkRows) -> Any:
-        if rows.chunk is None or not isinstance(value, Tensor):
+        if rows.is_everything or not isinstance(value, Tensor):
             return value
         if value.shape[:1] != (edges.edge_index.shape[1],):
             return value
-        chosen = edges.of(rows.chunk).edges
+        chosen = edges.of(rows).edges
         if value.requires_grad:
             return value.index_select(0, chosen)
-        key = (id(value), id(edges), rows.chunk)
+        key = (id(value), id(edges), rows.chunk, rows.way)
         if key not in self._cut:
             self._cut[key] = value.index_select(0, chosen)
         return self._cut[key]
 
-    def _size(self, node: fx.Node, found: Pass) -> Any:
+    def _size(self, node: fx.Node, found: Pass, *, wide: bool) -> Any:
         """A number out of shapes, as the rows of a chunk have it."""
 
         def shaped(arg: fx.Node) -> Any:
             if arg in found.values:
-                return found.values[arg]
+                return self.value(arg, found, wide=wide)
             if self.kinds[arg] is NodeKind.SIZE:
-                return self._size(arg, found)
+                return self._size(arg, found, wide=wide)
             if self.kinds[arg] is NodeKind.WHOLE and not isinstance(self.whole[arg], Tensor):
                 return self.whole[arg]
-            return self._shape_of(arg, found.rows)
+            return self._shape_of(arg, found.rows, wide=wide)
 
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), shaped)
         return run_node(node, self.module, args, kwargs, {})
 
-    def _shape_of(self, node: fx.Node, rows: ChunkRows) -> Tensor:
+    def _shape_of(self, node: fx.Node, rows: ChunkRows, *, wide: bool) -> Tensor:
         seen = observation(node)
         shape = list(seen.shapes[0])
         if shape[:1] == [self.around.num_vertices]:
-            shape[0] = len(rows.vertices)
+            shape[0] = len(rows.extended if wide else rows.vertices)
         return torch.empty(shape, dtype=seen.dtypes[0], device="meta")
 
     # Messages --------------------------------------------------------------------------------
@@ -341,11 +361,11 @@ class ChunkGraph:
         """Passes messages into the rows of a chunk."""
         named = {name: arg for name, arg in node.kwargs.items() if name not in _NOT_PASSED}
         edges, rows = self._edge_sets[node], found.rows
-        if rows.chunk is None:
+        if rows.is_everything:
             whole = fx.node.map_arg(named, partial(self._as_is, found=found))
-            self._fill(node, whole)
+            self._fill(node, whole, rows)
             return mixing.along(edges.edge_index, **whole)
-        into = edges.of(rows.chunk)
+        into = edges.of(rows)
         ends = _Ends(self, node, mixing, edges, into, found)
         size = (len(into.sources), len(rows.vertices))
         passed = {name: ends.of(name, arg) for name, arg in named.items()}
@@ -355,7 +375,7 @@ class ChunkGraph:
         """A value that is not cut."""
         return found.values[arg] if arg in found.values else self._whole_value(arg)
 
-    def _fill(self, node: fx.Node, found: Mapping[str, Any]) -> None:
+    def _fill(self, node: fx.Node, found: Mapping[str, Any], rows: ChunkRows) -> None:
         """Writes what a pass over all vertices reads into the histories."""
         if not self.around.fills:
             return
@@ -364,12 +384,51 @@ class ChunkGraph:
             if isinstance(arg, tuple | list):
                 arg, value = arg[0], value[0]
             if isinstance(arg, fx.Node) and self.kinds[arg] is NodeKind.ROWS:
-                history = self.around.history(self.key(node, name), value)
-                history.values.copy_(value.detach())
+                self.history(node, name, value, rows).take(rows, value)
 
-    def key(self, node: fx.Node, name: str) -> tuple[str, str]:
-        """By which the history of an argument is known."""
-        return f"{self.name}/{node.name}", name
+    def history(self, node: fx.Node, name: str, like: Tensor, rows: ChunkRows) -> History:
+        """The history of an argument of a message."""
+        return self.around.history((rows.way, f"{self.name}/{node.name}", name), like)
+
+    # Ways ------------------------------------------------------------------------------------
+
+    def widen(self) -> None:
+        """Finds what has to run for the rows of mirrors, too: what messages read of sources.
+
+        Raises:
+            GraphTrainingError: there is something that cannot.
+        """
+        mixing = [node for node in self.nodes if isinstance(node.target, Mixing)]
+        stack = [arg for node in mixing for arg in self._sources(node)]
+        found: set[fx.Node] = set()
+        while stack:
+            node = stack.pop()
+            if node in found or self.kinds[node] is not NodeKind.ROWS:
+                continue
+            if isinstance(node.target, Mixing) or is_layer(node, self.module):
+                raise self._not_in_ways("passes messages more than once")
+            if is_dropout(node, self.module):
+                raise self._not_in_ways("drops features before it passes messages")
+            found.add(node)
+            stack += node.all_input_nodes
+        self.wide = frozenset(found)
+
+    def _sources(self, node: fx.Node) -> Iterator[fx.Node]:
+        """What is read of the sources of messages."""
+        for name, arg in node.kwargs.items():
+            source = arg[0] if isinstance(arg, tuple | list) and len(arg) == 2 else arg
+            if name not in _NOT_PASSED and isinstance(source, fx.Node):
+                yield source
+
+    def _not_in_ways(self, why: str) -> GraphTrainingError:
+        return GraphTrainingError(
+            f"the layer {self.name} ({type(self.module).__name__}) {why}, which ways would have to "
+            "do together; use ways=1"
+        )
+
+    def read_along_edges(self, node: fx.Node) -> frozenset[fx.Node]:
+        """What a layer reads of the sources of messages; it has to be opened."""
+        return self._layer(node).wide(node)
 
     def _layer(self, node: fx.Node) -> _Layer:
         if node not in self._layers:
@@ -433,9 +492,13 @@ class _Ends:
         if self.graph.kinds[arg] is NodeKind.WHOLE:
             value = self.graph.whole[arg]
             return value.index_select(0, self.into.sources) if isinstance(value, Tensor) else value
-        own = self.found.values[arg]
-        history = self.graph.around.history(self.graph.key(self.node, name), own)
-        return exchanged(own, history, self.found.rows, self.into)
+        own, rows, graph = self.found.values[arg], self.found.rows, self.graph
+        if rows.is_alone:
+            if graph.around.fills:
+                graph.history(self.node, name, own, rows).take(rows, own)
+            return own.index_select(0, self.into.own_rows)
+        history = graph.history(self.node, name, own, rows)
+        return exchanged(own, history, rows, self.into)
 
     def _target(self, arg: Any) -> Any:
         if not isinstance(arg, fx.Node):
@@ -472,25 +535,34 @@ class _Layer:
         )
         path = f"{outer.name}{node.name}"
         inner = ChunkGraph(path, module, nodes, whole, outer.around, weights)
+        if outer.around.num_ways > 1:
+            inner.widen()
         inputs = {str(found.target): found for found in nodes if found.op == "placeholder"}
         needed = inner.needed({found.name for found in nodes})
         return cls(inner, needed, inputs, opened)
+
+    def wide(self, node: fx.Node) -> frozenset[fx.Node]:
+        """The arguments of which the rows of mirrors are read."""
+        given = dict(_tensors_by_name(self.opened, node))
+        return frozenset(given[n] for n, place in self.inputs.items() if place in self.inner.wide)
 
     def run(self, node: fx.Node, around: Pass, outer: ChunkGraph) -> Any:
         """What the layer returns for the rows of a chunk."""
 
         def met(arg: fx.Node) -> Any:
-            is_whole = outer.kinds[arg] is NodeKind.WHOLE
-            return outer.whole[arg] if is_whole else outer.value(arg, around)
+            if outer.kinds[arg] is NodeKind.WHOLE:
+                return outer.whole[arg]
+            return around.wide[arg] if arg in around.wide else outer.value(arg, around)
 
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), met)
         tensors = self.opened.arguments.tensors(args, kwargs)
-        given = {
-            place: tensors[name]
-            for name, place in self.inputs.items()
-            if self.inner.kinds[place] is not NodeKind.WHOLE
-        }
-        found = self.inner.run(self.nodes, given, around.rows)
+        wide = {n for n, arg in _tensors_by_name(self.opened, node) if arg in around.wide}
+        given: dict[fx.Node, Any] = {}
+        for name, place in self.inputs.items():
+            if self.inner.kinds[place] is not NodeKind.WHOLE:
+                is_narrow = name in wide and place not in self.inner.wide
+                given[place] = _narrow(tensors[name], around.rows) if is_narrow else tensors[name]
+        found = self.inner.run(self.nodes, Pass(around.rows, given))
         leaves = [
             self.inner.value(leaf, found) if isinstance(leaf, fx.Node) else leaf
             for leaf in self.opened.trace.outputs
@@ -504,6 +576,13 @@ def _tensors_by_name(opened: OpenedLayer, node: fx.Node) -> Iterator[tuple[str, 
     for name, leaf in zip(opened.arguments.names, leaves, strict=True):
         if name is not None:
             yield name, leaf
+
+
+def _narrow(value: Any, rows: ChunkRows) -> Any:
+    """Of extended rows those of the part."""
+    return pytree.tree_map(
+        lambda leaf: rows.narrow(leaf) if isinstance(leaf, Tensor) else leaf, value
+    )
 
 
 def _edges_of(node: fx.Node) -> Any:

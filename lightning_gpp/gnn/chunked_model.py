@@ -9,15 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.rollback import rollback, training_flags
-from lightning_gpp.gnn.chunk_graph import ChunkGraph, NodeKind, Surroundings
+from lightning_gpp.gnn.chunk_graph import ChunkGraph, NodeKind, Pass, Surroundings
 from lightning_gpp.gnn.chunks import ChunkRows, Chunks, EdgeSets
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.gnn.history import Techniques
 from lightning_gpp.gnn.message_passing import is_layer
 from lightning_gpp.graph import ModelGraph, OpNode, Value, Variation
+from lightning_gpp.graph.graph_parallel import in_ways
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class ChunkStage:
         model: whose.
         inputs: names of the values that it is called with.
         outputs: names of the values that it returns.
-        members: names of the calls that belong to it.
+        members: way -> names of the calls that belong to it.
         parameter_names: canonical names of the parameters it reads.
         buffer_names: canonical names of the buffers it reads.
     """
@@ -36,7 +40,7 @@ class ChunkStage:
     model: ChunkedModel
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    members: frozenset[str]
+    members: Mapping[int, frozenset[str]]
     parameter_names: tuple[str, ...]
     buffer_names: tuple[str, ...]
 
@@ -44,8 +48,8 @@ class ChunkStage:
         """The values that leave it, of one chunk; of all vertices if ``chunk`` is None.
 
         Args:
-            values: that enter it; those that are the same for all chunks whole, others of the rows
-                of the chunk.
+            values: that enter it: arguments of forward that stay whole, others of the rows of the
+                chunk.
             chunk: its number.
             training: mode of the modules.
         """
@@ -63,11 +67,11 @@ class ChunkedModel:
         flags: training flags of the sub-modules in training mode.
 
     Attributes:
-        graph: the model as data, in which vertices are the samples: what depends on the graph alone
-            is no operator, but computed by every stage that reads it.
+        in_ways: the model as data, in which vertices are the samples: what depends on the graph
+            alone is no operator, but computed by every stage that reads it.
 
     Raises:
-        GraphTrainingError: the model cannot run in chunks.
+        GraphTrainingError: the model cannot run in chunks, or not in several ways.
     """
 
     def __init__(
@@ -81,8 +85,9 @@ class ChunkedModel:
         self.captured, self.chunks = captured, chunks
         self.around = Surroundings(chunks.num_vertices, EdgeSets(chunks), techniques)
         self._flags = dict(flags)
-        self._rows: dict[int | None, ChunkRows] = {}
-        self._staying = {n: tensors[n] for n in tensors if n in captured.graph.staying}
+        self._rows: dict[tuple[int | None, int, torch.device], ChunkRows] = {}
+        staying = captured.graph.staying
+        self._whole = {name: tensor for name, tensor in tensors.items() if name in staying}
         self._graphs: dict[bool, ChunkGraph] = {}
         nodes = captured.all_nodes(training=True)
         if not any(is_layer(node, captured.module) for node in nodes):
@@ -91,13 +96,44 @@ class ChunkedModel:
                 "torch_geometric, which full-graph training in chunks is for; use "
                 'strategy="graphpipe"'
             )
-        self.graph = _by_vertices(captured, self._nodes(training=True))
+        self.model = _by_vertices(captured, self._nodes(training=True))
+        exchanged = set(self._exchanged()) if chunks.num_ways > 1 else ()
+        self.in_ways = in_ways(self.model, chunks.shares, exchanged)
+
+    @property
+    def graph(self) -> ModelGraph:
+        """The model as data, an operator per way."""
+        return self.in_ways.graph
+
+    def _exchanged(self) -> Iterator[tuple[str, str]]:
+        """(operator, value) that is read of the sources of messages."""
+        graph = self._nodes(training=True)
+        for item in self.model.inputs:
+            if item.requires_grad:
+                raise GraphTrainingError(
+                    f"the argument {item.value.name} requires gradients, as something trainable "
+                    "comes before the pipelined forward; ways have it in the forward itself: move "
+                    "it there, or use ways=1"
+                )
+        for operator in self.model:
+            nodes = self.captured.nodes(operator.name)
+            self._open(nodes)
+            for node in nodes:
+                read = graph.read_along_edges(node) if is_layer(node, graph.module) else ()
+                for arg in read:
+                    if arg in nodes:
+                        raise GraphTrainingError(
+                            f"{operator.target} computes what its messages read by itself, so ways "
+                            "cannot exchange it; use ways=1"
+                        )
+                    if graph.kinds[arg] is NodeKind.ROWS and arg.op != "placeholder":
+                        yield operator.name, arg.name
 
     def _nodes(self, *, training: bool) -> ChunkGraph:
         if training not in self._graphs:
             nodes = self.captured.all_nodes(training=training)
             self._graphs[training] = ChunkGraph(
-                "", self.captured.module, nodes, self._staying, self.around
+                "", self.captured.module, nodes, self._whole, self.around
             )
         return self._graphs[training]
 
@@ -105,13 +141,12 @@ class ChunkedModel:
         """Sub-modules are in the modes of training."""
         return training_flags(self.captured.module, self._flags)
 
-    def rows(self, chunk: int | None) -> ChunkRows:
-        """The vertices of a chunk; all of them for None."""
-        if chunk not in self._rows:
-            everything = torch.arange(self.chunks.num_vertices)
-            vertices = everything if chunk is None else self.chunks.vertices[chunk]
-            self._rows[chunk] = ChunkRows(chunk, vertices)
-        return self._rows[chunk]
+    def rows(self, chunk: int | None, way: int = 0, device: torch.device = CPU) -> ChunkRows:
+        """The vertices of a part of a chunk; all of a way for None."""
+        key = chunk, way, device
+        if key not in self._rows:
+            self._rows[key] = self.chunks.rows(chunk, way).on(device)
+        return self._rows[key]
 
     @contextmanager
     def filling(self) -> Iterator[None]:
@@ -150,32 +185,128 @@ class ChunkedModel:
         Raises:
             GraphTrainingError: a layer cannot run on chunks.
         """
-        nodes = [node for name in operators for node in self.captured.nodes(name)]
-        read = [arg for node in nodes for arg in node.all_input_nodes if arg.op == "get_attr"]
-        parameters, buffers = self.captured.tensors_read(nodes)
-        if runs:
-            with rollback(self.captured.module), self.in_training():
-                self._nodes(training=True).open_layers(nodes)
+        members: dict[int, set[str]] = {}
+        parameters: dict[str, None] = {}
+        buffers: dict[str, None] = {}
+        for name in operators:
+            if name not in self.in_ways.operators:  # it joins what the ways made
+                continue
+            operator, way = self.in_ways.operators[name]
+            nodes = self.captured.nodes(operator)
+            read = [arg for node in nodes for arg in node.all_input_nodes if arg.op == "get_attr"]
+            members.setdefault(way, set()).update(node.name for node in (*nodes, *read))
+            for found, names in zip((parameters, buffers), self.captured.tensors_read(nodes)):
+                found.update(dict.fromkeys(names))
+            if runs:
+                self._open(nodes)
         return ChunkStage(
             self,
             tuple(inputs),
             tuple(outputs),
-            frozenset(node.name for node in (*nodes, *read)),
-            tuple(parameters),
-            tuple(buffers),
+            {way: frozenset(names) for way, names in members.items()},
+            tuple(sorted(parameters)),
+            tuple(sorted(buffers)),
         )
+
+    def _open(self, nodes: Sequence[fx.Node]) -> None:
+        with rollback(self.captured.module), self.in_training():
+            self._nodes(training=True).open_layers(nodes)
 
     def run(
         self, stage: ChunkStage, values: Sequence[Any], chunk: int | None, *, training: bool
     ) -> list[Any]:
         """See :meth:`ChunkStage.__call__`."""
-        graph, rows = self._nodes(training=training), self.rows(chunk)
-        given = {graph.node[name]: v for name, v in zip(stage.inputs, values, strict=True)}
-        is_whole = {node: graph.kinds[node] is NodeKind.WHOLE for node in given}
-        graph.update({str(node.target): v for node, v in given.items() if is_whole[node]})
-        own = {node: value for node, value in given.items() if not is_whole[node]}
-        found = graph.run(graph.needed(stage.members), own, rows)
-        return [graph.value(graph.node[name], found) for name in stage.outputs]
+        graph, given = self._nodes(training=training), dict(zip(stage.inputs, values, strict=True))
+        graph.update({n: value for n, value in given.items() if n in graph.arguments})
+        passes: dict[int, Pass] = {}
+        for way, members in stage.members.items():
+            rows = self.rows(chunk, way, _device(values))
+            passes[way] = graph.run(graph.needed(members), self._begun(graph, given, rows))
+        return [self._taken(name, graph, given, passes, chunk) for name in stage.outputs]
+
+    def _begun(self, graph: ChunkGraph, given: Mapping[str, Any], rows: ChunkRows) -> Pass:
+        """What one way's part of a chunk begins with."""
+        found = Pass(rows, {})
+        mirrored: dict[fx.Node, dict[int, Any]] = {}
+        for name, value in given.items():
+            what = self.in_ways.values.get(name)
+            node = graph.node[name if what is None else what.name]
+            if graph.kinds[node] is NodeKind.WHOLE:
+                continue
+            if what is None:
+                self._add_argument(node, value, found)
+            elif what.reader == rows.way:
+                mirrored.setdefault(node, {})[what.way] = value
+            elif what.reader is None and what.way == rows.way:
+                found.values[node] = value
+        for node, by_way in mirrored.items():
+            found.wide[node] = _joined([found.values[node], *(by_way[w] for w in sorted(by_way))])
+        return found
+
+    def _add_argument(self, node: fx.Node, value: Any, found: Pass) -> None:
+        """An argument of forward with a row per vertex, whole where it stays on the stages."""
+        if node.name in self.model.staying:
+            rows = found.rows
+            found.values[node] = rows.of(value)
+            if not rows.is_narrow:
+                found.wide[node] = rows.of(value, wide=True)
+        else:
+            found.values[node] = value
+
+    def _taken(
+        self,
+        name: str,
+        graph: ChunkGraph,
+        given: Mapping[str, Any],
+        passes: Mapping[int, Pass],
+        chunk: int | None,
+    ) -> Any:
+        """A value that leaves a stage."""
+        what = self.in_ways.values.get(name)
+        if what is None and name in self.model.producer:
+            return self._join(name, graph, given, passes, chunk)
+        if what is None:
+            found = passes[min(passes)]
+            return graph.value(graph.node[name], found)
+        if name in given:
+            return given[name]
+        found = passes[what.way]
+        value = graph.value(graph.node[what.name], found)
+        return value if what.reader is None else _chosen(value, found.rows.sent[what.reader])
+
+    def _join(
+        self,
+        name: str,
+        graph: ChunkGraph,
+        given: Mapping[str, Any],
+        passes: Mapping[int, Pass],
+        chunk: int | None,
+    ) -> Any:
+        """An output of the model, of all ways."""
+        operator = self.graph.operator[self.graph.producer[name]]
+        parts = [self._taken(part, graph, given, passes, chunk) for part in operator.inputs]
+        if len(parts) == 1:
+            return parts[0]
+        joined = _joined(parts)
+        if chunk is not None:
+            return joined
+        device = _device(parts)
+        rows = [self.rows(None, way, device).vertices for way in range(self.chunks.num_ways)]
+        return _chosen(joined, torch.cat(rows).argsort())
+
+
+def _device(values: Sequence[Any]) -> torch.device:
+    found = (leaf for leaf in pytree.tree_leaves(list(values)) if isinstance(leaf, Tensor))
+    return next((tensor.device for tensor in found), CPU)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Rows of several parts, one after the other."""
+    return pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
+
+
+def _chosen(value: Any, rows: Tensor) -> Any:
+    return pytree.tree_map(lambda leaf: leaf.index_select(0, rows), value)
 
 
 def _by_vertices(captured: CapturedModel, nodes: ChunkGraph) -> ModelGraph:
@@ -184,7 +315,11 @@ def _by_vertices(captured: CapturedModel, nodes: ChunkGraph) -> ModelGraph:
     kinds = {node.name: kind for node, kind in nodes.kinds.items()}
     needs = _Needs(captured, nodes)
     inputs = tuple(
-        replace(item, value=_value(item.value, NodeKind.ROWS, num_vertices))
+        replace(
+            item,
+            value=_value(item.value, NodeKind.ROWS, num_vertices),
+            stays=not item.requires_grad,
+        )
         for item in graph.inputs
     )
     whole = (NodeKind.WHOLE, NodeKind.SIZE)

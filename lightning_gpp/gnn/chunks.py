@@ -1,49 +1,127 @@
-"""Chunks of vertices, and the edges that lead into each."""
+"""Chunks of vertices and their parts, and the edges that lead into each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from lightning_gpp.gnn.errors import GraphTrainingError
+from lightning_gpp.graph.graph_parallel import VertexShares
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """The vertices that a way runs with at a time.
+
+    Attributes:
+        chunk: number of the chunk; None for all vertices.
+        way: that has them; ways run the parts of one chunk side by side.
+        vertices: (rows,) of the part, ascending.
+        extended: (rows + mirrors,) the same, and those of the other ways' parts of this chunk whose
+            rows the way reads, way by way.
+        sent: way -> (mirrors,) which of ``vertices`` that way reads.
+        is_everything: whether these are all vertices of the graph, in their order.
+        is_alone: whether no vertex of another chunk is read.
+    """
+
+    chunk: int | None
+    way: int
+    vertices: Tensor
+    extended: Tensor
+    sent: Mapping[int, Tensor]
+    is_everything: bool
+    is_alone: bool
+
+    def of(self, whole: Tensor, *, wide: bool = False) -> Tensor:
+        """The rows of a tensor with one row per vertex.
+
+        Args:
+            whole: (vertices, ...).
+            wide: whether those of mirrors are among them.
+        """
+        if self.is_everything:
+            return whole
+        return whole.index_select(0, self.extended if wide else self.vertices)
+
+    def on(self, device: torch.device) -> ChunkRows:
+        """The same with their tensors on a device."""
+        if self.vertices.device == device or device.type == "meta":
+            return self
+        vertices, extended = self.vertices.to(device), self.extended.to(device)
+        sent = {way: found.to(device) for way, found in self.sent.items()}
+        return replace(self, vertices=vertices, extended=extended, sent=sent)
+
+    def narrow(self, wide: Tensor) -> Tensor:
+        """Of the extended rows those of the part."""
+        return wide if self.is_narrow else wide.narrow(0, 0, len(self.vertices))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether there are no mirrors."""
+        return len(self.extended) == len(self.vertices)
+
 
 @dataclass(frozen=True)
 class Chunks:
-    """The vertices of a graph, divided.
+    """The vertices of a graph, divided into chunks, and these into parts, one per way.
 
     Attributes:
-        vertices: of every chunk, ascending.
-        cut: edges between different chunks.
+        parts: chunk -> way -> (rows,) vertices, ascending.
+        mirrors: (way, reader) -> vertices of a way that edges lead from into another's, ascending.
+        cut: edges between different parts.
         num_edges: of the graph.
         method: how the division was found.
     """
 
-    vertices: tuple[Tensor, ...]
+    parts: tuple[tuple[Tensor, ...], ...]
+    mirrors: Mapping[tuple[int, int], Tensor]
     cut: int
     num_edges: int
     method: str
 
     @classmethod
-    def of(cls, assignment: Tensor, num_chunks: int, edge_index: Tensor, method: str) -> Chunks:
+    def of(
+        cls,
+        assignment: Tensor,
+        num_chunks: int,
+        edge_index: Tensor,
+        method: str,
+        num_ways: int = 1,
+    ) -> Chunks:
         """The chunks of an assignment.
 
         Args:
-            assignment: (vertices,) chunk of every vertex.
+            assignment: (vertices,) part of every vertex; those of a way follow one another.
             num_chunks: how many there are.
-            edge_index: (2, edges).
+            edge_index: (2, edges) from sources to targets.
             method: how it was found.
+            num_ways: parts of every chunk.
         """
         order = torch.argsort(assignment, stable=True)
-        sizes = torch.bincount(assignment, minlength=num_chunks).tolist()
+        sizes = torch.bincount(assignment, minlength=num_chunks * num_ways).tolist()
+        found = torch.split(order, sizes)
+        parts = tuple(tuple(found[chunk::num_chunks]) for chunk in range(num_chunks))
         ends = assignment[edge_index.cpu()]
         cut = int((ends[0] != ends[1]).sum())
-        return cls(torch.split(order, sizes), cut, edge_index.shape[1], method)
+        mirrors = dict(_mirrors(edge_index.cpu(), ends // num_chunks, num_ways))
+        return cls(parts, mirrors, cut, edge_index.shape[1], method)
 
     def __len__(self) -> int:
-        return len(self.vertices)
+        return len(self.parts)
+
+    @property
+    def num_ways(self) -> int:
+        """Parts of every chunk."""
+        return len(self.parts[0])
+
+    @cached_property
+    def vertices(self) -> tuple[Tensor, ...]:
+        """Of every chunk, way by way."""
+        return tuple(torch.cat(parts) for parts in self.parts)
 
     @property
     def num_vertices(self) -> int:
@@ -53,7 +131,13 @@ class Chunks:
     @property
     def sizes(self) -> list[int]:
         """Vertices of every chunk."""
-        return [len(found) for found in self.vertices]
+        return [sum(map(len, parts)) for parts in self.parts]
+
+    @property
+    def shares(self) -> VertexShares:
+        """Vertices of the ways, and of their mirrors."""
+        rows = [sum(map(len, parts)) for parts in zip(*self.parts, strict=True)]
+        return VertexShares(rows, {ends: len(found) for ends, found in self.mirrors.items()})
 
     @cached_property
     def assignment(self) -> Tensor:
@@ -63,48 +147,87 @@ class Chunks:
             found[vertices] = chunk
         return found
 
-    def rows(self, order: Sequence[int]) -> Tensor:
-        """(vertices,) the vertices in the order of these chunks."""
-        return torch.cat([self.vertices[chunk] for chunk in order])
+    @cached_property
+    def way_of(self) -> Tensor:
+        """(vertices,) way of every vertex."""
+        found = torch.empty(self.num_vertices, dtype=torch.long)
+        for parts in self.parts:
+            for way, vertices in enumerate(parts):
+                found[vertices] = way
+        return found
+
+    def order_of(self, chunks: Sequence[int]) -> Tensor:
+        """(vertices,) the vertices in the order of some chunks."""
+        return torch.cat([self.vertices[chunk] for chunk in chunks])
+
+    def rows(self, chunk: int | None, way: int = 0) -> ChunkRows:
+        """The vertices of a way's part of a chunk; all of the way for None."""
+        chosen = self.parts if chunk is None else (self.parts[chunk],)
+        vertices = torch.cat([parts[way] for parts in chosen])
+        if chunk is None:
+            vertices = vertices.sort().values
+        others = [other for other in range(self.num_ways) if other != way]
+        extended = [vertices, *(self._mirrored(other, way, chunk) for other in others)]
+        sent = {
+            other: torch.searchsorted(vertices, self._mirrored(way, other, chunk))
+            for other in others
+        }
+        return ChunkRows(
+            chunk,
+            way,
+            vertices,
+            torch.cat(extended),
+            sent,
+            is_everything=chunk is None and not others,
+            is_alone=chunk is None or len(self) == 1,
+        )
+
+    def one_way(self) -> Chunks:
+        """The same division where every part is a chunk."""
+        if self.num_ways == 1:
+            return self
+        parts = tuple((part,) for ways in self.parts for part in ways)
+        return replace(self, parts=parts, mirrors={})
+
+    def _mirrored(self, way: int, reader: int, chunk: int | None) -> Tensor:
+        found = self.mirrors[way, reader]
+        return found if chunk is None else found[self.assignment[found] == chunk]
 
     def describe(self) -> str:
         """One line for people."""
-        if len(self) == 1:
+        if len(self) == 1 and self.num_ways == 1:
             return "The graph is one chunk."
-        smallest, largest = min(self.sizes), max(self.sizes)
+        sizes = [len(part) for parts in self.parts for part in parts]
+        what = f"{len(self)} chunks" if len(self) > 1 else "One chunk"
+        what += f" of {self.num_ways} parts" if self.num_ways > 1 else ""
         return (
-            f"{len(self)} chunks of {smallest} to {largest} vertices by {self.method}, which cut "
-            f"{self.cut} of {self.num_edges} edges ({self.cut / self.num_edges:.0%})."
+            f"{what}, {min(sizes)} to {max(sizes)} vertices {'each ' * (self.num_ways > 1)}by "
+            f"{self.method}, which cut {self.cut} of {self.num_edges} edges "
+            f"({self.cut / self.num_edges:.0%})."
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRows:
-    """The vertices that a stage runs with at a time.
-
-    Attributes:
-        chunk: number of the chunk; None for all vertices.
-        vertices: (rows,) ascending.
-    """
-
-    chunk: int | None
-    vertices: Tensor
-
-    def of(self, whole: Tensor) -> Tensor:
-        """The rows of a tensor with one row per vertex."""
-        return whole if self.chunk is None else whole.index_select(0, self.vertices)
+def _mirrors(
+    edge_index: Tensor, way_of_ends: Tensor, num_ways: int
+) -> Iterator[tuple[tuple[int, int], Tensor]]:
+    sources, targets = way_of_ends
+    for way in range(num_ways):
+        for reader in range(num_ways):
+            if way != reader:
+                crossing = (sources == way) & (targets == reader)
+                yield (way, reader), torch.unique(edge_index[0, crossing])
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkEdges:
-    """The edges into the vertices of one chunk.
+    """The edges into a part of a chunk.
 
     Attributes:
         edges: (local edges,) which edges of the whole list they are.
         sources: (sources,) vertices that they come from, ascending, each once.
-        local: (2, local edges) of positions: in ``sources``, and in the chunk.
+        local: (2, local edges) of positions: in ``sources``, and in the part.
         own: positions in ``sources`` of vertices that are in the chunk.
-        own_rows: where these are in the chunk.
+        own_rows: where these are in the extended rows of the part.
         others: positions in ``sources`` of vertices of other chunks.
         other_vertices: which vertices these are.
     """
@@ -120,7 +243,7 @@ class ChunkEdges:
 
 @dataclass
 class EdgeSet:
-    """One list of edges, cut by chunks.
+    """One list of edges, cut by the parts of chunks.
 
     Attributes:
         edge_index: (2, edges) of vertices: sources, targets.
@@ -129,37 +252,68 @@ class EdgeSet:
 
     edge_index: Tensor
     chunks: Chunks
-    _of: dict[int, ChunkEdges] = field(default_factory=dict)
+    _of: dict[tuple[int | None, int], ChunkEdges] = field(default_factory=dict)
 
-    def of(self, chunk: int) -> ChunkEdges:
-        """The edges into a chunk; made once."""
-        if not self._of:
-            self._cut()
-        return self._of[chunk]
+    def of(self, rows: ChunkRows) -> ChunkEdges:
+        """The edges into a part; all parts are cut at once.
 
-    def _cut(self) -> None:
+        Raises:
+            GraphTrainingError: an edge leads from a vertex of another way that is no mirror.
+        """
+        key = rows.chunk, rows.way
+        if key not in self._of:
+            self._cut(None if rows.chunk is None else len(self.chunks))
+        return self._of[key]
+
+    def _cut(self, num_chunks: int | None) -> None:
+        """Cuts the edges for chunks, or for all vertices of the ways."""
         source, target = self.edge_index
-        device = source.device
-        assignment = self.chunks.assignment.to(device)
-        chunk_of_edge = assignment[target]
-        order = torch.argsort(chunk_of_edge, stable=True)
-        sizes = torch.bincount(chunk_of_edge, minlength=len(self.chunks)).tolist()
-        position = torch.empty(self.chunks.num_vertices, dtype=torch.long, device=device)
-        for chunk, edges in enumerate(torch.split(order, sizes)):
-            vertices = self.chunks.vertices[chunk].to(device)
+        chunks, device = self.chunks, source.device
+        way_of = chunks.way_of.to(device)
+        keys = [(c, w) for w in range(chunks.num_ways) for c in _numbers(num_chunks)]
+        part_of = way_of
+        if num_chunks is not None:
+            part_of = way_of * num_chunks + chunks.assignment.to(device)
+        part_of_edge = part_of[target]
+        order = torch.argsort(part_of_edge, stable=True)
+        sizes = torch.bincount(part_of_edge, minlength=len(keys)).tolist()
+        position = torch.full((chunks.num_vertices,), -1, dtype=torch.long, device=device)
+        for (chunk, way), edges in zip(keys, torch.split(order, sizes), strict=True):
+            rows = chunks.rows(chunk, way)
+            extended = rows.extended.to(device)
             sources, local_source = torch.unique(source[edges], return_inverse=True)
-            position[vertices] = torch.arange(len(vertices), device=device)
-            is_own = assignment[sources] == chunk
-            own, others = is_own.nonzero().flatten(), (~is_own).nonzero().flatten()
-            self._of[chunk] = ChunkEdges(
+            position[extended] = torch.arange(len(extended), device=device)
+            found = position[sources]
+            own, others = (found >= 0).nonzero().flatten(), (found < 0).nonzero().flatten()
+            self._check(sources[others], way, is_alone=rows.is_alone)
+            self._of[chunk, way] = ChunkEdges(
                 edges=edges,
                 sources=sources,
                 local=torch.stack([local_source, position[target[edges]]]),
                 own=own,
-                own_rows=position[sources[own]],
+                own_rows=found[own],
                 others=others,
                 other_vertices=sources[others],
             )
+            position[extended] = -1
+
+    def _check(self, others: Tensor, way: int, *, is_alone: bool) -> None:
+        """Checks that what is read of other chunks belongs to the way or is mirrored there."""
+        if self.chunks.num_ways == 1:
+            return
+        known = self.chunks.way_of == way
+        for (_, reader), vertices in self.chunks.mirrors.items():
+            if reader == way:
+                known[vertices] = True
+        if len(others) and (is_alone or not bool(known[others.cpu()].all())):
+            raise GraphTrainingError(
+                "a layer passes messages along edges that are not those of edge_index, which the "
+                "model is called with, so the ways do not have the rows it reads; use ways=1"
+            )
+
+
+def _numbers(count: int | None) -> Sequence[int | None]:
+    return (None,) if count is None else range(count)
 
 
 @dataclass

@@ -62,7 +62,7 @@ class History:
     values: Tensor
     gradients: Tensor
     _stale: Tensor
-    _given: dict[int, Tensor] = field(default_factory=dict)
+    _given: dict[int | None, Tensor] = field(default_factory=dict)
 
     @classmethod
     def zeros(cls, techniques: Techniques, shape: Sequence[int], like: Tensor) -> History:
@@ -79,11 +79,15 @@ class History:
         if not self.techniques.historical_gradients:
             self.gradients.zero_()
 
-    def give(self, chunk: int, edges: ChunkEdges, gradient: Tensor) -> None:
+    def take(self, rows: ChunkRows, own: Tensor) -> None:
+        """Takes the extended rows of a chunk."""
+        self.values.index_copy_(0, rows.extended, own.detach())
+
+    def give(self, rows: ChunkRows, edges: ChunkEdges, gradient: Tensor) -> None:
         """Adds what the backward of a chunk gives to vertices of other chunks.
 
         Args:
-            chunk: its number.
+            rows: of the chunk.
             edges: into it.
             gradient: of the rows of the sources.
         """
@@ -91,10 +95,10 @@ class History:
         if not self.techniques.historical_gradients:
             self.gradients.index_add_(0, edges.other_vertices, given, alpha=UNBIASED)
             return
-        last = self._given.get(chunk)
+        last = self._given.get(rows.chunk)
         change = given if last is None else given - last
         self.gradients.index_add_(0, edges.other_vertices, change)
-        self._given[chunk] = given
+        self._given[rows.chunk] = given
 
 
 def exchanged(own: Tensor, history: History, rows: ChunkRows, edges: ChunkEdges) -> Tensor:
@@ -103,7 +107,7 @@ def exchanged(own: Tensor, history: History, rows: ChunkRows, edges: ChunkEdges)
     Gradients of its own rows flow back together with those that other chunks have given to them.
 
     Args:
-        own: (rows, ...) of the chunk, which the history takes.
+        own: (extended rows, ...) of the chunk, which the history takes.
         history: of this value.
         rows: of the chunk.
         edges: into it.
@@ -123,14 +127,14 @@ class _Exchange(torch.autograd.Function):
         ctx: Any, own: Tensor, history: History, rows: ChunkRows, edges: ChunkEdges
     ) -> Tensor:
         ctx.history, ctx.rows, ctx.edges = history, rows, edges
-        history.values.index_copy_(0, rows.vertices, own.detach())
+        history.take(rows, own)
         return history.values.index_select(0, edges.sources)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         history, rows, edges = ctx.history, ctx.rows, ctx.edges
-        own = history.gradients.index_select(0, rows.vertices)
+        own = history.gradients.index_select(0, rows.extended)
         own.index_add_(0, edges.own_rows, gradient.index_select(0, edges.own))
-        history.give(rows.chunk, edges, gradient)
+        history.give(rows, edges, gradient)
         return own, None, None, None

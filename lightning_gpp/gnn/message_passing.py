@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import CaptureError, describe
@@ -37,6 +38,16 @@ def is_message_passing(module: nn.Module) -> bool:
 def is_layer(node: fx.Node, module: nn.Module) -> bool:
     """Whether a node calls a message-passing layer of ``module``."""
     return node.op == "call_module" and is_message_passing(module.get_submodule(str(node.target)))
+
+
+DROPOUTS = frozenset({F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d})
+
+
+def is_dropout(node: fx.Node, module: nn.Module) -> bool:
+    """Whether a node drops features at random."""
+    if node.op == "call_module":
+        return isinstance(module.get_submodule(str(node.target)), nn.modules.dropout._DropoutNd)
+    return node.target in DROPOUTS
 
 
 class Mixing:

@@ -22,7 +22,9 @@ ORDERING = "reverse Cuthill-McKee order (pymetis is not installed)"
 _Ints = npt.NDArray[np.int64]
 
 
-def partition(edge_index: Tensor, num_vertices: int, num_chunks: int, seed: int = 0) -> Chunks:
+def partition(
+    edge_index: Tensor, num_vertices: int, num_chunks: int, seed: int = 0, num_ways: int = 1
+) -> Chunks:
     """Divides the vertices of a graph.
 
     Args:
@@ -30,24 +32,26 @@ def partition(edge_index: Tensor, num_vertices: int, num_chunks: int, seed: int 
         num_vertices: of the graph.
         num_chunks: to divide them into; each gets a vertex at least.
         seed: of METIS.
+        num_ways: parts to divide each chunk into.
 
     Raises:
         GraphTrainingError: there are no edges, or they name vertices that do not exist, or there
-            are more chunks than vertices.
+            are more parts than vertices.
     """
-    _check(edge_index, num_vertices, num_chunks)
-    if num_chunks == 1:
+    num_parts = num_chunks * num_ways
+    _check(edge_index, num_vertices, num_parts)
+    if num_parts == 1:
         return Chunks.of(torch.zeros(num_vertices, dtype=torch.long), 1, edge_index, "one chunk")
     starts, neighbours = _adjacency(edge_index, num_vertices)
     if find_spec("pymetis") is not None:
-        parts, method = _metis(starts, neighbours, num_chunks, seed), METIS
+        parts, method = _metis(starts, neighbours, num_parts, seed), METIS
     else:
-        parts, method = _ordered(starts, neighbours, num_chunks), ORDERING
-    assignment = torch.from_numpy(_without_empty(parts, num_chunks))
-    return Chunks.of(assignment, num_chunks, edge_index, method)
+        parts, method = _ordered(starts, neighbours, num_parts), ORDERING
+    assignment = torch.from_numpy(_without_empty(parts, num_parts))
+    return Chunks.of(assignment, num_chunks, edge_index, method, num_ways)
 
 
-def _check(edge_index: Tensor, num_vertices: int, num_chunks: int) -> None:
+def _check(edge_index: Tensor, num_vertices: int, num_parts: int) -> None:
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
         raise GraphTrainingError(
             f"edge_index has to hold whole numbers of shape (2, edges), got {edge_index.dtype} of "
@@ -61,10 +65,10 @@ def _check(edge_index: Tensor, num_vertices: int, num_chunks: int) -> None:
             f"edge_index names vertices {low} to {high}, but there are {num_vertices} (0 to "
             f"{num_vertices - 1})"
         )
-    if not 1 <= num_chunks <= num_vertices:
+    if not 1 <= num_parts <= num_vertices:
         raise GraphTrainingError(
-            f"{num_vertices} vertices make 1 to {num_vertices} chunks, got {num_chunks}; set "
-            "chunks= accordingly"
+            f"{num_vertices} vertices make 1 to {num_vertices} chunks, got {num_parts} (of all "
+            "ways together); set chunks= accordingly"
         )
 
 

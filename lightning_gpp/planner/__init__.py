@@ -14,6 +14,7 @@ from lightning_gpp.planner.make_plan import PLANNERS, answer, ask, make_plan, pl
 from lightning_gpp.planner.plan.manual import PlanLike, resolve_plan
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
+from lightning_gpp.planner.plan.plan_in_ways import first_way, plan_in_ways
 from lightning_gpp.planner.plan.plan_json import load_plan, plan_from_json, plan_to_json, save_plan
 from lightning_gpp.planner.plan.validate import validate_plan
 from lightning_gpp.planner.schedule_choice import Answered, ask_scheduled, choose_schedule
@@ -36,6 +37,7 @@ __all__ = [
     "choose_schedule",
     "evaluate_below",
     "evaluate_plan",
+    "first_way",
     "load_plan",
     "make_plan",
     "num_devices_used",
@@ -43,6 +45,7 @@ __all__ = [
     "on_all_devices",
     "plan_from_json",
     "plan_graph",
+    "plan_in_ways",
     "plan_request",
     "plan_to_json",
     "refusal_notes",

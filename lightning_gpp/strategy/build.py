@@ -76,16 +76,19 @@ class Builder:
         chunked = None
         if self.settings.full_graph is not None:
             chunked = self._in_chunks(self.settings.full_graph, captured, args, kwargs, train_modes)
-            captured.take_graph(chunked.graph)
+            captured.take_graph(chunked.graph, chunked.in_ways.operators)
             example = example and _of_vertices(example, chunked)
         measured = self._measured(captured, args, kwargs, found, chunked)
         planned = None
         if example is not None:
             at_hand = cluster_at_hand(found)
-            settings = self.settings
+            settings, ways = self.settings, None
             if chunked is not None:
                 settings = replace(settings, num_microbatches=len(chunked.chunks))
-            planned = plan_pipeline(settings, captured, example, at_hand, measured, self.device)
+                ways = chunked.in_ways if chunked.chunks.num_ways > 1 else None
+            planned = plan_pipeline(
+                settings, captured, example, at_hand, measured, self.device, ways
+            )
         decided = planned and (planned.plan, planned.request.schedule)
         if planned is not None and self.settings.is_asynchronous:
             # Planned for one mini-batch, or for many in a row, each of them a micro-batch.

@@ -26,9 +26,15 @@ class GNNPipeStrategy(GraphPipeStrategy):
     user's step runs once per batch, which is the graph, and sees the outputs of all vertices.
 
     Args:
-        chunks: that the vertices are divided into; by default four per device.
-        mode: ``"historical"``, or ``"exact"``: every layer runs on the whole graph, which equals
-            training on one device; only memory is divided then, as no two devices work at once.
+        chunks: that the vertices are divided into; by default four per device, of all ways
+            together.
+        mode: ``"historical"``, or ``"exact"``: every layer sees all vertices as they are, which
+            equals training on one device. Layers that are divided over devices divide the memory
+            alone then, as no two work at once; see ``ways``.
+        ways: devices that divide the vertices of every chunk among themselves (graph parallelism)
+            and exchange what their layers read of each other. There are ``devices / ways`` groups
+            of layers. With as many ways as devices and mode ``"exact"`` this is graph parallelism
+            alone.
         shuffle: whether the order of the chunks is drawn anew every epoch.
         refresh_every: epochs for which what is read out of histories stays the same.
         historical_gradients: whether vertices get the last epoch's gradients from chunks whose
@@ -50,6 +56,7 @@ class GNNPipeStrategy(GraphPipeStrategy):
         chunks: int | None = None,
         mode: Literal["historical", "exact"] = "historical",
         *,
+        ways: int = 1,
         shuffle: bool = True,
         refresh_every: int = REFRESH_EVERY,
         historical_gradients: bool = False,
@@ -66,12 +73,14 @@ class GNNPipeStrategy(GraphPipeStrategy):
             )
         check_name("mode", mode, MODES)
         check_name("history", history, BEGINNINGS)
+        check_whole("ways", ways)
         if chunks is not None:
             check_whole("chunks", chunks)
         techniques = Techniques(shuffle, refresh_every, historical_gradients)
         super().__init__(planner=planner, **options)
-        if mode == "exact":
+        if mode == "exact" and ways == 1:
             self.settings = replace(self.settings, schedule=GPIPE.name, num_microbatches=1)
             return
-        full_graph = FullGraph(chunks, techniques, history == "exact", seed)
+        chunks = 1 if mode == "exact" else chunks
+        full_graph = FullGraph(chunks, techniques, history == "exact", seed, ways)
         self.settings = replace(self.settings, schedule=GPIPE_REVERSED.name, full_graph=full_graph)

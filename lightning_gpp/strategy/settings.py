@@ -42,16 +42,18 @@ class FullGraph:
         techniques: how histories are used.
         begins_exact: whether histories begin with an exact pass, and not with zeros.
         seed: of the partition and of the order of chunks; None for the Trainer's.
+        ways: parts of every chunk, which devices of their own run side by side.
     """
 
     chunks: int | None = None
     techniques: Techniques = field(default_factory=Techniques)
     begins_exact: bool = False
     seed: int | None = None
+    ways: int = 1
 
     def num_chunks(self, num_ranks: int) -> int:
         """How many chunks there are."""
-        return self.chunks or CHUNKS_PER_RANK * num_ranks
+        return self.chunks or max(1, CHUNKS_PER_RANK * num_ranks // self.ways)
 
 
 CHUNKS_PER_RANK = 4

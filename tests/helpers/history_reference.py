@@ -16,7 +16,10 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 
 class Net(nn.Module):
-    """A layer in front, some message-passing layers, a layer behind."""
+    """A layer in front, some message-passing layers, a layer behind.
+
+    :class:`Reference` knows the first three kinds.
+    """
 
     def __init__(self, kind: str, num_layers: int, width: int = 6, num_classes: int = 3) -> None:
         super().__init__()
@@ -26,6 +29,9 @@ class Net(nn.Module):
             "gcn": lambda _: pyg.GCNConv(width, width),
             "sage": lambda _: pyg.SAGEConv(width, width),
             "gcn2": lambda i: pyg.GCN2Conv(width, alpha=0.1, theta=0.5, layer=i + 1),
+            "gin": lambda _: pyg.GINConv(nn.Linear(width, width), train_eps=True),
+            "gat": lambda _: pyg.GATv2Conv(width, width // 2, heads=2),
+            "resgcn": lambda _: _Residual(width),
         }
         self.kind = kind
         self.stem, self.head = nn.Linear(5, width), nn.Linear(width, num_classes)
@@ -39,6 +45,21 @@ class Net(nn.Module):
             h = more.relu() + h
         scores: Tensor = self.head(h)
         return scores
+
+
+class _Residual(nn.Module):
+    """A layer of ResGCN+ (arXiv 2006.07739)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        from torch_geometric import nn as pyg
+
+        self.norm, self.conv = nn.LayerNorm(width), pyg.SAGEConv(width, width)
+
+    def forward(self, h: Tensor, edge_index: Tensor) -> Tensor:
+        """What the layer adds."""
+        more: Tensor = self.conv(self.norm(h).relu(), edge_index)
+        return more
 
 
 def dense(kind: str, edge_index: Tensor, num_vertices: int) -> Tensor:

@@ -38,15 +38,21 @@ def model_in_chunks(
         num_ranks: how many there are.
 
     Raises:
-        GraphTrainingError: the arguments are no single graph, or the model does not run in chunks.
+        GraphTrainingError: the arguments are no single graph, or the model does not run in chunks,
+            or the ways do not divide the ranks.
     """
+    if num_ranks % asked.ways:
+        raise GraphTrainingError(
+            f"ways={asked.ways} has to divide the number of devices, which is {num_ranks}"
+        )
     tensors = captured.inputs(args, kwargs)
     edges, num_vertices = the_graph(tensors)
     chunks: Chunks | None = None
     if control.is_leader:
         seed = torch.initial_seed() if asked.seed is None else asked.seed
-        chunks = partition(edges, num_vertices, asked.num_chunks(num_ranks), seed % 2**31)
-        check_in_chunks(captured, tensors, chunks, flags)
+        num_chunks = asked.num_chunks(num_ranks)
+        chunks = partition(edges, num_vertices, num_chunks, seed % 2**31, asked.ways)
+        check_in_chunks(captured, tensors, chunks.one_way(), flags)
     shared: Chunks = control.share(chunks, "waiting for rank 0's division of the graph")
     return ChunkedModel(captured, tensors, shared, asked.techniques, flags)
 

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import Costs
+from lightning_gpp.graph.graph_parallel import WaysGraph
 from lightning_gpp.planner import (
     Answered,
     Plan,
@@ -20,9 +21,11 @@ from lightning_gpp.planner import (
     answer,
     choose_schedule,
     evaluate_plan,
+    first_way,
     num_devices_used,
     num_separable,
     on_all_devices,
+    plan_in_ways,
     plan_request,
     refusal_notes,
     resolve_plan,
@@ -82,6 +85,7 @@ def plan_pipeline(
     at_hand: Cluster,
     measured: Measured | None,
     device: torch.device,
+    ways: WaysGraph | None = None,
 ) -> Planned:
     """Rank 0: the plan of a run.
 
@@ -98,6 +102,7 @@ def plan_pipeline(
         measured: costs on every kind of these devices; not needed for a plan made by hand, nor
             where the settings give costs.
         device: of rank 0.
+        ways: the model in ways, if there are several.
 
     Raises:
         ValueError: the model cannot be planned like this.
@@ -122,7 +127,7 @@ def plan_pipeline(
     assert costs is not None, "the planner needs costs"
     question = _request(settings, captured, example, cluster, costs, None)
     question, refit_notes, found = _refitted(settings, question, key)
-    answered = _answered(settings, question)
+    answered = _answered(settings, question, ways)
     plan, request = answered.plan, answered.request
     notes = captured.kept_whole + notes + refit_notes + answered.result.notes
     notes += tuple(f"Search: {note}." for note in refusal_notes(plan)) + answered.notes
@@ -133,14 +138,18 @@ def plan_pipeline(
     return Planned(plan, request, notes, found, key)
 
 
-def _answered(settings: Settings, question: PlanRequest) -> Answered:
+def _answered(settings: Settings, question: PlanRequest, ways: WaysGraph | None) -> Answered:
     """The planner's answer, or that of an earlier run; its notes say which."""
     cache = PlanCache(settings.cache)
 
     def search(asked: PlanRequest) -> SearchResult:
-        return SearchResult(
-            *cache.plan(asked, settings.planner, lambda: answer(asked, settings.planner))
-        )
+        part = asked if ways is None else first_way(asked, ways)
+        plan, notes = cache.plan(part, settings.planner, lambda: answer(part, settings.planner))
+        if ways is None:
+            return SearchResult(plan, notes)
+        if settings.use_all_devices:
+            plan = on_all_devices(plan, part)
+        return SearchResult(plan_in_ways(plan, ways), notes)
 
     return choose_schedule(question, settings.planned_schedule, search)
 

@@ -131,7 +131,7 @@ class ForwardCalls:
             run.lead(fill)
             run.run_forward(fill, CallBoundary.of(captured, inputs, units))
         order = chunk_order(asked, chunked.chunks, run.module.global_step)
-        rows = chunked.chunks.rows(order)
+        rows = chunked.chunks.order_of(order)
         ordered = in_order(captured, inputs, rows)
         sizes = sizes_in_order(chunked, order)
         values = self._differentiable(captured, ordered, sizes, order)

@@ -26,12 +26,12 @@ def merged(results: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def trained_by_definition(
-    job: FullGraphJob, num_chunks: int, techniques: Techniques
+    job: FullGraphJob, num_chunks: int, techniques: Techniques, ways: int = 1
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Scores of every epoch and the weights, by the reference."""
     module, graph = job.module().double(), random_graph(**job.graph)
     num_vertices = graph.num_nodes
-    chunks = partition(graph.edge_index, num_vertices, num_chunks, SEED)
+    chunks = partition(graph.edge_index, num_vertices, num_chunks, SEED, ways)
     adjacency = dense(module.net.kind, graph.edge_index, num_vertices)
     reference = Reference(
         module.net,
@@ -55,12 +55,22 @@ def trained_by_definition(
     return scores, {name: p.detach() for name, p in module.named_parameters()}
 
 
-@pytest.mark.parametrize("kind", ["gcn", "sage", "gcn2"])
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_exact_mode_equals_one_device(pool: WorkerPool, kind: str, num_ranks: int) -> None:
+EXACT = [
+    *(("gcn", *places) for places in [(2, 1), (3, 1), (3, 3)]),
+    *((kind, 2, 2) for kind in ["gcn", "sage", "gcn2", "gin", "gat", "resgcn"]),
+    *((kind, 4, 2) for kind in ["gcn2", "gat", "resgcn"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "num_ranks", "ways"), EXACT)
+def test_exact_mode_equals_one_device(
+    pool: WorkerPool, kind: str, num_ranks: int, ways: int
+) -> None:
+    """Layers over devices, vertices over devices (graph parallelism), and both."""
     job = FullGraphJob(partial(NodeClassifier, kind), epochs=20)
     expected = fit(job, None)
-    results = pool.run(fit, job, {"mode": "exact"}, num_ranks, num_ranks=num_ranks)
+    strategy = {"mode": "exact", "ways": ways, "seed": SEED}
+    results = pool.run(fit, job, strategy, num_ranks, num_ranks=num_ranks)
     weights = merged(results)
     assert weights.keys() == expected["weights"].keys()
     for name, weight in expected["weights"].items():
@@ -69,24 +79,34 @@ def test_exact_mode_equals_one_device(pool: WorkerPool, kind: str, num_ranks: in
 
 
 CASES = [
-    ("gcn", 1, 4, Techniques()),
-    ("gcn", 2, 5, Techniques(refresh_every=7)),
-    ("sage", 3, 4, Techniques(shuffle=False, refresh_every=1)),
-    ("gcn2", 4, 8, Techniques(refresh_every=6)),
-    ("gcn2", 2, 4, Techniques(refresh_every=5, historical_gradients=True)),
-    ("sage", 2, 6, Techniques(refresh_every=1, historical_gradients=True)),
+    ("gcn", 1, 1, 4, Techniques()),
+    ("gcn", 2, 1, 5, Techniques(refresh_every=7)),
+    ("sage", 3, 1, 4, Techniques(shuffle=False, refresh_every=1)),
+    ("gcn2", 4, 1, 8, Techniques(refresh_every=6)),
+    ("gcn2", 2, 1, 4, Techniques(refresh_every=5, historical_gradients=True)),
+    ("sage", 2, 1, 6, Techniques(refresh_every=1, historical_gradients=True)),
+    ("gcn2", 4, 2, 4, Techniques(refresh_every=6)),
+    ("sage", 4, 2, 3, Techniques(refresh_every=1, historical_gradients=True)),
+    ("gcn", 3, 3, 4, Techniques(shuffle=False, refresh_every=7)),
+    ("gcn", 4, 2, 2, Techniques(refresh_every=4, historical_gradients=True)),
 ]
 
 
-@pytest.mark.parametrize(("kind", "num_ranks", "num_chunks", "techniques"), CASES)
+@pytest.mark.parametrize(("kind", "num_ranks", "ways", "num_chunks", "techniques"), CASES)
 def test_historical_mode_is_the_definition(
-    pool: WorkerPool, kind: str, num_ranks: int, num_chunks: int, techniques: Techniques
+    pool: WorkerPool,
+    kind: str,
+    num_ranks: int,
+    ways: int,
+    num_chunks: int,
+    techniques: Techniques,
 ) -> None:
     """Fifty epochs, refreshes among them; validations between leave the histories alone."""
     job = FullGraphJob(partial(NodeClassifier, kind, 4, 0.02), epochs=50)
-    scores, expected = trained_by_definition(job, num_chunks, techniques)
+    scores, expected = trained_by_definition(job, num_chunks, techniques, ways)
     strategy = {
         "chunks": num_chunks,
+        "ways": ways,
         "seed": SEED,
         "shuffle": techniques.shuffle,
         "refresh_every": techniques.refresh_every,
@@ -103,10 +123,11 @@ def test_historical_mode_is_the_definition(
         torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-12)
 
 
-def test_evaluation_is_exact_whatever_the_training(pool: WorkerPool) -> None:
+@pytest.mark.parametrize("ways", [1, 2])
+def test_evaluation_is_exact_whatever_the_training(pool: WorkerPool, ways: int) -> None:
     """The last validation is that of the trained weights on the whole graph."""
     job = FullGraphJob(epochs=5)
-    results = pool.run(fit, job, {"chunks": 4, "seed": SEED}, 2, num_ranks=2)
+    results = pool.run(fit, job, {"chunks": 4, "ways": ways, "seed": SEED}, 2, num_ranks=2)
     module, graph = job.module().double(), random_graph()
     module.load_state_dict(merged(results))
     module.eval()
@@ -117,11 +138,12 @@ def test_evaluation_is_exact_whatever_the_training(pool: WorkerPool) -> None:
     assert results[0]["metrics"]["val_loss"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_histories_may_begin_with_an_exact_pass(pool: WorkerPool) -> None:
+@pytest.mark.parametrize("ways", [1, 2])
+def test_histories_may_begin_with_an_exact_pass(pool: WorkerPool, ways: int) -> None:
     """The first scores are those of one device then, and others with zeros."""
     job = FullGraphJob(epochs=1)
     expected = fit(job, None)["scores"][0]
-    strategy = {"chunks": 4, "seed": SEED}
+    strategy = {"chunks": 4, "ways": ways, "seed": SEED}
     exact, zeros = (
         pool.run(fit, job, {**strategy, "history": history}, 2, num_ranks=2)[0]["scores"][0]
         for history in ("exact", "zeros")

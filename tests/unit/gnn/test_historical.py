@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_gpp.capture import capture
 from lightning_gpp.gnn import ChunkedModel, Chunks, Techniques, partition
 from lightning_gpp.gnn.chunked_model import ChunkStage
+from lightning_gpp.planner import Plan, Stage, plan_in_ways
 
 NUM_VERTICES, NUM_CHUNKS = 23, 4
 
@@ -44,10 +45,13 @@ def chunked(
 
 
 def stages_of(model: ChunkedModel, num_stages: int) -> list[ChunkStage]:
-    """The operators in order, divided into stages."""
-    operators = list(model.graph)
-    cuts = [len(operators) * i // num_stages for i in range(num_stages + 1)]
-    parts = [operators[start:stop] for start, stop in zip(cuts, cuts[1:])]
+    """The operators in order, divided into stages, which ways divide further."""
+    names = [operator.name for operator in model.in_ways.first_way()]
+    cuts = [len(names) * i // num_stages for i in range(num_stages + 1)]
+    divided = [names[start:stop] for start, stop in zip(cuts, cuts[1:])]
+    plan = Plan(tuple(Stage(i, tuple(part), (i,)) for i, part in enumerate(divided)))
+    placed = plan_in_ways(plan, model.in_ways)
+    parts = [[model.graph.operator[n] for n in stage.operators] for stage in placed.stages]
     stages = []
     for index, part in enumerate(parts):
         made = {value.name for operator in part for value in operator.outputs}
@@ -83,7 +87,7 @@ def train(
             values |= outputs
     leaves = {chunk: flights[chunk][-1][1][name].detach().requires_grad_() for chunk in order}
     scores = torch.cat([leaves[chunk] for chunk in order])
-    rows = model.chunks.rows(order)
+    rows = model.chunks.order_of(order)
     scores = torch.zeros_like(scores).index_copy(0, rows, scores)
     loss(scores).backward()
     for chunk in reversed(order):
@@ -97,18 +101,19 @@ def train(
     return scores.detach()
 
 
-@pytest.mark.parametrize("num_stages", [1, 3])
+@pytest.mark.parametrize(("num_stages", "num_ways"), [(1, 1), (3, 1), (1, 3), (2, 2)])
 @pytest.mark.parametrize("historical_gradients", [False, True])
 @pytest.mark.parametrize("refresh_every", [1, 3])
 @pytest.mark.parametrize("kind", ["gcn", "sage", "gcn2"])
 def test_history_is_that_of_the_definition(
-    kind: str, refresh_every: int, historical_gradients: bool, num_stages: int
+    kind: str, refresh_every: int, historical_gradients: bool, num_stages: int, num_ways: int
 ) -> None:
+    """What ways exchange takes the place of vertices of one chunk: no other result."""
     torch.manual_seed(1)
     net = Net(kind, num_layers=3)
     twin = copy.deepcopy(net)
     x, edges, y = graph()
-    chunks = partition(edges, NUM_VERTICES, NUM_CHUNKS)
+    chunks = partition(edges, NUM_VERTICES, NUM_CHUNKS, num_ways=num_ways)
     techniques = Techniques(True, refresh_every, historical_gradients)
     model = chunked(net, x, edges, chunks, techniques)
     stages = stages_of(model, num_stages)
