@@ -19,6 +19,7 @@ the file is written; a call goes on where the last one ended.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -35,6 +36,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gpp.gnn import Techniques, partition
+from lightning_gpp.gnn.history import REFRESH_EVERY
 from lightning_gpp.recipes.gnn import BlockModel, FullGraphData, NodeNetwork, Planetoid
 from lightning_gpp.text_table import text_table
 
@@ -252,40 +254,60 @@ def cells(
 # Gradients ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Case:
+    """What gradients are measured with.
+
+    Attributes:
+        techniques: how histories are used.
+        age: epochs of training that the values in the histories are older than the weights; None
+            if they are zeros.
+    """
+
+    techniques: Techniques
+    age: int | None = 0
+
+
+CASES = {
+    "all techniques, values of these weights": Case(Techniques()),
+    "the same in a fixed order": Case(Techniques(shuffle=False)),
+    "the same, historical gradients": Case(Techniques(historical_gradients=True)),
+    "all techniques, values of the epoch before": Case(Techniques(), 1),
+    "all techniques, values 22 epochs old": Case(Techniques(), REFRESH_EVERY - 1),
+    "all techniques, values are zeros": Case(Techniques(), None),
+}
+NUM_DRAWS, NUM_SKIPPED = 16, 5
+"""Epochs that are measured, and those before them in which gradients enter the histories; together
+fewer than from one refresh to the next."""
+
+
 def gradient_errors(
-    data: FullGraphData,
-    layer: str,
-    settings: Settings,
-    variant: Variant,
-    epochs: int,
-    draws: int,
+    data: FullGraphData, layer: str, settings: Settings, case: Case, epochs: int
 ) -> dict[str, float]:
     """How far gradients with histories are from exact ones.
 
-    The weights are those after ``epochs`` of exact training and stay for the measurement, so that
-    histories hold what these weights give and what is left is the error of the technique: that of
-    missing or doubled gradients, not that of old values. Dropout is off.
+    The weights are those after ``epochs`` of exact training and stay. Dropout is off.
 
     Returns:
-        ``cosine`` of the mean of the gradients of ``draws`` epochs with the exact one, ``bias`` of
-        that mean and ``spread`` of a single one about it, as shares of the exact gradient's norm.
+        ``cosine`` of the mean of the gradients of some epochs with the exact one, ``bias`` of that
+        mean and ``spread`` of a single one about it, as shares of the exact gradient's norm.
     """
-    run = Run(data, layer, variant, seed=0, dropout=0.0)
-    run.net.train()
+    run = Run(data, layer, Variant(case.techniques), seed=0, dropout=0.0)
     optimizer = run.optimizer(settings)
-    for _ in range(epochs):
-        optimizer.zero_grad()
-        run.loss(run.scores(exact=True)).backward()
-        optimizer.step()
-    exact = run.gradient(exact=True)
-    with torch.no_grad():
-        run.scores(exact=True, fills=True)
+    run.net.train()
+    for epoch in range(epochs + 1):
+        if case.age is not None and epoch == epochs - case.age:
+            with torch.no_grad():
+                run.scores(exact=True, fills=True)
+        if epoch < epochs:
+            run.gradient(exact=True)
+            optimizer.step()
+    exact = run.gradient(exact=True).clone()
     found = []
-    for draw in range(draws + 1):
+    for _ in range(NUM_SKIPPED + NUM_DRAWS):
         run.draw_order()
-        gradient = run.gradient(exact=False)
-        if draw:  # the first has no gradients of an epoch before
-            found.append(gradient)
+        found.append(run.gradient(exact=False))
+    found = found[NUM_SKIPPED:]
     mean, norm = torch.stack(found).mean(0), float(exact.norm())
     spread = statistics.mean(float((one - mean).norm()) for one in found)
     return {
@@ -392,18 +414,15 @@ def train_cells(options: argparse.Namespace, sets: Mapping[str, FullGraphData]) 
 
 def measure_gradients(options: argparse.Namespace, sets: Mapping[str, FullGraphData]) -> None:
     """The table of gradients."""
-    results = []
-    for name in options.data:
-        for model, layer in MODELS.items():
-            for epochs in (0, 50):
-                for variant in list(VARIANTS)[1:-1]:
-                    settings, way = SETTINGS[name, layer], VARIANTS[variant]
-                    errors = gradient_errors(sets[name], layer, settings, way, epochs, draws=40)
-                    row = {"data": name, "model": model, "after": epochs, "variant": variant}
-                    results.append({**row, **errors})
-                    keep(options.results, results)
+    results: list[dict[str, Any]] = []
+    for name, model in itertools.product(options.data, options.models):
+        layer = MODELS[model]
+        for case, epochs in itertools.product(CASES, (30, 100)):
+            errors = gradient_errors(sets[name], layer, SETTINGS[name, layer], CASES[case], epochs)
+            results.append({"data": name, "model": model, "case": case, "epochs": epochs, **errors})
+            keep(options.results, results)
     rows = [[f"{v:.3f}" if isinstance(v, float) else str(v) for v in r.values()] for r in results]
-    print(text_table(list(results[0]), rows))
+    print(text_table(list(results[0]), rows, left=["case"]))
 
 
 if __name__ == "__main__":
