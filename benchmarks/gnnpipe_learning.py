@@ -130,6 +130,7 @@ class Run:
         variant: how it is trained.
         seed: of weights, dropout, chunks and their order.
         dropout: probability.
+        depth: number of layers.
     """
 
     def __init__(
@@ -139,10 +140,11 @@ class Run:
         variant: Variant,
         seed: int,
         dropout: float = DROPOUT,
+        depth: int = DEPTH,
     ) -> None:
         torch.manual_seed(seed)
         self.graph: Data = data.graph
-        self.net = NodeNetwork.for_data(data, layer=layer, depth=DEPTH, width=WIDTH, dropout=0.0)
+        self.net = NodeNetwork.for_data(data, layer=layer, depth=depth, width=WIDTH, dropout=0.0)
         self.net.dropout = ByteDropout(dropout, seed)
         self.net.stem = SparseStem(self.net.stem, self.graph.x, self.net.dropout)
         self.variant, edges = variant, self.graph.edge_index
@@ -164,13 +166,13 @@ class Run:
             found: Tensor = self.net(self._placeholder, self.graph.edge_index)
         return found
 
-    def draw_order(self) -> None:
-        """An epoch begins."""
+    def order(self) -> list[int]:
+        """The next order of the chunks."""
         techniques = self.variant.techniques
         if techniques is None or not techniques.shuffle:
-            self.history.begin_epoch(range(NUM_CHUNKS))
-        else:
-            self.history.begin_epoch(torch.randperm(NUM_CHUNKS, generator=self._orders).tolist())
+            return list(range(NUM_CHUNKS))
+        drawn: list[int] = torch.randperm(NUM_CHUNKS, generator=self._orders).tolist()
+        return drawn
 
     def loss(self, scores: Tensor, mask: str = "train_mask") -> Tensor:
         """Mean over the vertices of a mask."""
@@ -196,7 +198,7 @@ class Run:
     def step(self, optimizer: torch.optim.Optimizer) -> float:
         """One epoch; its loss."""
         self.net.train()
-        self.draw_order()
+        self.history.begin_epoch(self.order())
         optimizer.zero_grad()
         loss = self.loss(self.scores(exact=self.variant.techniques is None))
         loss.backward()
@@ -268,31 +270,35 @@ class Case:
     age: int | None = 0
 
 
+HELD = 10**6
+"""No refresh while gradients are measured."""
+
 CASES = {
-    "all techniques, values of these weights": Case(Techniques()),
-    "the same in a fixed order": Case(Techniques(shuffle=False)),
-    "the same, historical gradients": Case(Techniques(historical_gradients=True)),
-    "all techniques, values of the epoch before": Case(Techniques(), 1),
-    "all techniques, values 22 epochs old": Case(Techniques(), REFRESH_EVERY - 1),
-    "all techniques, values are zeros": Case(Techniques(), None),
+    "all techniques, values of these weights": Case(Techniques(True, HELD)),
+    "the same in a fixed order": Case(Techniques(False, HELD)),
+    "the same, historical gradients": Case(Techniques(True, HELD, True)),
+    "all techniques, values of the epoch before": Case(Techniques(True, HELD), 1),
+    "all techniques, values 22 epochs old": Case(Techniques(True, HELD), REFRESH_EVERY - 1),
+    "all techniques, values are zeros": Case(Techniques(True, HELD), None),
 }
-NUM_DRAWS, NUM_SKIPPED = 16, 5
-"""Epochs that are measured, and those before them in which gradients enter the histories; together
-fewer than from one refresh to the next."""
+NUM_PAIRS, NUM_SKIPPED = 256, 2
+"""Pairs of epochs that are measured with one layer (fewer with more), and those before them, in which
+gradients enter the histories."""
 
 
 def gradient_errors(
-    data: FullGraphData, layer: str, settings: Settings, case: Case, epochs: int
+    data: FullGraphData, layer: str, settings: Settings, case: Case, epochs: int, depth: int
 ) -> dict[str, float]:
     """How far gradients with histories are from exact ones.
 
-    The weights are those after ``epochs`` of exact training and stay. Dropout is off.
+    The weights are those after ``epochs`` of exact training and stay. Dropout is off. Orders come
+    in pairs, one and its reverse, so that what is unbiased along one edge has no error in the mean.
 
     Returns:
         ``cosine`` of the mean of the gradients of some epochs with the exact one, ``bias`` of that
         mean and ``spread`` of a single one about it, as shares of the exact gradient's norm.
     """
-    run = Run(data, layer, Variant(case.techniques), seed=0, dropout=0.0)
+    run = Run(data, layer, Variant(case.techniques), seed=0, dropout=0.0, depth=depth)
     optimizer = run.optimizer(settings)
     run.net.train()
     for epoch in range(epochs + 1):
@@ -304,10 +310,12 @@ def gradient_errors(
             optimizer.step()
     exact = run.gradient(exact=True).clone()
     found = []
-    for _ in range(NUM_SKIPPED + NUM_DRAWS):
-        run.draw_order()
-        found.append(run.gradient(exact=False))
-    found = found[NUM_SKIPPED:]
+    for _ in range(NUM_SKIPPED + NUM_PAIRS // depth):
+        order = run.order()
+        for one in (order, order[::-1] if case.techniques.shuffle else order):
+            run.history.begin_epoch(one)
+            found.append(run.gradient(exact=False))
+    found = found[2 * NUM_SKIPPED :]
     mean, norm = torch.stack(found).mean(0), float(exact.norm())
     spread = statistics.mean(float((one - mean).norm()) for one in found)
     return {
@@ -416,10 +424,14 @@ def measure_gradients(options: argparse.Namespace, sets: Mapping[str, FullGraphD
     """The table of gradients."""
     results: list[dict[str, Any]] = []
     for name, model in itertools.product(options.data, options.models):
-        layer = MODELS[model]
-        for case, epochs in itertools.product(CASES, (30, 100)):
-            errors = gradient_errors(sets[name], layer, SETTINGS[name, layer], CASES[case], epochs)
-            results.append({"data": name, "model": model, "case": case, "epochs": epochs, **errors})
+        layer, cases = MODELS[model], list(itertools.product(CASES, (30, 100), (DEPTH,)))
+        cases += [(next(iter(CASES)), 30, depth) for depth in (1, 2, 4, 8)]
+        for case, epochs, depth in cases:
+            errors = gradient_errors(
+                sets[name], layer, SETTINGS[name, layer], CASES[case], epochs, depth
+            )
+            row = {"data": name, "model": model, "layers": depth, "epochs": epochs, "case": case}
+            results.append({**row, **errors})
             keep(options.results, results)
     rows = [[f"{v:.3f}" if isinstance(v, float) else str(v) for v in r.values()] for r in results]
     print(text_table(list(results[0]), rows, left=["case"]))
