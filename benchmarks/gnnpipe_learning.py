@@ -12,20 +12,18 @@ epoch with the best validation accuracy (the lower loss among equals), both exac
 the file is written; a call goes on where the last one ended.
 
     LIGHTNING_GPP_DATA=FOLDER python benchmarks/gnnpipe_learning.py learning.json
-    python benchmarks/gnnpipe_learning.py learning.json --show        # the table of what is there
-    python benchmarks/gnnpipe_learning.py gradients.json --gradients  # bias of gradients
+    python benchmarks/gnnpipe_learning.py learning.json --show        # only the table
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gpp.gnn import Techniques, partition
-from lightning_gpp.gnn.history import REFRESH_EVERY
 from lightning_gpp.recipes.gnn import BlockModel, FullGraphData, NodeNetwork, Planetoid
 from lightning_gpp.text_table import text_table
 
@@ -253,78 +250,6 @@ def cells(
                         yield Cell(name, model, variant, seed)
 
 
-# Gradients ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Case:
-    """What gradients are measured with.
-
-    Attributes:
-        techniques: how histories are used.
-        age: epochs of training that the values in the histories are older than the weights; None
-            if they are zeros.
-    """
-
-    techniques: Techniques
-    age: int | None = 0
-
-
-HELD = 10**6
-"""No refresh while gradients are measured."""
-
-CASES = {
-    "all techniques, values of these weights": Case(Techniques(True, HELD)),
-    "the same in a fixed order": Case(Techniques(False, HELD)),
-    "the same, historical gradients": Case(Techniques(True, HELD, True)),
-    "all techniques, values of the epoch before": Case(Techniques(True, HELD), 1),
-    "all techniques, values 22 epochs old": Case(Techniques(True, HELD), REFRESH_EVERY - 1),
-    "all techniques, values are zeros": Case(Techniques(True, HELD), None),
-}
-NUM_PAIRS, NUM_SKIPPED = 256, 2
-"""Pairs of epochs that are measured with one layer (fewer with more), and those before them, in which
-gradients enter the histories."""
-
-
-def gradient_errors(
-    data: FullGraphData, layer: str, settings: Settings, case: Case, epochs: int, depth: int
-) -> dict[str, float]:
-    """How far gradients with histories are from exact ones.
-
-    The weights are those after ``epochs`` of exact training and stay. Dropout is off. Orders come
-    in pairs, one and its reverse, so that what is unbiased along one edge has no error in the mean.
-
-    Returns:
-        ``cosine`` of the mean of the gradients of some epochs with the exact one, ``bias`` of that
-        mean and ``spread`` of a single one about it, as shares of the exact gradient's norm.
-    """
-    run = Run(data, layer, Variant(case.techniques), seed=0, dropout=0.0, depth=depth)
-    optimizer = run.optimizer(settings)
-    run.net.train()
-    for epoch in range(epochs + 1):
-        if case.age is not None and epoch == epochs - case.age:
-            with torch.no_grad():
-                run.scores(exact=True, fills=True)
-        if epoch < epochs:
-            run.gradient(exact=True)
-            optimizer.step()
-    exact = run.gradient(exact=True).clone()
-    found = []
-    for _ in range(NUM_SKIPPED + NUM_PAIRS // depth):
-        order = run.order()
-        for one in (order, order[::-1] if case.techniques.shuffle else order):
-            run.history.begin_epoch(one)
-            found.append(run.gradient(exact=False))
-    found = found[2 * NUM_SKIPPED :]
-    mean, norm = torch.stack(found).mean(0), float(exact.norm())
-    spread = statistics.mean(float((one - mean).norm()) for one in found)
-    return {
-        "cosine": float(F.cosine_similarity(mean, exact, dim=0)),
-        "bias": float((mean - exact).norm()) / norm,
-        "spread": spread / norm,
-    }
-
-
 # Tables -------------------------------------------------------------------------------------
 
 
@@ -397,18 +322,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--ablation", nargs="*", default=["GCNII"], help="models of the ablation")
-    parser.add_argument("--gradients", action="store_true", help="measure gradients instead")
     parser.add_argument("--show", action="store_true", help="only print what is there")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     sets = data_sets(os.path.join(options.root, "planetoid"))
-    work: Callable[..., None] = measure_gradients if options.gradients else train_cells
-    work(options, sets)
-
-
-def train_cells(options: argparse.Namespace, sets: Mapping[str, FullGraphData]) -> None:
-    """The table of accuracies."""
     results = stored(options.results)
     done = {tuple(r[name] for name in Cell.__dataclass_fields__) for r in results}
     for cell in cells(options.data, options.models, options.ablation, options.seeds):
@@ -418,23 +336,6 @@ def train_cells(options: argparse.Namespace, sets: Mapping[str, FullGraphData]) 
         keep(options.results, results)
         print(results[-1], flush=True)
     show(results)
-
-
-def measure_gradients(options: argparse.Namespace, sets: Mapping[str, FullGraphData]) -> None:
-    """The table of gradients."""
-    results: list[dict[str, Any]] = []
-    for name, model in itertools.product(options.data, options.models):
-        layer, cases = MODELS[model], list(itertools.product(CASES, (30, 100), (DEPTH,)))
-        cases += [(next(iter(CASES)), 30, depth) for depth in (1, 2, 4, 8)]
-        for case, epochs, depth in cases:
-            errors = gradient_errors(
-                sets[name], layer, SETTINGS[name, layer], CASES[case], epochs, depth
-            )
-            row = {"data": name, "model": model, "layers": depth, "epochs": epochs, "case": case}
-            results.append({**row, **errors})
-            keep(options.results, results)
-    rows = [[f"{v:.3f}" if isinstance(v, float) else str(v) for v in r.values()] for r in results]
-    print(text_table(list(results[0]), rows, left=["case"]))
 
 
 if __name__ == "__main__":
