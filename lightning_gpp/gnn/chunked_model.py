@@ -262,14 +262,13 @@ class ChunkedModel:
         chunk: int | None,
     ) -> Any:
         """A value that leaves a stage."""
+        if name in given:  # it is only handed on
+            return given[name]
         what = self.in_ways.values.get(name)
         if what is None and name in self.model.producer:
             return self._join(name, graph, given, passes, chunk)
         if what is None:
-            found = passes[min(passes)]
-            return graph.value(graph.node[name], found)
-        if name in given:
-            return given[name]
+            return graph.value(graph.node[name], passes[min(passes)])
         found = passes[what.way]
         value = graph.value(graph.node[what.name], found)
         return value if what.reader is None else _chosen(value, found.rows.sent[what.reader])

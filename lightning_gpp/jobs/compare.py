@@ -19,10 +19,12 @@ from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import written_to
 from lightning_gpp.jobs.options import as_limit_s, as_list
 from lightning_gpp.jobs.policies import compare_policies
+from lightning_gpp.jobs.problem.full_graph_problem import full_graph_planner
 from lightning_gpp.jobs.problem.problem import policy_of
-from lightning_gpp.jobs.problem.problem_of import problem_of
+from lightning_gpp.jobs.problem.problem_of import full_graph_problem_of, problem_of
 from lightning_gpp.jobs.search.searched import check_planner, search_within
 from lightning_gpp.jobs.sweeps.swept_job import split_override
+from lightning_gpp.jobs.ways import compare_ways
 from lightning_gpp.planner import PLANNERS
 from lightning_gpp.reports.plan.describe import describe_source
 
@@ -30,13 +32,17 @@ from lightning_gpp.reports.plan.describe import describe_source
 def run(config: DictConfig, folder: Path) -> dict[str, float]:
     """Prints the table, and writes ``compare.json`` and ``compare.csv``.
 
-    Where the schedule does not drain it compares policies of weights: :mod:`.policies`.
+    Where the schedule does not drain it compares policies of weights: :mod:`.policies`; where the
+    model is called with one graph, numbers of ways: :mod:`.ways`.
 
     Returns:
         The throughput of every planner that found a plan, in samples per second, by its name.
     """
     if policy_of(config) is not None:
         return compare_policies(config, folder)
+    one_graph = full_graph_problem_of(config, folder)
+    if one_graph is not None:
+        return compare_ways(one_graph, full_graph_planner(config), folder)
     names = planners(config)
     limit_s = as_limit_s("job.limit_s", config.job.limit_s)
     problem = problem_of(config, folder)

@@ -92,6 +92,8 @@ def chosen_plan(config: DictConfig, problem: PlanningProblem) -> Chosen:
     by_hand = strategy_option(config, "plan")
     if by_hand is not None:
         return _by_hand(resolve_plan(by_hand, request.graph), problem)
+    if problem.plan is not None:
+        return _by_hand(problem.plan, problem)
     searched = search(chosen_planner(config), request, problem.schedule)
     found = searched.evaluation
     if found is None:

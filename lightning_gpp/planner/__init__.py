@@ -14,12 +14,12 @@ from lightning_gpp.planner.make_plan import PLANNERS, answer, ask, make_plan, pl
 from lightning_gpp.planner.plan.manual import PlanLike, resolve_plan
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
-from lightning_gpp.planner.plan.plan_in_ways import first_way, plan_in_ways
 from lightning_gpp.planner.plan.plan_json import load_plan, plan_from_json, plan_to_json, save_plan
 from lightning_gpp.planner.plan.validate import validate_plan
 from lightning_gpp.planner.schedule_choice import Answered, ask_scheduled, choose_schedule
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below, evaluate_plan
 from lightning_gpp.planner.units.units import num_separable
+from lightning_gpp.planner.ways.plan_in_ways import first_way, plan_in_ways
 
 __all__ = [
     "PLANNERS",

@@ -49,6 +49,11 @@ class ListSchedule:
         self._free = [0] * num_devices
         self._ready = [0] * num_works
 
+    @property
+    def end(self) -> int:
+        """When the last device is done."""
+        return max(self._free, default=0)
+
     def add(self, queues: Queues) -> None:
         """Appends the work of some queues to the orders of their devices.
 

@@ -8,12 +8,16 @@ the device: all forwards are merged before any backward, also those that could s
 
 Of several actions that can start at once, a device runs the backward first, then the lower
 micro-batch, then the later stage. Where all forwards come first it runs the most urgent one: if one
-unit after the other is to be done after one unit of time each, the last unit of a micro-batch says
-when it is due, and the way that it has still to go (:mod:`.ways`) how much earlier it has to start.
+unit after the other is to be done at some pace, the last unit of a micro-batch says when it is due,
+and the way that it has still to go (:mod:`.ways`) how much earlier it has to start. Of two paces,
+one unit of time and what the busiest device needs, the one that ends earlier is taken: the first
+keeps later devices fed where stages take turns on them, the second lets a device with many stages
+finish what it has begun.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -208,13 +212,11 @@ def merge_queues(
     """
     works = [queue.works() for queue in queues]
     units = _units(queues, works, num_works)
-    urgency = _urgency(queues, works, ways, num_works)
     missing = [0] * num_works
     users: list[list[int]] = [[] for _ in range(num_works)]
     for user, needed in needs:
         missing[user] += 1
         users[needed].append(user)
-    merged = ListSchedule(num_devices, num_works)
     devices = [queue.device for queue in queues]
     halves = [works]
     if ways is not None:
@@ -225,9 +227,14 @@ def merge_queues(
             ]
             for is_back in (False, True)
         ]
-    for numbers in halves:
-        merged.add(Queues(numbers, devices, units, urgency, missing, users))
-    return merged.lines
+    found: list[ListSchedule] = []
+    for pace in _paces(queues) if ways is not None else (1,):
+        urgency = _urgency(queues, works, ways, num_works, pace)
+        left = missing.copy()
+        found.append(ListSchedule(num_devices, num_works))
+        for numbers in halves:
+            found[-1].add(Queues(numbers, devices, units, urgency, left, users))
+    return min(found, key=lambda merged: merged.end).lines
 
 
 def _units(
@@ -247,6 +254,7 @@ def _urgency(
     works: Sequence[Sequence[int]],
     ways: Ways | None,
     num_works: int,
+    pace: int,
 ) -> list[int]:
     """The keys by which one of several pieces of work goes first, as whole numbers."""
     num_queues = len(queues)
@@ -256,15 +264,26 @@ def _urgency(
         behind = 0, 0
         if ways is not None and place != -1:
             behind = int(ways.forward[position]), int(ways.backward[position])
+        done = [0, 0]  # forwards and backwards; a schedule may have these in reverse
         for step, number in zip(queue.steps, works[position]):
-            microbatch = step if step >= 0 else ~step
-            first = int(step >= 0)
+            is_back = step < 0
+            turn_of = done[is_back]
+            done[is_back] += 1
+            first = int(not is_back)
             if ways is not None:
-                way = behind[step < 0]
-                first = microbatch * queue.piece + queue.start + queue.units - way
-            key = (first * num_works + microbatch) * (num_queues + 2) + num_queues - place
+                last = turn_of * queue.piece + queue.start + queue.units
+                first = last * pace - behind[is_back]
+            key = (first * num_works + turn_of) * (num_queues + 2) + num_queues - place
             found[number] = key
     return found
+
+
+def _paces(queues: Sequence[StageQueue]) -> list[int]:
+    """Units of time after which one unit may follow the other: one, or what a device needs."""
+    busy: dict[int, float] = {}
+    for queue in queues[:-1]:
+        busy[queue.device] = busy.get(queue.device, 0.0) + queue.units / queue.piece
+    return sorted({1, math.ceil(max(busy.values()))})
 
 
 def dependencies(program: Program, action: Action) -> Iterator[Action]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from lightning_gpp.workloads.full_graph import FullGraphWorkload, full_graph
 from lightning_gpp.workloads.pipedream_profile import read_pipedream_profile
 from lightning_gpp.workloads.piper_format import read_piper_instance
 from lightning_gpp.workloads.piper_instance import PiperEdge, PiperInstance, PiperOperator, Tmpc
@@ -12,12 +13,19 @@ from lightning_gpp.workloads.transformers import mmt, transformer
 from lightning_gpp.workloads.workload import Workload
 
 WORKLOADS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
-    {"mmt": mmt, "dlrm": dlrm, "candle_uno": candle_uno, "transformer": transformer}
+    {
+        "mmt": mmt,
+        "dlrm": dlrm,
+        "candle_uno": candle_uno,
+        "transformer": transformer,
+        "full_graph": full_graph,
+    }
 )
 """Models of papers by name; their keyword arguments are the options."""
 
 __all__ = [
     "WORKLOADS",
+    "FullGraphWorkload",
     "PiperEdge",
     "PiperInstance",
     "PiperOperator",
@@ -25,6 +33,7 @@ __all__ = [
     "Workload",
     "candle_uno",
     "dlrm",
+    "full_graph",
     "mmt",
     "read_pipedream_profile",
     "read_piper_instance",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,6 +80,29 @@ class FullGraphJob:
     module: Any = NodeClassifier
     graph: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 8
+
+
+def sent_bytes(job: FullGraphJob, strategy: Mapping[str, Any], num_ranks: int) -> float:
+    """Bytes of all messages between ranks in the third step; on rank 0."""
+    from lightning_gpp import TimelineCallback
+    from lightning_gpp.strategy import GNNPipeStrategy
+
+    module, graph = job.module().double(), random_graph(**job.graph)
+    loader = DataLoader([graph], batch_size=None)  # type: ignore[arg-type]
+    with quiet(), tempfile.TemporaryDirectory() as folder:
+        callback = TimelineCallback([2], dirpath=folder)
+        trainer = lp.Trainer(
+            strategy=GNNPipeStrategy(timeout=60.0, **strategy),
+            devices=num_ranks,
+            max_epochs=3,
+            callbacks=[callback],
+            **DEFAULTS,
+        )
+        trainer.fit(module, loader)
+    if trainer.global_rank:
+        return 0.0
+    messages = list(callback.timelines[2].messages())
+    return sum(sent.size_bytes or 0 for sent, _ in messages)
 
 
 def fit(

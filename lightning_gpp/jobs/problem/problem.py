@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.jobs.options import as_text
-from lightning_gpp.planner import PlanRequest
+from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.planner.base import HeldVersions
 from lightning_gpp.schedule import ONE_F_ONE_B, find_schedule
 from lightning_gpp.text_table import wrapped
@@ -31,6 +31,7 @@ class PlanningProblem:
             schedule of the question plays no part.
         notes: what else to know, such as that a cache was used.
         uses_all_devices: whether no device may stay idle, as training has it by default.
+        plan: the answer, where the question was put with it; None leaves it to the planner.
     """
 
     name: str
@@ -39,6 +40,7 @@ class PlanningProblem:
     schedule: str | None = None
     notes: tuple[str, ...] = ()
     uses_all_devices: bool = False
+    plan: Plan | None = None
 
     def describe(self, *, max_width: int = 100) -> str:
         """What is planned, for which devices, and where it is from."""

@@ -9,8 +9,15 @@ from omegaconf import DictConfig
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.jobs.options import as_mapping, as_text
+from lightning_gpp.jobs.problem.full_graph_problem import (
+    FullGraphProblem,
+    full_graph_planner,
+    is_full_graph,
+    workload_in_ways,
+)
 from lightning_gpp.jobs.problem.problem import PlanningProblem, policy_of, with_policy
 from lightning_gpp.jobs.problem.workload_problem import workload_of, workload_problem
+from lightning_gpp.workloads import WORKLOADS, FullGraphWorkload, Workload
 
 
 def problem_of(config: DictConfig, folder: Path) -> PlanningProblem:
@@ -26,7 +33,34 @@ def problem_of(config: DictConfig, folder: Path) -> PlanningProblem:
         ValueError: a file is missing or broken, a name is unknown, or the numbers make no sense.
     """
     policy = policy_of(config)  # says what is wrong before a recipe is captured
+    one_graph = full_graph_problem_of(config, folder)
+    if one_graph is not None:
+        return one_graph.planned(full_graph_planner(config))
     return with_policy(problem_without_policy(config, folder), policy)
+
+
+def full_graph_problem_of(config: DictConfig, folder: Path) -> FullGraphProblem | None:
+    """The problem of a model on one graph; None where it is none.
+
+    Args:
+        config: of the run.
+        folder: as in :func:`problem_of`.
+
+    Raises:
+        ValueError: likewise.
+    """
+    cluster: Cluster = instantiate(config.cluster)
+    if config.graph in WORKLOADS:
+        workload = _workload_of(config)
+        if isinstance(workload, FullGraphWorkload):
+            return workload_in_ways(workload, cluster, config)
+        return None
+    if config.graph is None and is_full_graph(config):
+        # Imports torch and Lightning, which graphs of files do not need.
+        from lightning_gpp.jobs.problem.full_graph_recipe import recipe_in_ways
+
+        return recipe_in_ways(config, cluster, folder)
+    return None
 
 
 def problem_without_policy(config: DictConfig, folder: Path) -> PlanningProblem:
@@ -45,6 +79,9 @@ def problem_without_policy(config: DictConfig, folder: Path) -> PlanningProblem:
         from lightning_gpp.jobs.problem.recipe_problem import recipe_problem
 
         return recipe_problem(config, cluster, folder)
+    return workload_problem(_workload_of(config), cluster, config)
+
+
+def _workload_of(config: DictConfig) -> Workload:
     graph = as_text("graph", config.graph) or ""
-    workload = workload_of(graph, options=as_mapping("graph_options", config.graph_options))
-    return workload_problem(workload, cluster, config)
+    return workload_of(graph, options=as_mapping("graph_options", config.graph_options))

@@ -47,11 +47,13 @@ class _SeenError(Exception):
     """Ends a training that has shown what it was asked for."""
 
 
-class _Look:
+class Look:
     """What the first step of a training shows."""
 
     def __init__(self) -> None:
         self.minibatch_size = 0
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
         self.captured: CapturedModel | None = None
         self.costs: Costs | None = None
         self.notes: tuple[str, ...] = ()
@@ -71,8 +73,8 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     asked = config.num_microbatches
     if asked is None:
         asked = strategy_option(config, "num_microbatches")
-    with _threads_of_one_of(cluster):
-        look = _look(config, asked or default_microbatches(cluster.num_devices))
+    with threads_of_one_of(cluster):
+        look = look_at(config, asked or default_microbatches(cluster.num_devices))
     assert look.captured is not None and look.costs is not None
     save_graph(look.captured.graph, look.costs, folder)
     request = plan_request(
@@ -93,7 +95,7 @@ def recipe_problem(config: DictConfig, cluster: Cluster, folder: Path) -> Planni
     )
     fills = strategy_option(config, "use_all_devices") is not False
     problem = PlanningProblem(
-        _name(config), source, request, schedule, look.notes, uses_all_devices=fills
+        module_name(config), source, request, schedule, look.notes, uses_all_devices=fills
     )
     given = resolve_costs(as_text("costs", config.costs) or strategy_option(config, "costs"))
     if given is None:
@@ -118,7 +120,7 @@ def _cache(config: DictConfig) -> CacheLike:
 
 
 @contextlib.contextmanager
-def _threads_of_one_of(cluster: Cluster) -> Iterator[None]:
+def threads_of_one_of(cluster: Cluster) -> Iterator[None]:
     """Gives torch the cores that one of the cluster's processes would have on this machine."""
     before = torch.get_num_threads()
     if CPU in cluster.kinds:
@@ -129,14 +131,20 @@ def _threads_of_one_of(cluster: Cluster) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _name(config: DictConfig) -> str:
+def module_name(config: DictConfig) -> str:
     """The class of the module."""
     parts: list[str] = config.recipe.module._target_.split(".")
     return next((part for part in parts if part[:1].isupper()), parts[-1])
 
 
-def _look(config: DictConfig, num_microbatches: int) -> _Look:
-    """Trains on one device up to the first call of the pipelined forward."""
+def look_at(config: DictConfig, num_microbatches: int | None) -> Look:
+    """Trains on one device up to the first call of the pipelined forward.
+
+    Args:
+        config: of the run.
+        num_microbatches: of which the first one is looked at, and measured; None for the batch as
+            a whole, and nothing measured.
+    """
     QuietConsole()
     module, data = build_recipe(config)
     trainer: Trainer = instantiate(
@@ -151,13 +159,15 @@ def _look(config: DictConfig, num_microbatches: int) -> _Look:
         enable_progress_bar=False,
     )
     target = pipelined_module(module, strategy_option(config, "module"))
-    look = _Look()
-    step = _small_step(module, look, num_microbatches)
+    look = Look()
+    step = module.training_step
+    if num_microbatches is not None:
+        step = _small_step(module, look, num_microbatches)
     forward = _watched_forward(
         target,
         look,
         leaf_modules=strategy_option(config, "leaf_modules") or (),
-        cache=_cache(config),
+        cache=None if num_microbatches is None else _cache(config),
     )
     with (
         instance_attribute(module, "training_step", step),
@@ -173,7 +183,7 @@ def _look(config: DictConfig, num_microbatches: int) -> _Look:
     )
 
 
-def _small_step(module: LightningModule, look: _Look, num_microbatches: int) -> Callable[..., Any]:
+def _small_step(module: LightningModule, look: Look, num_microbatches: int) -> Callable[..., Any]:
     """The module's step on the first micro-batch of a batch."""
     whole_step = module.training_step
 
@@ -195,15 +205,17 @@ def _costs(
 
 
 def _watched_forward(
-    target: nn.Module, look: _Look, leaf_modules: Any, cache: CacheLike
+    target: nn.Module, look: Look, leaf_modules: Any, cache: CacheLike | None
 ) -> Callable[..., Any]:
-    """A forward that captures and profiles the module and ends the training."""
+    """A forward that captures the module, profiles it if there is a cache, and ends training."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         own = target.__dict__.pop("forward")
         try:
+            look.args, look.kwargs = args, kwargs
             look.captured = capture(target, args, kwargs, leaf_modules=tuple(leaf_modules))
-            look.costs, look.notes = _costs(look.captured, args, kwargs, cache)
+            if cache is not None:
+                look.costs, look.notes = _costs(look.captured, args, kwargs, cache)
         finally:
             target.__dict__["forward"] = own
         raise _SeenError

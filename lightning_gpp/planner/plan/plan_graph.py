@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lightning_gpp.graph import FEED, ModelGraph, StageEdge, StageGraph, stage_graph
+from lightning_gpp.graph.relays import relayed
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.schedule import Program, build_program, find_schedule
 from lightning_gpp.schedule.ways import Ways, longest_ways
@@ -175,7 +176,8 @@ def plan_graph(plan: Plan, graph: ModelGraph) -> PlanGraph:
         operators.append(())
         devices.append(last.devices[:1])
         shares.append((last.microbatch_multiple,))
-    stages = stage_graph(graph, operators)
+    homes = list(zip(devices, shares, strict=True))
+    stages = relayed(stage_graph(graph, operators), graph, homes)
     if plan.is_chain:
         stages = chained(stages)
     return PlanGraph(stages, tuple(devices), tuple(shares))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.full_graph import FullGraphJob, NodeClassifier, fit, random_graph
+from helpers.full_graph import FullGraphJob, NodeClassifier, fit, random_graph, sent_bytes
 from helpers.history_reference import Reference, dense
 from helpers.workers import WorkerPool
 from torch import Tensor
@@ -150,3 +150,35 @@ def test_histories_may_begin_with_an_exact_pass(pool: WorkerPool, ways: int) -> 
     )
     torch.testing.assert_close(exact, expected, rtol=0, atol=1e-12)
     assert float((zeros - expected).abs().max()) > 1e-3
+
+
+WIDTH, NUM_CLASSES, ITEM_BYTES = 6, 3, 8
+BY_HAND = [
+    ["net.stem", "net.convs.0", "net.convs.1"],
+    ["net.convs.2", "net.convs.3", "net.head"],
+]
+
+
+@pytest.mark.parametrize(("kind", "num_values"), [("gcn", 1), ("gcn2", 2)])
+def test_a_pipeline_sends_the_rows_at_its_border(
+    pool: WorkerPool, kind: str, num_values: int
+) -> None:
+    """Forth and back, with h⁰ of GCNII; and the scores from the last stage, which is on rank 0."""
+    job = FullGraphJob(partial(NodeClassifier, kind))
+    strategy = {"chunks": 5, "seed": SEED, "plan": BY_HAND}
+    found = pool.run(sent_bytes, job, strategy, 2, num_ranks=2)[0]
+    num_vertices = random_graph().num_nodes
+    assert found == 2 * ITEM_BYTES * num_vertices * WIDTH * num_values
+
+
+@pytest.mark.parametrize(("ways", "mode"), [(2, "historical"), (3, "exact")])
+def test_ways_send_the_rows_of_mirrors(pool: WorkerPool, ways: int, mode: str) -> None:
+    """Forth and back before every layer, and once the scores of the others."""
+    job, chunks = FullGraphJob(partial(NodeClassifier, "gcn")), 1 if mode == "exact" else 3
+    strategy = {"chunks": chunks, "ways": ways, "mode": mode, "seed": SEED}
+    found = pool.run(sent_bytes, job, strategy, ways, num_ranks=ways)[0]
+    graph = random_graph()
+    divided = partition(graph.edge_index, graph.num_nodes, chunks, SEED, ways)
+    mirrors, rows = divided.shares.mirrors, divided.shares.rows
+    num_rows = 4 * WIDTH * sum(mirrors.values()) + NUM_CLASSES * sum(rows[1:])
+    assert found == 2 * ITEM_BYTES * num_rows

@@ -132,7 +132,7 @@ def test_names_are_not_empty():
         literal_graph({"": "x"})
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", sorted(WORKLOADS.keys() - {"full_graph"}))
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "many"])
 def test_models_of_papers_have_samples(name, wrong):
     with pytest.raises(ValueError, match=f"samples_per_device must be .*got {wrong!r}"):

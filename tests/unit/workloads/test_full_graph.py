@@ -1,0 +1,93 @@
+"""Networks on one graph as workloads: what pipelines and ways exchange, and bad input."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_gpp.cluster import uniform_cluster
+from lightning_gpp.cost import roofline_costs
+from lightning_gpp.cost.estimate import NOMINAL_KIND
+from lightning_gpp.planner import PlanRequest, plan_request
+from lightning_gpp.planner.ways.answers import WaysAnswer, WaysQuestion, answer_ways
+from lightning_gpp.schedule import GPIPE_REVERSED
+from lightning_gpp.simulate import TaskKind, simulate_plan
+from lightning_gpp.workloads import FullGraphWorkload, full_graph
+
+GIB = 2**30
+REDDIT_MIRRORS = 608_200
+"""Over eight ways, as GNNPipe's volumes say."""
+
+
+def answered(workload: FullGraphWorkload, ways: int, num_devices: int = 8) -> WaysAnswer:
+    """The balanced plan for a number of ways."""
+    model, works = workload.in_ways(ways)
+    chunks = 1 if ways == num_devices else 4 * num_devices // ways
+    num_vertices = workload.samples_per_device
+    request: PlanRequest = plan_request(
+        model.graph,
+        uniform_cluster(num_devices, kind="estimated"),
+        minibatch_size=num_vertices,
+        costs=roofline_costs(works, [NOMINAL_KIND], [num_vertices / chunks]),
+        num_microbatches=chunks,
+        schedule=GPIPE_REVERSED.name,
+        max_replicas=1,
+    )
+    (found,) = answer_ways([WaysQuestion(request, model)], "balanced")
+    return found
+
+
+def sent_bytes(found: WaysAnswer) -> float:
+    """Bytes of the messages of a simulated epoch."""
+    tasks = simulate_plan(found.plan, found.question.request).tasks
+    return sum(task.size_bytes or 0 for task in tasks if task.kind is TaskKind.TRANSFER)
+
+
+@pytest.mark.parametrize(("layer", "expected_gib"), [("gcn", 1.215), ("gcn2", 2.430)])
+def test_a_pipeline_sends_what_was_published(layer: str, expected_gib: float) -> None:
+    """GNNPipe's logs, Reddit on eight devices: 2 V H (S - 1), and twice that with h⁰."""
+    found = answered(full_graph(layer=layer, mirrors=REDDIT_MIRRORS, num_classes=41), 1)
+    assert found.message_bytes / GIB == pytest.approx(expected_gib, abs=5e-4)
+    assert sent_bytes(found) == pytest.approx(found.message_bytes, rel=1e-9)
+
+
+def test_graph_parallelism_sends_mirrors_before_every_layer() -> None:
+    """And at the end the classes of the other ways' vertices."""
+    workload = full_graph(layer="gcn", mirrors=REDDIT_MIRRORS, num_classes=41)
+    found = answered(workload, 8)
+    mirrors = 56 * round(REDDIT_MIRRORS / 56)
+    others = sum(workload.shares(8).rows[1:])
+    assert found.message_bytes == 2 * 4 * (32 * 100 * mirrors + 41 * others)
+    assert sent_bytes(found) == pytest.approx(found.message_bytes, rel=1e-9)
+
+
+def test_a_hybrid_sends_both() -> None:
+    workload = full_graph(layer="gcn2", mirrors=REDDIT_MIRRORS, num_classes=41)
+    found = answered(workload, 2)
+    num_vertices, shares = workload.samples_per_device, workload.shares(2)
+    mirrors = sum(shares.mirrors.values())
+    rows = 100 * (32 * mirrors + 2 * 3 * num_vertices)  # h and h⁰ go over three borders
+    assert found.message_bytes == 2 * 4 * (rows + 41 * shares.rows[1])
+    assert sent_bytes(found) == pytest.approx(found.message_bytes, rel=1e-9)
+
+
+def test_mirrors_of_other_numbers_of_ways() -> None:
+    """As known; none without others; more ways have more of them, each vertex fewer readers."""
+    workload = full_graph(1000, 8000, mirrors=2100)
+    assert workload.mirrors_of(8) == pytest.approx(2100)
+    assert workload.mirrors_of(1) == 0
+    per_pair = [workload.mirrors_of(ways) / (ways - 1) for ways in (2, 4, 8)]
+    assert sorted(per_pair, reverse=True) == per_pair
+    assert workload.mirrors_of(2) < 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"layer": "transformer"}, "unknown layer 'transformer'; expected one of gcn, sage"),
+        ({"num_vertices": 0}, "num_vertices must be"),
+        ({"num_vertices": 10, "num_edges": 20, "mirrors": 80}, "at most 7 other ways, got"),
+    ],
+)
+def test_bad_numbers_are_refused(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        full_graph(**options)  # type: ignore[arg-type]
