@@ -10,6 +10,7 @@ from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import CheckpointIO, Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from lightning_gpp.strategy.gnnpipe import GNNPipeStrategy
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 
 
@@ -23,28 +24,32 @@ def single_device(
 ) -> SingleDeviceStrategy:
     """Lightning's own strategy for one device; options of a pipeline are taken and not used.
 
-    So a configuration written for :class:`~lightning_gpp.GraphPipeStrategy` trains on one device
-    by exchanging the strategy alone, with its micro-batches and plan left in place.
+    So a configuration written for :class:`~lightning_gpp.GraphPipeStrategy` or
+    :class:`~lightning_gpp.GNNPipeStrategy` trains on one device by exchanging the strategy alone,
+    with its micro-batches, chunks and plan left in place.
 
     Args:
         device: where to train.
         accelerator: as in Lightning.
         checkpoint_io: as in Lightning.
         precision_plugin: as in Lightning.
-        **pipeline_options: any further options of ``GraphPipeStrategy``.
+        **pipeline_options: any further options of the two.
 
     Raises:
-        TypeError: an option that ``GraphPipeStrategy`` does not have.
+        TypeError: an option that neither has.
 
     >>> single_device(num_microbatches=8).root_device
     device(type='cpu')
     """
-    known = inspect.signature(GraphPipeStrategy).parameters
+    known = {
+        **inspect.signature(GraphPipeStrategy).parameters,
+        **inspect.signature(GNNPipeStrategy).parameters,
+    }
     unknown = [name for name in pipeline_options if name not in known]
     if unknown:
         raise TypeError(
-            f"single_device got {', '.join(unknown)}, which is no option of GraphPipeStrategy "
-            f"either; it has {', '.join(known)}"
+            f"single_device got {', '.join(unknown)}, which is no option of GraphPipeStrategy or "
+            f"GNNPipeStrategy either; they have {', '.join(known)}"
         )
     return SingleDeviceStrategy(
         device, accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin

@@ -125,7 +125,7 @@ class GraphNetwork(LightningModule):
         if not hasattr(data, "graphs"):
             raise TypeError(
                 f"the recipe gnn got data of type {type(data).__name__}; expected data=motifs, "
-                "data=tu, data=sbm or data=planetoid"
+                "data=tu, or one graph: data=sbm, planetoid, coauthor, flickr, reddit or squirrel"
             )
         return cls(data.num_features, data.num_classes, **options)
 

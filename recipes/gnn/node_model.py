@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,19 +18,24 @@ if TYPE_CHECKING:
     from .data import GraphData
 
 GCN2 = "gcn2"
+RESIDUAL = "resgcn"
+
+NODE_LAYERS = MappingProxyType({**LAYERS, RESIDUAL: LAYERS["sage"]})
+"""Name -> (width, number of the layer from 1) -> layer, of :class:`NodeNetwork`."""
 
 
 class NodeNetwork(LightningModule):
     """Predicts the class of every vertex of one graph.
 
-    GCNII (``"gcn2"``; arXiv 2007.02133) as published: dropout, layer, ReLU, the first features in
-    every layer. The others in the order of ResGCN+ (arXiv 2006.07739): LayerNorm, ReLU, dropout,
-    layer, and what went in added.
+    Every layer is dropout, graph convolution and ReLU; GCNII (``"gcn2"``; arXiv 2007.02133) takes
+    the first features into each. ResGCN+ (``"resgcn"``; arXiv 2006.07739) has another order:
+    LayerNorm, ReLU, dropout, GraphSAGE's convolution with the mean, and what went in added. Of the
+    published ones only these two are any good with many layers.
 
     Args:
         num_features: of a vertex.
         num_classes: of vertices.
-        layer: ``"gcn"``, ``"sage"``, ``"gin"``, ``"gat"`` or ``"gcn2"``.
+        layer: ``"gcn"``, ``"sage"``, ``"gin"``, ``"gat"``, ``"gcn2"`` or ``"resgcn"``.
         depth: number of layers.
         width: features of a vertex inside.
         dropout: probability of dropping a feature before each layer.
@@ -56,16 +62,16 @@ class NodeNetwork(LightningModule):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__()
-        if layer not in LAYERS:
-            raise ValueError(f"layer is {layer!r}; expected one of {', '.join(LAYERS)}")
+        if layer not in NODE_LAYERS:
+            raise ValueError(f"layer is {layer!r}; expected one of {', '.join(NODE_LAYERS)}")
         if layer == "gat" and width % GAT_HEADS:
             raise ValueError(f"width must be a multiple of {GAT_HEADS} heads for gat, got {width}")
         self.save_hyperparameters()
         self.layer = layer
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.stem = nn.Linear(num_features, width)
-        self.convs = nn.ModuleList(LAYERS[layer](width, 1 + index) for index in range(depth))
-        num_norms = 0 if layer == GCN2 else depth
+        self.convs = nn.ModuleList(NODE_LAYERS[layer](width, 1 + index) for index in range(depth))
+        num_norms = depth if layer == RESIDUAL else 0
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(num_norms))
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(width, num_classes)
@@ -79,10 +85,12 @@ class NodeNetwork(LightningModule):
         """Logits, a row per vertex."""
         first = h = self.stem(self.dropout(x)).relu()
         for index, conv in enumerate(self.convs):
-            if self.layer == GCN2:
+            if self.layer == RESIDUAL:
+                h = h + conv(self.dropout(self.norms[index](h).relu()), edge_index)
+            elif self.layer == GCN2:
                 h = conv(self.dropout(h), first, edge_index).relu()
             else:
-                h = h + conv(self.dropout(self.norms[index](h).relu()), edge_index)
+                h = conv(self.dropout(h), edge_index).relu()
         logits: Tensor = self.head(self.dropout(h))
         return logits
 

@@ -12,10 +12,11 @@ from graph_files import write_small_graphs
 from hydra import compose, initialize_config_module
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import instantiate
+from node_files import write_all_node_files
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.recipes.dlrm import DLRM, Adult, Clicks
-from lightning_gpp.recipes.gnn import GraphNetwork, Motifs, TUFiles
+from lightning_gpp.recipes.gnn import BlockModel, GraphNetwork, Motifs, NodeNetwork, TUFiles
 from lightning_gpp.recipes.multimodal import Digits, MultimodalClassifier, MultipleFeatures
 
 CONFIGS = importlib.resources.files("lightning_gpp.configs")
@@ -28,6 +29,9 @@ CHOICES = sorted(
 )
 NEEDED_BY = {f"data={name}": ("recipe=dlrm",) for name in ("adult", "clicks", "criteo", "dlrm")}
 NEEDED_BY |= {f"data={name}": ("recipe=gnn",) for name in ("gnn", "motifs", "tu")}
+NODE_DATA = ("coauthor", "flickr", "planetoid", "reddit", "sbm", "squirrel")
+"""Data that are one graph."""
+NEEDED_BY |= {f"data={name}": ("recipe=gnn",) for name in NODE_DATA}
 NEEDED_BY |= {
     f"cluster={name}": ("job=plan",)
     for name in ("cpu", "dgx_a100", "dgx_h100", "summit", "uniform")
@@ -38,7 +42,9 @@ MODULE_OF = {
     "recipe=dlrm": DLRM,
     "recipe=gnn": GraphNetwork,
     "recipe=multimodal": MultimodalClassifier,
+    **{f"data={name}": NodeNetwork for name in NODE_DATA},
 }
+"""Whichever of these comes first among the choices says what the module is."""
 
 
 def composed(*overrides: str) -> DictConfig:
@@ -62,11 +68,12 @@ def test_choice_composes_and_instantiates(
 ) -> None:
     write_small_tables(tmp_path)
     write_small_graphs(tmp_path)
+    write_all_node_files(tmp_path)
     monkeypatch.setenv("LIGHTNING_GPP_DATA", str(tmp_path))
     config = composed(choice, *NEEDED_BY.get(choice, ()))
     assert resolved(config)
     module = instantiate(config.recipe.module, instantiate(config.data))
-    given = [item for item in (choice, *NEEDED_BY.get(choice, ())) if item.startswith("recipe=")]
+    given = [item for item in (choice, *NEEDED_BY.get(choice, ())) if item in MODULE_OF]
     assert type(module) is MODULE_OF[given[0] if given else "recipe=multimodal"]
 
 
@@ -119,6 +126,13 @@ def test_dlrm_configs_say_what_the_classes_say() -> None:
     assert dict(module.hparams) == dict(DLRM.for_data(Clicks()).hparams)
     options = ("num_samples", "bag_length", "seed", "batch_size", "validation_fraction")
     assert all(getattr(data, name) == getattr(Clicks(), name) for name in options)
+
+
+def test_block_model_config_says_what_the_class_says() -> None:
+    data, plain = instantiate(composed("recipe=gnn", "data=sbm").data), BlockModel()
+    options = ("num_vertices", "num_edges", "num_blocks", "shown", "within", "exponent")
+    options += ("train_fraction", "seed")
+    assert all(getattr(data, name) == getattr(plain, name) for name in options)
 
 
 def test_gnn_configs_say_what_the_classes_say() -> None:

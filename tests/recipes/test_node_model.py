@@ -1,0 +1,126 @@
+"""The recipe's network on one graph in plain Lightning, on one device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Trainer, seed_everything
+
+pytest.importorskip("torch_geometric")
+
+from lightning_gpp.recipes.gnn import BlockModel, GraphNetwork, Motifs, NodeNetwork, network_for
+from lightning_gpp.recipes.gnn.node_model import NODE_LAYERS
+from lightning_gpp.recipes.multimodal import Digits
+
+
+@pytest.fixture(scope="module")
+def blocks() -> BlockModel:
+    return BlockModel(120, 600, num_classes=3)
+
+
+@pytest.mark.parametrize("layer", NODE_LAYERS)
+def test_shapes_and_gradients(blocks: BlockModel, layer: str) -> None:
+    model = NodeNetwork.for_data(blocks, layer=layer, depth=2, width=8, dropout=0.0)
+    out = model(blocks.graph.x, blocks.graph.edge_index)
+    assert out.shape == (120, 3)
+    out.square().sum().backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not without
+
+
+def test_residual_layers_add_to_what_goes_in(blocks: BlockModel) -> None:
+    """With layers that give nothing, the head sees the stem; and they see LayerNorm and ReLU."""
+    model = NodeNetwork.for_data(blocks, layer="resgcn", depth=3, width=8).eval()
+    x, edges = blocks.graph.x, blocks.graph.edge_index
+    seen = []
+    model.convs[0].register_forward_hook(lambda _, args, out: seen.append(args[0]))
+    model(x, edges)
+    torch.testing.assert_close(seen[0], model.norms[0](model.stem(x).relu()).relu())
+    for parameter in model.convs.parameters():
+        torch.nn.init.zeros_(parameter)
+    torch.testing.assert_close(model(x, edges), model.head(model.stem(x).relu()))
+
+
+def test_plain_layers_add_nothing(blocks: BlockModel) -> None:
+    model = NodeNetwork.for_data(blocks, layer="sage", depth=1, width=8).eval()
+    for parameter in model.convs.parameters():
+        torch.nn.init.zeros_(parameter)
+    found = model(blocks.graph.x, blocks.graph.edge_index)
+    torch.testing.assert_close(found, model.head.bias.expand_as(found))
+    assert not model.norms
+
+
+def test_gcn2_takes_the_first_features_into_every_layer(blocks: BlockModel) -> None:
+    model = NodeNetwork.for_data(blocks, layer="gcn2", depth=4, width=8).eval()
+    x, edges = blocks.graph.x, blocks.graph.edge_index
+    firsts = []
+    for conv in model.convs:
+        conv.register_forward_hook(lambda _, args, out: firsts.append(args[1]))
+        assert (conv.alpha, conv.weight2) == (0.1, None)
+    model(x, edges)
+    assert len(firsts) == 4
+    for first in firsts:
+        torch.testing.assert_close(first, model.stem(x).relu())
+    betas = [conv.beta for conv in model.convs]
+    expected = [float(torch.tensor(0.5 / number + 1).log()) for number in (1, 2, 3, 4)]
+    assert betas == pytest.approx(expected)
+
+
+def test_steps_see_their_vertices_alone(blocks: BlockModel) -> None:
+    """The loss is that of the vertices to train on; metrics are those of theirs."""
+    data = BlockModel(120, 600, num_classes=3)
+    seed_everything(1)
+    model = NodeNetwork.for_data(data, depth=2, width=8, dropout=0.0)
+    graph = data.graph
+    scores = model(graph.x, graph.edge_index).detach()
+    mask = graph.train_mask
+    expected = float(F.cross_entropy(scores[mask], graph.y[mask]))
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, data)
+    metrics = trainer.callback_metrics
+    assert float(metrics["train_loss"]) == pytest.approx(expected, rel=1e-5)
+    with torch.no_grad():
+        scores = model.eval()(graph.x, graph.edge_index)
+    right = (scores.argmax(1) == graph.y).float()
+    for name in ("val", "test"):
+        found = float(metrics[f"{name}_acc"])
+        assert found == pytest.approx(float(right[graph[f"{name}_mask"]].mean()))
+
+
+def test_neighbours_tell_more_than_features() -> None:
+    """Training on the graph beats the best guess from features alone."""
+    seed_everything(0)
+    data = BlockModel(600, 3000, num_classes=3, train_fraction=0.3)
+    model = NodeNetwork.for_data(data, depth=4, width=32, learning_rate=0.01)
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=80,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, data)
+    assert float(trainer.callback_metrics["test_acc"]) > data.best_accuracy_of_features + 0.1
+
+
+def test_options_are_checked(blocks: BlockModel) -> None:
+    with pytest.raises(ValueError, match=r"layer is 'gnc'; expected one of gcn, .*, resgcn"):
+        NodeNetwork.for_data(blocks, layer="gnc")
+    with pytest.raises(ValueError, match="width must be a multiple of 4 heads for gat, got 10"):
+        NodeNetwork.for_data(blocks, layer="gat", width=10)
+
+
+def test_data_choose_the_network(blocks: BlockModel) -> None:
+    assert type(network_for(blocks, layer="gcn", depth=1)) is NodeNetwork
+    assert type(network_for(Motifs(num_graphs=16), layer="gcn", depth=1)) is GraphNetwork
+    with pytest.raises(TypeError, match="got data of type Digits"):
+        network_for(Digits())  # type: ignore[arg-type]
