@@ -210,10 +210,10 @@ def merge_queues(
     units = _units(queues, works, num_works)
     urgency = _urgency(queues, works, ways, num_works)
     missing = [0] * num_works
-    users: list[list[int]] = [[] for _ in range(num_works)]
+    users: list[tuple[int, ...]] = [()] * num_works
     for user, needed in needs:
         missing[user] += 1
-        users[needed].append(user)
+        users[needed] += (user,)
     merged = ListSchedule(num_devices, num_works)
     devices = [queue.device for queue in queues]
     halves = [works]
