@@ -185,9 +185,9 @@ class _Player:
         seconds, sends = work.seconds, work.sends
         start_s, ready_s, missing, waiting = self.start_s, self.ready_s, self.missing, self.waiting
         clock_s, sent_s = self.line_s[number], self.sent_s[number]
-        position = self.position[number]
         sums_of = self.sums_of
-        for step in line[position:] if position else line:
+        for position in range(self.position[number], len(line)):
+            step = line[position]
             if missing[step]:
                 waiting[step] = number
                 break
@@ -210,7 +210,8 @@ class _Player:
             if step in sums_of:
                 for summed in sums_of[step]:
                     runnable += self.final(summed)
-            position += 1
+        else:
+            position = len(line)
         self.line_s[number], self.sent_s[number], self.position[number] = clock_s, sent_s, position
 
     def push(
