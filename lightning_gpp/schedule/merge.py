@@ -213,10 +213,10 @@ def merge_queues(
     works = [queue.works() for queue in queues]
     units = _units(queues, works, num_works)
     missing = [0] * num_works
-    users: list[list[int]] = [[] for _ in range(num_works)]
+    users: list[tuple[int, ...]] = [()] * num_works
     for user, needed in needs:
         missing[user] += 1
-        users[needed].append(user)
+        users[needed] += (user,)
     devices = [queue.device for queue in queues]
     halves = [works]
     if ways is not None:

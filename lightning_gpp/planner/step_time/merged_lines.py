@@ -54,18 +54,18 @@ def _needs(work: Numbering) -> Iterator[tuple[int, int]]:
     """Pairs of work of which the first needs the second; no messages of the feed."""
     counts = [share.num_microbatches for share in work.shares]
     for edge in work.graph.stages.edges:
-        there, back = work.edge_parts(edge)
+        there, back = work.edge_messages(edge)
         target = work.first[edge.target]
         if edge.source != FEED:
             source = work.first[edge.source]
-            for sender, receiver, _, _ in there:
+            for sender, receiver, _ in there.each:
                 yield target + receiver, source + sender
             source += counts[edge.source]
         else:
             source = work.first[-1]
         if edge.has_backward:
             target += counts[edge.target]
-            for sender, receiver, _, _ in back:
+            for sender, receiver, _ in back.each:
                 yield source + receiver, target + sender
 
 
@@ -76,6 +76,6 @@ def _ways(work: Numbering) -> Ways:
         StageEdge(first[edge.source] + i, first[edge.target] + j, (), edge.has_backward)
         for edge in work.graph.stages.edges
         if edge.source != FEED
-        for i, j in {part.pair for part in work.edge_parts(edge)[0]}
+        for i, j in {kind.pair for kind in work.edge_messages(edge)[0].kinds}
     ]
     return longest_ways([units for share in work.shares for units in share.units], edges)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.plan.plan_graph import PlanGraph
-from lightning_gpp.planner.step_time.shares import Share, SharedPart, parts
+from lightning_gpp.planner.step_time.shares import EdgeMessages, Share, messages
 from lightning_gpp.schedule import Steps
 
 
@@ -49,10 +49,10 @@ class Numbering:
         has_feed_backward = any(e.source == FEED and e.has_backward for e in edges)
         self.num_feed_backwards = num_microbatches // graph.multiples[FEED] * has_feed_backward
 
-    def edge_parts(self, edge: StageEdge) -> tuple[tuple[SharedPart, ...], tuple[SharedPart, ...]]:
+    def edge_messages(self, edge: StageEdge) -> tuple[EdgeMessages, EdgeMessages]:
         """The messages of an edge, there and back; the feed goes at the pace of the loss."""
         source = self.shares[edge.source]
         if edge.source == FEED:
             pace = self.graph.multiples[FEED]
             source = Share((pace,), self.num_microbatches // pace)
-        return parts(source, self.shares[edge.target])
+        return messages(source, self.shares[edge.target])

@@ -37,26 +37,35 @@ class Share(NamedTuple):
                 yield end, replica * 2 * self.num_microbatches + microbatch, replica
 
 
-class SharedPart(NamedTuple):
-    """What two micro-batches of replicas have in common: a message.
+class MessageKind(NamedTuple):
+    """What messages have in common that take as long.
 
     Attributes:
-        sender: micro-batch of the sender, counted on over its replicas.
-        receiver: likewise.
-        pair: its replica, and that of the receiver.
-        num_units: what the message carries.
+        pair: the replicas that send and receive.
+        num_units: smallest micro-batches that a message carries.
     """
 
-    sender: int
-    receiver: int
     pair: tuple[int, int]
     num_units: int
 
 
+class EdgeMessages(NamedTuple):
+    """The messages of an edge in one direction, each what two micro-batches have in common.
+
+    Attributes:
+        kinds: those that occur.
+        each: of every message the sender's micro-batch, the receiver's (counted on over their
+            replicas) and the number of its kind, in the order in which every replica sends them.
+    """
+
+    kinds: tuple[MessageKind, ...]
+    each: tuple[tuple[int, int, int], ...]
+
+
 @lru_cache(maxsize=4096)  # many plans have stages of the same shape
-def parts(source: Share, target: Share) -> tuple[tuple[SharedPart, ...], tuple[SharedPart, ...]]:
-    """The messages of an edge in the order in which every replica sends them: there, and back."""
-    found: list[SharedPart] = []
+def messages(source: Share, target: Share) -> tuple[EdgeMessages, EdgeMessages]:
+    """The messages of an edge: there, and back."""
+    found: list[tuple[int, int, int, int, int]] = []
     senders, receivers = source.pieces(), target.pieces()
     unit = sent = received = 0
     while unit < source.num_units * source.num_microbatches:
@@ -65,12 +74,17 @@ def parts(source: Share, target: Share) -> tuple[tuple[SharedPart, ...], tuple[S
         if received == unit:
             received, receiver, j = next(receivers)
         stop = min(sent, received)
-        found.append(SharedPart(sender, receiver, (i, j), stop - unit))
+        found.append((sender, receiver, i, j, stop - unit))
         unit = stop
-    back = [SharedPart(p.receiver, p.sender, p.pair[::-1], p.num_units) for p in found]
-    return tuple(_as_sent(found)), tuple(_as_sent(back))
+    back = [(receiver, sender, j, i, units) for sender, receiver, i, j, units in found]
+    return _as_sent(found), _as_sent(back)
 
 
-def _as_sent(found: list[SharedPart]) -> list[SharedPart]:
+def _as_sent(found: list[tuple[int, int, int, int, int]]) -> EdgeMessages:
     """For every micro-batch those to the first replica first."""
-    return sorted(found, key=lambda part: (part.sender, part.pair[1]))
+    kinds: dict[MessageKind, int] = {}
+    each = []
+    for sender, receiver, i, j, units in sorted(found, key=lambda one: (one[0], one[3])):
+        kind = kinds.setdefault(MessageKind((i, j), units), len(kinds))
+        each.append((sender, receiver, kind))
+    return EdgeMessages(tuple(kinds), tuple(each))

@@ -17,7 +17,7 @@ from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan_graph import PlanGraph
 from lightning_gpp.planner.step_time.merged_lines import endless_lines, merged_lines
 from lightning_gpp.planner.step_time.numbering import Numbering
-from lightning_gpp.planner.step_time.shares import SharedPart
+from lightning_gpp.planner.step_time.shares import EdgeMessages
 from lightning_gpp.planner.step_time.timing import Send, Sum, Work
 from lightning_gpp.schedule import Steps, reduce_groups
 
@@ -114,14 +114,15 @@ class StepWork(Numbering):
         if self.has_halves:
             edges = self.graph.ways.forward_sends(edges)
         for rank, edge in enumerate(edges):
-            first = self.first[edge.target]
-            for part, send in self.messages(edge, is_gradient=False):
-                target = first + part.receiver
-                work.missing[target] += 1
-                if edge.source == FEED:
-                    feeds.append((part.sender, rank, (target, *send)))
-                else:
-                    work.send(self.first[edge.source] + part.sender, target, *send)
+            target, messages = self.first[edge.target], self.edge_messages(edge)[0]
+            sends = self.sends(edge, messages, is_gradient=False)
+            if edge.source != FEED:
+                work.exchange(messages, sends, self.first[edge.source], target)
+                continue
+            for sender, receiver, kind in messages.each:
+                if (send := sends[kind]) is not None:
+                    work.missing[target + receiver] += 1
+                    feeds.append((sender, rank, (target + receiver, *send)))
         feeds.sort(key=lambda item: item[:2])
         work.feeds += [send for _, _, send in feeds]
 
@@ -134,13 +135,11 @@ class StepWork(Numbering):
             if not edge.has_backward:
                 continue
             sender = self.first[edge.target] + self.shares[edge.target].num_microbatches
-            for part, send in self.messages(edge, is_gradient=True):
-                target = self.first[-1] + part.receiver  # of the feed
-                if edge.source != FEED:
-                    target = self.first[edge.source] + self.shares[edge.source].num_microbatches
-                    target += part.receiver
-                work.missing[target] += 1
-                work.send(sender + part.sender, target, *send)
+            receiver = self.first[-1]  # of the feed
+            if edge.source != FEED:
+                receiver = self.first[edge.source] + self.shares[edge.source].num_microbatches
+            messages = self.edge_messages(edge)[1]
+            work.exchange(messages, self.sends(edge, messages, is_gradient=True), sender, receiver)
 
     def shared(self, work: Work) -> None:
         """Adds the sums of gradients of parameters that different stages share.
@@ -149,7 +148,7 @@ class StepWork(Numbering):
         sends the sums back.
         """
 
-        def add(device: int, missing: int) -> int:
+        def add(device: int, missing: int = 0) -> int:
             work.seconds.append(0.0)
             work.missing.append(missing)
             work.sends.append(())
@@ -165,8 +164,8 @@ class StepWork(Numbering):
             if group.stage is not None or not size_bytes:
                 continue
             owner, *others = group.devices
-            ups = [add(other, 0) for other in others]
-            gathered = add(owner, len(others))
+            ups = [add(other) for other in others]
+            gathered = add(owner)
             for other, up in zip(others, ups):
                 there, back = (
                     self.message(*ends, size_bytes, is_feed=False)
@@ -174,31 +173,30 @@ class StepWork(Numbering):
                 )
                 assert there is not None and back is not None  # two devices
                 work.send(up, gathered, *there)
-                work.send(gathered, add(other, 1), *back)
+                work.send(gathered, add(other), *back)
 
-    def messages(
-        self, edge: StageEdge, *, is_gradient: bool
-    ) -> Iterator[tuple[SharedPart, tuple[float, tuple[int, ...]]]]:
-        """The messages of an edge between devices, with their seconds and channels."""
+    def sends(
+        self, edge: StageEdge, messages: EdgeMessages, *, is_gradient: bool
+    ) -> list[tuple[float, tuple[int, ...]] | None]:
+        """Seconds and channels of every kind of messages of an edge; None on one device."""
         graph, tables = self.graph, self.request.tables
         is_feed = edge.source == FEED
         homes = graph.devices[edge.source][:1] if is_feed else graph.devices[edge.source]
-        found = self.edge_parts(edge)[is_gradient]
         senders, receivers = homes, graph.devices[edge.target]
         if is_gradient:
             senders, receivers = receivers, senders
         sizes = tables.edge_bytes(edge.values, has_backward=edge.has_backward)
-        known: dict[tuple[tuple[int, int], int], tuple[float, tuple[int, ...]] | None] = {}
+        bytes_of = sizes.backward if is_gradient else sizes.forward
         unit_size = self.request.minibatch_size / self.num_microbatches
-        for part in found:
-            key = part[2:]
-            if key not in known:
-                samples = part.num_units * unit_size
-                size_bytes = sizes.backward(samples) if is_gradient else sizes.forward(samples)
-                ends = senders[part.pair[0]], receivers[part.pair[1]]
-                known[key] = self.message(*ends, size_bytes, is_feed=is_feed and not is_gradient)
-            if (send := known[key]) is not None:
-                yield part, send
+        return [
+            self.message(
+                senders[sender],
+                receivers[receiver],
+                bytes_of(num_units * unit_size),
+                is_feed=is_feed and not is_gradient,
+            )
+            for (sender, receiver), num_units in messages.kinds
+        ]
 
     def message(
         self, sender: int, receiver: int, size_bytes: float, *, is_feed: bool

@@ -11,6 +11,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lightning_gpp.planner.step_time.shares import EdgeMessages
+
 Send = tuple[int, float, tuple[int, ...]]
 """A message: the work that waits for it, its seconds, and the channels that it occupies; without
 channels it goes through the port of its device alone."""
@@ -66,8 +68,32 @@ class Work:
     feed_line: int = 0
 
     def send(self, number: int, target: int, message_s: float, channels: tuple[int, ...]) -> None:
-        """Adds a message behind those that some work sends already."""
+        """Adds a message behind those that some work sends already, and that another waits for."""
+        self.missing[target] += 1
         self.sends[number] += ((target, message_s, channels),)
+
+    def exchange(
+        self,
+        messages: EdgeMessages,
+        sends: Sequence[tuple[float, tuple[int, ...]] | None],
+        sender: int,
+        receiver: int,
+    ) -> None:
+        """Adds the messages between two stages.
+
+        Args:
+            messages: the messages.
+            sends: seconds and channels of every kind of them; None where there is nothing to send.
+            sender: the number of the first work that sends.
+            receiver: likewise of what receives.
+        """
+        missing, found = self.missing, self.sends
+        for own, other, kind in messages.each:
+            send = sends[kind]
+            if send is not None:
+                target = receiver + other
+                missing[target] += 1
+                found[sender + own] += ((target, *send),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +185,9 @@ class _Player:
         seconds, sends = work.seconds, work.sends
         start_s, ready_s, missing, waiting = self.start_s, self.ready_s, self.missing, self.waiting
         clock_s, sent_s = self.line_s[number], self.sent_s[number]
-        position = self.position[number]
         sums_of = self.sums_of
-        for step in line[position:] if position else line:
+        for position in range(self.position[number], len(line)):
+            step = line[position]
             if missing[step]:
                 waiting[step] = number
                 break
@@ -184,7 +210,8 @@ class _Player:
             if step in sums_of:
                 for summed in sums_of[step]:
                     runnable += self.final(summed)
-            position += 1
+        else:
+            position = len(line)
         self.line_s[number], self.sent_s[number], self.position[number] = clock_s, sent_s, position
 
     def push(

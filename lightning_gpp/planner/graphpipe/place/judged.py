@@ -20,8 +20,9 @@ LOOKS_PER_BOUND = 8
 ACTIONS_PER_LOOK = 4
 """So many forwards and backwards are played in the time of one look."""
 
-MOST_LOOKS = 1_000
-"""Looks that a played step counts at most: a search for hundreds of devices goes on for longer."""
+FEW_DEVICES = 16
+"""On twice as many devices a played action counts half: steps have more of them there, and searches
+may take longer."""
 
 
 class DraftJudge:
@@ -58,6 +59,8 @@ class DraftJudge:
         self._step_s: dict[Draft, float] = {}
         self._found: dict[Plan, PlanEvaluation] = {}
         self._spent = 0
+        times = max(1, tables.request.num_devices // FEW_DEVICES)
+        self._actions_per_look = ACTIONS_PER_LOOK * times
 
     @property
     def best_s(self) -> float:
@@ -74,8 +77,8 @@ class DraftJudge:
         """Whether all looks are taken.
 
         A look asks what the devices compute; a lower bound and a played step cost as many as they
-        take the time of, a step no more than :data:`MOST_LOOKS`. So a search takes about as long
-        for many models, and longer for those of hundreds of operators or devices.
+        take the time of. So a search takes about as long for many models, and longer for those of
+        hundreds of operators or devices.
         """
         return self._spent >= self._budget
 
@@ -132,7 +135,7 @@ class DraftJudge:
         """
         found = self._step_s.get(draft)
         if found is None:
-            self._spent += min(MOST_LOOKS, self._num_actions(draft) // ACTIONS_PER_LOOK)
+            self._spent += LOOKS_PER_BOUND + self._num_actions(draft) // self._actions_per_look
             found = math.inf
             plan = plan_of(draft, self.tables, self._name, is_chain=self._is_chain)
             evaluation = evaluate_below(plan, self.tables.request, below_s)

@@ -28,6 +28,11 @@ AS_GOOD = 1.005
 agree on most plans to less than one per cent."""
 
 
+MANY_DEVICES = 256
+"""On more devices the best plan on half of them is a start, too: few drafts can be played there,
+and hundreds of devices may be too many for the model."""
+
+
 def graphpipe(request: PlanRequest) -> Plan:
     """The plan with the shortest predicted step.
 
@@ -73,7 +78,7 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
     judge = exclusive_plans(problem, name)
     judge.allow(budget)
     others = [*([judge.best] if judge.best else []), *_other_planners(problem, name)]
-    _climb(judge, others)
+    _climb(judge, [*others, *_on_half(request)])
     return judge, min((one.step_s for one in others if one.is_feasible), default=math.inf)
 
 
@@ -118,3 +123,12 @@ def _other_planners(problem: Problem, name: str) -> Iterator[PlanEvaluation]:
     except ValueError:  # it has none for so many devices
         return
     yield evaluate_plan(replace(plan, planner=name), request)
+
+
+def _on_half(request: PlanRequest) -> Iterator[PlanEvaluation]:
+    """The best plan on half of many devices, if one fits."""
+    if request.num_devices > MANY_DEVICES:
+        half = replace(request, cluster=request.cluster.first(request.num_devices // 2))
+        found = climbed(half, 2 * BUDGET)[0].best
+        if found is not None:
+            yield evaluate_plan(found.plan, request)

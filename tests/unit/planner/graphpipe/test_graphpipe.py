@@ -9,6 +9,7 @@ from lightning_gpp.cluster import Cluster, Device, Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import PlanRequest, make_plan, validate_plan
+from lightning_gpp.planner.graphpipe.place import planner
 from lightning_gpp.planner.graphpipe.place.planner import AS_GOOD, search_plans
 from lightning_gpp.planner.graphpipe.planner import search_exclusive
 from lightning_gpp.planner.make_plan import PLANNERS, plan_request
@@ -153,6 +154,21 @@ def test_results_are_ranked_and_explained():
     assert "as good" in result.ranked[0].note and "faster" in result.ranked[1].note
     assert "slower" in result.ranked[-1].note
     validate_plan(result.best, graph, 4)
+
+
+def test_many_devices_are_never_worse_than_half_of_them(monkeypatch):
+    """Small budgets leave many devices with the plan on half, or a better one."""
+    monkeypatch.setattr(planner, "MANY_DEVICES", 4)
+    monkeypatch.setattr(planner, "BUDGET", 2_000)
+    graph = branches(num_branches=3, length=3)
+    cluster = uniform_cluster(8, Link(bandwidth_bytes_per_s=1e4, latency_s=1e-3))
+
+    def step_s(num_devices: int, budget: int) -> float:
+        own = cluster.first(num_devices)
+        request = plan_request(graph, own, minibatch_size=8, costs=profile_of(graph))
+        return planner.climbed(request, budget)[0].best_s
+
+    assert step_s(8, budget=0) <= step_s(4, planner.BUDGET * 2)
 
 
 def test_seven_branches_fill_eight_devices():
