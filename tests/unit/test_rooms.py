@@ -41,7 +41,7 @@ ALLOWED = {
     "_register": {"strategy"},
     "console": set(),
     "job_scope": {"strategy"},
-    "jobs": {*READERS, "workloads", "capture", "runtime", "weights", "strategy"}
+    "jobs": {*READERS, "workloads", "capture", "runtime", "weights", "gnn", "strategy"}
     | {"job_scope", "console"},
     "sweep": {"jobs"},
     "cli": {"jobs", "job_scope"},
