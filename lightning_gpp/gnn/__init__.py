@@ -11,13 +11,14 @@ from lightning_gpp.gnn.chunked_model import ChunkedModel
 from lightning_gpp.gnn.chunks import Chunks
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.gnn.history import Techniques
-from lightning_gpp.gnn.partition import partition
+from lightning_gpp.gnn.partition import check_edges, partition
 
 __all__ = [
     "ChunkedModel",
     "Chunks",
     "GraphTrainingError",
     "Techniques",
+    "check_edges",
     "check_in_chunks",
     "chunk_costs",
     "partition",

@@ -39,7 +39,12 @@ def partition(
             are more parts than vertices.
     """
     num_parts = num_chunks * num_ways
-    _check(edge_index, num_vertices, num_parts)
+    check_edges(edge_index, num_vertices)
+    if not 1 <= num_parts <= num_vertices:
+        raise GraphTrainingError(
+            f"{num_vertices} vertices make 1 to {num_vertices} chunks, got {num_parts} (of all "
+            "ways together); set chunks= accordingly"
+        )
     if num_parts == 1:
         return Chunks.of(torch.zeros(num_vertices, dtype=torch.long), 1, edge_index, "one chunk")
     starts, neighbours = _adjacency(edge_index, num_vertices)
@@ -51,7 +56,16 @@ def partition(
     return Chunks.of(assignment, num_chunks, edge_index, method, num_ways)
 
 
-def _check(edge_index: Tensor, num_vertices: int, num_parts: int) -> None:
+def check_edges(edge_index: Tensor, num_vertices: int) -> None:
+    """Checks that edges are some, and of vertices that there are.
+
+    Args:
+        edge_index: (2, edges).
+        num_vertices: of the graph.
+
+    Raises:
+        GraphTrainingError: they are not.
+    """
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
         raise GraphTrainingError(
             f"edge_index has to hold whole numbers of shape (2, edges), got {edge_index.dtype} of "
@@ -64,11 +78,6 @@ def _check(edge_index: Tensor, num_vertices: int, num_parts: int) -> None:
         raise GraphTrainingError(
             f"edge_index names vertices {low} to {high}, but there are {num_vertices} (0 to "
             f"{num_vertices - 1})"
-        )
-    if not 1 <= num_parts <= num_vertices:
-        raise GraphTrainingError(
-            f"{num_vertices} vertices make 1 to {num_vertices} chunks, got {num_parts} (of all "
-            "ways together); set chunks= accordingly"
         )
 
 

@@ -32,7 +32,7 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
 from lightning_gpp.strategy.emulation.emulation import Emulation, begin_emulation
 from lightning_gpp.strategy.emulation.shape_only import META
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, rank_of_device
-from lightning_gpp.strategy.planning.full_graph import model_in_chunks
+from lightning_gpp.strategy.planning.full_graph import check_graph, model_in_chunks
 from lightning_gpp.strategy.planning.measuring import Measured, measure_kinds
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
 from lightning_gpp.strategy.ranks.control import Control
@@ -69,6 +69,8 @@ class Builder:
             train_modes: training flags of the sub-modules while training.
         """
         args, kwargs = self._shared(example)
+        if self.settings.full_graph is not None:
+            check_graph(pipelined_module(self.module, self.settings.module), args, kwargs)
         captured = self._captured(args, kwargs, train_modes)
         found = self.control.gather(
             DeviceAtHand.of(self.device), "collecting what devices there are"

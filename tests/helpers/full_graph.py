@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as lp
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
@@ -133,3 +133,65 @@ def fit(
         "scores": module.scores,
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     }
+
+
+def refusal(graph: Data, module: lp.LightningModule, strategy: Mapping[str, Any]) -> str:
+    """The error of a step on one device: its type and text."""
+    from lightning_gpp.strategy import GNNPipeStrategy
+
+    loader = DataLoader([graph], batch_size=None)  # type: ignore[arg-type]
+    with quiet():
+        trainer = lp.Trainer(
+            strategy=GNNPipeStrategy(**{"chunks": 4, **strategy}),
+            devices=1,
+            max_epochs=1,
+            **DEFAULTS,
+        )
+        try:
+            trainer.fit(module.double(), loader)
+        except Exception as error:  # of any kind: the test looks at it
+            return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+class Perceptron(NodeClassifier):
+    """Passes no messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Looks at vertices alone."""
+        scores: Tensor = self.layers(x)
+        return scores + 0 * edge_index.sum()
+
+
+class OneLayer(NodeClassifier):
+    """A graph convolution behind something else."""
+
+    def __init__(self, before: nn.Module) -> None:
+        super().__init__()
+        from torch_geometric import nn as pyg
+
+        self.stem, self.before, self.layer = nn.Linear(5, 3), before, pyg.GCNConv(3, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """One layer."""
+        scores: Tensor = self.layer(self.before(self.stem(x)), edge_index)
+        return scores
+
+
+class OfBatches(NodeClassifier):
+    """Is told which graph a vertex belongs to."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor | None = None) -> Tensor:
+        """Scores, less the means of graphs."""
+        from torch_geometric.utils import scatter
+
+        scores: Tensor = self.net(x, edge_index)
+        return scores if batch is None else scores - scatter(scores, batch, reduce="mean")[batch]
+
+    def training_step(self, batch: Data, batch_idx: int) -> Tensor:
+        scores = self(batch.x, batch.edge_index, batch.batch)
+        return F.cross_entropy(scores[batch.train_mask], batch.y[batch.train_mask])

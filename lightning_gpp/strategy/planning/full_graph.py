@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel
+from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.graph_inputs import GraphInputs
-from lightning_gpp.gnn import ChunkedModel, Chunks, GraphTrainingError, check_in_chunks, partition
+from lightning_gpp.gnn import (
+    ChunkedModel,
+    Chunks,
+    GraphTrainingError,
+    check_edges,
+    check_in_chunks,
+    partition,
+)
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.settings import FullGraph
 
@@ -55,6 +63,16 @@ def model_in_chunks(
         check_in_chunks(captured, tensors, chunks.one_way(), flags)
     shared: Chunks = control.share(chunks, "waiting for rank 0's division of the graph")
     return ChunkedModel(captured, tensors, shared, asked.techniques, flags)
+
+
+def check_graph(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Checks the graph that a module is called with, before its forward meets it.
+
+    Raises:
+        GraphTrainingError: there is none, or its edges are not of its vertices.
+    """
+    arguments = Arguments.of(module, args, kwargs)
+    check_edges(*the_graph(arguments.tensors(args, kwargs)))
 
 
 def the_graph(tensors: Mapping[str, Tensor]) -> tuple[Tensor, int]:
