@@ -50,7 +50,9 @@ def test_a_cluster_file_with_too_little_memory_is_an_error(
     pool: WorkerPool, tmp_path: Path
 ) -> None:
     path = tmp_path / "small.json"
-    path.write_text(cluster_to_json(Cluster((Device("a", memory_bytes=8), Device("b")), FREE)))
+    path.write_text(
+        cluster_to_json(Cluster((Device("a", memory_bytes=8), Device("b", memory_bytes=8)), FREE))
+    )
     with pytest.raises(Exception, match=r"(?s)memory"):
         pool.run(plan_of_fit, {"cluster": str(path), "timeout": 30.0}, 2, num_ranks=2)
 
