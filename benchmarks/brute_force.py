@@ -17,13 +17,13 @@ brute force gives all stages one size of micro-batches. Some seconds a model of 
 With ``--shared 4 30`` (mean, worst):
 
     equal               -0.8 %   0 %, exclusive -0.6 %  0 %
-    three               -2.7 %   5 %, exclusive  7.1 % 21 %
-    messages            -6.4 %   1 %, exclusive -1.8 % 21 %
-    hosts               -5.0 %   3 %, exclusive  6.8 % 27 %
-    memory              -0.1 %  22 %, exclusive  4.2 % 22 %
+    three               -3.0 %   4 %, exclusive  7.1 % 21 %
+    messages            -6.5 %   1 %, exclusive -2.1 % 16 %
+    hosts               -5.8 %   3 %, exclusive  6.8 % 33 %
+    memory              -0.2 %  22 %, exclusive  4.2 % 22 %
     two kinds           -1.9 %   3 %, exclusive 13.3 % 31 %
-    three of two kinds  -5.3 %   0 %, exclusive  7.5 % 28 %
-    four of two kinds   -1.0 %   0 %, exclusive  1.9 % 15 %
+    three of two kinds  -5.2 %   0 %, exclusive  6.7 % 23 %
+    four of two kinds   -1.2 %   0 %, exclusive  1.9 % 15 %
 """
 
 from __future__ import annotations

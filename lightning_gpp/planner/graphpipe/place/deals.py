@@ -22,15 +22,20 @@ from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
 def best_deals(judge: DraftJudge, *, may_share: bool = True) -> Iterator[tuple[Draft, float]]:
     """The best deals of every number of replicas, by their bounds, and the seconds of their steps.
 
+    Where stages may share devices, those on all devices and on fewer count apart, so that neither
+    take the places of the others.
+
     Args:
         judge: looks at them.
         may_share: whether stages may have devices in common.
     """
-    num_played: Counter[int] = Counter()
+    num_devices = judge.tables.request.num_devices
+    num_played: Counter[tuple[int, bool]] = Counter()
     for _, draft in judge.promising(deals(judge.tables, may_share=may_share), math.inf):
-        replicas = draft.stages[0].num_replicas
-        if num_played[replicas] < FIRST_PATIENCE and not judge.is_spent:
-            num_played[replicas] += 1
+        uses_all = may_share and draft.num_devices == num_devices
+        kind = draft.stages[0].num_replicas, uses_all
+        if num_played[kind] < FIRST_PATIENCE and not judge.is_spent:
+            num_played[kind] += 1
             step_s = judge.step_s(draft, math.inf)
             if step_s < math.inf:
                 yield draft, step_s
