@@ -12,6 +12,7 @@ from lightning_gpp.gnn.chunks import Chunks
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.gnn.history import Techniques
 from lightning_gpp.gnn.partition import check_edges, partition
+from lightning_gpp.gnn.small_graph import small_graph
 
 __all__ = [
     "ChunkedModel",
@@ -22,4 +23,5 @@ __all__ = [
     "check_in_chunks",
     "chunk_costs",
     "partition",
+    "small_graph",
 ]

@@ -32,6 +32,7 @@ def check_in_chunks(
     tensors: Mapping[str, Tensor],
     chunks: Chunks,
     flags: Mapping[str, bool],
+    example: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Runs every operator in chunks on exact inputs, and compares it with the operator itself.
 
@@ -42,11 +43,12 @@ def check_in_chunks(
         tensors: arguments of its forward by name.
         chunks: of the vertices, each of one part.
         flags: training flags of the sub-modules in training mode.
+        example: the arguments that the model was captured with, if these are others.
 
     Raises:
         GraphTrainingError: an operator computes something else; the text names it.
     """
-    model = ChunkedModel(captured, tensors, chunks, Techniques(), flags)
+    model = ChunkedModel(captured, tensors, chunks, Techniques(), flags, example)
     values: dict[str, Any] = dict(tensors)
     last_reader = {name: operator.name for operator in model.graph for name in operator.inputs}
     kept = set(model.graph.outputs)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class Surroundings:
 
     Attributes:
         num_vertices: of the graph.
+        num_example: vertices of the graph that the model was captured with.
         edge_sets: lists of edges that messages are passed on.
         techniques: how histories are used.
         histories: by the way, the node that reads them and the argument.
@@ -66,6 +67,7 @@ class Surroundings:
     """
 
     num_vertices: int
+    num_example: int
     edge_sets: EdgeSets
     techniques: Techniques
     histories: dict[tuple[int, str, str], History] = field(default_factory=dict)
@@ -82,6 +84,11 @@ class Surroundings:
     def num_ways(self) -> int:
         """Parts of every chunk."""
         return self.edge_sets.chunks.num_ways
+
+    @cached_property
+    def everything(self) -> ChunkRows:
+        """All vertices."""
+        return self.edge_sets.chunks.one_way().rows(None)
 
     def history(self, key: tuple[int, str, str], like: Tensor) -> History:
         """The history of a value; made when it is first asked for."""
@@ -119,6 +126,8 @@ class ChunkGraph:
             vertex.
         around: what it shares with others.
         weights: names of arguments that depend on parameters and have no row per vertex.
+        small: those that are the same for all chunks as they were when it was traced, if that was
+            with another graph.
     """
 
     def __init__(
@@ -129,9 +138,12 @@ class ChunkGraph:
         whole: Mapping[str, Tensor],
         around: Surroundings,
         weights: frozenset[str] = frozenset(),
+        small: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.name, self.module, self.nodes, self.around = name, module, nodes, around
         self.arguments = dict(whole)
+        self._small_arguments = None if small is None else dict(small)
+        self._small: dict[fx.Node, Any] = {}
         self.node = {node.name: node for node in nodes}
         self._weights = weights
         self.kinds: dict[fx.Node, NodeKind] = {}
@@ -154,6 +166,7 @@ class ChunkGraph:
 
     def _compute(self) -> None:
         self.whole.clear()
+        self._small.clear()
         self._cut.clear()
         self._layers.clear()
         with torch.no_grad():
@@ -181,6 +194,8 @@ class ChunkGraph:
             if str(node.target) not in self.arguments:
                 return NodeKind.ROWS
             self.whole[node] = self.arguments[str(node.target)]
+            if self._small_arguments is not None:
+                self._small[node] = self._small_arguments[str(node.target)]
             return NodeKind.WHOLE
         if node.op == "get_attr":
             return NodeKind.WEIGHTS
@@ -200,7 +215,7 @@ class ChunkGraph:
                 if self.kinds[arg] is NodeKind.EDGES
             )
             return NodeKind.EDGES
-        has_rows = all(shape[:1] == (self.around.num_vertices,) for shape in seen.shapes)
+        has_rows = all(shape[:1] == (self.around.num_example,) for shape in seen.shapes)
         if NodeKind.WEIGHTS in reads or self._has_tensors(node):
             return NodeKind.ROWS if has_rows else NodeKind.WEIGHTS
         return self._evaluated(node, has_rows)
@@ -226,10 +241,21 @@ class ChunkGraph:
                 "is called and pass it as an argument"
             )
         self.whole[node] = value
+        if self._small_arguments is not None:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._small_value)
+            self._small[node] = run_node(node, self.module, args, kwargs, self._small_arguments)
         return NodeKind.WHOLE
 
     def _whole_value(self, node: fx.Node) -> Any:
-        return self.whole[node] if node in self.whole else observation(node).value
+        if node in self.whole:
+            return self.whole[node]
+        if self.kinds[node] is NodeKind.SIZE and self._small_arguments is not None:
+            return self._size(node, Pass(self.around.everything, {}), wide=False)
+        return observation(node).value
+
+    def _small_value(self, node: fx.Node) -> Any:
+        """A whole value of the graph that the model was traced with."""
+        return self._small[node] if node in self._small else observation(node).value
 
     def _has_tensors(self, node: fx.Node) -> bool:
         if node.op != "call_module":
@@ -351,7 +377,7 @@ class ChunkGraph:
     def _shape_of(self, node: fx.Node, rows: ChunkRows, *, wide: bool) -> Tensor:
         seen = observation(node)
         shape = list(seen.shapes[0])
-        if shape[:1] == [self.around.num_vertices]:
+        if shape[:1] == [self.around.num_example]:
             shape[0] = len(rows.extended if wide else rows.vertices)
         return torch.empty(shape, dtype=seen.dtypes[0], device="meta")
 
@@ -442,9 +468,13 @@ class ChunkGraph:
                 self._layer(node)
 
     def example(self, node: fx.Node) -> Any:
-        """A value as large as that of all vertices."""
-        if node in self.whole or self.kinds[node] is NodeKind.SIZE:
-            return self._whole_value(node)
+        """A value as large as when the model was traced."""
+        if node in self._small:
+            return self._small[node]
+        if self._small_arguments is None and node in self.whole:
+            return self.whole[node]
+        if self.kinds[node] is NodeKind.SIZE:
+            return observation(node).value
         if self.kinds[node] is NodeKind.WEIGHTS and node.op == "get_attr":
             return run_node(node, self.module, (), {}, {})
         seen = observation(node)
@@ -529,12 +559,16 @@ class _Layer:
             for name, tensor in tensors.items()
             if outer.kinds[given[name]] is NodeKind.WHOLE
         }
+        small = None
+        if outer._small_arguments is not None:
+            small = {name: tensor for name, tensor in tensors.items() if name in whole}
+            whole = {name: outer.whole[given[name]] for name in whole}
         nodes = [found for found in opened.trace.graph.nodes if found.op != "output"]
         weights = frozenset(
             name for name, arg in given.items() if outer.kinds[arg] is NodeKind.WEIGHTS
         )
         path = f"{outer.name}{node.name}"
-        inner = ChunkGraph(path, module, nodes, whole, outer.around, weights)
+        inner = ChunkGraph(path, module, nodes, whole, outer.around, weights, small)
         if outer.around.num_ways > 1:
             inner.widen()
         inputs = {str(found.target): found for found in nodes if found.op == "placeholder"}

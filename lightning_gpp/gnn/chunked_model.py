@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.rollback import rollback, training_flags
+from lightning_gpp.capture.values.graph_inputs import GraphInputs
 from lightning_gpp.gnn.chunk_graph import ChunkGraph, NodeKind, Pass, Surroundings
 from lightning_gpp.gnn.chunks import ChunkRows, Chunks, EdgeSets
 from lightning_gpp.gnn.errors import GraphTrainingError
@@ -65,6 +66,7 @@ class ChunkedModel:
         chunks: of the vertices.
         techniques: how histories are used.
         flags: training flags of the sub-modules in training mode.
+        example: the arguments that the model was captured with, if these are others: a small graph.
 
     Attributes:
         in_ways: the model as data, in which vertices are the samples: what depends on the graph
@@ -81,13 +83,18 @@ class ChunkedModel:
         chunks: Chunks,
         techniques: Techniques,
         flags: Mapping[str, bool],
+        example: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.captured, self.chunks = captured, chunks
-        self.around = Surroundings(chunks.num_vertices, EdgeSets(chunks), techniques)
+        num_vertices = chunks.num_vertices
+        num_example = num_vertices if example is None else num_vertices_of(example)
+        self.around = Surroundings(num_vertices, num_example, EdgeSets(chunks), techniques)
         self._flags = dict(flags)
         self._rows: dict[tuple[int | None, int, torch.device], ChunkRows] = {}
         staying = captured.graph.staying
         self._whole = {name: tensor for name, tensor in tensors.items() if name in staying}
+        self._small = example and {n: example[n] for n in self._whole}
+        self._sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self._graphs: dict[bool, ChunkGraph] = {}
         nodes = captured.all_nodes(training=True)
         if not any(is_layer(node, captured.module) for node in nodes):
@@ -96,7 +103,7 @@ class ChunkedModel:
                 "torch_geometric, which full-graph training in chunks is for; use "
                 'strategy="graphpipe"'
             )
-        self.model = _by_vertices(captured, self._nodes(training=True))
+        self.model = _by_vertices(captured, self._nodes(training=True), self._sizes)
         exchanged = set(self._exchanged()) if chunks.num_ways > 1 else ()
         self.in_ways = in_ways(self.model, chunks.shares, exchanged)
 
@@ -133,7 +140,7 @@ class ChunkedModel:
         if training not in self._graphs:
             nodes = self.captured.all_nodes(training=training)
             self._graphs[training] = ChunkGraph(
-                "", self.captured.module, nodes, self._whole, self.around
+                "", self.captured.module, nodes, self._whole, self.around, small=self._small
             )
         return self._graphs[training]
 
@@ -308,15 +315,30 @@ def _chosen(value: Any, rows: Tensor) -> Any:
     return pytree.tree_map(lambda leaf: leaf.index_select(0, rows), value)
 
 
-def _by_vertices(captured: CapturedModel, nodes: ChunkGraph) -> ModelGraph:
-    """The model with vertices in the place of samples."""
-    graph, num_vertices = captured.graph, nodes.around.num_vertices
+def num_vertices_of(tensors: Mapping[str, Tensor]) -> int:
+    """Vertices of the graph among some arguments."""
+    found = GraphInputs.find(tensors)
+    assert found is not None  # the graph was looked at before
+    return found.num_nodes
+
+
+def _by_vertices(
+    captured: CapturedModel, nodes: ChunkGraph, sizes: Mapping[str, tuple[int, ...]]
+) -> ModelGraph:
+    """The model with vertices in the place of samples.
+
+    Args:
+        captured: the model.
+        nodes: its calls.
+        sizes: shapes of its arguments.
+    """
+    graph, around = captured.graph, nodes.around
     kinds = {node.name: kind for node, kind in nodes.kinds.items()}
     needs = _Needs(captured, nodes)
     inputs = tuple(
         replace(
             item,
-            value=_value(item.value, NodeKind.ROWS, num_vertices),
+            value=_value(_resized(item.value, sizes[item.value.name]), NodeKind.ROWS, around),
             stays=not item.requires_grad,
         )
         for item in graph.inputs
@@ -329,7 +351,7 @@ def _by_vertices(captured: CapturedModel, nodes: ChunkGraph) -> ModelGraph:
         if found.issubset(whole) and not any(returned):
             continue
         outputs = tuple(
-            _value(value, kinds[value.name], num_vertices)
+            _value(value, kinds[value.name], around)
             for value, is_returned in zip(operator.outputs, returned, strict=True)
             if kinds[value.name] not in whole or is_returned
         )
@@ -337,12 +359,21 @@ def _by_vertices(captured: CapturedModel, nodes: ChunkGraph) -> ModelGraph:
     return ModelGraph(inputs, tuple(operators), graph.outputs, graph.parameters)
 
 
-def _value(value: Value, kind: NodeKind, num_vertices: int) -> Value:
+def _resized(value: Value, shape: tuple[int, ...]) -> Value:
+    """An argument of another size."""
+    return replace(value, tensors=tuple(replace(spec, shape=shape) for spec in value.tensors))
+
+
+def _value(value: Value, kind: NodeKind, around: Surroundings) -> Value:
     """A value whose rows are samples, if it has a row per vertex."""
-    has_rows = [spec.shape[:1] == (num_vertices,) for spec in value.tensors]
+    counts = {around.num_vertices, around.num_example}
+    has_rows = [spec.shape[:1] and spec.shape[0] in counts for spec in value.tensors]
     if kind is not NodeKind.ROWS or not has_rows or not all(has_rows):
         return replace(value, variation=Variation.WHOLE)
-    tensors = tuple(replace(spec, batch_dim=0, vertex_dim=None) for spec in value.tensors)
+    tensors = tuple(
+        replace(spec, shape=(around.num_vertices, *spec.shape[1:]), batch_dim=0, vertex_dim=None)
+        for spec in value.tensors
+    )
     return Value(value.name, tensors, Variation.SAMPLES)
 
 

@@ -32,7 +32,7 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
 from lightning_gpp.strategy.emulation.emulation import Emulation, begin_emulation
 from lightning_gpp.strategy.emulation.shape_only import META
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, rank_of_device
-from lightning_gpp.strategy.planning.full_graph import check_graph, model_in_chunks
+from lightning_gpp.strategy.planning.full_graph import GraphCall, model_in_chunks
 from lightning_gpp.strategy.planning.measuring import Measured, measure_kinds
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
 from lightning_gpp.strategy.ranks.control import Control
@@ -69,15 +69,18 @@ class Builder:
             train_modes: training flags of the sub-modules while training.
         """
         args, kwargs = self._shared(example)
+        call = None
         if self.settings.full_graph is not None:
-            check_graph(pipelined_module(self.module, self.settings.module), args, kwargs)
-        captured = self._captured(args, kwargs, train_modes)
+            module = pipelined_module(self.module, self.settings.module)
+            call = GraphCall.of(module, args, kwargs)
+        seen = (args, kwargs) if call is None else (call.args, call.kwargs)
+        captured = self._captured(*seen, train_modes)
         found = self.control.gather(
             DeviceAtHand.of(self.device), "collecting what devices there are"
         )
         chunked = None
-        if self.settings.full_graph is not None:
-            chunked = self._in_chunks(self.settings.full_graph, captured, args, kwargs, train_modes)
+        if self.settings.full_graph is not None and call is not None:
+            chunked = self._in_chunks(self.settings.full_graph, captured, call, train_modes)
             captured.take_graph(chunked.graph, chunked.in_ways.operators)
             example = example and _of_vertices(example, chunked)
         measured = self._measured(captured, args, kwargs, found, chunked)
@@ -126,13 +129,14 @@ class Builder:
         self,
         asked: FullGraph,
         captured: CapturedModel,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        call: GraphCall,
         train_modes: dict[str, bool],
     ) -> ChunkedModel:
         flags = _relative(train_modes, self.settings.module)
         num_ranks = self.transport.num_ranks
-        return model_in_chunks(asked, captured, args, kwargs, flags, self.control, num_ranks)
+        return model_in_chunks(
+            asked, captured, call.tensors, call.example, flags, self.control, num_ranks
+        )
 
     def _measured(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from lightning_gpp.gnn import (
     check_edges,
     check_in_chunks,
     partition,
+    small_graph,
 )
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.settings import FullGraph
@@ -26,8 +28,8 @@ from lightning_gpp.strategy.settings import FullGraph
 def model_in_chunks(
     asked: FullGraph,
     captured: CapturedModel,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    example: Mapping[str, Tensor] | None,
     flags: Mapping[str, bool],
     control: Control,
     num_ranks: int,
@@ -38,9 +40,9 @@ def model_in_chunks(
 
     Args:
         asked: what the user asked for.
-        captured: the model, captured with the graph.
-        args: of its forward.
-        kwargs: likewise.
+        captured: the model.
+        tensors: arguments of its forward by name.
+        example: those that it was captured with, if these are others.
         flags: training flags of the sub-modules in training mode.
         control: between the ranks.
         num_ranks: how many there are.
@@ -53,26 +55,49 @@ def model_in_chunks(
         raise GraphTrainingError(
             f"ways={asked.ways} has to divide the number of devices, which is {num_ranks}"
         )
-    tensors = captured.inputs(args, kwargs)
     edges, num_vertices = the_graph(tensors)
     chunks: Chunks | None = None
     if control.is_leader:
         seed = torch.initial_seed() if asked.seed is None else asked.seed
         num_chunks = asked.num_chunks(num_ranks)
         chunks = partition(edges, num_vertices, num_chunks, seed % 2**31, asked.ways)
-        check_in_chunks(captured, tensors, chunks.one_way(), flags)
+        check_in_chunks(captured, tensors, chunks.one_way(), flags, example)
     shared: Chunks = control.share(chunks, "waiting for rank 0's division of the graph")
-    return ChunkedModel(captured, tensors, shared, asked.techniques, flags)
+    return ChunkedModel(captured, tensors, shared, asked.techniques, flags, example)
 
 
-def check_graph(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Checks the graph that a module is called with, before its forward meets it.
+@dataclass(frozen=True, slots=True)
+class GraphCall:
+    """A call of a forward with one graph.
 
-    Raises:
-        GraphTrainingError: there is none, or its edges are not of its vertices.
+    Attributes:
+        args: to capture the forward with.
+        kwargs: likewise.
+        tensors: of the call, by name.
+        example: those among ``args`` and ``kwargs``, if these are others.
     """
-    arguments = Arguments.of(module, args, kwargs)
-    check_edges(*the_graph(arguments.tensors(args, kwargs)))
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: Mapping[str, Tensor]
+    example: Mapping[str, Tensor] | None
+
+    @classmethod
+    def of(cls, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> GraphCall:
+        """Checks the graph, before the forward meets it, and takes a small one in its place.
+
+        Raises:
+            GraphTrainingError: there is none, or its edges are not of its vertices.
+        """
+        arguments = Arguments.of(module, args, kwargs)
+        tensors = arguments.tensors(args, kwargs)
+        check_edges(*the_graph(tensors))
+        sizes = {size for parameter in module.parameters() for size in parameter.shape}
+        example = small_graph(tensors, sizes)
+        if example is None:
+            return cls(tuple(args), dict(kwargs), tensors, None)
+        small_args, small_kwargs = arguments.rebuild(example)
+        return cls(tuple(small_args), dict(small_kwargs), tensors, example)
 
 
 def the_graph(tensors: Mapping[str, Tensor]) -> tuple[Tensor, int]:

@@ -78,6 +78,23 @@ def test_exact_mode_equals_one_device(
     assert results[0]["metrics"] == pytest.approx(expected["metrics"], rel=1e-9)
 
 
+LARGE = {"num_vertices": 350, "num_edges": 1200}
+"""A graph that is captured by a small one in its place."""
+
+
+@pytest.mark.parametrize("kind", ["gcn", "gin", "gat", "resgcn"])
+def test_a_graph_that_is_not_captured_itself(pool: WorkerPool, kind: str) -> None:
+    """Exact as above, on a graph of other sizes than the one that capture saw."""
+    job = FullGraphJob(partial(NodeClassifier, kind), LARGE, epochs=5)
+    expected = fit(job, None)
+    strategy = {"mode": "exact", "ways": 2, "seed": SEED}
+    results = pool.run(fit, job, strategy, 2, num_ranks=2)
+    weights = merged(results)
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-9, atol=1e-9)
+    assert results[0]["metrics"] == pytest.approx(expected["metrics"], rel=1e-9)
+
+
 CASES = [
     ("gcn", 1, 1, 4, Techniques()),
     ("gcn", 2, 1, 5, Techniques(refresh_every=7)),
@@ -102,7 +119,8 @@ def test_historical_mode_is_the_definition(
     techniques: Techniques,
 ) -> None:
     """Fifty epochs, refreshes among them; validations between leave the histories alone."""
-    job = FullGraphJob(partial(NodeClassifier, kind, 4, 0.02), epochs=50)
+    graph = LARGE if num_chunks == 8 else {}
+    job = FullGraphJob(partial(NodeClassifier, kind, 4, 0.02), graph, epochs=50)
     scores, expected = trained_by_definition(job, num_chunks, techniques, ways)
     strategy = {
         "chunks": num_chunks,
