@@ -15,7 +15,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.utils import dropout_edge
 
 from lightning_gpp.capture import capture
-from lightning_gpp.gnn import ChunkedModel, GraphTrainingError, Techniques, partition
+from lightning_gpp.gnn import ChunkedModel, GraphTrainingError, Techniques, partition, small_graph
 from lightning_gpp.gnn.check import check_in_chunks
 
 H = 4
@@ -181,3 +181,24 @@ def test_edges_out_of_features_are_refused() -> None:
 
     with pytest.raises(GraphTrainingError, match=r"computed from features|something else"):
         checked(Dynamic(), torch.randn(9, 3), torch.randint(0, 9, (2, 20)))
+
+
+@pytest.mark.parametrize("kind", [*LAYERS, *WITH_FEATURES])
+def test_layers_captured_with_a_small_graph(kind: str) -> None:
+    """They run on chunks of the large one."""
+    generator = torch.Generator().manual_seed(0)
+    num_vertices, num_edges = 400, 1500
+    tensors = {
+        "x": torch.randn(num_vertices, 3, generator=generator),
+        "edge_index": torch.randint(0, num_vertices, (2, num_edges), generator=generator),
+        "edge_weight": torch.rand(num_edges, generator=generator) + 0.1,
+        "more": torch.randn(num_edges, 2, generator=generator),
+    }
+    module = Stack(kind).train()
+    small = small_graph(tensors, {3, H, 2})
+    assert small is not None
+    assert len(small["x"]) < 200
+    captured = capture(module, tuple(small.values()))
+    given, example = (captured.inputs(tuple(each.values()), {}) for each in (tensors, small))
+    chunks = partition(tensors["edge_index"], num_vertices, 5)
+    check_in_chunks(captured, given, chunks, flags(module), example)
