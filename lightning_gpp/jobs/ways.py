@@ -10,7 +10,7 @@ from lightning_gpp.jobs.files import save_json, written_to
 from lightning_gpp.jobs.problem.full_graph_problem import FullGraphProblem
 from lightning_gpp.planner.ways.answers import WaysAnswer, numbers_of_ways
 from lightning_gpp.text_table import text_table, wrapped
-from lightning_gpp.units_of_measure import bytes_text, number_text, seconds_text
+from lightning_gpp.units_of_measure import bytes_text, count_text, number_text, seconds_text
 
 COLUMNS = (
     "Ways: devices that divide the vertices of every chunk among themselves; groups: of layers. "
@@ -28,8 +28,9 @@ def compare_ways(problem: FullGraphProblem, planner: str, folder: Path) -> dict[
     """
     width = console_width()
     ways = [problem.ways] if problem.ways else numbers_of_ways(problem.cluster.num_devices)
+    what = f"{problem.name} on {count_text(problem.cluster.num_devices, 'device')}"
+    print(f"{wrapped([f'{what}, from {problem.source}'], width)}\n", flush=True)
     found = list(problem.answers(ways, planner))
-    print(f"{problem.name} on {problem.cluster.num_devices} devices, from {problem.source}\n")
     print(describe_ways(found, max_width=width))
     print(f"\n{wrapped(COLUMNS, width)}")
     save_json([_row(answer) for answer in found], folder / "compare.json")

@@ -308,3 +308,59 @@ def test_an_edited_plan_of_a_recipe_trains(
     metrics, _ = pool.run(train_configuration, overrides, run_folder / "trained", num_ranks=2)
     assert math.isfinite(metrics["train_loss"])
     assert load_plan(run_folder / "trained" / "plan.json") == edited
+
+
+REDDIT = ["graph=full_graph", "cluster=dgx_a100", "cluster.num_devices=4", "hydra.run.dir=run"]
+
+
+@pytest.mark.usefixtures("restored_logging", "run_folder")
+class TestWays:
+    """Models on one graph: how many ways?"""
+
+    def test_compare_has_a_row_per_number_of_ways(self, graphpipe: Run, run_folder: Path) -> None:
+        printed = graphpipe("job=compare", *REDDIT, "+graph_options.layers=8")
+        assert printed.startswith("gcn-8x100 on 4 devices, from GNNPipe (arXiv 2308.10087)")
+        assert max(map(len, printed.split("\n"))) <= 100 or str(run_folder) in printed
+        rows = json.loads((run_folder / "run" / "compare.json").read_text())
+        assert [(row["ways"], row["groups"], row["chunks"]) for row in rows] == [
+            (1, 4, 16),
+            (2, 2, 8),
+            (4, 1, 1),
+        ]
+        volumes = [row["message_bytes"] for row in rows]
+        assert sorted(volumes) == volumes  # mirrors before every layer, not rows at borders
+
+    def test_plan_takes_the_best_number(self, graphpipe: Run, run_folder: Path) -> None:
+        options = ("+graph_options.layers=4", "job.picture=false", "job.alternatives=[]")
+        graphpipe("job=compare", *REDDIT, options[0])
+        rows = json.loads((run_folder / "run" / "compare.json").read_text())
+        best = min(rows, key=lambda row: row["epoch_s"])
+        printed = graphpipe("job=plan", *REDDIT, *options)
+        assert f"ways={best['ways']} is the best of 1, 2, 4; job=compare shows them all" in printed
+        metrics = json.loads((run_folder / "run" / "metrics.json").read_text())
+        assert metrics["step_s"] == pytest.approx(best["epoch_s"])
+
+    def test_simulate_plays_the_number_that_is_asked_for(
+        self, graphpipe: Run, run_folder: Path
+    ) -> None:
+        options = ("+graph_options.layers=4", "job.picture=false", "job.levers=false")
+        printed = graphpipe("job=simulate", *REDDIT, *options, "ways=2", "job.speedup=[]")
+        assert "2 devices" not in printed.split("\n")[0]
+        plan = load_plan(run_folder / "run" / "plan.json")
+        assert plan.num_stages == 2 * 5 + 1  # a stem, four layers, and what joins
+
+    def test_ways_divide_the_devices(
+        self, graphpipe: Run, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit):
+            graphpipe("job=plan", *REDDIT, "ways=3")
+        assert "ways=3 has to divide the 4 devices" in capsys.readouterr().err
+
+    def test_a_recipe_is_measured_in_chunks(self, graphpipe: Run, run_folder: Path) -> None:
+        options = ["experiment=gnn_full_graph", "recipe.module.depth=3", "data.num_vertices=400"]
+        options += ["data.num_edges=1500", "cluster=cpu", "cluster.num_devices=2"]
+        printed = graphpipe("job=compare", *options, "hydra.run.dir=run")
+        assert "400 vertices and 3000 edges" in " ".join(printed.split())
+        rows = json.loads((run_folder / "run" / "compare.json").read_text())
+        assert [row["ways"] for row in rows] == [1, 2]
+        assert min(row["epoch_s"] for row in rows) > 0

@@ -27,9 +27,9 @@ def recipe_in_ways(config: DictConfig, cluster: Cluster, folder: Path) -> FullGr
         CaptureError: the module cannot be captured.
     """
     look = look_at(config, None)
-    captured = look.captured
-    assert captured is not None
-    tensors = captured.inputs(look.args, look.kwargs)
+    captured, call = look.captured, look.call
+    assert captured is not None and call is not None
+    tensors = call.tensors
     edges, num_vertices = the_graph(tensors)
     graph = captured.graph
     as_captured = {operator.name: (operator.name, 0) for operator in graph}
@@ -40,7 +40,7 @@ def recipe_in_ways(config: DictConfig, cluster: Cluster, folder: Path) -> FullGr
     def question(ways: int, chunks: int) -> WaysQuestion:
         divided = partition(edges, num_vertices, chunks, seed % 2**31, ways)
         captured.take_graph(graph, as_captured)
-        model = ChunkedModel(captured, tensors, divided, Techniques(), flags)
+        model = ChunkedModel(captured, tensors, divided, Techniques(), flags, call.example)
         captured.take_graph(model.graph, model.in_ways.operators)
         with threads_of_one_of(cluster):
             costs = chunk_costs(model, tensors)

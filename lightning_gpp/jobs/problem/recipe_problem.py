@@ -39,6 +39,7 @@ from lightning_gpp.strategy.cutting.microbatches import (
 )
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.planning.costs_given import resolve_costs
+from lightning_gpp.strategy.planning.full_graph import GraphCall
 from lightning_gpp.strategy.planning.plan_cache import CacheLike, PlanCache, refit_key
 from lightning_gpp.strategy.planning.planning import most_replicas
 
@@ -52,8 +53,7 @@ class Look:
 
     def __init__(self) -> None:
         self.minibatch_size = 0
-        self.args: tuple[Any, ...] = ()
-        self.kwargs: dict[str, Any] = {}
+        self.call: GraphCall | None = None
         self.captured: CapturedModel | None = None
         self.costs: Costs | None = None
         self.notes: tuple[str, ...] = ()
@@ -142,8 +142,8 @@ def look_at(config: DictConfig, num_microbatches: int | None) -> Look:
 
     Args:
         config: of the run.
-        num_microbatches: of which the first one is looked at, and measured; None for the batch as
-            a whole, and nothing measured.
+        num_microbatches: of which the first one is looked at, and measured; None for a batch that
+            is one graph, of which nothing is measured.
     """
     QuietConsole()
     module, data = build_recipe(config)
@@ -212,7 +212,9 @@ def _watched_forward(
     def forward(*args: Any, **kwargs: Any) -> Any:
         own = target.__dict__.pop("forward")
         try:
-            look.args, look.kwargs = args, kwargs
+            if cache is None:
+                look.call = GraphCall.of(target, args, kwargs)
+                args, kwargs = look.call.args, look.call.kwargs
             look.captured = capture(target, args, kwargs, leaf_modules=tuple(leaf_modules))
             if cache is not None:
                 look.costs, look.notes = _costs(look.captured, args, kwargs, cache)
