@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.capture.errors import GuardError
 from lightning_gpp.capture.operators.normalize import observation
 from lightning_gpp.capture.operators.observe import run_node
 from lightning_gpp.capture.operators.variation import tells_shape
@@ -173,6 +174,28 @@ class ChunkGraph:
             for node in self.nodes:
                 self.kinds[node] = self._kind(node)
         self._changed = self._changed_by_rows()
+        if self._small_arguments is not None:
+            self._check_guards()
+
+    def _check_guards(self) -> None:
+        """Checks that decisions by sizes are those that were made with the small graph.
+
+        Raises:
+            GraphTrainingError: one is not.
+        """
+        by_size = (NodeKind.WHOLE, NodeKind.SIZE)
+        for node in self.nodes:
+            read = [self.kinds[arg] for arg in node.all_input_nodes]
+            if node.target is guard and all(kind in by_size for kind in read):
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._whole_value)
+                try:
+                    run_node(node, self.module, args, kwargs, {})
+                except GuardError as error:
+                    raise GraphTrainingError(
+                        f"{error.location} decides by the size of the graph, and otherwise for a "
+                        "small graph, which the model is captured with: make the decision before "
+                        "forward is called, or give GNNPipeStrategy(mode='exact')"
+                    ) from error
 
     def _changed_by_rows(self) -> set[fx.Node]:
         """Whole values that nodes change in place which run for every chunk."""

@@ -202,3 +202,27 @@ def test_layers_captured_with_a_small_graph(kind: str) -> None:
     given, example = (captured.inputs(tuple(each.values()), {}) for each in (tensors, small))
     chunks = partition(tensors["edge_index"], num_vertices, 5)
     check_in_chunks(captured, given, chunks, flags(module), example)
+
+
+class BySize(nn.Module):
+    """Does something else to large graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.GCNConv(3, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        scores: Tensor = self.conv(x, edge_index)
+        return scores if scores.size(0) < 350 else 2 * scores
+
+
+def test_a_decision_by_the_size_of_the_graph_is_named() -> None:
+    tensors = {"x": torch.randn(400, 3), "edge_index": torch.randint(0, 400, (2, 1500))}
+    module = BySize().train()
+    small = small_graph(tensors, {3, 2})
+    assert small is not None
+    captured = capture(module, tuple(small.values()))
+    given, example = (captured.inputs(tuple(each.values()), {}) for each in (tensors, small))
+    chunks = partition(tensors["edge_index"], 400, 5)
+    with pytest.raises(GraphTrainingError, match=r"py:\d+ decides by the size of the graph"):
+        ChunkedModel(captured, given, chunks, Techniques(), flags(module), example)
