@@ -6,7 +6,7 @@ right before the one that needs it; after the last backward of a mini-batch on a
 of gradients and the update of the parameters.
 
 Where all forwards come first, a stage sends the message with the longest way to go first
-(:mod:`.ways`); otherwise in the order of the stages.
+(:mod:`.path_lengths`); otherwise in the order of the stages.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import replace
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.merge import merge_stages
+from lightning_gpp.schedule.path_lengths import path_lengths
 from lightning_gpp.schedule.program import Program
 from lightning_gpp.schedule.program_parts import ReduceGroup
 from lightning_gpp.schedule.replicas import Devices, check_shares, devices_of, expand
 from lightning_gpp.schedule.schedules import FORWARD_ONLY, ONE_F_ONE_B, Schedule, find_schedule
 from lightning_gpp.schedule.validate import validate
-from lightning_gpp.schedule.ways import longest_ways
 
 Edges = Mapping[int, Sequence[StageEdge]]
 """Stage (or feed) -> edges."""
@@ -226,10 +226,10 @@ def _sends(program: Program) -> tuple[Edges, Edges]:
     """Stage (or feed) -> the edges that leave it and those that enter it, in the order of sends."""
     if not program.has_halves:
         return program.out_edges, program.in_edges
-    ways = longest_ways(program.multiples, program.edges)
+    lengths = path_lengths(program.multiples, program.edges)
     return (
-        {stage: ways.forward_sends(edges) for stage, edges in program.out_edges.items()},
-        {stage: ways.backward_sends(edges) for stage, edges in program.in_edges.items()},
+        {stage: lengths.forward_sends(edges) for stage, edges in program.out_edges.items()},
+        {stage: lengths.backward_sends(edges) for stage, edges in program.in_edges.items()},
     )
 
 

@@ -9,10 +9,10 @@ the device: all forwards are merged before any backward, also those that could s
 Of several actions that can start at once, a device runs the backward first, then the lower
 micro-batch, then the later stage. Where all forwards come first it runs the most urgent one: if one
 unit after the other is to be done at some pace, the last unit of a micro-batch says when it is due,
-and the way that it has still to go (:mod:`.ways`) how much earlier it has to start. Of two paces,
-one unit of time and what the busiest device needs, the one that ends earlier is taken: the first
-keeps later devices fed where stages take turns on them, the second lets a device with many stages
-finish what it has begun.
+and the path that it has still to go (:mod:`.path_lengths`) how much earlier it has to start. Of two
+paces, one unit of time and what the busiest device needs, the one that ends earlier is taken: the
+first keeps later devices fed where stages take turns on them, the second lets a device with many
+stages finish what it has begun.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from lightning_gpp.graph import FEED
 from lightning_gpp.schedule.action import BACKWARD_UNITS, FORWARD_UNITS, Action, Kind
 from lightning_gpp.schedule.list_schedule import ListSchedule, Queues
 from lightning_gpp.schedule.orders import Steps
+from lightning_gpp.schedule.path_lengths import PathLengths, path_lengths
 from lightning_gpp.schedule.program import Program
-from lightning_gpp.schedule.ways import Ways, longest_ways
 
 
 def merge_stages(program: Program, orders: Mapping[int, Sequence[Action]]) -> list[list[Action]]:
@@ -90,9 +90,9 @@ class _Numbered:
     def merged(self, num_devices: int) -> list[list[int]]:
         """The order of every device."""
         program = self._program
-        ways = longest_ways(program.multiples, program.edges) if program.has_halves else None
+        lengths = path_lengths(program.multiples, program.edges) if program.has_halves else None
         return merge_queues(
-            self._queues, self._needs(), ways, num_devices=num_devices, num_works=self._num_works
+            self._queues, self._needs(), lengths, num_devices=num_devices, num_works=self._num_works
         )
 
     def _needs(self) -> Iterator[tuple[int, int]]:
@@ -193,7 +193,7 @@ class StageQueue:
 def merge_queues(
     queues: Sequence[StageQueue],
     needs: Iterable[tuple[int, int]],
-    ways: Ways | None,
+    lengths: PathLengths | None,
     *,
     num_devices: int,
     num_works: int,
@@ -203,7 +203,7 @@ def merge_queues(
     Args:
         queues: of all stages, and last of the feed.
         needs: which work needs which other, those in one queue left out.
-        ways: where all forwards come first, the ways behind the stages; otherwise None.
+        lengths: where all forwards come first, of the paths behind the stages; otherwise None.
         num_devices: how many devices there are.
         num_works: more than all numbers.
 
@@ -219,7 +219,7 @@ def merge_queues(
         users[needed] += (user,)
     devices = [queue.device for queue in queues]
     halves = [works]
-    if ways is not None:
+    if lengths is not None:
         halves = [
             [
                 [number for step, number in zip(queue.steps, own) if (step < 0) == is_back]
@@ -228,8 +228,8 @@ def merge_queues(
             for is_back in (False, True)
         ]
     found: list[ListSchedule] = []
-    for pace in _paces(queues) if ways is not None else (1,):
-        urgency = _urgency(queues, works, ways, num_works, pace)
+    for pace in _paces(queues) if lengths is not None else (1,):
+        urgency = _urgency(queues, works, lengths, num_works, pace)
         left = missing.copy()
         found.append(ListSchedule(num_devices, num_works))
         for numbers in halves:
@@ -252,7 +252,7 @@ def _units(
 def _urgency(
     queues: Sequence[StageQueue],
     works: Sequence[Sequence[int]],
-    ways: Ways | None,
+    lengths: PathLengths | None,
     num_works: int,
     pace: int,
 ) -> list[int]:
@@ -262,15 +262,15 @@ def _urgency(
     for position, queue in enumerate(queues):
         place = -1 if position == num_queues - 1 else position  # the feed is before all
         behind = 0, 0
-        if ways is not None and place != -1:
-            behind = int(ways.forward[position]), int(ways.backward[position])
+        if lengths is not None and place != -1:
+            behind = int(lengths.forward[position]), int(lengths.backward[position])
         done = [0, 0]  # forwards and backwards; a schedule may have these in reverse
         for step, number in zip(queue.steps, works[position]):
             is_back = step < 0
             turn_of = done[is_back]
             done[is_back] += 1
             first = int(not is_back)
-            if ways is not None:
+            if lengths is not None:
                 last = turn_of * queue.piece + queue.start + queue.units
                 first = last * pace - behind[is_back]
             key = (first * num_works + turn_of) * (num_queues + 2) + num_queues - place

@@ -11,7 +11,7 @@ from lightning_gpp.graph import FEED, ModelGraph, StageEdge, StageGraph, stage_g
 from lightning_gpp.graph.relays import relayed
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.schedule import Program, build_program, find_schedule
-from lightning_gpp.schedule.ways import Ways, longest_ways
+from lightning_gpp.schedule.path_lengths import PathLengths, path_lengths
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class PlanGraph:
         return {stage: tuple(names) for stage, names in found.items()}
 
     @property
-    def ways(self) -> Ways:
-        """The longest ways through the stages."""
-        return longest_ways([max(shares) for shares in self.shares], self.stages.edges)
+    def path_lengths(self) -> PathLengths:
+        """The longest paths through the stages."""
+        return path_lengths([max(shares) for shares in self.shares], self.stages.edges)
 
     def replica_multiples(self, stage: int) -> tuple[int, ...]:
         """Smallest micro-batches of every replica; the feed goes at the pace of the loss."""

@@ -11,7 +11,7 @@ from itertools import accumulate
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.step_time.numbering import Numbering
 from lightning_gpp.schedule.merge import StageQueue, merge_queues, num_ahead, turn
-from lightning_gpp.schedule.ways import Ways, longest_ways
+from lightning_gpp.schedule.path_lengths import PathLengths, path_lengths
 
 
 def merged_lines(work: Numbering, num_devices: int) -> list[list[int]]:
@@ -31,7 +31,7 @@ def merged_lines(work: Numbering, num_devices: int) -> list[list[int]]:
     return merge_queues(
         [*queues, feed],
         _needs(work),
-        _ways(work) if work.has_halves else None,
+        _lengths(work) if work.has_halves else None,
         num_devices=num_devices,
         num_works=work.first[-1] + count,
     )
@@ -69,8 +69,8 @@ def _needs(work: Numbering) -> Iterator[tuple[int, int]]:
                 yield source + receiver, target + sender
 
 
-def _ways(work: Numbering) -> Ways:
-    """The longest ways through the replicas of all stages."""
+def _lengths(work: Numbering) -> PathLengths:
+    """The longest paths through the replicas of all stages."""
     first = list(accumulate((share.num_replicas for share in work.shares), initial=0))
     edges = [
         StageEdge(first[edge.source] + i, first[edge.target] + j, (), edge.has_backward)
@@ -78,4 +78,4 @@ def _ways(work: Numbering) -> Ways:
         if edge.source != FEED
         for i, j in {kind.pair for kind in work.edge_messages(edge)[0].kinds}
     ]
-    return longest_ways([units for share in work.shares for units in share.units], edges)
+    return path_lengths([units for share in work.shares for units in share.units], edges)

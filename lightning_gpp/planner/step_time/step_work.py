@@ -112,7 +112,7 @@ class StepWork(Numbering):
         edges = self.graph.stages.edges
         feeds: list[tuple[int, int, Send]] = []
         if self.has_halves:
-            edges = self.graph.ways.forward_sends(edges)
+            edges = self.graph.path_lengths.forward_sends(edges)
         for rank, edge in enumerate(edges):
             target, messages = self.first[edge.target], self.edge_messages(edge)[0]
             sends = self.sends(edge, messages, is_gradient=False)
@@ -130,7 +130,7 @@ class StepWork(Numbering):
         """Adds the messages with gradients."""
         edges = self.graph.stages.edges
         if self.has_halves:
-            edges = self.graph.ways.backward_sends(edges)
+            edges = self.graph.path_lengths.backward_sends(edges)
         for edge in edges:
             if not edge.has_backward:
                 continue

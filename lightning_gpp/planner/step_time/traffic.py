@@ -69,7 +69,10 @@ def plan_traffic(request: PlanRequest, plan: PlanGraph, unit_size: float) -> Tra
     edges = plan.stages.edges
     forwards, backwards = edges, edges
     if find_schedule(request.schedule).forwards_first:
-        forwards, backwards = plan.ways.forward_sends(edges), plan.ways.backward_sends(edges)
+        forwards, backwards = (
+            plan.path_lengths.forward_sends(edges),
+            plan.path_lengths.backward_sends(edges),
+        )
     messages = {_pair(edge): _edge_messages(request, plan, edge, unit_size) for edge in forwards}
     backward = {pair: messages[pair][1] for pair in map(_pair, backwards)}
     return Traffic(

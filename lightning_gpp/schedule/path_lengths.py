@@ -2,14 +2,14 @@
 
 A device sends its messages one after the other, and where it holds several stages it runs one
 action at a time. Where all forwards come first, every stage ends its half at its own work plus the
-way behind it, so what has the longest way to go is served first:
+path behind it, so what has the longest path to go is served first:
 
 .. code-block:: text
 
     0 ──▶ 1 ──▶ 2 ──▶ 4     stage 0 sends to 1 before it sends to 3, which has time
     └───────▶ 3 ──────┘
 
-Forwards against backwards is no question of ways alone, so schedules that mix them are not ordered
+Forwards against backwards is no question of paths alone, so schedules that mix them are not ordered
 by this.
 """
 
@@ -22,8 +22,8 @@ from lightning_gpp.graph import FEED, StageEdge
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """Units that stages work on one after the other on the longest way to the end of a half.
+class PathLengths:
+    """Units that stages work on one after the other on the longest path to the end of a half.
 
     Attributes:
         forward: of every stage to the end of the forwards, its own micro-batch included.
@@ -46,16 +46,16 @@ class Ways:
         return tuple(sorted(edges, key=lambda edge: (edge.target, -left[edge.source])))
 
 
-def longest_ways(units: Sequence[float], edges: Iterable[StageEdge]) -> Ways:
-    """The longest ways in a stage graph, or in that of a program.
+def path_lengths(units: Sequence[float], edges: Iterable[StageEdge]) -> PathLengths:
+    """The longest paths in a stage graph, or in that of a program.
 
     Args:
         units: in one micro-batch of every stage (of one of its replicas).
         edges: between the stages.
 
     >>> pairs = [(0, 1), (0, 3), (1, 2), (2, 4), (3, 4)]
-    >>> longest_ways([1, 1, 1, 1, 2], [StageEdge(*pair, ("x",)) for pair in pairs])
-    Ways(forward=(5, 4, 3, 3, 2), backward=(1, 2, 3, 2, 5))
+    >>> path_lengths([1, 1, 1, 1, 2], [StageEdge(*pair, ("x",)) for pair in pairs])
+    PathLengths(forward=(5, 4, 3, 3, 2), backward=(1, 2, 3, 2, 5))
     """
     inner = sorted((e for e in edges if e.source != FEED), key=lambda e: (e.source, e.target))
     forward, backward = list(units), list(units)
@@ -66,4 +66,4 @@ def longest_ways(units: Sequence[float], edges: Iterable[StageEdge]) -> Ways:
         if edge.has_backward:
             behind = units[edge.target] + backward[edge.source]
             backward[edge.target] = max(backward[edge.target], behind)
-    return Ways(tuple(forward), tuple(backward))
+    return PathLengths(tuple(forward), tuple(backward))
