@@ -72,7 +72,7 @@ def test_costs_on_a_cluster(name):
     (kind,) = cluster.kinds
     sizes = [profile.microbatch_size for profile in costs.profiles]
     assert sizes[0] == 1
-    assert sizes[-1] == workload.minibatch_size(4)  # a power of two
+    assert sizes[-1] <= workload.minibatch_size(4) < 2 * sizes[-1]  # the largest power of two
     seconds = [
         sum(cost.forward_s + cost.backward_s for cost in costs.at(size, kind).operators.values())
         for size in sizes
