@@ -117,6 +117,11 @@ class CapturedModel:
         """
         return self._arguments.tensors(args, kwargs)
 
+    def call(self, tensors: Mapping[str, Tensor]) -> Any:
+        """What the module's own forward returns for arguments by name."""
+        args, kwargs = self._arguments.rebuild(dict(tensors))
+        return self.module.forward(*args, **kwargs)
+
     def output(self, values: Mapping[str, Any], *, training: bool | None = None) -> Any:
         """What forward returns, from the values named by ``graph.outputs``.
 

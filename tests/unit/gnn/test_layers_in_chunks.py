@@ -226,3 +226,30 @@ def test_a_decision_by_the_size_of_the_graph_is_named() -> None:
     chunks = partition(tensors["edge_index"], 400, 5)
     with pytest.raises(GraphTrainingError, match=r"py:\d+ decides by the size of the graph"):
         ChunkedModel(captured, given, chunks, Techniques(), flags(module), example)
+
+
+def test_the_whole_is_compared_with_the_module() -> None:
+    """A module that changed since it was captured stands for one that capture got wrong."""
+    tensors = {"x": torch.randn(400, 3), "edge_index": torch.randint(0, 400, (2, 1500))}
+    module = Scaled().train()
+    small = small_graph(tensors, {3, 2})
+    assert small is not None
+    captured = capture(module, tuple(small.values()))
+    given, example = (captured.inputs(tuple(each.values()), {}) for each in (tensors, small))
+    chunks = partition(tensors["edge_index"], 400, 5)
+    check_in_chunks(captured, given, chunks, flags(module), example)
+    module.factor = 1.01
+    with pytest.raises(GraphTrainingError, match="Scaled computes something else on the whole"):
+        check_in_chunks(captured, given, chunks, flags(module), example)
+
+
+class Scaled(nn.Module):
+    """A layer, times a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.factor = pyg.GCNConv(3, 2), 1.0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        scores: Tensor = self.conv(x, edge_index) * self.factor
+        return scores
