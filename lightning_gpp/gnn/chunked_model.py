@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,13 +13,14 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.rollback import rollback, training_flags
-from lightning_gpp.capture.values.graph_inputs import GraphInputs
-from lightning_gpp.gnn.chunk_graph import ChunkGraph, NodeKind, Pass, Surroundings
+from lightning_gpp.gnn.by_vertices import by_vertices, num_vertices_of
+from lightning_gpp.gnn.chunk_graph import ChunkGraph
 from lightning_gpp.gnn.chunks import ChunkRows, Chunks, EdgeSets
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.gnn.history import Techniques
 from lightning_gpp.gnn.message_passing import is_layer
-from lightning_gpp.graph import ModelGraph, OpNode, Value, Variation
+from lightning_gpp.gnn.node_kinds import NodeKind, Pass, Surroundings
+from lightning_gpp.graph import ModelGraph
 from lightning_gpp.graph.graph_parallel import in_ways
 
 CPU = torch.device("cpu")
@@ -103,7 +104,7 @@ class ChunkedModel:
                 "torch_geometric, which full-graph training in chunks is for; use "
                 'strategy="graphpipe"'
             )
-        self.model = _by_vertices(captured, self._nodes(training=True), self._sizes)
+        self.model = by_vertices(captured, self._nodes(training=True), self._sizes)
         exchanged = set(self._exchanged()) if chunks.num_ways > 1 else ()
         self.in_ways = in_ways(self.model, chunks.shares, exchanged)
 
@@ -229,7 +230,8 @@ class ChunkedModel:
         for way, members in stage.members.items():
             rows = self.rows(chunk, way, _device(values))
             passes[way] = graph.run(graph.needed(members), self._begun(graph, given, rows))
-        return [self._taken(name, graph, given, passes, chunk) for name in stage.outputs]
+        made = _Made(graph, given, passes, chunk)
+        return [self._taken(name, made) for name in stage.outputs]
 
     def _begun(self, graph: ChunkGraph, given: Mapping[str, Any], rows: ChunkRows) -> Pass:
         """What one way's part of a chunk begins with."""
@@ -260,45 +262,48 @@ class ChunkedModel:
         else:
             found.values[node] = value
 
-    def _taken(
-        self,
-        name: str,
-        graph: ChunkGraph,
-        given: Mapping[str, Any],
-        passes: Mapping[int, Pass],
-        chunk: int | None,
-    ) -> Any:
+    def _taken(self, name: str, made: _Made) -> Any:
         """A value that leaves a stage."""
-        if name in given:  # it is only handed on
-            return given[name]
-        what = self.in_ways.values.get(name)
+        if name in made.given:  # it is only handed on
+            return made.given[name]
+        what, graph = self.in_ways.values.get(name), made.graph
         if what is None and name in self.model.producer:
-            return self._join(name, graph, given, passes, chunk)
+            return self._join(name, made)
         if what is None:
-            return graph.value(graph.node[name], passes[min(passes)])
-        found = passes[what.way]
+            return graph.value(graph.node[name], made.passes[min(made.passes)])
+        found = made.passes[what.way]
         value = graph.value(graph.node[what.name], found)
         return value if what.reader is None else _chosen(value, found.rows.sent[what.reader])
 
-    def _join(
-        self,
-        name: str,
-        graph: ChunkGraph,
-        given: Mapping[str, Any],
-        passes: Mapping[int, Pass],
-        chunk: int | None,
-    ) -> Any:
+    def _join(self, name: str, made: _Made) -> Any:
         """An output of the model, of all ways."""
         operator = self.graph.operator[self.graph.producer[name]]
-        parts = [self._taken(part, graph, given, passes, chunk) for part in operator.inputs]
+        parts = [self._taken(part, made) for part in operator.inputs]
         if len(parts) == 1:
             return parts[0]
         joined = _joined(parts)
-        if chunk is not None:
+        if made.chunk is not None:
             return joined
         device = _device(parts)
         rows = [self.rows(None, way, device).vertices for way in range(self.chunks.num_ways)]
         return _chosen(joined, torch.cat(rows).argsort())
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a stage was given and has made.
+
+    Attributes:
+        graph: whose nodes ran.
+        given: values that it was called with, by name.
+        passes: of every way.
+        chunk: that it ran with; None for all vertices.
+    """
+
+    graph: ChunkGraph
+    given: Mapping[str, Any]
+    passes: Mapping[int, Pass]
+    chunk: int | None
 
 
 def _device(values: Sequence[Any]) -> torch.device:
@@ -313,89 +318,3 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 def _chosen(value: Any, rows: Tensor) -> Any:
     return pytree.tree_map(lambda leaf: leaf.index_select(0, rows), value)
-
-
-def num_vertices_of(tensors: Mapping[str, Tensor]) -> int:
-    """Vertices of the graph among some arguments."""
-    found = GraphInputs.find(tensors)
-    assert found is not None  # the graph was looked at before
-    return found.num_nodes
-
-
-def _by_vertices(
-    captured: CapturedModel, nodes: ChunkGraph, sizes: Mapping[str, tuple[int, ...]]
-) -> ModelGraph:
-    """The model with vertices in the place of samples.
-
-    Args:
-        captured: the model.
-        nodes: its calls.
-        sizes: shapes of its arguments.
-    """
-    graph, around = captured.graph, nodes.around
-    kinds = {node.name: kind for node, kind in nodes.kinds.items()}
-    needs = _Needs(captured, nodes)
-    inputs = tuple(
-        replace(
-            item,
-            value=_value(_resized(item.value, sizes[item.value.name]), NodeKind.ROWS, around),
-            stays=not item.requires_grad,
-        )
-        for item in graph.inputs
-    )
-    whole = (NodeKind.WHOLE, NodeKind.SIZE)
-    operators: list[OpNode] = []
-    for operator in graph:
-        returned = [value.name in graph.outputs for value in operator.outputs]
-        found = {kinds[node.name] for node in captured.nodes(operator.name)}
-        if found.issubset(whole) and not any(returned):
-            continue
-        outputs = tuple(
-            _value(value, kinds[value.name], around)
-            for value, is_returned in zip(operator.outputs, returned, strict=True)
-            if kinds[value.name] not in whole or is_returned
-        )
-        operators.append(replace(operator, inputs=needs.of(operator.name), outputs=outputs))
-    return ModelGraph(inputs, tuple(operators), graph.outputs, graph.parameters)
-
-
-def _resized(value: Value, shape: tuple[int, ...]) -> Value:
-    """An argument of another size."""
-    return replace(value, tensors=tuple(replace(spec, shape=shape) for spec in value.tensors))
-
-
-def _value(value: Value, kind: NodeKind, around: Surroundings) -> Value:
-    """A value whose rows are samples, if it has a row per vertex."""
-    counts = {around.num_vertices, around.num_example}
-    has_rows = [spec.shape[:1] and spec.shape[0] in counts for spec in value.tensors]
-    if kind is not NodeKind.ROWS or not has_rows or not all(has_rows):
-        return replace(value, variation=Variation.WHOLE)
-    tensors = tuple(
-        replace(spec, shape=(around.num_vertices, *spec.shape[1:]), batch_dim=0, vertex_dim=None)
-        for spec in value.tensors
-    )
-    return Value(value.name, tensors, Variation.SAMPLES)
-
-
-class _Needs:
-    """Which values an operator needs, where it computes whole values by itself."""
-
-    def __init__(self, captured: CapturedModel, nodes: ChunkGraph) -> None:
-        self._captured, self._kinds = captured, nodes.kinds
-
-    def of(self, operator: str) -> tuple[str, ...]:
-        """Names of values, in the order in which they are read."""
-        nodes = self._captured.nodes(operator)
-        members, found, seen = set(nodes), dict[str, None](), set[fx.Node]()
-        stack = [arg for node in reversed(nodes) for arg in reversed(node.all_input_nodes)]
-        while stack:
-            node = stack.pop()
-            if node in members or node in seen or node.op == "get_attr":
-                continue
-            seen.add(node)
-            kind = self._kinds[node]
-            if node.op == "placeholder" or kind not in (NodeKind.WHOLE, NodeKind.SIZE):
-                found[node.name] = None
-            elif kind is NodeKind.WHOLE:
-                stack += reversed(node.all_input_nodes)
-        return tuple(found)
