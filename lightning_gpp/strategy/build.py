@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import torch
 
 from lightning_gpp.capture import CapturedModel, StageModule, capture, placed
+from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.cost import Costs
 from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.gnn.chunked_model import ChunkStage
@@ -103,10 +104,10 @@ class Builder:
 
     def _shared(self, example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Rank 0's first micro-batch, where the model is captured."""
-        args, kwargs = self.control.share(
-            None if example is None else (example.args, example.kwargs),
-            "waiting for rank 0's first micro-batch",
-        )
+        given = None if example is None else (tuple(example.args), dict(example.kwargs))
+        parts = None if given is None else flatten(given, opens_sparse=True)
+        leaves, structure = self.control.share(parts, "waiting for rank 0's first micro-batch")
+        args, kwargs = structure.unflatten(leaves)
         args, kwargs = placed((tuple(args), dict(kwargs)), META if self.device == META else CPU)
         return args, kwargs
 

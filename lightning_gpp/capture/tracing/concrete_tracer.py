@@ -31,6 +31,7 @@ from lightning_gpp.capture.tracing.recording import Recording, run_plain
 from lightning_gpp.capture.tracing.trace import Trace, apply_function
 from lightning_gpp.capture.tracing.traced_names import traced_names
 from lightning_gpp.capture.tracing.whole_functions import whole_functions
+from lightning_gpp.capture.values.adjacency import in_edges
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.withheld import withhold
 from lightning_gpp.instance_attribute import instance_attribute
@@ -147,6 +148,8 @@ class _CallTracer(TorchFunctionMode):
             )
         if name is not None and self.policy.is_leaf(module, name):
             self.recording.recorder.draws.check(self.recording.recorder.scope)
+            with torch._C.DisableTorchFunction():
+                args, kwargs = in_edges(module, args, kwargs)
             with self.recording.recorder.draws.allowed():
                 return self.recording.record("call_module", name, args, kwargs, run=module)
         padding = clears_padding(module, args, kwargs)

@@ -24,6 +24,7 @@ from lightning_gpp.capture.tracing.trace import (
     guard,
     rebuild,
 )
+from lightning_gpp.capture.values.adjacency import refuse_matrix
 from lightning_gpp.capture.values.structure import Step, Structure, flatten
 
 _SIZES = frozenset({"size", "shape", "numel", "nelement", "__len__"})
@@ -238,6 +239,7 @@ class Recording:
                 self._named[name] = self._node("get_attr", name, (), {})
             return self._named[name]
         with torch._C.DisableTorchFunction():
+            refuse_matrix(tensor, user_location())
             is_computed = tensor.grad_fn is not None
         if is_computed:
             raise CaptureError(

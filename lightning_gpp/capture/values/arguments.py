@@ -47,7 +47,7 @@ class Arguments:
             CaptureError: no argument is a tensor, or an object hides tensors.
         """
         signature = inspect.signature(module.forward)
-        leaves, structure = flatten(_bind(signature, args, kwargs))
+        leaves, structure = flatten(_bind(signature, args, kwargs), opens_sparse=True)
         paths = _paths(signature, structure)
         for path, leaf in zip(paths, leaves, strict=True):
             _refuse_hidden_tensors(path, leaf)
@@ -80,7 +80,7 @@ class Arguments:
         Raises:
             ValueError: the call differs in something that was frozen at capture.
         """
-        leaves, structure = flatten(_bind(self.signature, args, kwargs))
+        leaves, structure = flatten(_bind(self.signature, args, kwargs), opens_sparse=True)
         if structure != self.structure:
             raise ValueError(
                 f"the model was captured with arguments {self.structure}, got {structure}: "
@@ -97,7 +97,7 @@ class Arguments:
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call, one per entry of :attr:`names`."""
-        return flatten(_bind(self.signature, args, kwargs))[0]
+        return flatten(_bind(self.signature, args, kwargs), opens_sparse=True)[0]
 
     def refuse_lists_of_samples(self, tensors: Mapping[str, Tensor]) -> None:
         """Checks that no list has strings, or tensors of several lengths, of single samples.

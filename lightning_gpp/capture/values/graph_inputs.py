@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 _EDGES = "edge_index"
+_VERTICES = "vertices"  # of a sparse adjacency
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class GraphInputs:
         prefix = names[0].removesuffix(_EDGES)
         batch, ptr = tensors.get(f"{prefix}batch"), tensors.get(f"{prefix}ptr")
         of_nodes = batch if batch is not None else tensors.get(f"{prefix}x")
+        if of_nodes is None:
+            of_nodes = tensors.get(f"{prefix}{_VERTICES}")
         if of_nodes is None or of_nodes.dim() == 0:
             return None
         if ptr is not None:
@@ -57,10 +60,11 @@ class GraphInputs:
         return cls(prefix, len(of_nodes), tensors[names[0]].shape[1], num_graphs, is_batch)
 
     def twice_and_a_node(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The graphs, the same again, and in the last graph one more node with two edges to itself.
+        """The graphs, the same again, and in the last graph one more node, linked to another one.
 
         So the number of graphs doubles while those of nodes and edges do not, and each grows in its
-        own way: one can tell which dimension is which.
+        own way: one can tell which dimension is which. The two new edges lead there and back; about
+        loops and repeated edges layers do not agree where they take a sparse adjacency.
         """
         return {name: self._doubled(name, tensor) for name, tensor in tensors.items()}
 
@@ -74,8 +78,10 @@ class GraphInputs:
             last = tensor.new_tensor([2 * self.num_graphs - 1])
             return torch.cat([tensor, tensor + self.num_graphs, last])
         if "index" in name and not tensor.is_floating_point() and tensor.dim():
-            loops = torch.full((*tensor.shape[:-1], 2), 2 * self.num_nodes).to(tensor)
-            return torch.cat([tensor, tensor + self.num_nodes, loops], dim=-1)
+            more = torch.full((*tensor.shape[:-1], 2), 2 * self.num_nodes).to(tensor)
+            if more.shape[:-1] == (2,):
+                more.fill_diagonal_(2 * self.num_nodes - 1)
+            return torch.cat([tensor, tensor + self.num_nodes, more], dim=-1)
         match self.entries(name, tensor):
             case "nodes":
                 return torch.cat([tensor, tensor, tensor[-1:]])
@@ -89,6 +95,8 @@ class GraphInputs:
         """What the first dimension of a tensor counts; None where it is nothing of the graphs."""
         if not tensor.dim():
             return None
+        if name == f"{self.prefix}{_VERTICES}":
+            return "nodes"
         if "edge" in name:
             return "edges"
         if len(tensor) == self.num_nodes:

@@ -15,6 +15,12 @@ from typing import Any
 
 from torch.utils import _pytree
 
+from lightning_gpp.capture.values.adjacency import (
+    SparseAdjacency,
+    adjacency,
+    is_adjacency,
+    parts_of,
+)
 from lightning_gpp.capture.values.graph_containers import attributes_of, is_graph_type, make_graph
 
 
@@ -103,23 +109,30 @@ class Structure:
 LEAF = Structure()
 
 
-def flatten(value: Any) -> tuple[list[Any], Structure]:
+def flatten(value: Any, *, opens_sparse: bool = False) -> tuple[list[Any], Structure]:
     """Leaves and structure of a nested container.
+
+    Args:
+        value: the container, or a leaf.
+        opens_sparse: whether sparse square matrices are containers: of their edges.
 
     >>> flatten({"a": (1, 2), "b": 3})[0]
     [1, 2, 3]
     """
+    if opens_sparse and is_adjacency(value):
+        steps = tuple(Step("attribute", part) for part in SparseAdjacency.PARTS)
+        return [*parts_of(value)], Structure(SparseAdjacency, steps, (LEAF,) * len(steps))
     level = _one_level(value)
     if level is None:
         return [value], LEAF
-    steps, children, spec = level
+    level_steps, children, spec = level
     leaves: list[Any] = []
     structures = []
     for item in children:
-        item_leaves, structure = flatten(item)
+        item_leaves, structure = flatten(item, opens_sparse=opens_sparse)
         leaves += item_leaves
         structures.append(structure)
-    return leaves, Structure(type(value), tuple(steps), tuple(structures), spec)
+    return leaves, Structure(type(value), tuple(level_steps), tuple(structures), spec)
 
 
 def leaves_of(value: Any) -> list[Any]:
@@ -179,6 +192,8 @@ def _steps(value: Any, size: int) -> list[Step]:
 
 
 def _rebuild(container: type[Any], steps: Sequence[Step], children: list[Any]) -> Any:
+    if container is SparseAdjacency:
+        return adjacency(children)
     named = {step.key: value for step, value in zip(steps, children, strict=True)}
     if issubclass(container, dict):
         return container(**named) if dataclasses.is_dataclass(container) else container(named)

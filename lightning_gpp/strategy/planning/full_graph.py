@@ -112,7 +112,7 @@ def the_graph(tensors: Mapping[str, Tensor]) -> tuple[Tensor, int]:
         raise GraphTrainingError(
             "full-graph training needs one graph: forward has to be called with a `Data`, or with "
             "tensors named `edge_index`, of shape (2, edges) and whole numbers, and `x`, with a "
-            f"row per vertex; got {given}"
+            f"row per vertex, or with a sparse adjacency; got {given}"
         )
     if found.num_graphs > 1:
         raise GraphTrainingError(

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.full_graph import FullGraphJob, NodeClassifier, fit, random_graph, sent_bytes
+from helpers.full_graph import (
+    FullGraphJob,
+    NodeClassifier,
+    OfAdjacency,
+    fit,
+    random_graph,
+    sent_bytes,
+)
 from helpers.history_reference import Reference, dense
 from helpers.workers import WorkerPool
 from torch import Tensor
@@ -93,6 +100,32 @@ def test_a_graph_that_is_not_captured_itself(pool: WorkerPool, kind: str) -> Non
     for name, weight in expected["weights"].items():
         torch.testing.assert_close(weights[name], weight, rtol=1e-9, atol=1e-9)
     assert results[0]["metrics"] == pytest.approx(expected["metrics"], rel=1e-9)
+
+
+SPARSE = [
+    ("gcn", True, torch.sparse_csr, 1),
+    ("gcn", True, torch.sparse_coo, 2),
+    ("gcn2", True, torch.sparse_csr, 2),
+    ("sage", False, torch.sparse_csr, 2),
+    ("gat", False, torch.sparse_csr, 1),
+    ("resgcn", False, torch.sparse_coo, 1),
+]
+
+
+@pytest.mark.parametrize(("kind", "weighted", "layout", "ways"), SPARSE)
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:Converting sparse tensor")
+def test_a_sparse_adjacency(
+    pool: WorkerPool, kind: str, weighted: bool, layout: torch.layout, ways: int, large: bool
+) -> None:
+    """Equal to one device, which gives its layers the matrix itself."""
+    module = partial(OfAdjacency, kind, weighted, layout)
+    job = FullGraphJob(module, LARGE if large else {}, epochs=5)
+    expected = fit(job, None)
+    strategy = {"mode": "exact", "ways": ways, "seed": SEED}
+    weights = merged(pool.run(fit, job, strategy, 2, num_ranks=2))
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-9, atol=1e-9)
 
 
 CASES = [

@@ -8,7 +8,9 @@ import lightning.pytorch as lp
 import pytest
 import torch
 from helpers.full_graph import (
+    MultipliesBy,
     NodeClassifier,
+    OfAdjacency,
     OfBatches,
     OneLayer,
     Perceptron,
@@ -93,6 +95,20 @@ def test_layers_that_look_at_all_vertices(pool: WorkerPool, norm: torch.nn.Modul
     (found,) = pool.run(refusal, random_graph(), OneLayer(norm), {}, num_ranks=1)
     assert found.startswith("GraphTrainingError: the layer before")
     assert "mode='exact'" in found
+
+
+def test_a_sparse_adjacency_that_no_layer_takes(pool: WorkerPool) -> None:
+    module = MultipliesBy("gat", False, torch.sparse_csr)
+    (found,) = pool.run(refusal, random_graph(), module, {}, num_ranks=1)
+    assert "computes with the sparse adjacency itself; only layers of torch_geometric" in found
+
+
+def test_values_of_an_adjacency_that_a_layer_takes_no_weights_for(pool: WorkerPool) -> None:
+    """GraphSAGE multiplies by them where they are in a matrix, and takes no ``edge_weight``."""
+    module = OfAdjacency("sage", True, torch.sparse_csr)
+    (found,) = pool.run(refusal, random_graph(), module, {}, num_ranks=1)
+    assert "OfAdjacency.forward cannot be captured" in found
+    assert "output  differs by" in found
 
 
 def test_options_of_other_strategies() -> None:
