@@ -9,7 +9,9 @@ to one process within a round.
     python benchmarks/gnnpipe.py --memory --devices 4   # peak bytes of every rank instead
     python benchmarks/gnnpipe.py --preparing 10000000   # seconds to divide and cut so many edges
 
-Bytes are counted as ``asynchronous_memory.py`` does: what glibc has handed out, at its peak.
+Bytes are counted as ``asynchronous_memory.py`` does: what glibc has handed out, at its peak. With
+``--limit`` Linux gives every process that many MB on top of what it has when training begins
+(``RLIMIT_DATA``), and no more.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import argparse
 import json
 import logging
 import os
+import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -42,6 +46,7 @@ from lightning_gpp.strategy import GNNPipeStrategy
 from lightning_gpp.text_table import text_table
 
 WARM_UP = 2
+_NO_MEMORY = re.compile("can't allocate memory|MemoryError")
 LAYERS, WIDTH, VERTICES, EDGES = 32, 32, 20_000, 1_000_000
 
 
@@ -68,14 +73,19 @@ class EpochTimes(pl.Callback):
 class Memory(pl.Callback):
     """Every rank writes the most bytes that it held after the first epochs."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, limit_mb: int | None) -> None:
+        self.folder, self.limit_mb = folder, limit_mb
         self.before = 0
 
     def setup(self, *_: Any, **__: Any) -> None:
         """What is there before training does not count; the graph is already there."""
         self.counter = Counter()
         self.before = self.counter.now()
+        if self.limit_mb is not None:
+            lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+            data_kb = next(int(line.split()[1]) for line in lines if line.startswith("VmData"))
+            most = (data_kb << 10) + self.limit_mb * 10**6
+            resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
 
     def on_train_start(self, *_: Any) -> None:
         """Counting begins."""
@@ -122,7 +132,7 @@ def fit(options: argparse.Namespace, folder: Path) -> None:
     times = EpochTimes()
     callbacks: list[pl.Callback] = [times]
     if options.memory:
-        callbacks.append(Memory(folder))
+        callbacks.append(Memory(folder, options.limit))
     chosen: Any = "auto"
     if strategy is not None:
         chosen = GNNPipeStrategy(cache=False, start_method="popen", **strategy)
@@ -142,11 +152,16 @@ def fit(options: argparse.Namespace, folder: Path) -> None:
         (folder / "seconds").write_text(json.dumps(times.seconds), encoding="ascii")
 
 
-def started(name: str, folder: Path) -> subprocess.Popen[bytes]:
-    """A fit in processes of its own."""
+def started(name: str, folder: Path, *, quiet: bool = False) -> subprocess.Popen[bytes]:
+    """A fit in processes of its own; what a quiet one says is in the file ``said``."""
     command = [sys.executable, *sys.argv, "--fit", name, "--folder", str(folder)]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(LEAST)}
-    return subprocess.Popen(command, env=environment if "--memory" in sys.argv else None)
+    with (folder / "said").open("wb") as said:
+        return subprocess.Popen(
+            command,
+            env=environment if "--memory" in sys.argv else None,
+            stderr=said if quiet else None,
+        )
 
 
 def seconds_of(names: list[str]) -> float:
@@ -187,8 +202,15 @@ def measure_memory(options: argparse.Namespace) -> None:
     rows = []
     for name, (num_devices, _) in ways_to_train(options.devices).items():
         with tempfile.TemporaryDirectory() as folder:
-            if started(name, Path(folder)).wait():
-                raise SystemExit("a fit failed")
+            if started(name, Path(folder), quiet=options.limit is not None).wait():
+                if options.limit is None:
+                    raise SystemExit("a fit failed")
+                said = (Path(folder) / "said").read_text(encoding="utf-8", errors="replace")
+                reason = next((line for line in said.splitlines() if _NO_MEMORY.search(line)), "")
+                if not reason:
+                    raise SystemExit(said)
+                rows.append([name, "refused", reason])
+                continue
             taken = [
                 int((Path(folder) / str(rank)).read_text("ascii")) for rank in range(num_devices)
             ]
@@ -224,6 +246,7 @@ def main() -> None:
     for name, default in (("vertices", VERTICES), ("edges", EDGES), ("epochs", 3), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--limit", type=int, help="MB of a process, with --memory")
     parser.add_argument("--preparing", type=int)
     parser.add_argument("--fit", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

@@ -15,12 +15,32 @@ from lightning_gpp.cost import Costs
 from lightning_gpp.gnn.chunked_model import ChunkedModel, ChunkStage
 
 
+@dataclass(slots=True)
+class _Turn:
+    """Whose histories there are: those of one operator, as all of them take much memory.
+
+    Attributes:
+        model: in whose stages operators run.
+        stage: whose turn it is.
+    """
+
+    model: ChunkedModel
+    stage: ChunkStage | None = None
+
+    def take(self, stage: ChunkStage) -> None:
+        """Leaves the histories of other stages behind."""
+        if stage is not self.stage:
+            self.model.forget()
+            self.stage = stage
+
+
 @dataclass(frozen=True, slots=True)
 class _OnOneChunk:
     """An operator on one chunk."""
 
     stage: ChunkStage
     chunk: int
+    turn: _Turn
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -35,6 +55,7 @@ class _OnOneChunk:
         return self.stage.buffer_names
 
     def __call__(self, values: Sequence[Any], *, training: bool) -> Sequence[Any]:
+        self.turn.take(self.stage)
         return self.stage(values, self.chunk, training=training)
 
 
@@ -50,10 +71,10 @@ def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
     captured, device = model.captured, next(iter(tensors.values())).device
     sizes = model.chunks.sizes
     chunk = sorted(range(len(sizes)), key=sizes.__getitem__)[len(sizes) // 2]
-    probes = []
+    probes, turn = [], _Turn(model)
     for operator in model.graph:
         outputs = [value.name for value in operator.outputs]
-        stage = _OnOneChunk(model.stage([operator.name], operator.inputs, outputs), chunk)
+        stage = _OnOneChunk(model.stage([operator.name], operator.inputs, outputs), chunk, turn)
         probes.append(OperatorProbe(captured, operator, device, stage))
     vertices = model.chunks.vertices[chunk].to(device)
     cut = {

@@ -140,7 +140,10 @@ def sent_bytes(job: FullGraphJob, strategy: Mapping[str, Any], num_ranks: int) -
 
 
 def fit(
-    job: FullGraphJob, strategy: Mapping[str, Any] | None, num_ranks: int = 1
+    job: FullGraphJob,
+    strategy: Mapping[str, Any] | None,
+    num_ranks: int = 1,
+    accelerator: Any = "cpu",
 ) -> dict[str, Any]:
     """Trains as this process's rank.
 
@@ -148,6 +151,7 @@ def fit(
         job: what is trained.
         strategy: arguments of ``GNNPipeStrategy``; None trains on one plain device.
         num_ranks: ranks of the job.
+        accelerator: of the Trainer.
 
     Returns:
         The weights, the scores of every training step and the metrics.
@@ -160,7 +164,8 @@ def fit(
     module, graph = job.module().double(), random_graph(**job.graph)
     loader = DataLoader([graph], batch_size=None)  # type: ignore[arg-type]
     with quiet():
-        trainer = lp.Trainer(strategy=chosen, devices=num_ranks, max_epochs=job.epochs, **DEFAULTS)
+        options = {**DEFAULTS, "accelerator": accelerator, "max_epochs": job.epochs}
+        trainer = lp.Trainer(strategy=chosen, devices=num_ranks, **options)
         trainer.fit(module, loader, loader)
     return {
         "weights": {n: p.detach().clone() for n, p in module.named_parameters() if not p.is_meta},

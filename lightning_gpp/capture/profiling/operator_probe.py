@@ -132,8 +132,11 @@ class OperatorProbe:
         start_s = self._now_s()
         outputs = self.stage(inputs, training=self.training)
         forward_s = self._now_s() - start_s
-        self.results = dict(zip(self.outputs, outputs, strict=True))
-        return OpProfile(forward_s, self._backward_s(outputs))
+        backward_s = self._backward_s(outputs)
+        # Without the graph: what it holds beside saved tensors, a backward does not free.
+        free = [_map_tensors(value, _detached) for value in outputs]
+        self.results = dict(zip(self.outputs, free, strict=True))
+        return OpProfile(forward_s, backward_s)
 
     def _note_saved(self, saved: dict[Any, int], tensor: Tensor) -> Tensor:
         """A tensor is saved for the backward; noting that takes time, so one run has to do."""
@@ -189,6 +192,10 @@ def _has_settled(runs: Sequence[OpProfile]) -> bool:
 
 def _needs_grad(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _detached_copy(tensor: Tensor) -> Tensor:

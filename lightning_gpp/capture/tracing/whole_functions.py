@@ -9,8 +9,9 @@ of the traced module (``self.pool = global_mean_pool``).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -37,11 +38,10 @@ def whole_functions(module: nn.Module, stand_in: Callable[[Function], Function])
         yield
         return
     stand_ins = {key: stand_in(function) for key, function in functions.items()}
+    in_modules = _places_in_modules(len(sys.modules), frozenset(functions))
     places = [
-        (space, name, value)
-        for space in _tables(module)
-        for name, value in list(space.items())
-        if id(value) in functions
+        *(place for place in in_modules if place[0].get(place[1]) is place[2]),
+        *_places(_tables(module), functions),
     ]
     try:
         for space, name, value in places:
@@ -64,12 +64,39 @@ def _library_functions() -> list[Function]:
     ]
 
 
+def _places(
+    tables: Iterable[dict[Any, Any]], functions: Collection[int]
+) -> list[tuple[dict[Any, Any], Any, Any]]:
+    """Where tables hold one of some functions, given by their ids."""
+    return [
+        (space, name, value)
+        for space in tables
+        for name, value in list(space.items())
+        if id(value) in functions
+    ]
+
+
+@lru_cache(maxsize=1)
+def _places_in_modules(
+    num_loaded: int, functions: frozenset[int]
+) -> list[tuple[dict[Any, Any], Any, Any]]:
+    """In the namespaces of loaded modules: looked for anew when more modules are loaded.
+
+    That takes 50 ms, and every layer of a graph network is traced by itself. A name that is bound
+    later in a module which was there already is missed, and the number of graphs is frozen then,
+    as the comparison with a second batch tells.
+    """
+    tables = {
+        id(vars(loaded)): vars(loaded)
+        for name, loaded in list(sys.modules.items())
+        if not name.startswith(("torch.", "lightning_gpp.")) and hasattr(loaded, "__dict__")
+    }
+    return _places(tables.values(), functions)
+
+
 def _tables(module: nn.Module) -> list[dict[Any, Any]]:
-    """Namespaces of loaded modules, and attributes of the parts of ``module``."""
+    """Namespaces of the forwards of the parts of ``module``, and their attributes."""
     tables: dict[int, dict[Any, Any]] = {}
-    for name, loaded in list(sys.modules.items()):
-        if not name.startswith(("torch.", "lightning_gpp.")) and hasattr(loaded, "__dict__"):
-            tables[id(vars(loaded))] = vars(loaded)
     for part in module.modules():
         space = getattr(part.forward, "__globals__", None)
         if space is not None:
