@@ -23,6 +23,7 @@ class ChunkRows:
         vertices: (rows,) of the part, ascending.
         extended: (rows + mirrors,) the same, and those of the other ways' parts of this chunk whose
             rows the way reads, way by way.
+        places: (rows + mirrors,) where the histories of the way have the rows of ``extended``.
         sent: way -> (mirrors,) which of ``vertices`` that way reads.
         is_everything: whether these are all vertices of the graph, in their order.
         is_alone: whether no vertex of another chunk is read.
@@ -32,6 +33,7 @@ class ChunkRows:
     way: int
     vertices: Tensor
     extended: Tensor
+    places: Tensor
     sent: Mapping[int, Tensor]
     is_everything: bool
     is_alone: bool
@@ -52,8 +54,9 @@ class ChunkRows:
         if self.vertices.device == device or device.type == "meta":
             return self
         vertices, extended = self.vertices.to(device), self.extended.to(device)
+        places = self.places.to(device)
         sent = {way: found.to(device) for way, found in self.sent.items()}
-        return replace(self, vertices=vertices, extended=extended, sent=sent)
+        return replace(self, vertices=vertices, extended=extended, places=places, sent=sent)
 
     def narrow(self, wide: Tensor) -> Tensor:
         """Of the extended rows those of the part."""
@@ -167,7 +170,8 @@ class Chunks:
         if chunk is None:
             vertices = vertices.sort().values
         others = [other for other in range(self.num_ways) if other != way]
-        extended = [vertices, *(self._mirrored(other, way, chunk) for other in others)]
+        mirrored = (self._mirrored(other, way, chunk) for other in others)
+        extended = torch.cat([vertices, *mirrored])
         sent = {
             other: torch.searchsorted(vertices, self._mirrored(way, other, chunk))
             for other in others
@@ -176,11 +180,33 @@ class Chunks:
             chunk,
             way,
             vertices,
-            torch.cat(extended),
+            extended,
+            self.places(way, extended),
             sent,
             is_everything=chunk is None and not others,
             is_alone=chunk is None or len(self) == 1,
         )
+
+    @cached_property
+    def read_by(self) -> tuple[Tensor, ...]:
+        """The vertices whose rows a way has or reads, ascending, way by way."""
+        return tuple(
+            torch.unique(
+                torch.cat(
+                    [
+                        *(parts[way] for parts in self.parts),
+                        *(found for (_, reader), found in self.mirrors.items() if reader == way),
+                    ]
+                )
+            )
+            for way in range(self.num_ways)
+        )
+
+    def places(self, way: int, vertices: Tensor) -> Tensor:
+        """Where the histories of a way have the rows of vertices that it has or reads."""
+        if self.num_ways == 1:
+            return vertices
+        return torch.searchsorted(self.read_by[way].to(vertices.device), vertices)
 
     def one_way(self) -> Chunks:
         """The same division where every part is a chunk."""
@@ -229,7 +255,7 @@ class ChunkEdges:
         own: positions in ``sources`` of vertices that are in the chunk.
         own_rows: where these are in the extended rows of the part.
         others: positions in ``sources`` of vertices of other chunks.
-        other_vertices: which vertices these are.
+        places: where the histories of the way have the rows of the sources.
     """
 
     edges: Tensor
@@ -238,7 +264,7 @@ class ChunkEdges:
     own: Tensor
     own_rows: Tensor
     others: Tensor
-    other_vertices: Tensor
+    places: Tensor
 
 
 @dataclass
@@ -293,7 +319,7 @@ class EdgeSet:
                 own=own,
                 own_rows=found[own],
                 others=others,
-                other_vertices=sources[others],
+                places=chunks.places(way, sources),
             )
             position[extended] = -1
 

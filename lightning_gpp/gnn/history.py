@@ -54,8 +54,9 @@ class History:
 
     Attributes:
         techniques: how it is used.
-        values: (vertices, ...) what layers read: of this epoch where it is computed, else stale.
-        gradients: (vertices, ...) what other chunks gave to vertices in this epoch's backward.
+        values: (vertices of the way and of its mirrors, ...) what layers read: of this epoch where
+            it is computed, else stale.
+        gradients: (likewise, ...) what other chunks gave to vertices in this epoch's backward.
     """
 
     techniques: Techniques
@@ -81,7 +82,7 @@ class History:
 
     def take(self, rows: ChunkRows, own: Tensor) -> None:
         """Takes the extended rows of a chunk."""
-        self.values.index_copy_(0, rows.extended, own.detach())
+        self.values.index_copy_(0, rows.places, own.detach())
 
     def give(self, rows: ChunkRows, edges: ChunkEdges, gradient: Tensor) -> None:
         """Adds what the backward of a chunk gives to vertices of other chunks.
@@ -91,13 +92,13 @@ class History:
             edges: into it.
             gradient: of the rows of the sources.
         """
-        given = gradient.index_select(0, edges.others)
+        given, places = gradient.index_select(0, edges.others), edges.places[edges.others]
         if not self.techniques.historical_gradients:
-            self.gradients.index_add_(0, edges.other_vertices, given, alpha=UNBIASED)
+            self.gradients.index_add_(0, places, given, alpha=UNBIASED)
             return
         last = self._given.get(rows.chunk)
         change = given if last is None else given - last
-        self.gradients.index_add_(0, edges.other_vertices, change)
+        self.gradients.index_add_(0, places, change)
         self._given[rows.chunk] = given
 
 
@@ -128,13 +129,13 @@ class _Exchange(torch.autograd.Function):
     ) -> Tensor:
         ctx.history, ctx.rows, ctx.edges = history, rows, edges
         history.take(rows, own)
-        return history.values.index_select(0, edges.sources)
+        return history.values.index_select(0, edges.places)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         history, rows, edges = ctx.history, ctx.rows, ctx.edges
-        own = history.gradients.index_select(0, rows.extended)
+        own = history.gradients.index_select(0, rows.places)
         own.index_add_(0, edges.own_rows, gradient.index_select(0, edges.own))
         history.give(rows, edges, gradient)
         return own, None, None, None

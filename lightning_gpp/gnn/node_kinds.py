@@ -76,7 +76,8 @@ class Surroundings:
     def history(self, key: tuple[int, str, str], like: Tensor) -> History:
         """The history of a value; made when it is first asked for."""
         if key not in self.histories:
-            shape = (self.num_vertices, *like.shape[1:])
+            num_rows = len(self.edge_sets.chunks.read_by[key[0]])
+            shape = (num_rows, *like.shape[1:])
             self.histories[key] = History.zeros(self.techniques, shape, like.detach())
         return self.histories[key]
 
