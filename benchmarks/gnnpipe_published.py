@@ -199,8 +199,8 @@ class Cell:
 
 def predicted(workload: FullGraphWorkload, cluster: Cluster, ways: int) -> Cell:
     """A simulated epoch: four chunks per GPU of all ways together; one in graph parallelism."""
-    model, works = workload.in_ways(ways)
     chunks = 1 if ways == NUM_GPUS else 4 * NUM_GPUS // ways
+    model, works = workload.in_ways(ways, chunks)
     num_vertices = workload.samples_per_device
     sizes = sorted({num_vertices / chunks / 2, num_vertices / chunks, float(num_vertices)})
     request = plan_request(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,23 +21,28 @@ class _Turn:
 
     Attributes:
         model: in whose stages operators run.
-        stage: whose turn it is.
+        operator: whose turn it is.
+        history_bytes: by the name of an operator; of those whose turn it has been.
     """
 
     model: ChunkedModel
-    stage: ChunkStage | None = None
+    operator: str = ""
+    history_bytes: dict[str, int] = field(default_factory=dict)
 
-    def take(self, stage: ChunkStage) -> None:
-        """Leaves the histories of other stages behind."""
-        if stage is not self.stage:
+    def take(self, operator: str) -> None:
+        """Leaves the histories of other operators behind."""
+        if operator != self.operator:
+            histories = self.model.around.histories.values()
+            self.history_bytes[self.operator] = sum(each.size_bytes for each in histories)
             self.model.forget()
-            self.stage = stage
+            self.operator = operator
 
 
 @dataclass(frozen=True, slots=True)
 class _OnOneChunk:
     """An operator on one chunk."""
 
+    operator: str
     stage: ChunkStage
     chunk: int
     turn: _Turn
@@ -55,14 +60,16 @@ class _OnOneChunk:
         return self.stage.buffer_names
 
     def __call__(self, values: Sequence[Any], *, training: bool) -> Sequence[Any]:
-        self.turn.take(self.stage)
+        self.turn.take(self.operator)
         return self.stage(values, self.chunk, training=training)
 
 
 def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
     """Measures every operator on the chunk of middle size, reads of histories included.
 
-    Samples are the vertices of all ways together. The model is left as it was.
+    Samples are the vertices of all ways together. What histories take is told as activations, a
+    part with every chunk: all forwards come before the backwards, so that all parts are kept. The
+    model is left as it was.
 
     Args:
         model: in training mode.
@@ -74,8 +81,9 @@ def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
     probes, turn = [], _Turn(model)
     for operator in model.graph:
         outputs = [value.name for value in operator.outputs]
-        stage = _OnOneChunk(model.stage([operator.name], operator.inputs, outputs), chunk, turn)
-        probes.append(OperatorProbe(captured, operator, device, stage))
+        stage = model.stage([operator.name], operator.inputs, outputs)
+        probe = _OnOneChunk(operator.name, stage, chunk, turn)
+        probes.append(OperatorProbe(captured, operator, device, probe))
     vertices = model.chunks.vertices[chunk].to(device)
     cut = {
         name: tensor if name in model.graph.staying else tensor.index_select(0, vertices)
@@ -83,5 +91,12 @@ def chunk_costs(model: ChunkedModel, tensors: Mapping[str, Tensor]) -> Costs:
     }
     with torch.enable_grad():
         found = profile_probes(captured, probes, cut, float(len(vertices)))
-    model.forget()
-    return Costs((found,))
+    turn.take("")
+    operators = {
+        name: replace(
+            cost,
+            activation_bytes=cost.activation_bytes + turn.history_bytes.get(name, 0) // len(sizes),
+        )
+        for name, cost in found.operators.items()
+    }
+    return Costs((replace(found, operators=operators),))

@@ -71,6 +71,11 @@ class History:
         values, gradients, stale = (like.new_zeros(tuple(shape)) for _ in range(3))
         return cls(techniques, values, gradients, stale)
 
+    @property
+    def size_bytes(self) -> int:
+        """What it takes."""
+        return sum(each.nbytes for each in (self.values, self.gradients, self._stale))
+
     def begin_epoch(self, epoch: int) -> None:
         """Refreshes the stale values, or puts them back; epochs are counted from 0."""
         if epoch % self.techniques.refresh_every == 0:

@@ -16,7 +16,7 @@ COLUMNS = (
     "Ways: devices that divide the vertices of every chunk among themselves; groups: of layers. "
     "One way is a pipeline of layers, one group is graph parallelism.",
     "Epoch: predicted. Messages: activations and gradients that devices send in an epoch. Memory: "
-    "of the fullest device, histories left out.",
+    "of the fullest device, histories among it.",
 )
 
 

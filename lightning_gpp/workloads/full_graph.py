@@ -9,7 +9,7 @@ dropout, normalisation and residual.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from lightning_gpp.checks import check_counts
@@ -57,6 +57,9 @@ LAYER_WORK: Mapping[str, LayerWork] = MappingProxyType(
 )
 """Layers by name, each listed with its kernels; a kernel reads its rows once and writes one."""
 
+HISTORY_ROWS = 3
+"""Rows per vertex that a layer's :class:`lightning_gpp.gnn.history.History` takes."""
+
 
 @dataclass(frozen=True)
 class FullGraphWorkload(Workload):
@@ -96,15 +99,26 @@ class FullGraphWorkload(Workload):
         ways = range(num_ways)
         return VertexShares(rows, {(a, b): count for a in ways for b in ways if a != b})
 
-    def in_ways(self, num_ways: int) -> tuple[WaysGraph, dict[str, OpWork]]:
-        """The model in ways, and the work of its operators per vertex of all ways together."""
+    def in_ways(self, num_ways: int, num_chunks: int) -> tuple[WaysGraph, dict[str, OpWork]]:
+        """The model in ways, and the work of its operators per vertex of all ways together.
+
+        Histories, which there are with several chunks, are told as activations: all forwards come
+        before the backwards, so that those of all vertices are kept.
+        """
         works = self.costs
         assert isinstance(works, Mapping)
         exchanged = {(op.name, op.inputs[0]) for op in self.graph if op.name.startswith("convs_")}
         model = in_ways(self.graph, self.shares(num_ways), exchanged)
         found = {operator.name: OpWork(num_kernels=0) for operator in model.graph}
         for name, (operator, _) in model.operators.items():
-            found[name] = _part(works[operator], num_ways)
+            work = works[operator]
+            if num_chunks > 1 and operator.startswith("convs_"):
+                (value,) = self.graph.operator[operator].outputs
+                row_bytes = value.size_bytes / self.samples_per_device
+                kept = work.activation_bytes
+                kept = Line(kept.per_sample + HISTORY_ROWS * row_bytes, kept.fixed)
+                work = replace(work, activation_bytes=kept)
+            found[name] = _part(work, num_ways)
         return model, found
 
 

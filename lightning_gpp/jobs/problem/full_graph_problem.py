@@ -111,7 +111,7 @@ def workload_in_ways(
     num_vertices = workload.samples_per_device
 
     def question(ways: int, chunks: int) -> WaysQuestion:
-        model, works = workload.in_ways(ways)
+        model, works = workload.in_ways(ways, chunks)
         kinds = [cluster.device_kind(name) for name in cluster.kinds]
         size = num_vertices / chunks
         request = plan_request(

@@ -18,6 +18,8 @@ from helpers.full_graph import (
 )
 from helpers.history_reference import Reference, dense
 from helpers.workers import WorkerPool
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_gpp.gnn import Techniques, partition
@@ -83,6 +85,34 @@ def test_exact_mode_equals_one_device(
     for name, weight in expected["weights"].items():
         torch.testing.assert_close(weights[name], weight, rtol=1e-9, atol=1e-9)
     assert results[0]["metrics"] == pytest.approx(expected["metrics"], rel=1e-9)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(
+    kind=st.sampled_from(["gcn", "sage", "gin", "gat", "gcn2", "resgcn"]),
+    places=st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 1), (4, 2)]),
+    num_vertices=st.integers(4, 40),
+    edges_per_vertex=st.floats(0.2, 4),
+    seed=st.integers(0, 1000),
+)
+def test_exact_mode_on_random_graphs(
+    pool: WorkerPool,
+    kind: str,
+    places: tuple[int, int],
+    num_vertices: int,
+    edges_per_vertex: float,
+    seed: int,
+) -> None:
+    """Few edges leave ways without any, many vertices alone, and ways without training ones."""
+    num_ranks, ways = places
+    num_edges = max(1, round(num_vertices * edges_per_vertex))
+    graph = {"num_vertices": num_vertices, "num_edges": num_edges, "seed": seed}
+    job = FullGraphJob(partial(NodeClassifier, kind), graph, epochs=20)
+    expected = fit(job, None)
+    strategy = {"mode": "exact", "ways": ways, "seed": seed}
+    results = pool.run(fit, job, strategy, num_ranks, num_ranks=num_ranks)
+    for name, weight in merged(results).items():
+        torch.testing.assert_close(weight, expected["weights"][name], rtol=1e-9, atol=1e-9)
 
 
 LARGE = {"num_vertices": 350, "num_edges": 1200}

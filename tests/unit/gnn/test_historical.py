@@ -13,7 +13,8 @@ from helpers.history_reference import Net, Reference, dense
 from torch import Tensor
 
 from lightning_gpp.capture import capture
-from lightning_gpp.gnn import ChunkedModel, Chunks, Techniques, partition
+from lightning_gpp.gnn import ChunkedModel, Chunks, Techniques, chunk_costs, partition
+from lightning_gpp.gnn.history import History
 
 NUM_VERTICES, NUM_CHUNKS = 23, 4
 
@@ -86,3 +87,32 @@ def test_history_is_that_of_the_definition(
             )
         for optimizer in optimizers:
             optimizer.step()
+
+
+@pytest.mark.parametrize("num_ways", [1, 2])
+def test_costs_have_the_histories(num_ways: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows per vertex that a way has or reads, a part of them with every chunk."""
+    torch.manual_seed(1)
+    net, (x, edges, _) = Net("gcn", num_layers=2), graph()
+    chunks = partition(edges, NUM_VERTICES, NUM_CHUNKS, num_ways=num_ways)
+    model = chunked(net, x, edges, chunks, Techniques())
+    tensors = model.captured.inputs((x, edges), {})
+    model.captured.take_graph(model.graph, model.in_ways.operators)
+
+    def kept() -> dict[str, int]:
+        (found,) = chunk_costs(model, tensors).profiles
+        return {name: cost.activation_bytes for name, cost in found.operators.items()}
+
+    with_histories = kept()
+    assert not model.around.histories
+    monkeypatch.setattr(History, "size_bytes", 0)
+    without = kept()
+    shares = chunks.shares
+    layers = 0
+    for name, size in with_histories.items():
+        _, way = model.in_ways.operators.get(name, ("", 0))
+        mirrors = sum(count for (_, reader), count in shares.mirrors.items() if reader == way)
+        rows = shares.rows[way] + mirrors if "convs" in name else 0
+        assert size - without[name] == 3 * rows * 6 * x.element_size() // NUM_CHUNKS, name
+        layers += rows > 0
+    assert layers == 2 * num_ways

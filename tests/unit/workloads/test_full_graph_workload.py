@@ -20,7 +20,7 @@ REDDIT_MIRRORS = 608_200
 
 def answered(workload: FullGraphWorkload, ways: int, num_devices: int = 8) -> WaysAnswer:
     """The balanced plan for a number of ways."""
-    model, works = workload.in_ways(ways)
+    model, works = workload.in_ways(ways, 32)
     chunks = 1 if ways == num_devices else 4 * num_devices // ways
     num_vertices = workload.samples_per_device
     request: PlanRequest = plan_request(
