@@ -23,7 +23,7 @@ from lightning_gpp.strategy.logging.logs import as_number, joined
         ("MIN", 0.0),
         (min, 0.0),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_joined_numbers(reduce_fx: Any, expected: float) -> None:
     values = [torch.tensor(value) for value in (1.0, 0.0, 1.0, 4.0)]
