@@ -78,9 +78,7 @@ class ProcessCollectives:
             found = [row[:size] for row, size in zip(rows, sizes, strict=True)]
         return [self._received(each, shape) for each, shape in zip(found, shapes, strict=True)]
 
-    def reduce_scatter(
-        self, parts: Sequence[Tensor], *, is_grouped: bool, purpose: str
-    ) -> Tensor:
+    def reduce_scatter(self, parts: Sequence[Tensor], *, is_grouped: bool, purpose: str) -> Tensor:
         """The sum over ranks of one part."""
         shape = tuple(parts[self._rank].shape)
         shapes = [shape] * self._num_ranks
@@ -112,9 +110,10 @@ class ProcessCollectives:
         splits = [part.numel() for part in flat]
 
         def exchange() -> dist.Work | None:
-            return dist.all_to_all_single(
+            work: dist.Work | None = dist.all_to_all_single(
                 out, sent, sizes, splits, group=self._group, async_op=True
             )
+            return work
 
         self._do([exchange], purpose)
         pieces = torch.split(out, sizes)
@@ -192,7 +191,10 @@ class ProcessCollectives:
         return lambda: dist.broadcast(flat, root, group=self._group, async_op=True)
 
     def _all_gather(self, out: Tensor, flat: Tensor) -> dist.Work | None:
-        return dist.all_gather_into_tensor(out, flat, group=self._group, async_op=True)
+        work: dist.Work | None = dist.all_gather_into_tensor(
+            out, flat, group=self._group, async_op=True
+        )
+        return work
 
     def _do(self, begins: Sequence[Callable[[], dist.Work | None]], purpose: str) -> None:
         """Begins operations together and waits for all of them.

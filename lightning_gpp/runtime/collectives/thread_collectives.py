@@ -112,9 +112,7 @@ class ThreadCollectives:
         found = self._meet(f"all_gather {[*shapes]}", _copy(shard), purpose)
         return [_checked(each, shape) for each, shape in zip(found, shapes, strict=True)]
 
-    def reduce_scatter(
-        self, parts: Sequence[Tensor], *, is_grouped: bool, purpose: str
-    ) -> Tensor:
+    def reduce_scatter(self, parts: Sequence[Tensor], *, is_grouped: bool, purpose: str) -> Tensor:
         """The sum over ranks of one part."""
         shapes = [tuple(part.shape) for part in parts]
         found = self._meet(f"reduce_scatter {shapes}", [_copy(part) for part in parts], purpose)

@@ -40,9 +40,7 @@ class Collectives(Protocol):
     ) -> list[Tensor]:
         """The tensors of all ranks, whose shapes are given by rank."""
 
-    def reduce_scatter(
-        self, parts: Sequence[Tensor], *, is_grouped: bool, purpose: str
-    ) -> Tensor:
+    def reduce_scatter(self, parts: Sequence[Tensor], *, is_grouped: bool, purpose: str) -> Tensor:
         """The sum over ranks of the part with this rank's number."""
 
     def all_reduce(self, tensor: Tensor, *, purpose: str) -> Tensor:
