@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, Placement
@@ -32,12 +33,14 @@ class _Drawing:
         shares: tuple[tuple[float, ...], ...],
         draw: random.Random,
         stay: float,
+        storage: Mapping[str, Placement] | None,
     ) -> None:
         self.graph, self.shares, self.draw, self.stay = graph, shares, draw, stay
         self.theory = Theory(graph, len(shares[0]))
         self.there: dict[str, list[Placement]] = {}
         self.instructions: list[Instruction] = []
         self.storage: dict[str, Placement] = {}
+        self.given = storage
 
     def segment(self) -> int:
         return self.draw.randrange(len(self.shares))
@@ -60,6 +63,8 @@ class _Drawing:
                 can = [R_SAME, *self.theory.shards(value.name, self.segment())]
                 is_plain = value.source is ValueSource.BUFFER
                 placement = R_SAME if is_plain else self.draw.choice(can)
+                if self.given is not None:
+                    placement = self.given.get(value.name, R_SAME)
                 self.storage[value.name] = placement
             self.there[value.name] = [placement]
 
@@ -129,6 +134,7 @@ def random_program(
     draw: random.Random,
     *,
     stay: float = 0.5,
+    storage: Mapping[str, Placement] | None = None,
 ) -> SpmdProgram:
     """A valid program.
 
@@ -137,8 +143,29 @@ def random_program(
         shares: one vector per segment; instructions take any.
         draw: random numbers.
         stay: how often a rule is chosen that needs no conversion, if there is one.
+        storage: how parameters are stored; drawn as well where it is not given.
     """
-    return _Drawing(graph, tuple(shares), draw, stay).run()
+    return _Drawing(graph, tuple(shares), draw, stay, storage).run()
+
+
+@dataclass(frozen=True)
+class DrawsPrograms:
+    """A planner that draws programs.
+
+    Attributes:
+        seed: of its random numbers.
+    """
+
+    seed: int
+
+    def __call__(
+        self,
+        graph: SpmdGraph,
+        shares: Sequence[float],
+        storage: Mapping[str, Placement] | None,
+    ) -> SpmdProgram:
+        draw = random.Random(f"{self.seed} {graph.outputs}")
+        return random_program(graph, [tuple(shares)], draw, storage=storage)
 
 
 def replicated_program(graph: SpmdGraph, num_devices: int) -> SpmdProgram:

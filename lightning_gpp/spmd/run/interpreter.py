@@ -250,6 +250,16 @@ def _check_buffers(
                 )
 
 
+def written_buffers(graph: SpmdGraph, calls: Sequence[OperatorCall]) -> set[str]:
+    """Names of the buffers that operators change."""
+    return {
+        name
+        for operator, call in zip(graph.operators, calls, strict=True)
+        for name, role in zip(operator.inputs, operator.arguments, strict=True)
+        if role in _written(call)
+    }
+
+
 def _written(call: OperatorCall) -> set[str]:
     """Names of the arguments that a call changes."""
     schema = call.function._schema
