@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from helpers.models import DataSpec
-from helpers.random_models import BranchyModel, ModelSpec, OptimizerSpec
+from helpers.models import FIXED_MODELS, DataSpec
+from helpers.random_models import BranchyModel, OptimizerSpec
 from helpers.random_programs import DrawsPrograms
 from helpers.reference import assert_equal_training
 from helpers.training import Training
@@ -18,9 +18,11 @@ HAP = {"kind": "HAPStrategy"}
 UNEVEN = {1: None, 2: [0.7, 0.3], 3: [0.5, 0.2, 0.3]}
 
 
-def branchy(optimizer: OptimizerSpec | None = None, **options: object) -> Training:
+def branchy(
+    model: str = "two_towers", optimizer: OptimizerSpec | None = None, **options: object
+) -> Training:
     """10 steps; 29 samples in batches of 8: every fourth batch has five samples."""
-    spec = ModelSpec()
+    spec = FIXED_MODELS[model]
     return Training(
         partial(BranchyModel, spec, optimizer or OptimizerSpec()),
         DataSpec(num_inputs=spec.num_inputs),
