@@ -13,6 +13,7 @@ from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.refusals import check_name
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.spmd.spmd_calls import SpmdCalls
+from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
 from lightning_gpp.strategy.spmd.spmd_run import ProgramPlanner, SpmdRun
 
 PROGRAM_PLANNERS: Mapping[str, ProgramPlanner] = {"data_parallel": by_samples}
@@ -65,6 +66,13 @@ class HAPStrategy(GraphPipeStrategy):
         run = SpmdRun(self.settings, self.root_device, host, self.shares, self.program_planner)
         run.on_program = self._keep_program
         return Session(run, lambda _: SpmdCalls(run))
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Every rank takes the values of what it holds, and its parts of what is divided."""
+        super().load_model_state_dict(checkpoint, strict)
+        model = None if self._session is None else self._session.run.model
+        if isinstance(model, SpmdModel):
+            model.partition.load(checkpoint["state_dict"])
 
     def _keep_program(self, program: SpmdProgram) -> None:
         self.program = self.program or program

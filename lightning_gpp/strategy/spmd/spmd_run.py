@@ -215,6 +215,7 @@ class SpmdRun(PipelinedRun):
                 held = self.divided.partition.held_parameters()
                 for partial in self.partial_optimizers:
                     stack.enter_context(partial.whole_groups(self.module, held))
+                stack.enter_context(self.divided.partition.parts_in_place())
             yield
 
     def _abort(self, error: BaseException) -> None:

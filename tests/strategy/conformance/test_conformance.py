@@ -9,7 +9,7 @@ import pytest
 from helpers.alike import differences
 from helpers.workers import WorkerPool
 
-from conformance.case import Case, Noted, cases_of, perform
+from conformance.case import SPMD, Case, Noted, cases_of, perform
 from conformance.conftest import Table
 
 pytestmark = [
@@ -86,6 +86,14 @@ def test_with_a_step_for_every_micro_batch(
     pool: WorkerPool, table: Callable[..., Table], name: str, case: Case, tmp_path: Path
 ) -> None:
     check(name, case, table(name, schedule="1f1b").on_ranks(pool, case, 3), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "case"), ROWS)
+def test_as_one_spmd_program(
+    pool: WorkerPool, table: Callable[..., Table], name: str, case: Case, tmp_path: Path
+) -> None:
+    """Programs are drawn at random, one per case."""
+    check(name, case, table(name, schedule=SPMD).on_ranks(pool, case, 2), tmp_path)
 
 
 def check(name: str, case: Case, found: list[Noted], folder: Path) -> None:

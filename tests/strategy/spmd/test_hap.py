@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+import lightning.pytorch as lp
 import pytest
-from helpers.models import FIXED_MODELS, DataSpec
+from helpers.models import FIXED_MODELS, DataSpec, TiedEmbeddings
 from helpers.random_models import BranchyModel, OptimizerSpec
 from helpers.random_programs import DrawsPrograms
 from helpers.reference import assert_equal_training
-from helpers.training import Training
+from helpers.training import Training, make_trainer, quiet
 from helpers.workers import WorkerPool
 
 pytestmark = pytest.mark.timeout(400)
@@ -47,3 +48,67 @@ def test_drawn_programs(pool: WorkerPool, seed: int) -> None:
         planner=DrawsPrograms(seed),
         **HAP,
     )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "trainer"),
+    [
+        (OptimizerSpec("adamw", num_groups=3), {"gradient_clip_val": 0.1}),
+        (OptimizerSpec("sgd"), {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"}),
+        (OptimizerSpec("adamw", scheduler="step"), {"accumulate_grad_batches": 2}),
+        (OptimizerSpec("sgd", scheduler="plateau"), {"check_val_every_n_epoch": 2}),
+    ],
+    ids=["norm", "value", "accumulation", "plateau"],
+)
+def test_clipping_accumulation_and_schedulers(
+    pool: WorkerPool, optimizer: OptimizerSpec, trainer: dict[str, object]
+) -> None:
+    training = branchy("diamond", optimizer, trainer=trainer)
+    assert_equal_training(
+        pool, training, num_ranks=3, shares=UNEVEN[3], planner=DrawsPrograms(5), **HAP
+    )
+
+
+@pytest.mark.parametrize("planner", ["data_parallel", DrawsPrograms(1)], ids=["samples", "drawn"])
+def test_tied_embeddings(pool: WorkerPool, planner: object) -> None:
+    training = Training(TiedEmbeddings, DataSpec(tokens=True), num_steps=6)
+    assert_equal_training(pool, training, num_ranks=2, shares=UNEVEN[2], planner=planner, **HAP)
+
+
+def test_parts_of_parameters_and_of_their_state_are_held(pool: WorkerPool) -> None:
+    """What the program divides is nowhere whole, and its optimizer state neither."""
+    results = pool.run(held_sizes, DrawsPrograms(0), num_ranks=2, limit_s=60)
+    whole, *parts = (sizes["whole"] for sizes in results), *(s["parts"] for s in results)
+    total = next(whole)
+    assert any(0 < part[name] < total[name] for part in parts for name in total)
+    for name, size in total.items():
+        held = [part[name] for part in parts]
+        assert sum(held) == size or held == [size] * 2, name
+    for sizes in results:
+        assert sizes["state"] == sizes["parts"]
+
+
+def held_sizes(planner: DrawsPrograms) -> dict[str, dict[str, int]]:
+    """Elements of every parameter, whole and on this rank, and of its momentum."""
+    training = branchy()
+    found: dict[str, dict[str, int]] = {}
+
+    class Looks(lp.Callback):
+        def on_train_batch_end(self, trainer, module, *_: object) -> None:
+            partition = trainer.strategy.session.run.partition
+            (optimizer,) = trainer.optimizers
+            names = {id(p): name for name, p in partition.named_parameters()}
+            parts = {n: p for n, p in partition.named_parameters()}
+            found["parts"] = {name: p.numel() for name, p in parts.items()}
+            found["state"] = {
+                names[id(p)]: state["momentum_buffer"].numel()
+                for p, state in optimizer.state.items()
+            }
+
+    module = training.module()
+    found["whole"] = {name: p.numel() for name, p in module.named_parameters()}
+    strategy = {"planner": planner, "shares": UNEVEN[2], "timeout": 30.0, **HAP}
+    with quiet():
+        trainer = make_trainer(strategy, 2, max_steps=2, callbacks=[Looks()])
+        trainer.fit(module, training.data.loader())
+    return found
