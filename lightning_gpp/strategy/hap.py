@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from torch.optim import Optimizer
 
 from lightning_gpp.schedule import GPIPE
 from lightning_gpp.spmd.by_samples import by_samples
@@ -73,6 +75,19 @@ class HAPStrategy(GraphPipeStrategy):
         model = None if self._session is None else self._session.run.model
         if isinstance(model, SpmdModel):
             model.partition.load(checkpoint["state_dict"])
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Steps an optimizer on all ranks; what was cleared in the module is cleared."""
+        found = None if self._session is None else self._session.run.model
+        if isinstance(found, SpmdModel):
+            found.partition.clear_gradients()
+        return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def _keep_program(self, program: SpmdProgram) -> None:
         self.program = self.program or program

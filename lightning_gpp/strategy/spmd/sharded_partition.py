@@ -89,6 +89,24 @@ class ShardedPartition(Partition):
             standing.requires_grad_(is_trained)
             self._agreed[name] = is_trained
 
+    def show_gradients(self) -> None:
+        """What stands in the module for a part has a gradient, of no values, if the part has one.
+
+        So user code sees which parameters have gradients, gets an error where it wants their
+        values (of which a rank has a part), and can clear them.
+        """
+        for name, part in self._parts.items():
+            standing = self._tensor(name)
+            if standing.is_meta:
+                standing.grad = None if part.grad is None else torch.empty_like(standing)
+
+    def clear_gradients(self) -> None:
+        """Gradients that were cleared in the module (``module.zero_grad()``) are so in parts."""
+        for name, part in self._parts.items():
+            standing = self._tensor(name)
+            if standing.is_meta and standing.grad is None:
+                part.grad = None
+
     @contextmanager
     def parts_in_place(self) -> Iterator[None]:
         """The module has the parts themselves while the body runs, which optimizers know."""
@@ -155,6 +173,7 @@ class ShardedPartition(Partition):
             self._replace(name, torch.empty_like(part, device="meta"))
             part.data, part.grad = data, gradient
         self._put_aside = {}
+        self.show_gradients()
 
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Takes this rank's parts of the values of whole parameters, of a checkpoint."""

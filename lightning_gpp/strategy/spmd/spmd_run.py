@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.nn import Parameter
 
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
@@ -53,6 +55,29 @@ class SpmdForward(Forward):
 
     export: int = 0
     seed: int = 0
+
+
+class PartsStash(GradientStash):
+    """Gradients of a call, apart; those that user code has cleared in the module are cleared.
+
+    Args:
+        parameters: that this rank holds, or has parts of.
+        partition: knows which are parts.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], partition: ShardedPartition) -> None:
+        super().__init__(parameters)
+        self._partition = partition
+
+    def __enter__(self) -> PartsStash:
+        self._partition.clear_gradients()
+        super().__enter__()
+        return self
+
+    def hand_out(self, factor: Tensor | None = None) -> None:
+        """Adds the gradients to those that there are."""
+        super().hand_out(factor)
+        self._partition.show_gradients()
 
 
 class SpmdRun(PipelinedRun):
@@ -180,7 +205,9 @@ class SpmdRun(PipelinedRun):
         """A call of the forward that backwards may follow; nothing of it runs yet."""
         halves = self._halves(message, boundary)
         assert self._stash_parameters is not None
-        return OpenCall(halves, GradientStash(self._stash_parameters), self._alone_in)
+        assert self.divided is not None
+        stash = PartsStash(self._stash_parameters, self.divided.partition)
+        return OpenCall(halves, stash, self._alone_in)
 
     @contextmanager
     def _alone_in(self, run: object, is_second: bool) -> Iterator[None]:
