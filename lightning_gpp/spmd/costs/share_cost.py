@@ -2,7 +2,8 @@
 
 Whatever a device does costs ``constant + slope * its part of the units``; an instruction takes as
 long as its slowest device. So every cost is a largest of lines: the search evaluates it for given
-shares, and its minimum over the shares is a linear program (HAP, equation 3, with the constants that the release leaves out).
+shares, and its minimum over the shares is a linear program (HAP, equation 3, with the constants
+that the release leaves out).
 """
 
 from __future__ import annotations
