@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lightning_gpp.spmd.costs.prices import Prices, is_given
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
-from lightning_gpp.spmd.placement import R_SAME, R_SUMMED, Placement
+from lightning_gpp.spmd.placement import R_SAME, Placement
 from lightning_gpp.spmd.rules.rule import Rule
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search.limits import Allowed
@@ -121,9 +121,9 @@ class StepBuilder:
         return tuple(rule for rule in found if self._allowed.rule(operator, rule)) or found[:2]
 
     def _all_placements(self) -> dict[str, tuple[Placement, ...]]:
-        """Of every value those that a rule reads or makes, and replicas."""
+        """Of every value those that a rule reads or makes, and all that conversions may pass."""
         found: dict[str, dict[Placement, None]] = {
-            value.name: dict.fromkeys((R_SAME, R_SUMMED) if value.requires_grad else (R_SAME,))
+            value.name: dict.fromkeys(self._theory.placements(value.name))
             for value in self._graph.values
         }
         for operator in self._graph.operators:
