@@ -196,7 +196,7 @@ class SpmdProgram:
         for name, placement in self.storage.items():
             if not (placement.is_shard or str(placement) == "R="):
                 raise ValueError(f"storage of {name!r}: expected R= or a shard, got {placement}")
-        most = max((p.segment for p in self._placements()), default=0)
+        most = max((p.segment for p in self.placements), default=0)
         if most >= len(self.shares):
             raise ValueError(f"segment {most} has no shares; there are {len(self.shares)} vectors")
 
@@ -205,7 +205,9 @@ class SpmdProgram:
         """Number of devices that run it."""
         return len(self.shares[0])
 
-    def _placements(self) -> tuple[Placement, ...]:
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """All placements in it, with repetition."""
         found = list(self.storage.values())
         for instruction in self.instructions:
             if isinstance(instruction, Conversion):

@@ -30,7 +30,10 @@ class Convolutions(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         x = F.max_pool2d(F.gelu(self.norm(self.one(image))), 2)
         x = F.adaptive_avg_pool2d(self.two(x), 2) + F.avg_pool2d(x, 2)[:, :1]
-        return F.log_softmax(self.head(torch.flatten(x, 1)), -1)
+        scores = self.head(torch.flatten(x, 1))
+        targets = torch.arange(len(image)) % 5
+        loss = F.cross_entropy(scores, targets, reduction="sum")
+        return F.log_softmax(scores, -1) * loss + F.cross_entropy(scores, targets)
 
 
 class Experts(nn.Module):

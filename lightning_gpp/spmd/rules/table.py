@@ -8,6 +8,7 @@ Left out on purpose:
 
 - ``batch_norm`` in training: its statistics are those of the whole batch, and it changes buffers;
 - dropout of summands: the devices would have to draw the same mask;
+- a mean of losses, which is one over the samples that are not ignored;
 - whatever would need a halo (a convolution divided along the image);
 - ``embedding_bag``, whose further outputs are neither sharded nor sums where the first one is.
 """
@@ -146,6 +147,19 @@ def other_reduction(call: ShapedCall) -> FactorSpec | None:
     return replace(_reduction(call), whole=frozenset(f"x{dim}" for dim in call.dims()))
 
 
+def cross_entropy(call: ShapedCall) -> FactorSpec | None:
+    """Along the samples where losses are summed or kept; a mean skips what is ignored."""
+    rank, reduction = len(call.inputs[0]), call.attribute("reduction", 1)
+    target = call.index("target")
+    if reduction == 1 or target is None or len(call.inputs[target]) != rank - 1 or rank < 2:
+        return None
+    rest = [f"x{dim}" for dim in range(2, rank)]
+    samples = " ".join(["n", *rest])
+    texts = {"self": " ".join(["n", "c", *rest]), "target": samples, "weight": "c"}
+    spec = call.by_argument(samples if reduction == 0 else "", **texts)
+    return replace(spec, whole=frozenset({"c"} & set(spec.sizes)))
+
+
 _LINEAR_UNARY = ("alias", "clone", "contiguous", "neg", "detach", "lift_fresh")
 _ELEMENTWISE = (
     *("relu", "gelu", "silu", "mish", "elu", "selu", "celu", "leaky_relu", "hardtanh", "relu6"),
@@ -153,7 +167,17 @@ _ELEMENTWISE = (
     *("expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "reciprocal", "abs", "sign", "sin", "cos"),
     *("floor", "ceil", "round", "square", "pow", "clamp", "clamp_min", "clamp_max", "maximum"),
     *("minimum", "where", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge", "logical_not"),
-    *("logical_and", "logical_or", "bitwise_not", "bitwise_and", "bitwise_or", "isnan", "isinf"),
+    *(
+        "logical_and",
+        "logical_or",
+        "bitwise_not",
+        "bitwise_and",
+        "bitwise_or",
+        "__or__",
+        "__and__",
+        "isnan",
+        "isinf",
+    ),
     *("dropout", "native_dropout", "threshold", "zeros_like", "ones_like", "full_like"),
     *("remainder", "floor_divide", "addcmul", "addcdiv", "lerp", "to", "_to_copy", "type_as"),
 )
@@ -185,6 +209,7 @@ SPECS: Mapping[str, SpecFunction] = MappingProxyType(
         "mean": mean,
         **dict.fromkeys(("amax", "amin", "argmax", "argmin"), other_reduction),
         **dict.fromkeys(("any", "all", "var", "std", "logsumexp"), other_reduction),
+        **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd"), cross_entropy),
         # Products of matrices
         "linear": linear,
         "addmm": addmm,

@@ -147,7 +147,7 @@ def test_every_rule_is_sound(name: str) -> None:
     module, args = cases()[name]
     exported = export_graph(module, *args)
     theory = Theory(exported.graph, len(SHARES))
-    assert not [op.kind for op in theory.unknown if op.kind not in ("arange", "zeros")]
+    assert {op.kind for op in theory.unknown} <= {"arange", "zeros", "cross_entropy_loss"}
     count = 0
     for operator, inputs in run_whole(exported, module, args):
         for rule in theory.rules(operator):
