@@ -18,8 +18,11 @@ from lightning_gpp.strategy.spmd.spmd_calls import SpmdCalls
 from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
 from lightning_gpp.strategy.spmd.spmd_run import ProgramPlanner, SpmdRun
 
-PROGRAM_PLANNERS: Mapping[str, ProgramPlanner] = {"data_parallel": by_samples}
-"""Planners of SPMD programs by name."""
+PROGRAM_PLANNERS: Mapping[str, ProgramPlanner | None] = {
+    "hap": None,
+    "data_parallel": by_samples,
+}
+"""Planners of SPMD programs by name; HAP's is made for the devices of a run."""
 
 _OF_PIPELINES = frozenset(
     {"schedule", "num_microbatches", "weights", "blocks", "plan", "use_all_devices", "costs"}
@@ -35,8 +38,10 @@ class HAPStrategy(GraphPipeStrategy):
     logs and metrics are those of one device. Checkpoints are ordinary ones.
 
     Args:
-        shares: part of the work of every device, summing to 1; equal ones by default.
-        planner: name of what makes the program, or a function that does.
+        shares: part of the work of every device, summing to 1; by default those that are best
+            for the speeds of the devices.
+        planner: what makes the program: ``"hap"``, which searches, ``"data_parallel"``, which
+            deals samples (equally, unless there are shares), or a function that does.
         options: of :class:`GraphPipeStrategy`, those left out that are about pipelines.
 
     Raises:
@@ -47,7 +52,7 @@ class HAPStrategy(GraphPipeStrategy):
         self,
         shares: Sequence[float] | None = None,
         *,
-        planner: str | ProgramPlanner = "data_parallel",
+        planner: str | ProgramPlanner = "hap",
         **options: Any,
     ) -> None:
         if refused := _OF_PIPELINES & options.keys():
@@ -59,9 +64,11 @@ class HAPStrategy(GraphPipeStrategy):
             check_given_shares(shares)
         if isinstance(planner, str):
             check_name("planner", planner, PROGRAM_PLANNERS)
-            planner = PROGRAM_PLANNERS[planner]
+            made = PROGRAM_PLANNERS[planner]
+        else:
+            made = planner
         super().__init__(schedule=GPIPE.name, num_microbatches=1, **options)
-        self.shares, self.program_planner = shares, planner
+        self.shares, self.program_planner = shares, made
         self.program: SpmdProgram | None = None
 
     def _new_session(self, host: str) -> Session:

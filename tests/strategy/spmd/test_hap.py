@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import lightning.pytorch as lp
+import numpy as np
 import pytest
 from helpers.models import FIXED_MODELS, DataSpec, TiedEmbeddings
 from helpers.random_models import BranchyModel, OptimizerSpec
@@ -12,6 +13,14 @@ from helpers.random_programs import DrawsPrograms
 from helpers.reference import assert_equal_training
 from helpers.training import Training, make_trainer, quiet
 from helpers.workers import WorkerPool
+
+from lightning_gpp.cluster import Link, uniform_cluster
+from lightning_gpp.spmd.costs.collective_times import collective_times
+from lightning_gpp.spmd.costs.prices import Machine
+from lightning_gpp.spmd.costs.speeds import measured_speeds
+from lightning_gpp.spmd.program import Computation
+from lightning_gpp.spmd.run.export import export_forward
+from lightning_gpp.strategy.spmd.hap_planner import HapPlanner
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -34,7 +43,35 @@ def branchy(
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_by_samples(pool: WorkerPool, num_ranks: int) -> None:
-    assert_equal_training(pool, branchy(), num_ranks=num_ranks, shares=UNEVEN[num_ranks], **HAP)
+    assert_equal_training(
+        pool,
+        branchy(),
+        num_ranks=num_ranks,
+        shares=UNEVEN[num_ranks],
+        planner="data_parallel",
+        **HAP,
+    )
+
+
+def slow_devices() -> Machine:
+    """Two devices so slow, one of them half as fast, that dividing pays."""
+    cluster = uniform_cluster(2, Link(1e12))
+    return Machine(measured_speeds([2e6, 1e6]), collective_times(cluster), np.full(2, np.inf))
+
+
+@pytest.mark.parametrize("shares", [None, [0.7, 0.3]], ids=["found", "given"])
+def test_as_planned(pool: WorkerPool, shares: list[float] | None) -> None:
+    planner = HapPlanner(slow_devices(), has_shares=shares is not None)
+    training = branchy()
+    exported = export_forward(training.module(), *training.example_arguments(8))
+    program = planner(exported.graph, shares or [0.5, 0.5], None)
+    computed = [i for i in program.instructions if isinstance(i, Computation)]
+    assert any(p.is_shard for each in computed for p in each.outputs)
+    assert_equal_training(pool, training, num_ranks=2, shares=shares, planner=planner, **HAP)
+
+
+def test_on_the_devices_at_hand(pool: WorkerPool) -> None:
+    assert_equal_training(pool, branchy(), num_ranks=2, **HAP)
 
 
 @pytest.mark.parametrize("seed", range(3))
