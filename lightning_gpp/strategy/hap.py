@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import lightning.pytorch as pl
 from torch.optim import Optimizer
 
 from lightning_gpp.schedule import GPIPE
 from lightning_gpp.spmd.by_samples import by_samples
 from lightning_gpp.spmd.placement import check_shares
 from lightning_gpp.spmd.program import SpmdProgram
+from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
+from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
 from lightning_gpp.strategy.refusals import check_name
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.spmd.spmd_calls import SpmdCalls
@@ -70,6 +73,28 @@ class HAPStrategy(GraphPipeStrategy):
         super().__init__(schedule=GPIPE.name, num_microbatches=1, **options)
         self.shares, self.program_planner = shares, made
         self.program: SpmdProgram | None = None
+
+    def _configure_launcher(self) -> None:
+        if isinstance(self.accelerator, EmulatedAccelerator):
+            raise NotImplementedError(
+                'accelerator="emulated" runs pipelines at the pace of described devices, SPMD '
+                'programs not yet; use accelerator="cpu", or strategy="graphpipe"'
+            )
+        super()._configure_launcher()
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Prepares what does not need data; the model is divided at the first batch.
+
+        Raises:
+            NotImplementedError: a callback is about pipelines.
+        """
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, TimelineCallback):
+                raise NotImplementedError(
+                    "TimelineCallback records the actions of a pipeline, which an SPMD program "
+                    "does not have; take it out of callbacks"
+                )
+        super().setup(trainer)
 
     def _new_session(self, host: str) -> Session:
         run = SpmdRun(self.settings, self.root_device, host, self.shares, self.program_planner)
