@@ -44,7 +44,7 @@ def test_the_search_is_optimal(seed: int) -> None:
     assert effort[True, False] <= effort[False, False]
 
 
-@pytest.mark.parametrize("seed", (1, 2, 3, 5, 6))
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, 6])
 def test_the_search_is_optimal_where_memory_is_short(seed: int) -> None:
     graph, machine, shares = question(seed)
     free = find_program(graph, machine, shares)
