@@ -28,8 +28,8 @@ from lightning_gpp.spmd.search.find import (
 )
 from lightning_gpp.spmd.search.labels import TooManyExpansionsError
 
-EXACT_EXPANSIONS = 2_000
-"""A search that counts memory exactly gives up here: some seconds."""
+EXACT_EXPANSIONS = 300
+"""A search that counts memory exactly gives up here: a few seconds."""
 
 BISECTIONS = 12
 """Prices tried between one too low and one high enough: it is met to a part in a thousand."""
