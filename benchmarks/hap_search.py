@@ -4,9 +4,9 @@
     python benchmarks/hap_search.py --devices 16
 
 CPU seconds of one core, of one search with shares by speed, export not included; expansions are
-labels that were continued. ``no bound`` is a uniform-cost search, ``no blocks`` searches every layer
-anew: all three find the same cost, or this ends in an error. Plain searches of the deep models take
-minutes, so they are asked of the first models alone.
+labels that were continued. ``no bound`` is a uniform-cost search, ``no blocks`` searches every
+layer anew: all find the same cost, or this ends in an error. Searches without blocks or bound take
+long for the deep models, so they are asked of the first models alone.
 """
 
 from __future__ import annotations
