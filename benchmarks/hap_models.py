@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_gpp.spmd.operator_graph import SpmdGraph
+from lightning_gpp.spmd.run.export import export_forward
 
 WIDTH, HEADS, SEQUENCE, VOCABULARY = 768, 12, 128, 33278
 SAMPLES_PER_DEVICE = 32
@@ -203,9 +204,7 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], Batch]]] = {
 
 def hap_graph(name: str, num_devices: int) -> SpmdGraph:
     """The operators of a model for so many devices, 32 samples each."""
-    from tests.helpers.spmd_graphs import export_graph
-
     module, batch = MODELS[name]
     with torch.device("meta"):
         built = module(num_devices)
-    return export_graph(built, *batch(SAMPLES_PER_DEVICE * num_devices)).graph
+    return export_forward(built.train(), batch(SAMPLES_PER_DEVICE * num_devices)).graph

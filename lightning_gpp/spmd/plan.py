@@ -17,7 +17,13 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.ratios import best_shares
 from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.search.find import FoundProgram, SearchOptions, find_program
+from lightning_gpp.spmd.search.find import (
+    FoundProgram,
+    NoProgramFitsError,
+    SearchOptions,
+    find_program,
+)
+from lightning_gpp.spmd.search.fitting import find_fitting
 from lightning_gpp.spmd.search.limits import Allowed, DataParallel, ShardedDataParallel
 
 MOST_TURNS = 8
@@ -34,19 +40,27 @@ class SpmdPlan:
         program: with its shares.
         evaluation: what it takes.
         tried: all programs with shares that were met on the way, cheapest first.
+        least_s: no program takes less with these shares; less than the program takes only where
+            memory is short and the model large.
         expansions: labels that were continued in all searches.
     """
 
     program: SpmdProgram
     evaluation: ProgramEvaluation
     tried: tuple[tuple[SpmdProgram, float], ...]
+    least_s: float
     expansions: int
+
+    @property
+    def gap(self) -> float:
+        """At most this part of the step's time could be saved with these shares."""
+        return (
+            max(0.0, 1 - self.least_s / self.evaluation.step_s) if self.evaluation.step_s else 0.0
+        )
 
 
 def plan_hap(graph: SpmdGraph, machine: Machine, *, allowed: Allowed | None = None) -> SpmdPlan:
-    """The best pair of program and shares that is found.
-
-    Where the best program without regard to memory does not fit, the search counts memory, too.
+    """The best pair of program and shares that is found; it fits the memory of all devices.
 
     Args:
         graph: the model.
@@ -55,45 +69,73 @@ def plan_hap(graph: SpmdGraph, machine: Machine, *, allowed: Allowed | None = No
 
     Raises:
         NoProgramFitsError: no program fits the memory of all devices.
-        TooManyExpansionsError: the search with limits of memory was too large.
     """
     theory = Theory(graph, machine.num_devices)
     options = SearchOptions(allowed=allowed or Allowed())
-    plan = _take_turns(graph, machine, theory, options)
-    if plan.evaluation.fits(machine):
-        return plan
-    return _take_turns(graph, machine, theory, replace(options, limits_memory=True))
-
-
-def _take_turns(
-    graph: SpmdGraph, machine: Machine, theory: Theory, options: SearchOptions
-) -> SpmdPlan:
-    count = machine.num_devices
-    tried: dict[Shares, tuple[SpmdProgram, float]] = {}
-    expansions = 0
-    for start in dict.fromkeys((machine.speeds.shares, (1 / count,) * count)):
+    pairs = _Pairs(graph, machine)
+    refused: NoProgramFitsError | None = None
+    even = (1 / machine.num_devices,) * machine.num_devices
+    for start in dict.fromkeys((machine.speeds.shares, even)):
         shares: Shares = (start,)
         for _ in range(MOST_TURNS):
-            if shares in tried:
+            try:
+                fitting = find_fitting(graph, machine, shares, options, theory)
+            except NoProgramFitsError as error:
+                refused = error
                 break
-            found = find_program(graph, machine, shares, options, theory)
-            expansions += found.effort.expansions
-            tried[shares] = (found.program, found.seconds)
-            better = best_shares(found.program, graph, machine)
-            again = replace(found.program, shares=better)
-            fitted = evaluate_program(again, graph, machine)
-            if better not in tried and fitted.step_s >= found.seconds:
-                tried[better] = (again, fitted.step_s)
+            pairs.add(fitting.found.program, fitting.least_s)
+            pairs.expansions += fitting.found.effort.expansions
+            better = best_shares(fitting.found.program, graph, machine)
+            if better in pairs.shares:
                 break
+            pairs.add(replace(fitting.found.program, shares=better), 0.0)
             shares = better
-    ranked = sorted(tried.values(), key=lambda each: each[1])
-    fitting = [
-        each
-        for each in ranked
-        if not options.limits_memory or evaluate_program(each[0], graph, machine).fits(machine)
-    ]
-    program = (fitting or ranked)[0][0]
-    return SpmdPlan(program, evaluate_program(program, graph, machine), tuple(ranked), expansions)
+    if not pairs.tried:
+        assert refused is not None
+        raise refused
+    return pairs.best(lambda shares: find_fitting(graph, machine, shares, options, theory).least_s)
+
+
+class _Pairs:
+    """Programs with shares, as they were met."""
+
+    def __init__(self, graph: SpmdGraph, machine: Machine) -> None:
+        self._graph = graph
+        self._machine = machine
+        self.tried: list[tuple[SpmdProgram, ProgramEvaluation, float]] = []
+        self.expansions = 0
+
+    @property
+    def shares(self) -> set[Shares]:
+        """All shares that were searched with."""
+        return {program.shares for program, _, least_s in self.tried if least_s}
+
+    def add(self, program: SpmdProgram, least_s: float) -> None:
+        """A program that fits; others are left out.
+
+        Args:
+            program: with its shares.
+            least_s: bound of the search with these shares; 0 where there was none.
+        """
+        evaluation = evaluate_program(program, self._graph, self._machine)
+        if evaluation.fits(self._machine):
+            self.tried.append((program, evaluation, least_s))
+
+    def best(self, bound_s: Callable[[Shares], float]) -> SpmdPlan:
+        """The cheapest pair.
+
+        Args:
+            bound_s: least seconds with given shares, where the best pair was not searched.
+        """
+        ranked = sorted(self.tried, key=lambda pair: pair[1].step_s)
+        program, evaluation, least_s = ranked[0]
+        return SpmdPlan(
+            program,
+            evaluation,
+            tuple((each, result.step_s) for each, result, _ in ranked),
+            least_s or bound_s(program.shares),
+            self.expansions,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from lightning_gpp.spmd.costs.prices import Machine, Prices
+from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.costs.share_cost import Vector
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import Placement
@@ -117,13 +117,13 @@ def best_shares(
         RuntimeError: the solver gave up.
     """
     units = _least_units(program)
-    costs = _dealt_costs(program, Prices(graph, machine, program.shares))
+    costs = _dealt_costs(program, PriceList(graph, machine, program.shares))
     if not units or not costs:
         return program.shares
     linear = _LinearProgram(len(program.shares), machine.num_devices)
     for lines, count in costs.items():
         linear.add_cost(lines, count)
-    _add_memory(linear, program, Prices(graph, machine, program.shares))
+    _add_memory(linear, program, PriceList(graph, machine, program.shares))
     least = [1 / units.get(s, machine.num_devices) for s in range(len(program.shares))]
     shares = linear.solve(least)
     if shares is None:
@@ -131,7 +131,7 @@ def best_shares(
     return tuple(tuple((row / row.sum()).tolist()) for row in shares)
 
 
-def _dealt_costs(program: SpmdProgram, prices: Prices) -> Counter[tuple[Line, ...]]:
+def _dealt_costs(program: SpmdProgram, prices: PriceList) -> Counter[tuple[Line, ...]]:
     """The costs that shares can change, and how many there are of each."""
     found: Counter[tuple[Line, ...]] = Counter()
     for instruction in program.instructions:
@@ -160,7 +160,7 @@ def _least_units(program: SpmdProgram) -> dict[int, int]:
     return found
 
 
-def _add_memory(linear: _LinearProgram, program: SpmdProgram, prices: Prices) -> None:
+def _add_memory(linear: _LinearProgram, program: SpmdProgram, prices: PriceList) -> None:
     """Rows for what every device holds."""
     machine, value_of = prices.machine, prices.graph.value_of
     held: list[tuple[Placement | None, Vector]] = [

@@ -16,7 +16,7 @@ import numpy as np
 
 from lightning_gpp.graph import TensorSpec
 from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
-from lightning_gpp.spmd.costs.prices import Machine, Prices
+from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.costs.speeds import measured_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import R_SAME, R_SUMMED, Placement
@@ -30,7 +30,7 @@ def brute_force_s(
     graph: SpmdGraph, machine: Machine, shares: tuple[tuple[float, ...], ...], *, limits: bool
 ) -> float | None:
     """Seconds of the cheapest program; None if none fits the memory."""
-    theory, prices = Theory(graph, machine.num_devices), Prices(graph, machine, shares)
+    theory, prices = Theory(graph, machine.num_devices), PriceList(graph, machine, shares)
     none = (0.0,) * machine.num_devices if limits else ()
     start = (0, frozenset(), frozenset(), none)
     heap = [(0.0, 0, start)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_gpp.spmd.costs.prices import Machine, Prices
+from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.costs.share_cost import Vector
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import Computation, SpmdProgram
@@ -53,7 +53,7 @@ def evaluate_program(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -
         raise ValueError(
             f"the program is for {program.num_devices} devices, there are {machine.num_devices}"
         )
-    prices = Prices(graph, machine, program.shares)
+    prices = PriceList(graph, machine, program.shares)
     seconds = [prices.total_s(prices.costs_of(each)) for each in program.instructions]
     memory = np.zeros(machine.num_devices)
     for name, placement in program.storage.items():

@@ -55,7 +55,7 @@ class Price:
     """What something comes to with given shares.
 
     Attributes:
-        seconds: forwards and backwards.
+        seconds: forwards and backwards, with what the memory counts for.
         memory_bytes: that stay on every device, shape ``(num_devices,)``.
         method: the cheapest way forwards.
         backward_method: the cheapest way backwards.
@@ -67,18 +67,25 @@ class Price:
     backward_method: Method = Method.NONE
 
 
-class Prices:
-    """Prices of a graph's instructions.
+class PriceList:
+    """PriceList of a graph's instructions.
 
     Args:
         graph: the model.
         machine: the devices.
         shares: one vector per segment.
+        memory_price: seconds that a byte left on a device counts for, shape ``(num_devices,)``: a
+            search that is to save memory adds them to its prices. Nothing if not given.
     """
 
     def __init__(
-        self, graph: SpmdGraph, machine: Machine, shares: tuple[tuple[float, ...], ...]
+        self,
+        graph: SpmdGraph,
+        machine: Machine,
+        shares: tuple[tuple[float, ...], ...],
+        memory_price: Vector | None = None,
     ) -> None:
+        self._memory_price = memory_price
         self.graph = graph
         self.machine = machine
         self.parts = Parts(shares)
@@ -127,7 +134,7 @@ class Prices:
 
     def stored(self, value: SpmdValue, placement: Placement) -> Price:
         """A parameter or buffer kept in a placement."""
-        return Price(0.0, self._memory.stored(value, placement))
+        return self._price(0.0, self._memory.stored(value, placement))
 
     def received(self, value: SpmdValue, placement: Placement) -> Price:
         """An input of the forward."""
@@ -145,7 +152,7 @@ class Prices:
         if rule.option is Option.SUFFICIENT_FACTORS:
             more_s, method = self._best(self._factors(operator, rule))
             seconds += more_s
-        return Price(seconds, memory, method)
+        return self._price(seconds, memory, method)
 
     def conversion(self, value: SpmdValue, source: Placement, target: Placement) -> Price:
         """A value in another placement, each way by the cheapest method."""
@@ -153,7 +160,18 @@ class Prices:
         forward_s, method = self._best(ways.forward)
         backward_s, backward_method = self._best(ways.backward)
         memory = self._converted(value, source, target)
-        return Price(forward_s + backward_s, memory, method, backward_method)
+        return self._price(forward_s + backward_s, memory, method, backward_method)
+
+    def _price(
+        self,
+        seconds: float,
+        memory_bytes: Vector,
+        method: Method = Method.NONE,
+        backward_method: Method = Method.NONE,
+    ) -> Price:
+        if self._memory_price is not None:
+            seconds += float(self._memory_price @ memory_bytes)
+        return Price(seconds, memory_bytes, method, backward_method)
 
     def total_s(self, costs: tuple[ShareCost, ...]) -> float:
         """Seconds of costs one after the other."""

@@ -82,11 +82,17 @@ class Parts:
         return self.of(placement.segment, placement.units)
 
     def seconds(self, cost: ShareCost) -> float:
-        """What a cost comes to."""
-        return max(
-            float((line.constant_s + line.slope_s * self.of(line.segment, line.units)).max())
+        """What a cost comes to: as long as the slowest device takes."""
+        return float(self.seconds_each(cost).max())
+
+    def seconds_each(self, cost: ShareCost) -> Vector:
+        """What a cost comes to on every device, shape ``(num_devices,)``."""
+        lines = [
+            line.constant_s + line.slope_s * self.of(line.segment, line.units)
             for line in cost.lines
-        )
+        ]
+        found: Vector = np.maximum.reduce(lines)
+        return found
 
     def total_s(self, costs: Mapping[str, ShareCost] | Sequence[ShareCost]) -> float:
         """Seconds of costs one after the other."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_gpp.spmd.costs.prices import Prices, is_given
+from lightning_gpp.spmd.costs.prices import PriceList, is_given
 from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import (
@@ -30,7 +30,7 @@ class ProgramBuilder:
         tables: of every value.
     """
 
-    def __init__(self, graph: SpmdGraph, prices: Prices, tables: dict[str, ValueTable]) -> None:
+    def __init__(self, graph: SpmdGraph, prices: PriceList, tables: dict[str, ValueTable]) -> None:
         self._graph = graph
         self._prices = prices
         self._tables = tables

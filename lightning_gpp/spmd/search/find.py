@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lightning_gpp.spmd.costs.prices import Machine, Prices
+import numpy as np
+
+from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
@@ -30,6 +32,8 @@ class SearchOptions:
         most_expansions: after which it gives up.
         allowed: what it is limited to.
         segments: operator -> segment whose shares deal it; 0 where not named.
+        memory_price: seconds that a byte left on a device counts for, per device; empty for
+            nothing. The seconds found have them in.
         name: of the program.
     """
 
@@ -39,6 +43,7 @@ class SearchOptions:
     most_expansions: int = MOST_EXPANSIONS
     allowed: Allowed = field(default_factory=Allowed)
     segments: Mapping[str, int] = field(default_factory=dict)
+    memory_price: tuple[float, ...] = ()
     name: str = "hap"
 
 
@@ -87,7 +92,8 @@ def find_program(
     """
     options = options or SearchOptions()
     theory = theory or Theory(graph, machine.num_devices)
-    prices = Prices(graph, machine, shares)
+    memory_price = np.array(options.memory_price) if options.memory_price else None
+    prices = PriceList(graph, machine, shares, memory_price)
     classes = _classes(machine, shares) if options.limits_memory else ()
     builder = StepBuilder(theory, prices, options.allowed, options.segments, classes)
     steps = builder.steps()

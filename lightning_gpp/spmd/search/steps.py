@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_gpp.spmd.costs.prices import Prices, is_given
+from lightning_gpp.spmd.costs.prices import PriceList, is_given
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import R_SAME, Placement
 from lightning_gpp.spmd.rules.rule import Rule
@@ -97,7 +97,7 @@ class StepBuilder:
     def __init__(
         self,
         theory: Theory,
-        prices: Prices,
+        prices: PriceList,
         allowed: Allowed,
         segments: Mapping[str, int],
         classes: tuple[int, ...] = (),

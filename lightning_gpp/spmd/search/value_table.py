@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lightning_gpp.spmd.costs.prices import Prices
+from lightning_gpp.spmd.costs.prices import PriceList
 from lightning_gpp.spmd.operator_graph import SpmdValue
 from lightning_gpp.spmd.placement import PARTIAL, Placement, PlacementKind
 
@@ -57,7 +57,7 @@ class ValueTable:
 
     value: SpmdValue
     placements: tuple[Placement, ...]
-    prices: Prices
+    prices: PriceList
     classes: tuple[int, ...]
     beginnings: tuple[Obtained, ...] = ()
     allowed: Callable[[SpmdValue, Placement, Placement], bool] = lambda *_: True

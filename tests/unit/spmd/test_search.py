@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from lightning_gpp.spmd.costs.judge import evaluate_program
+from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.search import fitting
 from lightning_gpp.spmd.search.find import NoProgramFitsError, SearchOptions, find_program
 from tests.helpers.spmd_brute_force import (
     brute_force_s,
@@ -63,3 +65,24 @@ def test_the_search_is_optimal_where_memory_is_short(seed: int) -> None:
             evaluation = evaluate_program(found.program, graph, limited)
             assert evaluation.fits(limited)
             assert evaluation.step_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_price_of_memory_bounds_what_fits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound <= cheapest that fits <= what is found."""
+    monkeypatch.setattr(fitting, "EXACT_EXPANSIONS", 0)
+    graph, machine, shares = question(seed)
+    free = find_program(graph, machine, shares)
+    used = evaluate_program(free.program, graph, machine).memory_bytes
+    theory = Theory(graph, 2)
+    for part in (0.95, 0.7):
+        limited = dataclasses.replace(machine, memory_bytes=np.maximum(used * part, 1.0))
+        try:
+            found = fitting.find_fitting(graph, limited, shares, SearchOptions(), theory)
+        except NoProgramFitsError:
+            continue
+        exact = find_program(graph, limited, shares, SearchOptions(limits_memory=True))
+        assert evaluate_program(found.found.program, graph, limited).fits(limited)
+        assert free.seconds <= found.least_s * (1 + 1e-9)
+        assert found.least_s <= exact.seconds * (1 + 1e-9)
+        assert exact.seconds <= found.found.seconds * (1 + 1e-9)
