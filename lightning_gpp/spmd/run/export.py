@@ -108,11 +108,14 @@ def export_forward(
         name if isinstance(leaf, Tensor) else None
         for name, leaf in zip(user_inputs, flat, strict=True)
     )
+    read = {name for call in reader.calls for name in reader.read_by[call.name]}
+    sources = {n: s for n, s in reader.sources.items() if n in read or n in outputs}
+    arguments = tuple(name if name in sources else None for name in arguments)
     form = CallForm(arguments, program.call_spec.out_spec, tuple(results))
     trained = {n for n, p in module.named_parameters() if p.requires_grad}
     trained |= {n for n, t in zip(arguments, flat, strict=True) if n and t.requires_grad}
     graph = graph_of_calls(
-        reader.sources,
+        sources,
         reader.calls,
         {call.name: reader.read_by[call.name] for call in reader.calls},
         {call.name: reader.made_by[call.name] for call in reader.calls},

@@ -9,6 +9,7 @@ values gets an error. The parameter object itself, which the optimizer knows, be
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,7 @@ class ShardedPartition(Partition):
         self.shards = shards
         self._parts: dict[str, Tensor] = {}
         self._agreed: dict[str, bool] = {}
+        self._put_aside: dict[str, tuple[Tensor, Tensor | None]] = {}
 
     # Parts -----------------------------------------------------------------------------------
 
@@ -86,6 +88,40 @@ class ShardedPartition(Partition):
             part.requires_grad_(is_trained)
             standing.requires_grad_(is_trained)
             self._agreed[name] = is_trained
+
+    def show_gradients(self) -> None:
+        """What stands in the module for a part has a gradient, of no values, if the part has one.
+
+        So user code sees which parameters have gradients, gets an error where it wants their
+        values (of which a rank has a part), and can clear them.
+        """
+        for name, part in self._parts.items():
+            standing = self._tensor(name)
+            if standing.is_meta:
+                standing.grad = None if part.grad is None else torch.empty_like(standing)
+
+    def clear_gradients(self) -> None:
+        """Gradients that were cleared in the module (``module.zero_grad()``) are so in parts."""
+        for name, part in self._parts.items():
+            standing = self._tensor(name)
+            if standing.is_meta and standing.grad is None:
+                part.grad = None
+
+    @contextmanager
+    def parts_in_place(self) -> Iterator[None]:
+        """The module has the parts themselves while the body runs, which optimizers know."""
+        standing = {name: self._tensor(name) for name in self._parts}
+        self._put(self._parts)
+        try:
+            yield
+        finally:
+            self._put(standing)
+            self.agree_on_gradients()
+
+    def _put(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            for slot in self._slots[name]:
+                slot.table[slot.key] = tensor
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that an optimizer has of the module, this rank's parts among them."""
@@ -118,11 +154,35 @@ class ShardedPartition(Partition):
                 values[name] = self.join(name, [parts[name] for parts in gathered])
         return values
 
+    def make_whole(self, values: Mapping[str, Tensor]) -> None:
+        """Puts given values where this rank has ``meta`` tensors; a part becomes the whole."""
+        divided = {name: value for name, value in values.items() if name in self._parts}
+        super().make_whole({n: value for n, value in values.items() if n not in divided})
+        for name, value in divided.items():
+            part = self._parts[name]
+            if name not in self._put_aside:
+                self._put_aside[name] = part.data, part.grad
+            part.grad = None
+            part.data = value.to(part.device)
+            self._put({name: part})
+
     def make_partial(self) -> None:
         """Undoes :meth:`make_whole`."""
         super().make_partial()
-        for name in self._parts:
-            self._replace(name, torch.empty_like(self._tensor(name), device="meta"))
+        for name, (data, gradient) in self._put_aside.items():
+            part = self._parts[name]
+            self._replace(name, torch.empty_like(part, device="meta"))
+            part.data, part.grad = data, gradient
+        self._put_aside = {}
+        self.show_gradients()
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Takes this rank's parts of the values of whole parameters, of a checkpoint."""
+        for name, part in self._parts.items():
+            if name in values:
+                whole = values[name].to(part.device)
+                with torch.no_grad():
+                    part.copy_(self.shards.cut(whole, self.storage[name], self._rank))
 
     @property
     def is_partial(self) -> bool:

@@ -8,21 +8,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from torch.nn import Parameter
 
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
 from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.spmd.by_samples import by_samples
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import R_SAME, Placement, check_shares
 from lightning_gpp.spmd.program import Computation, SpmdProgram
+from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.interpreter import written_buffers
 from lightning_gpp.spmd.run.shards import Shards
+from lightning_gpp.strategy.devices.devices_at_hand import (
+    DeviceAtHand,
+    cluster_at_hand,
+    resolve_cluster,
+)
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Forward
 from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, machine_of, measure_speed
 from lightning_gpp.strategy.spmd.sharded_optimizer import ShardedOptimizer
 from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
 from lightning_gpp.strategy.spmd.spmd_model import (
@@ -55,6 +65,29 @@ class SpmdForward(Forward):
     seed: int = 0
 
 
+class PartsStash(GradientStash):
+    """Gradients of a call, apart; those that user code has cleared in the module are cleared.
+
+    Args:
+        parameters: that this rank holds, or has parts of.
+        partition: knows which are parts.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], partition: ShardedPartition) -> None:
+        super().__init__(parameters)
+        self._partition = partition
+
+    def __enter__(self) -> PartsStash:
+        self._partition.clear_gradients()
+        super().__enter__()
+        return self
+
+    def hand_out(self, factor: Tensor | None = None) -> None:
+        """Adds the gradients to those that there are."""
+        super().hand_out(factor)
+        self._partition.show_gradients()
+
+
 class SpmdRun(PipelinedRun):
     """The connections, the module and the divided model of a rank during one run.
 
@@ -63,7 +96,7 @@ class SpmdRun(PipelinedRun):
         device: of this rank.
         host: address of rank 0.
         shares: part of every device; None for equal ones.
-        planner: makes programs, on rank 0.
+        planner: makes programs, on rank 0; None for HAP's.
     """
 
     def __init__(
@@ -72,7 +105,7 @@ class SpmdRun(PipelinedRun):
         device: torch.device,
         host: str,
         shares: Sequence[float] | None,
-        planner: ProgramPlanner,
+        planner: ProgramPlanner | None,
     ) -> None:
         super().__init__(settings, device, host)
         num_ranks = self.transport.num_ranks
@@ -83,7 +116,7 @@ class SpmdRun(PipelinedRun):
                 f"{num_ranks} devices; give one for each"
             )
         check_shares(self.shares)
-        self.planner = planner
+        self.planner = planner or self._hap_planner(has_shares=shares is not None)
         self.collectives = ProcessCollectives(settings.timeout_s, device)
         self.divided: SpmdModel | None = None
         self._has_trained = False
@@ -93,6 +126,18 @@ class SpmdRun(PipelinedRun):
     def model(self) -> SpmdModel | None:
         """The divided model, once it is built."""
         return self.divided
+
+    def _hap_planner(self, *, has_shares: bool) -> ProgramPlanner:
+        """All ranks: HAP's planner, for the devices that there are or that the user describes."""
+        devices = self.control.gather(DeviceAtHand.of(self.device), "collecting the devices")
+        measured = None
+        chosen, num_ranks = self.settings.cluster, self.transport.num_ranks
+        if chosen is None:
+            measured = self.control.gather(measure_speed(self.device), "timing the devices")
+        if not self.control.is_leader:
+            return by_samples  # only rank 0 plans
+        cluster = cluster_at_hand(devices) if chosen is None else resolve_cluster(chosen, num_ranks)
+        return HapPlanner(machine_of(cluster, measured), has_shares)
 
     # Building --------------------------------------------------------------------------------
 
@@ -112,15 +157,28 @@ class SpmdRun(PipelinedRun):
             stored = self.divided.partition.storage
             parts = {n.removeprefix(prefix): p for n, p in stored.items() if n.startswith(prefix)}
         program = self.planner(graph, self.shares, parts)
+        if parts is None:
+            self.shares = program.shares[0]
+        elif parts and program.shares[0] != self.shares:
+            raise RuntimeError(
+                f"the planner dealt {program.shares[0]} where parameters are dealt {self.shares}"
+            )
         if self._has_trained or not is_trained:
             return program
         self._has_trained = True
+        theory = Theory(graph, len(self.shares))
+        rules = (rule for operator in graph.operators for rule in theory.rules(operator))
+        if len(self.shares) > 1 and not any(p.is_shard for rule in rules for p in rule.outputs):
+            raise ValueError(
+                f"nothing of the model can be divided over {len(self.shares)} devices: samples and "
+                "every other dimension that its operators could be divided along have fewer rows "
+                f"than that. Use a larger batch, or fewer devices than {len(self.shares)}"
+            )
         computed = [i for i in program.instructions if isinstance(i, Computation)]
         if not any(p.is_shard for each in computed for p in each.outputs):
-            raise ValueError(
-                f"no tensor of the model is divided over the {len(self.shares)} devices: samples "
-                "and every other dimension that its operators could be divided along have fewer "
-                f"rows than that. Use a larger batch, or fewer devices than {len(self.shares)}"
+            rank_zero_info(
+                "the program divides nothing: what would move between the devices takes longer "
+                "than what they would save; a larger batch, or one device, is better"
             )
         return program
 
@@ -180,7 +238,9 @@ class SpmdRun(PipelinedRun):
         """A call of the forward that backwards may follow; nothing of it runs yet."""
         halves = self._halves(message, boundary)
         assert self._stash_parameters is not None
-        return OpenCall(halves, GradientStash(self._stash_parameters), self._alone_in)
+        assert self.divided is not None
+        stash = PartsStash(self._stash_parameters, self.divided.partition)
+        return OpenCall(halves, stash, self._alone_in)
 
     @contextmanager
     def _alone_in(self, run: object, is_second: bool) -> Iterator[None]:
@@ -215,6 +275,7 @@ class SpmdRun(PipelinedRun):
                 held = self.divided.partition.held_parameters()
                 for partial in self.partial_optimizers:
                     stack.enter_context(partial.whole_groups(self.module, held))
+                stack.enter_context(self.divided.partition.parts_in_place())
             yield
 
     def _abort(self, error: BaseException) -> None:
