@@ -5,8 +5,7 @@
 
 CPU seconds of one core, of one search with shares by speed, export not included; expansions are
 labels that were continued. ``no bound`` is a uniform-cost search, ``no blocks`` searches every
-layer anew: all find the same cost, or this ends in an error. Searches without blocks or bound take
-long for the deep models, so they are asked of the first models alone.
+layer anew: all find the same cost, or this ends in an error.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from hap_models import MODELS, hap_graph
 from lightning_gpp.spmd.search.find import SearchOptions, find_program
 from lightning_gpp.text_table import text_table
 
-COMPARED = ("VGG19", "ViT")
 WAYS = {
     "A*, blocks": SearchOptions(),
     "no bound": SearchOptions(has_bound=False),
@@ -45,8 +43,6 @@ def main() -> None:
         graph = hap_graph(name, count)
         least = math.inf
         for way, options in WAYS.items():
-            if way != "A*, blocks" and name not in COMPARED:
-                continue
             start = time.process_time()
             found = find_program(graph, machine, (machine.speeds.shares,), options)
             cpu_s = time.process_time() - start

@@ -23,7 +23,7 @@ def call_key(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         torch.is_grad_enabled(),
         tuple(part.training for part in module.modules()),
         tuple(parameter.requires_grad for parameter in module.parameters()),
-        pytree.treespec_dumps(structure),
+        str(structure),
         tuple(_leaf(leaf) for leaf in leaves),
     )
 

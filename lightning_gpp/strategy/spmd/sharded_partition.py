@@ -116,6 +116,7 @@ class ShardedPartition(Partition):
             yield
         finally:
             self._put(standing)
+            self.agree_on_gradients()
 
     def _put(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
