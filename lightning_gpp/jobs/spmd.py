@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,44 +14,24 @@ from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.spmd.costs.judge import ProgramEvaluation
-from lightning_gpp.spmd.costs.message_bytes import message_bytes
-from lightning_gpp.spmd.explain import explain_plan
-from lightning_gpp.spmd.plan import plan_baseline, plan_hap
-from lightning_gpp.spmd.program import SpmdProgram, spmd_program_to_json
-from lightning_gpp.spmd.search.find import NoProgramFitsError
 from lightning_gpp.text_table import wrapped
 
 if TYPE_CHECKING:
-    from lightning_gpp.jobs.problem.spmd_problem import SpmdProblem
+    from lightning_gpp.spmd.plan import BaselinePlan, SpmdPlan
+
+# Programs need torch to export a model; the jobs that plan graphs of files do without.
 
 HAP = "hap"
 SPMD = "spmd"
 """What stands in the place of a schedule."""
 
-Found = tuple[SpmdProgram, ProgramEvaluation]
-
-
-def _hap(problem: SpmdProblem) -> Found:
-    plan = plan_hap(problem.graph, problem.machine)
-    return plan.program, plan.evaluation
-
-
-def _baseline(name: str) -> Callable[[SpmdProblem], Found]:
-    def find(problem: SpmdProblem) -> Found:
-        plan = plan_baseline(problem.graph, problem.machine, name)
-        return plan.program, plan.evaluation
-
-    return find
-
-
-SPMD_PLANNERS: Mapping[str, Callable[[SpmdProblem], Found]] = {
-    HAP: _hap,
-    "even_shares": _baseline("DP-EV"),
-    "shares_by_speed": _baseline("DP-CP"),
-    "sharded_data_parallel": _baseline("ZeRO"),
+SPMD_PLANNERS: Mapping[str, str | None] = {
+    HAP: None,
+    "even_shares": "DP-EV",
+    "shares_by_speed": "DP-CP",
+    "sharded_data_parallel": "ZeRO",
 }
-"""Planners of SPMD programs by name: HAP, and what it was compared with (DP-EV, DP-CP, ZeRO)."""
+"""Planners of SPMD programs by name: HAP, and what it was compared with, as the paper calls it."""
 
 
 def compared_programs(
@@ -66,7 +46,10 @@ def compared_programs(
         settings: of the job of a sweep.
     """
     from lightning_gpp.jobs.problem.spmd_problem import spmd_problem
+    from lightning_gpp.spmd.costs.message_bytes import message_bytes
+    from lightning_gpp.spmd.plan import plan_baseline, plan_hap
     from lightning_gpp.spmd.run.node_reader import ExportError
+    from lightning_gpp.spmd.search.find import NoProgramFitsError
 
     try:
         problem = spmd_problem(config, request)
@@ -76,11 +59,15 @@ def compared_programs(
     for name in names:
         start_s = time.monotonic()
         try:
-            program, found = SPMD_PLANNERS[name](problem)
+            baseline = SPMD_PLANNERS[name]
+            if baseline is None:
+                plan: SpmdPlan | BaselinePlan = plan_hap(problem.graph, problem.machine)
+            else:
+                plan = plan_baseline(problem.graph, problem.machine, baseline)
         except NoProgramFitsError as error:
             yield ComparedPlan(name, error=str(error), settings=settings)
             continue
-        search_s = time.monotonic() - start_s
+        search_s, found = time.monotonic() - start_s, plan.evaluation
         fits = found.fits(problem.machine)
         yield ComparedPlan(
             name,
@@ -88,7 +75,7 @@ def compared_programs(
             step_s=found.step_s,
             samples_per_s=request.minibatch_size / found.step_s,
             peak_memory_bytes=round(float(found.memory_bytes.max())),
-            message_bytes=message_bytes(program, problem.graph, problem.machine),
+            message_bytes=message_bytes(plan.program, problem.graph, problem.machine),
             search_s=search_s,
             error="" if fits else "does not fit into the memory of a device",
             settings=settings,
@@ -102,6 +89,10 @@ def explain_program(config: DictConfig, folder: Path) -> dict[str, float]:
         What a sweep compares plans by.
     """
     from lightning_gpp.jobs.problem.spmd_problem import spmd_problem
+    from lightning_gpp.spmd.costs.message_bytes import message_bytes
+    from lightning_gpp.spmd.explain import explain_plan
+    from lightning_gpp.spmd.plan import plan_hap
+    from lightning_gpp.spmd.program import spmd_program_to_json
 
     if config.graph is not None:
         raise ValueError(

@@ -33,7 +33,8 @@ class Allowed:
 class DataParallel(Allowed):
     """Samples are dealt, parameters are whole, their gradients are summed by an all-reduce.
 
-    An operator that cannot be divided along the samples runs on all devices.
+    An operator that cannot be divided along the samples runs on all devices, one that can does not:
+    where all do everything, nothing is trained in parallel, even if that is the fastest.
 
     Args:
         graph: the model.
@@ -42,15 +43,26 @@ class DataParallel(Allowed):
 
     def __init__(self, graph: SpmdGraph, theory: Theory) -> None:
         self._samples = sample_shards(graph, theory)
+        self._dealt = frozenset(
+            operator.name
+            for operator in graph.operators
+            if any(self._deals(operator, rule) for rule in theory.rules(operator))
+        )
 
     def rule(self, operator: SpmdOperator, rule: Rule) -> bool:
-        """Along the samples, or not divided."""
+        """Along the samples where that is possible, else not divided."""
+        if operator.name in self._dealt:
+            return self._deals(operator, rule)
+        return not any(placement.is_shard for placement in (*rule.inputs, *rule.outputs))
+
+    def _deals(self, operator: SpmdOperator, rule: Rule) -> bool:
+        """Whether a rule divides an operator along the samples, and nothing else."""
         if rule.option is Option.SUFFICIENT_FACTORS:
             return False
         placed = (*zip(operator.inputs, rule.inputs), *zip(operator.outputs, rule.outputs))
-        return all(
-            not placement.is_shard or placement in self._samples.get(name, ())
-            for name, placement in placed
+        shards = [(name, placement) for name, placement in placed if placement.is_shard]
+        return bool(shards) and all(
+            placement in self._samples.get(name, ()) for name, placement in shards
         )
 
     def storages(self, value: SpmdValue, every: Sequence[Placement]) -> tuple[Placement, ...]:
