@@ -22,6 +22,7 @@ from lightning_gpp.spmd.program import (
 )
 from lightning_gpp.spmd.run.collectives import Collectives, Shape
 from lightning_gpp.spmd.run.conversions import Converter
+from lightning_gpp.spmd.run.empty_parts import made_of_nothing, reaching
 from lightning_gpp.spmd.run.graph_of_calls import on_device
 from lightning_gpp.spmd.run.local_arguments import local_arguments
 from lightning_gpp.spmd.run.moves import Mover
@@ -144,6 +145,8 @@ class Interpreter:
                 made = self._called(call, operator, computation, tensors)
         else:
             made = self._called(call, operator, computation, tensors)
+        if call.is_recorded:
+            made = reaching(made, tensors)
         self._check(operator, computation, made)
         there.update(zip(zip(operator.outputs, computation.outputs), made))
 
@@ -164,7 +167,9 @@ class Interpreter:
 
         match computation.option:
             case Option.PLAIN:
-                return run(tensors)
+                with torch.set_grad_enabled(call.is_recorded and torch.is_grad_enabled()):
+                    nothing = made_of_nothing(operator, tensors, shapes, self._dtypes(operator))
+                return run(tensors) if nothing is None else nothing
             case Option.MEAN:
                 whole = self.graph.value_of[operator.inputs[0]].shape
                 return (mean_of_part(run, tensors[0], whole, shapes[0]),)
@@ -178,6 +183,10 @@ class Interpreter:
                     self.mover, computation, run, operator.arguments, tensors, wholes, result
                 )
                 return (found,)
+
+    def _dtypes(self, operator: SpmdOperator) -> list[torch.dtype]:
+        values = self.graph.value_of
+        return [getattr(torch, values[name].spec.dtype) for name in operator.outputs]
 
     def _first_row(self, operator: SpmdOperator, computation: Computation) -> int:
         """The first row of a table that this device has."""

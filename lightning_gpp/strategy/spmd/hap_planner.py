@@ -29,6 +29,9 @@ _COPIED_BYTES = 1 << 24
 
 _REPEATS = 5
 
+_LEAST_SHARE = 1e-6
+"""Above zero, and less than a row of anything."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
@@ -103,6 +106,15 @@ class Stored(Allowed):
         return (self._storage.get(value.name, R_SAME),)
 
 
+def _all_working(shares: Sequence[float]) -> tuple[float, ...]:
+    """Shares of which none is zero: a device with a tiny one gets one unit of everything.
+
+    Every rank takes part in all collectives, and some operators do not take empty tensors.
+    """
+    raised = [max(share, _LEAST_SHARE) for share in shares]
+    return tuple(share / sum(raised) for share in raised)
+
+
 @dataclass(frozen=True, slots=True)
 class HapPlanner:
     """Searches programs for some devices.
@@ -125,7 +137,10 @@ class HapPlanner:
         is_training = any(value.requires_grad for value in graph.values)
         machine = replace(self.machine, is_training=is_training)
         if storage is None and not self.has_shares:
-            return plan_hap(graph, machine).program
+            program = plan_hap(graph, machine).program
+            if min(program.shares[0]) > 0:
+                return program
+            shares = _all_working(program.shares[0])
         allowed = Allowed() if storage is None else Stored(storage)
         options = SearchOptions(allowed=allowed)
         return find_program(graph, machine, (tuple(shares),), options).program
