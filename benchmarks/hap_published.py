@@ -32,6 +32,10 @@ CLUSTERS = {
 }
 
 
+def _gap(gap: float | None) -> str:
+    return "" if gap is None else f"{100 * gap:.1f} %"
+
+
 def main() -> None:
     """Prints the table."""
     rows = []
@@ -50,11 +54,14 @@ def main() -> None:
                 fitting += [found.step_s] if fits else []
             step_s = plan.evaluation.step_s
             ratio = f"{min(fitting) / step_s:.2f}" if fitting else "none fits"
-            shares = plan.program.shares[0]
             rows.append(
                 [
-                    *(cluster_name, name, f"{step_s:.3f}", f"{100 * plan.gap:.1f} %", *cells),
-                    *(ratio, f"{max(shares) / min(shares):.2f}", f"{cpu_s:.1f}"),
+                    *(cluster_name, name, f"{step_s:.3f}", _gap(plan.gap), *cells),
+                    *(
+                        ratio,
+                        " ".join(f"{max(s) / min(s):.2f}" for s in plan.program.shares),
+                        f"{cpu_s:.1f}",
+                    ),
                 ]
             )
             print(*rows[-1], file=sys.stderr, flush=True)

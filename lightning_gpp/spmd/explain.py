@@ -26,7 +26,7 @@ def explain_plan(plan: SpmdPlan, graph: SpmdGraph, machine: Machine) -> str:
     head = (
         f"A step takes {seconds_text(evaluation.step_s)}: computing "
         f"{seconds_text(evaluation.compute_s)}, moving {seconds_text(evaluation.move_s)}. "
-        f"No program takes less than {seconds_text(plan.least_s)} with these shares."
+        + _bound_text(plan)
     )
     parts = [
         head,
@@ -36,6 +36,12 @@ def explain_plan(plan: SpmdPlan, graph: SpmdGraph, machine: Machine) -> str:
         "Next best programs\n" + next_best_table(plan),
     ]
     return "\n\n".join(parts)
+
+
+def _bound_text(plan: SpmdPlan) -> str:
+    if plan.least_s is None:
+        return "The program was found with other shares than its own."
+    return f"No program takes less than {seconds_text(plan.least_s)} with these shares."
 
 
 def device_table(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> str:
@@ -166,7 +172,7 @@ def _reason(program: SpmdProgram, place: int) -> str:
 
 
 def next_best_table(plan: SpmdPlan) -> str:
-    """What the other programs that were met lost by."""
+    """What the other programs that were met lost by; those that read alike once."""
     best_s = plan.evaluation.step_s
     rows = []
     for program, seconds in plan.tried:
@@ -181,4 +187,5 @@ def next_best_table(plan: SpmdPlan) -> str:
                 f"{sharded} of {len(program.storage)}",
             ]
         )
-    return text_table(["takes", "more", "shares", "parameters in shards"], rows)
+    unlike = [list(row) for row in dict.fromkeys(map(tuple, rows))]
+    return text_table(["takes", "more", "shares", "parameters in shards"], unlike)

@@ -8,13 +8,14 @@ ones.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lightning_gpp.spmd.costs.judge import ProgramEvaluation, evaluate_program
 from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.program import SpmdProgram
+from lightning_gpp.spmd.program import Computation, SpmdProgram
 from lightning_gpp.spmd.ratios import best_shares
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search.find import (
@@ -41,22 +42,22 @@ class SpmdPlan:
         evaluation: what it takes.
         tried: all programs with shares that were met on the way, cheapest first.
         least_s: no program takes less with these shares; less than the program takes only where
-            memory is short and the model large.
+            memory is short and the model large. None where the program was found with other shares.
         expansions: labels that were continued in all searches.
     """
 
     program: SpmdProgram
     evaluation: ProgramEvaluation
     tried: tuple[tuple[SpmdProgram, float], ...]
-    least_s: float
+    least_s: float | None
     expansions: int
 
     @property
-    def gap(self) -> float:
-        """At most this part of the step's time could be saved with these shares."""
-        return (
-            max(0.0, 1 - self.least_s / self.evaluation.step_s) if self.evaluation.step_s else 0.0
-        )
+    def gap(self) -> float | None:
+        """At most this part of the step's time could be saved with these shares, if it is known."""
+        if self.least_s is None or not self.evaluation.step_s:
+            return None
+        return max(0.0, 1 - self.least_s / self.evaluation.step_s)
 
 
 def plan_hap(graph: SpmdGraph, machine: Machine, *, allowed: Allowed | None = None) -> SpmdPlan:
@@ -73,67 +74,100 @@ def plan_hap(graph: SpmdGraph, machine: Machine, *, allowed: Allowed | None = No
     theory = Theory(graph, machine.num_devices)
     options = SearchOptions(allowed=allowed or Allowed())
     pairs = _Pairs(graph, machine)
-    refused: NoProgramFitsError | None = None
     even = (1 / machine.num_devices,) * machine.num_devices
-    for start in dict.fromkeys((machine.speeds.shares, even)):
-        shares: Shares = (start,)
-        for _ in range(MOST_TURNS):
-            try:
-                fitting = find_fitting(graph, machine, shares, options, theory)
-            except NoProgramFitsError as error:
-                refused = error
-                break
-            pairs.add(fitting.found.program, fitting.least_s)
-            pairs.expansions += fitting.found.effort.expansions
-            better = best_shares(fitting.found.program, graph, machine)
-            if better in pairs.shares:
-                break
-            pairs.add(replace(fitting.found.program, shares=better), 0.0)
-            shares = better
+    starts: list[Shares] = [(machine.speeds.shares,), (even,)]
+    refused = [_take_turns(pairs, start, options, theory) for start in dict.fromkeys(starts)]
     if not pairs.tried:
-        assert refused is not None
-        raise refused
-    return pairs.best(lambda shares: find_fitting(graph, machine, shares, options, theory).least_s)
+        raise next(error for error in refused if error is not None)
+    segments = other_units(pairs.ranked[0][0])
+    if segments:
+        options = replace(options, segments=segments)
+        for start in ((machine.speeds.shares, even), (machine.speeds.shares,) * 2):
+            _take_turns(pairs, start, options, theory)
+    return pairs.best()
+
+
+def other_units(program: SpmdProgram) -> dict[str, int]:
+    """Segments for a program: operators that deal other units than most have shares of their own.
+
+    Thousands of samples may be dealt by speed, where two experts per device are best dealt evenly;
+    and rows of a weight that are gathered padded want other shares than samples.
+    """
+    units = {
+        each.operator: placement.units
+        for each in program.instructions
+        if isinstance(each, Computation)
+        for placement in (*each.inputs, *each.outputs)
+        if placement.units is not None
+    }
+    if not units:
+        return {}
+    (most, _), *_ = Counter(units.values()).most_common(1)
+    return {operator: 1 for operator, own in units.items() if own != most}
+
+
+def _take_turns(
+    pairs: _Pairs, shares: Shares, options: SearchOptions, theory: Theory
+) -> NoProgramFitsError | None:
+    """Search and shares in turn, until the shares have been met before.
+
+    Returns:
+        Why it ended early, where no program fits with some shares.
+    """
+    for _ in range(MOST_TURNS):
+        try:
+            fitting = find_fitting(pairs.graph, pairs.machine, shares, options, theory)
+        except NoProgramFitsError as error:
+            return error
+        program = fitting.found.program
+        pairs.add(program, fitting.least_s)
+        pairs.expansions += fitting.found.effort.expansions
+        better = best_shares(program, pairs.graph, pairs.machine)
+        if better in pairs.shares:
+            return None
+        # The new program may do without what the shares were for; the pair counts, too.
+        pairs.add(replace(program, shares=better), fitting.least_s, is_searched=False)
+        shares = better
+    return None
 
 
 class _Pairs:
     """Programs with shares, as they were met."""
 
     def __init__(self, graph: SpmdGraph, machine: Machine) -> None:
-        self._graph = graph
-        self._machine = machine
-        self.tried: list[tuple[SpmdProgram, ProgramEvaluation, float]] = []
+        self.graph = graph
+        self.machine = machine
+        self.tried: list[tuple[SpmdProgram, ProgramEvaluation, float | None]] = []
+        self.shares: set[Shares] = set()
         self.expansions = 0
 
-    @property
-    def shares(self) -> set[Shares]:
-        """All shares that were searched with."""
-        return {program.shares for program, _, least_s in self.tried if least_s}
-
-    def add(self, program: SpmdProgram, least_s: float) -> None:
-        """A program that fits; others are left out.
+    def add(self, program: SpmdProgram, least_s: float, *, is_searched: bool = True) -> None:
+        """A program; one that does not fit is left out.
 
         Args:
             program: with its shares.
-            least_s: bound of the search with these shares; 0 where there was none.
+            least_s: bound of the search that found it.
+            is_searched: whether the search was with these shares.
         """
-        evaluation = evaluate_program(program, self._graph, self._machine)
-        if evaluation.fits(self._machine):
-            self.tried.append((program, evaluation, least_s))
+        if is_searched:
+            self.shares.add(program.shares)
+        evaluation = evaluate_program(program, self.graph, self.machine)
+        if evaluation.fits(self.machine):
+            self.tried.append((program, evaluation, least_s if is_searched else None))
 
-    def best(self, bound_s: Callable[[Shares], float]) -> SpmdPlan:
-        """The cheapest pair.
+    @property
+    def ranked(self) -> list[tuple[SpmdProgram, ProgramEvaluation, float | None]]:
+        """All, the cheapest first; of equal ones those that were searched with their shares."""
+        return sorted(self.tried, key=lambda pair: (pair[1].step_s, pair[2] is None))
 
-        Args:
-            bound_s: least seconds with given shares, where the best pair was not searched.
-        """
-        ranked = sorted(self.tried, key=lambda pair: pair[1].step_s)
-        program, evaluation, least_s = ranked[0]
+    def best(self) -> SpmdPlan:
+        """The cheapest pair."""
+        program, evaluation, least_s = self.ranked[0]
         return SpmdPlan(
             program,
             evaluation,
-            tuple((each, result.step_s) for each, result, _ in ranked),
-            least_s or bound_s(program.shares),
+            tuple((each, result.step_s) for each, result, _ in self.ranked),
+            least_s,
             self.expansions,
         )
 

@@ -107,6 +107,7 @@ class StepBuilder:
         self._prices = prices
         self._allowed = allowed
         self._segments = segments
+        self._used_segments = sorted({0, *segments.values()})
         self._classes = classes
         self._twice = {
             name for op in self._graph.operators for name in op.inputs if op.inputs.count(name) > 1
@@ -123,7 +124,11 @@ class StepBuilder:
     def _all_placements(self) -> dict[str, tuple[Placement, ...]]:
         """Of every value those that a rule reads or makes, and all that conversions may pass."""
         found: dict[str, dict[Placement, None]] = {
-            value.name: dict.fromkeys(self._theory.placements(value.name))
+            value.name: dict.fromkeys(
+                placement
+                for segment in self._used_segments
+                for placement in self._theory.placements(value.name, segment)
+            )
             for value in self._graph.values
         }
         for operator in self._graph.operators:
@@ -140,7 +145,12 @@ class StepBuilder:
     def _storages(self, value: SpmdValue) -> Iterable[Placement]:
         if value.source is ValueSource.BUFFER:
             return (R_SAME,)
-        shards = self._theory.shards(value.name) if value.requires_grad else ()
+        shards = [
+            shard
+            for segment in self._used_segments
+            for shard in self._theory.shards(value.name, segment)
+            if value.requires_grad
+        ]
         return self._allowed.storages(value, (R_SAME, *shards))
 
     def _table(self, value: SpmdValue) -> ValueTable:

@@ -11,14 +11,15 @@ import pytest
 from lightning_gpp.cluster import DeviceKind, Link, uniform_cluster
 from lightning_gpp.graph import TensorSpec
 from lightning_gpp.spmd.costs.collective_times import collective_times
+from lightning_gpp.spmd.costs.judge import evaluate_program
 from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.costs.speeds import device_speeds, measured_speeds
 from lightning_gpp.spmd.explain import explain_plan
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
-from lightning_gpp.spmd.plan import BASELINES, plan_baseline, plan_hap
+from lightning_gpp.spmd.plan import BASELINES, other_units, plan_baseline, plan_hap
 from lightning_gpp.spmd.program import Conversion, Option
 from lightning_gpp.spmd.ratios import best_shares
-from lightning_gpp.spmd.search.find import NoProgramFitsError, find_program
+from lightning_gpp.spmd.search.find import NoProgramFitsError, SearchOptions, find_program
 from tests.helpers.spmd_brute_force import random_graph, random_machine, random_shares
 
 
@@ -148,3 +149,21 @@ def test_speeds_that_are_none_are_refused() -> None:
     kind = DeviceKind("toy", {"float32": 1e9}, 1e9)
     cluster = dataclasses.replace(uniform_cluster(2, kind="toy"), device_kinds=(kind,))
     assert device_speeds(cluster).shares == (0.5, 0.5)
+
+
+def test_operators_that_deal_other_units_may_have_their_own_shares() -> None:
+    """Rows of a wide layer beside samples: two share vectors, and never slower for it."""
+    graph, machine_ = layers(4096, 8, count=3), machine(1e9, 3e9)
+    plan = plan_hap(graph, machine_)
+    segments = other_units(plan.program)
+    assert set(segments.values()) <= {1}
+    one = find_program(graph, machine_, (machine_.speeds.shares,))
+    assert plan.evaluation.step_s <= one.seconds * (1 + 1e-9)
+    two = find_program(
+        graph,
+        machine_,
+        (machine_.speeds.shares, (0.5, 0.5)),
+        SearchOptions(segments={"y1": 1, "z1": 1}),
+    )
+    assert evaluate_program(two.program, graph, machine_).step_s == pytest.approx(two.seconds)
+    assert len(best_shares(two.program, graph, machine_)) == 2
