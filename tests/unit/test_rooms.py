@@ -42,7 +42,7 @@ ALLOWED = {
     "_register": {"strategy"},
     "console": set(),
     "job_scope": {"strategy"},
-    "jobs": {*READERS, "workloads", "capture", "runtime", "weights", "gnn", "strategy"}
+    "jobs": {*READERS, "workloads", "capture", "runtime", "weights", "gnn", "spmd", "strategy"}
     | {"job_scope", "console"},
     "sweep": {"jobs"},
     "cli": {"jobs", "job_scope"},
