@@ -29,6 +29,7 @@ _STRATEGIES: dict[str, dict[str, str]] = {
     "graphpipe_notebook": {"start_method": "fork"},
     "graphpipe_async": {"start_method": "popen", "schedule": "1f1b-async"},
     "gnnpipe": {"start_method": "popen", "kind": "GNNPipeStrategy"},
+    "hap": {"start_method": "popen", "kind": "HAPStrategy"},
 }
 
 _ACCELERATORS = {

@@ -122,7 +122,8 @@ def from_data(kind: type[T], data: object, *, where: str) -> T:
 
     Args:
         kind: the dataclass; its fields may be numbers, strings, truth values, enums of strings,
-            tuples, mappings from strings, other dataclasses, and any of these or None.
+            tuples, mappings from strings, other dataclasses, and any of these or None; a field of
+            type ``object`` takes whatever JSON has, arrays as tuples.
         data: the plain data.
         where: the place of the data in the document, for error messages.
 
@@ -172,9 +173,18 @@ def _read(kind: Any, data: object, where: str) -> Any:
         if data not in [member.value for member in kind]:
             raise _wrong(kind, data, where)
         return kind(data)
+    if kind is object:
+        return _frozen(data)
     if not _fits(kind, data):
         raise _wrong(kind, data, where)
     return kind(data)
+
+
+def _frozen(data: Any) -> Any:
+    """Whatever JSON has, arrays as tuples."""
+    if isinstance(data, Mapping):
+        return {key: _frozen(item) for key, item in data.items()}
+    return tuple(map(_frozen, data)) if isinstance(data, (list, tuple)) else data
 
 
 def _fits(kind: Any, data: Any) -> bool:

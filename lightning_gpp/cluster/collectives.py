@@ -146,6 +146,17 @@ def _down(up: Pairs) -> Pairs:
     return [(parent, child) for child, parent in up]
 
 
+def rounds_s(cluster: Cluster, rounds: Iterable[Pairs], size_bytes: float) -> float:
+    """Seconds of rounds of messages, one round after the other.
+
+    Args:
+        cluster: the links.
+        rounds: the messages of each, as source and target.
+        size_bytes: of every message.
+    """
+    return sum(_round_s(cluster, pairs, size_bytes) for pairs in rounds)
+
+
 def _round_s(cluster: Cluster, pairs: Iterable[tuple[int, int]], size_bytes: float) -> float:
     """Seconds of messages that go at the same time as far as their channels allow."""
     busy_s: defaultdict[str, float] = defaultdict(float)

@@ -22,7 +22,8 @@ from lightning_gpp.jobs.policies import compare_policies
 from lightning_gpp.jobs.problem.full_graph_problem import full_graph_planner
 from lightning_gpp.jobs.problem.problem import policy_of
 from lightning_gpp.jobs.problem.problem_of import full_graph_problem_of, problem_of
-from lightning_gpp.jobs.search.searched import check_planner, search_within
+from lightning_gpp.jobs.search.searched import search_within
+from lightning_gpp.jobs.spmd import SPMD_PLANNERS, compared_programs
 from lightning_gpp.jobs.sweeps.swept_job import split_override
 from lightning_gpp.jobs.ways import compare_ways
 from lightning_gpp.planner import PLANNERS
@@ -48,8 +49,15 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     problem = problem_of(config, folder)
     print(f"{problem.describe(max_width=console_width())}\n", flush=True)
     settings = sweep_settings()
-    searches = [search_within(name, problem.request, problem.schedule, limit_s) for name in names]
+    searches = [
+        search_within(name, problem.request, problem.schedule, limit_s)
+        for name in names
+        if name in PLANNERS
+    ]
     rows = [compared(found, settings) for found in searches]
+    programs = [name for name in names if name in SPMD_PLANNERS]
+    if programs:
+        rows += compared_programs(config, problem.request, programs, settings)
     write_comparison(rows, folder)
     width = console_width()
     print(describe_comparison(rows, max_width=width))
@@ -61,17 +69,24 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
 
 
 def planners(config: DictConfig) -> Sequence[str]:
-    """The planners to compare: those asked for, or all.
+    """The planners to compare: those asked for, or all that know the model.
 
     Raises:
         ValueError: there is none of a name.
     """
     asked = as_list("job.planners", config.job.planners)
-    names = list(PLANNERS) if asked is None else asked
+    known = [*PLANNERS, *(SPMD_PLANNERS if config.graph is None else ())]
+    names = known if asked is None else asked
     if not names:
         raise ValueError("job.planners: expected at least one planner, or null for all")
     for name in names:
-        check_planner(name)
+        if name in SPMD_PLANNERS and name not in known:
+            raise ValueError(
+                f"job.planners: {name} makes programs of torch's operators, which the graph "
+                f"{config.graph!r} does not have; leave out graph=, and give a recipe"
+            )
+        if name not in known:
+            raise ValueError(f"unknown planner {name!r}; known planners: {', '.join(known)}")
     return names
 
 

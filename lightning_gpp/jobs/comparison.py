@@ -39,6 +39,7 @@ class ComparedPlan:
         bottleneck_bound: ``"compute"`` or ``"communication"``.
         bottleneck_seconds_per_sample: what that stage takes.
         peak_memory_bytes: on the fullest device.
+        message_bytes: that all devices send in a step.
         search_s: seconds that the planner searched.
         error: why there is no plan, or why it cannot be used.
         note: what else to know of the plan.
@@ -57,6 +58,7 @@ class ComparedPlan:
     bottleneck_bound: str | None = None
     bottleneck_seconds_per_sample: float | None = None
     peak_memory_bytes: int | None = None
+    message_bytes: float | None = None
     search_s: float | None = None
     error: str = ""
     note: str = ""
@@ -92,6 +94,7 @@ def _row(searched: Searched, found: PlanEvaluation, settings: Mapping[str, str])
         bottleneck_bound=slowest.bound,
         bottleneck_seconds_per_sample=slowest.seconds_per_sample,
         peak_memory_bytes=found.peak_memory_bytes,
+        message_bytes=searched.message_bytes,
         search_s=searched.search_s,
         error="" if found.is_feasible else does_not_fit(found),
         note="; ".join((*refusal_notes(found.plan), *searched.schedule_notes)).rstrip("."),
@@ -106,7 +109,7 @@ def describe_comparison(rows: Sequence[ComparedPlan], *, max_width: int = 100) -
     """
     columns = _columns(rows)
     flexible = "error" if any(row.error for row in rows) else None
-    for dropped in ("", "in\nflight", "stages", "bound\nby", LONGER, "memory"):
+    for dropped in ("", "in\nflight", "stages", "messages", "bound\nby", LONGER, "memory"):
         columns.pop(dropped, None)
         shown = columns if flexible else {n: c for n, c in columns.items() if n != "error"}
         cells = [list(row) for row in zip(*shown.values(), strict=True)]
@@ -135,7 +138,8 @@ def describe_comparison_columns(
         "In flight: most micro-batches that a stage holds at a time, and their samples.",
         "Bottleneck: the stage that sets the pace, the longer of its compute and messages, and its "
         "sums of gradients.",
-        "Memory: of the fullest device. Search: time to find the plan.",
+        "Memory: of the fullest device. Messages: bytes that all devices send. Search: time "
+        "to find the plan.",
     )
     return wrapped(sentences, max_width)
 
@@ -167,6 +171,7 @@ def _columns(rows: Sequence[ComparedPlan]) -> dict[str, list[str]]:
         ],
         "bound\nby": [_bound(row) for row in rows],
         "memory": [_text(row.peak_memory_bytes, bytes_text) for row in rows],
+        "messages": [_text(row.message_bytes, bytes_text) for row in rows],
         "search": [_text(row.search_s, seconds_text) for row in rows],
         "error": [row.error.replace("\n", " ") for row in rows],
     }

@@ -15,6 +15,7 @@ from lightning_gpp.jobs.problem.problem import PlanningProblem, strategy_option
 from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.jobs.search.memory_limit import memory_limit_note
 from lightning_gpp.jobs.search.searched import Searched, check_planner, search
+from lightning_gpp.jobs.spmd import HAP, explain_program
 from lightning_gpp.planner import (
     PLANNERS,
     Plan,
@@ -48,6 +49,8 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
         What a sweep compares plans by.
     """
     width = console_width()
+    if chosen_planner(config) == HAP:
+        return explain_program(config, folder)
     names = planners(config)
     problem = problem_of(config, folder)
     print(f"{problem.describe(max_width=width)}\n", flush=True)

@@ -16,6 +16,7 @@ from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.devices.pool import PoolAccelerator
 from lightning_gpp.strategy.gnnpipe import GNNPipeStrategy
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
+from lightning_gpp.strategy.hap import HAPStrategy
 from lightning_gpp.strategy.one_device import single_device
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
 
@@ -29,6 +30,7 @@ __all__ = [
     "EmulatedAccelerator",
     "GNNPipeStrategy",
     "GraphPipeStrategy",
+    "HAPStrategy",
     "PoolAccelerator",
     "TimelineCallback",
     "single_device",

@@ -245,12 +245,16 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         timeout = timedelta(seconds=self.settings.timeout_s)
         init_dist_connection(self.cluster_environment, backend, timeout=timeout)
         host = self.cluster_environment.main_address
-        self._session = Session(PipelinedRun(self.settings, self.root_device, host))
+        self._session = self._new_session(host)
         self._session.run.on_built = self._show
         self._session.on_emulated = self._show_emulated
         if self.lightning_module is not None:
             loaders = led_loaders(self.lightning_module.trainer, self._session.run)
             self._scopes.enter_context(loaders)
+
+    def _new_session(self, host: str) -> Session:
+        """What this rank keeps until the teardown."""
+        return Session(PipelinedRun(self.settings, self.root_device, host))
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, such as that of a callback that knows its Trainer, is of no running job."""
@@ -428,13 +432,13 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
 
     def counted_parameters(self) -> list[nn.Parameter] | None:
         """Parameters that count on this rank, each on one; None before the pipeline is built."""
-        if self._session is None or self._session.run.pipeline is None:
+        if self._session is None or self._session.run.model is None:
             return None
-        return self._session.run.pipeline.partition.counted_parameters()
+        return self._session.run.partition.counted_parameters()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """All ranks: on rank 0 the state dict of the whole module."""
-        if self._session is None or self._session.run.pipeline is None:
+        if self._session is None or self._session.run.model is None:
             return self._module().state_dict()
         return self._session.module_state_dict()
 
@@ -453,7 +457,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Every rank takes the state of what it holds; the file has that of one device."""
-        if self._session is None or self._session.run.pipeline is None:
+        if self._session is None or self._session.run.model is None:
             super().load_optimizer_state_dict(checkpoint)
             return
         with self._session.run.whole_optimizers():

@@ -23,6 +23,7 @@ from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.schedule import SCHEDULES, Window
 from lightning_gpp.strategy.build import Builder
+from lightning_gpp.strategy.built_model import BuiltModel
 from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
 from lightning_gpp.strategy.emulation.resumption import Resumption
 from lightning_gpp.strategy.emulation.shape_only import META
@@ -41,6 +42,7 @@ from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
+from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.step.open_call import OpenCall
 from lightning_gpp.weights.last_steps import LastSteps
 
@@ -175,7 +177,7 @@ class PipelinedRun:
 
     def held_elsewhere(self) -> AbstractContextManager[Any]:
         """User code of a rank runs in this that does not hold, or will not hold, all parameters."""
-        is_whole = self.pipeline is not None and not self.pipeline.partition.is_partial
+        is_whole = self.model is not None and not self.model.partition.is_partial
         if is_whole:
             return nullcontext()
         return HeldElsewhere(self.device, self._stash_parameters or ())
@@ -188,6 +190,22 @@ class PipelinedRun:
         schedule = self.settings.schedule if self.pipeline is None else self.pipeline.schedule
         found = SCHEDULES.get(schedule or "")
         return found is not None and not found.forwards_first
+
+    @property
+    def model(self) -> BuiltModel | None:
+        """What is built, however it is divided; None before."""
+        return self.pipeline
+
+    @property
+    def partition(self) -> Partition:
+        """Who holds what, once that is known."""
+        assert self.model is not None, "no forward was called yet"
+        return self.model.partition
+
+    @property
+    def train_modes(self) -> Mapping[str, bool]:
+        """Training flags of the modules while training."""
+        return self._train_modes
 
     @property
     def built(self) -> Pipeline:

@@ -12,17 +12,17 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_gpp.strategy.built_model import BuiltModel
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
 from lightning_gpp.strategy.emulation.shape_only import noting
 from lightning_gpp.strategy.lightning_private import DataloaderIter, LightningOptimizer
-from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import StepPerMicrobatch
 from lightning_gpp.strategy.state.lost_weights import note_lost_weights
 from lightning_gpp.strategy.step.async_steps import AsyncSteps
 from lightning_gpp.strategy.step.batch_steps import BatchSteps
 from lightning_gpp.strategy.step.followers import Follower
-from lightning_gpp.strategy.step.forward_calls import BeginAnewError
+from lightning_gpp.strategy.step.forward_calls import BeginAnewError, ForwardCalls
 from lightning_gpp.strategy.step.loaders import LedDataloaderIter
 from lightning_gpp.strategy.step.manual_optimization import ManualOptimization
 from lightning_gpp.strategy.step.microbatch_steps import MicrobatchSteps
@@ -36,6 +36,7 @@ class Session:
 
     Args:
         run: what this rank has while it lasts.
+        forward_calls: makes what stands in for the forward on rank 0.
 
     Attributes:
         run: likewise.
@@ -43,12 +44,16 @@ class Session:
         follower: what this rank does while rank 0 runs user code.
     """
 
-    def __init__(self, run: PipelinedRun) -> None:
+    def __init__(
+        self,
+        run: PipelinedRun,
+        forward_calls: Callable[[PipelinedRun], ForwardCalls] = ForwardCalls,
+    ) -> None:
         self.run = run
         self.on_emulated: Callable[[EmulationReport], None] | None = None
         self.manual: ManualOptimization | None = None
         self.follower = Follower(run)
-        self._batch_steps = BatchSteps(run, self.follower)
+        self._batch_steps = BatchSteps(run, self.follower, forward_calls(run))
         self._microbatch_steps = MicrobatchSteps(run, self.follower)
         self._async_steps = AsyncSteps(run, self.follower)
         self._is_closed = False
@@ -77,8 +82,8 @@ class Session:
             What the step returns; on other ranks than 0 the loss, or None.
         """
         is_training = name == "training_step"
-        if not is_training and self.run.pipeline is not None:
-            self.run.pipeline.leave_emulated_time()
+        if not is_training and self.run.model is not None:
+            self.run.model.leave_emulated_time()
         if isinstance(batch, DataloaderIter):
             self.follower.batches = batch
             batch = LedDataloaderIter(batch, self.run)
@@ -139,7 +144,7 @@ class Session:
 
     def module_state_dict(self) -> dict[str, Any]:
         """On rank 0 the state dict of the whole module; elsewhere with ``meta`` tensors."""
-        partition = self.run.built.partition
+        partition = self.run.partition
         self._async_steps.begins_anew = True  # as a run does that is resumed from this
         if partition.is_partial:
             self._check_together()
@@ -198,14 +203,14 @@ class Session:
 
     def _end_together(self, on_all_ranks: bool) -> None:
         """All ranks: the module is whole again."""
-        pipeline = self.run.pipeline
-        if pipeline is not None:
-            self._report_emulation(pipeline)
+        model = self.run.model
+        if model is not None:
+            self._report_emulation(model)
             if not self.run.is_shape_only:
-                self._make_whole(pipeline, on_all_ranks)
+                self._make_whole(model, on_all_ranks)
         dist.barrier()
-        if pipeline is not None:
-            pipeline.close()
+        if model is not None:
+            model.close()
 
     def _hang_up(self) -> None:
         """Ends this rank's connections and threads, at once after a failure."""
@@ -219,14 +224,14 @@ class Session:
         self._async_steps.close()
         self.run.stop_early_modules()
 
-    def _report_emulation(self, pipeline: Pipeline) -> None:
+    def _report_emulation(self, model: BuiltModel) -> None:
         """All ranks: rank 0 says what the emulated steps took."""
-        report = pipeline.emulation_report()
+        report = model.emulation_report()
         if report is not None and self.on_emulated is not None:
             self.on_emulated(report)
 
-    def _make_whole(self, pipeline: Pipeline, on_all_ranks: bool) -> None:
-        partition = pipeline.partition
+    def _make_whole(self, model: BuiltModel, on_all_ranks: bool) -> None:
+        partition = model.partition
         values = partition.whole_values()
         states = [
             partial.whole_state_dict(self.run.control) for partial in self.run.partial_optimizers

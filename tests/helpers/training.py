@@ -108,7 +108,9 @@ class Recording(lp.Callback):
         self.result.optimizer_groups = [len(group["params"]) for group in optimizer.param_groups]
         names = {parameter: name for name, parameter in pl_module.named_parameters()}
         self.result.own_parameters = {n for p, n in names.items() if not p.is_meta}
-        self.result.optimizer_state = {names[p] for p in optimizer.state if optimizer.state[p]}
+        self.result.optimizer_state = {
+            names[p] for p in optimizer.state if optimizer.state[p] and p in names
+        }
 
     def on_train_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
         self.result.held = real_tensors(pl_module)
@@ -147,7 +149,8 @@ def train(training: Training, strategy: Mapping[str, Any] | None, num_ranks: int
 
     Args:
         training: what to train.
-        strategy: arguments of ``GraphPipeStrategy``; None trains on one plain device.
+        strategy: arguments of ``GraphPipeStrategy``, or of the one that is named as ``kind``;
+            None trains on one plain device.
         num_ranks: ranks of the job.
     """
     result = Result()
@@ -184,9 +187,11 @@ def make_trainer(
     """A silent Trainer on CPU, with the pipeline strategy or on one plain device."""
     chosen: Any = "auto"
     if strategy is not None:
-        from lightning_gpp.strategy import GraphPipeStrategy
+        from lightning_gpp import strategy as ours
 
-        chosen = GraphPipeStrategy(**strategy)
+        chosen = getattr(ours, strategy.get("kind", "GraphPipeStrategy"))(
+            **{name: value for name, value in strategy.items() if name != "kind"}
+        )
     defaults = {
         "accelerator": "cpu",
         "devices": num_ranks,

@@ -37,11 +37,12 @@ ALLOWED = {
     "runtime": {"graph", "cluster", "schedule", "simulate"},
     "weights": set(),
     "gnn": {"graph", "cost", "capture"},
-    "strategy": {*READERS, "capture", "runtime", "weights", "gnn"},
+    "spmd": DATA,
+    "strategy": {*READERS, "capture", "runtime", "weights", "gnn", "spmd"},
     "_register": {"strategy"},
     "console": set(),
     "job_scope": {"strategy"},
-    "jobs": {*READERS, "workloads", "capture", "runtime", "weights", "gnn", "strategy"}
+    "jobs": {*READERS, "workloads", "capture", "runtime", "weights", "gnn", "spmd", "strategy"}
     | {"job_scope", "console"},
     "sweep": {"jobs"},
     "cli": {"jobs", "job_scope"},
@@ -183,6 +184,17 @@ def test_rooms_without_torch_or_lightning(room: str) -> None:
     for module, path in files(room).items():
         roots = {name.split(".")[0] for name in imports(module, path)}
         assert not roots & forbidden, f"{path} imports {roots & forbidden}"
+
+
+def test_spmd_programs_are_planned_without_torch() -> None:
+    """Only what runs them, ``spmd.run``, has tensors."""
+    for module, path in files("spmd").items():
+        if not module.startswith("lightning_gpp.spmd.run"):
+            roots = {name.split(".")[0] for name in imports(module, path)}
+            inner = [
+                name for name in imports(module, path) if name.startswith("lightning_gpp.spmd.run")
+            ]
+            assert not roots & {"torch", "lightning", "hydra"} and not inner, path
 
 
 @pytest.mark.parametrize("room", sorted(ALLOWED.keys() - {"cli", "job_scope", "jobs", "sweep"}))

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from omegaconf import DictConfig
 from torch import nn
 
 from lightning_gpp.capture import CapturedModel, capture, profile_costs
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cluster.this_machine import CPU, num_cores
-from lightning_gpp.console import QuietConsole
 from lightning_gpp.cost import Costs
-from lightning_gpp.instance_attribute import instance_attribute
 from lightning_gpp.jobs.files import save_graph
 from lightning_gpp.jobs.options import as_flag, as_text
+from lightning_gpp.jobs.problem.first_call import Step, until_first_call
 from lightning_gpp.jobs.problem.problem import (
     PlanningProblem,
     refitted,
     schedule_of,
     strategy_option,
 )
-from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.planner import plan_request
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.cutting.microbatches import (
@@ -37,15 +34,10 @@ from lightning_gpp.strategy.cutting.microbatches import (
     default_microbatches,
     microbatch_sizes,
 )
-from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.planning.costs_given import resolve_costs
 from lightning_gpp.strategy.planning.full_graph import GraphCall
 from lightning_gpp.strategy.planning.plan_cache import CacheLike, PlanCache, refit_key
 from lightning_gpp.strategy.planning.planning import most_replicas
-
-
-class _SeenError(Exception):
-    """Ends a training that has shown what it was asked for."""
 
 
 class Look:
@@ -145,45 +137,28 @@ def look_at(config: DictConfig, num_microbatches: int | None) -> Look:
         num_microbatches: of which the first one is looked at, and measured; None for a batch that
             is one graph, of which nothing is measured.
     """
-    QuietConsole()
-    module, data = build_recipe(config)
-    trainer: Trainer = instantiate(
-        config.trainer,
-        devices=1,
-        strategy="auto",
-        callbacks=[],
-        logger=False,
-        num_sanity_val_steps=0,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
-    target = pipelined_module(module, strategy_option(config, "module"))
     look = Look()
-    step = module.training_step
-    if num_microbatches is not None:
-        step = _small_step(module, look, num_microbatches)
-    forward = _watched_forward(
-        target,
-        look,
-        leaf_modules=strategy_option(config, "leaf_modules") or (),
-        cache=None if num_microbatches is None else _cache(config),
-    )
-    with (
-        instance_attribute(module, "training_step", step),
-        instance_attribute(target, "forward", forward),
-    ):
-        try:
-            trainer.fit(module, datamodule=data)
-        except _SeenError:
-            return look
-    raise ValueError(
-        f"training_step of {type(module).__name__} did not call the pipelined forward of "
-        f"{type(target).__name__}; name the sub-module that it calls: strategy.module=..."
-    )
+    cache = None if num_microbatches is None else _cache(config)
+    leaf_modules = tuple(strategy_option(config, "leaf_modules") or ())
+
+    def watch(target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if cache is None:
+            look.call = GraphCall.of(target, args, kwargs)
+            args, kwargs = look.call.args, look.call.kwargs
+        look.captured = capture(target, args, kwargs, leaf_modules=leaf_modules)
+        if cache is not None:
+            look.costs, look.notes = _costs(look.captured, args, kwargs, cache)
+
+    def step(module: LightningModule) -> Step:
+        if num_microbatches is None:
+            return module.training_step
+        return _small_step(module, look, num_microbatches)
+
+    until_first_call(config, watch, step)
+    return look
 
 
-def _small_step(module: LightningModule, look: Look, num_microbatches: int) -> Callable[..., Any]:
+def _small_step(module: LightningModule, look: Look, num_microbatches: int) -> Step:
     """The module's step on the first micro-batch of a batch."""
     whole_step = module.training_step
 
@@ -202,24 +177,3 @@ def _costs(
     tensors = captured.inputs(args, kwargs).values()
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
     return PlanCache(cache).costs(captured, device, lambda: profile_costs(captured, args, kwargs))
-
-
-def _watched_forward(
-    target: nn.Module, look: Look, leaf_modules: Any, cache: CacheLike | None
-) -> Callable[..., Any]:
-    """A forward that captures the module, profiles it if there is a cache, and ends training."""
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        own = target.__dict__.pop("forward")
-        try:
-            if cache is None:
-                look.call = GraphCall.of(target, args, kwargs)
-                args, kwargs = look.call.args, look.call.kwargs
-            look.captured = capture(target, args, kwargs, leaf_modules=tuple(leaf_modules))
-            if cache is not None:
-                look.costs, look.notes = _costs(look.captured, args, kwargs, cache)
-        finally:
-            target.__dict__["forward"] = own
-        raise _SeenError
-
-    return forward

@@ -14,6 +14,7 @@ from lightning_gpp.planner import (
     ask_scheduled,
     evaluate_plan,
 )
+from lightning_gpp.planner.message_bytes import message_bytes
 from lightning_gpp.reports.plan.explain import Alternative
 
 NUM_NEXT = 3
@@ -33,6 +34,7 @@ class Searched:
         notes: what to know of its search, where it says.
         schedule: name of the schedule that runs its plan; empty where it found none.
         schedule_notes: why it is not the one that is used where memory allows.
+        message_bytes: that devices send in a step of its plan; None where it found none.
     """
 
     planner: str
@@ -43,6 +45,7 @@ class Searched:
     notes: tuple[str, ...] = ()
     schedule: str = ""
     schedule_notes: tuple[str, ...] = ()
+    message_bytes: float | None = None
 
     def as_alternative(self) -> Alternative:
         """The answer beside another one."""
@@ -84,6 +87,7 @@ def search(planner: str, request: PlanRequest, schedule: str | None) -> Searched
         notes=result.notes,
         schedule=answered.request.schedule,
         schedule_notes=answered.notes,
+        message_bytes=message_bytes(answered.plan, answered.request),
     )
 
 

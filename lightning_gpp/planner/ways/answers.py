@@ -8,10 +8,9 @@ from functools import cached_property
 
 from lightning_gpp.graph.graph_parallel import WaysGraph
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.edge_bytes import edge_bytes
 from lightning_gpp.planner.make_plan import answer
+from lightning_gpp.planner.message_bytes import border_bytes
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 from lightning_gpp.planner.ways.plan_in_ways import first_way, plan_in_ways
 
@@ -66,14 +65,7 @@ class WaysAnswer:
     @cached_property
     def message_bytes(self) -> float:
         """Bytes of activations and gradients that devices send in an epoch."""
-        request = self.question.request
-        placed, graph, total = plan_graph(self.plan, request.graph), request.graph, 0.0
-        for edge in placed.stages.edges:
-            if edge.source >= 0 and placed.devices[edge.source] != placed.devices[edge.target]:
-                sizes = edge_bytes(graph, edge.values, has_backward=edge.has_backward)
-                size = request.minibatch_size
-                total += sizes.forward(size) + sizes.backward(size)
-        return total
+        return border_bytes(self.plan, self.question.request)
 
 
 def answer_ways(questions: Iterable[WaysQuestion], planner: str) -> Iterator[WaysAnswer]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,13 @@ from torch.utils import _pytree as pytree
 from lightning_gpp.strategy.ranks.control import Control
 
 _STATE = Mapping[int, dict[str, Any]]
+
+
+class NamesParameters(Protocol):
+    """A module, or what stands for it."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Its parameters by name, each once."""
 
 
 @dataclass(slots=True)
@@ -38,7 +45,7 @@ class PartialOptimizer:
 
     @classmethod
     def keep(
-        cls, optimizer: Optimizer, module: nn.Module, held: Sequence[nn.Parameter]
+        cls, optimizer: Optimizer, module: NamesParameters, held: Sequence[nn.Parameter]
     ) -> PartialOptimizer:
         """Drops what this rank does not hold from an optimizer of the whole module.
 
@@ -77,7 +84,7 @@ class PartialOptimizer:
         return cls(optimizer, names, kept)
 
     @contextmanager
-    def whole_groups(self, module: nn.Module, held: Sequence[nn.Parameter]) -> Iterator[None]:
+    def whole_groups(self, module: NamesParameters, held: Sequence[nn.Parameter]) -> Iterator[None]:
         """Groups have all parameters of one device while the body runs, on ``meta`` if elsewhere.
 
         The body may add groups and load state; what this rank does not hold is dropped after.
@@ -90,7 +97,7 @@ class PartialOptimizer:
         whole = PartialOptimizer.keep(self.optimizer, module, held)
         self.names, self.kept = whole.names, whole.kept
 
-    def adopt_new_groups(self, module: nn.Module, held: Sequence[nn.Parameter]) -> None:
+    def adopt_new_groups(self, module: NamesParameters, held: Sequence[nn.Parameter]) -> None:
         """Drops what this rank does not hold from groups that were added since."""
         new = self.optimizer.param_groups[len(self.names) :]
         if not new:
@@ -121,9 +128,7 @@ class PartialOptimizer:
     def whole_state_dict(self, control: Control) -> dict[str, Any]:
         """All ranks: on rank 0 the state dict that one device would write, else this rank's own."""
         gathered = control.gather(self.state_by_index(), "gathering the optimizer state on rank 0")
-        state: dict[int, dict[str, Any]] = {}
-        for part in reversed(gathered):
-            state |= part
+        state = self.merged(gathered)
         groups = []
         offset = 0
         for group, names in zip(self.optimizer.param_groups, self.names, strict=True):
@@ -135,6 +140,13 @@ class PartialOptimizer:
             return self.optimizer.state_dict()
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
+    def merged(self, gathered: Sequence[dict[int, dict[str, Any]]]) -> dict[int, dict[str, Any]]:
+        """State by index on one device, of that of all ranks; copies are those of the first."""
+        state: dict[int, dict[str, Any]] = {}
+        for part in reversed(gathered):
+            state |= part
+        return state
+
     def make_whole(self, module: nn.Module, state: dict[str, Any]) -> None:
         """Gives the optimizer all parameters of the whole module back, with their state."""
         for group, parameters in zip(
@@ -143,7 +155,7 @@ class PartialOptimizer:
             group["params"] = parameters
         self.optimizer.load_state_dict(state)
 
-    def _all_parameters(self, module: nn.Module) -> list[list[nn.Parameter]]:
+    def _all_parameters(self, module: NamesParameters) -> list[list[nn.Parameter]]:
         parameters = dict(module.named_parameters())
         groups = []
         for group, names, kept in zip(

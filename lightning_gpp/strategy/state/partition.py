@@ -105,7 +105,7 @@ class Partition:
         Raises:
             RuntimeError: on rank 0, when two differ; the text names the first.
         """
-        shared = [name for name, ranks in self.owners.holders.items() if len(ranks) > 1]
+        shared = self.copies()
         held = set(self.owners.held_by(self._rank))
         own = {name: _checksum(self._tensor(name)) for name in shared if name in held}
         found = self._control.gather(own, "comparing the weights of replicas")
@@ -116,6 +116,10 @@ class Partition:
                     f"{name!r} starts from different values on ranks {sorted(sums)}, which hold "
                     "copies of it; does something change weights before the first step?"
                 )
+
+    def copies(self) -> list[str]:
+        """Names of what several ranks hold."""
+        return [name for name, ranks in self.owners.holders.items() if len(ranks) > 1]
 
     def whole_values(self) -> dict[str, Tensor]:
         """All ranks: on rank 0 the CPU values of what it does not hold, elsewhere nothing."""
@@ -142,6 +146,11 @@ class Partition:
                 self._replace(name, torch.empty_like(self._tensor(name), device="meta"))
 
     @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._rank
+
+    @property
     def is_partial(self) -> bool:
         """Whether other ranks hold something that this one does not."""
         return any(self._rank not in ranks for ranks in self.owners.holders.values())
@@ -154,9 +163,9 @@ class Partition:
     def held_with_others(self) -> dict[str, nn.Parameter]:
         """Parameters that this rank and others hold, by name."""
         found = {}
-        for name, ranks in self.owners.holders.items():
+        for name in self.copies():
             tensor = self._tensor(name)
-            if len(ranks) > 1 and self._rank in ranks and isinstance(tensor, nn.Parameter):
+            if self._rank in self.owners.holders[name] and isinstance(tensor, nn.Parameter):
                 found[name] = tensor
         return found
 

@@ -29,15 +29,17 @@ class BatchSteps:
 
     Args:
         run: whose pipeline runs the calls of the forward.
+        follower: what other ranks do.
+        forward: stands in for the pipelined forward on rank 0.
 
     Attributes:
         forward: stands in for the pipelined forward on rank 0.
         follower: what other ranks do.
     """
 
-    def __init__(self, run: PipelinedRun, follower: Follower) -> None:
+    def __init__(self, run: PipelinedRun, follower: Follower, forward: ForwardCalls) -> None:
         self._run = run
-        self.forward = ForwardCalls(run)
+        self.forward = forward
         self.follower = follower
 
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

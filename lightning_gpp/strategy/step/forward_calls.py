@@ -157,13 +157,20 @@ class ForwardCalls:
         boundary = CallBoundary.of(captured, inputs, sizes, needs)
         message = replace(self._forward(captured, number, units, needs), chunks=chunks)
         run.lead(message)
-        call = _LedCall(run, number, run.open_call(message, boundary), run.dropped)
+        call = LedCall(run, number, run.open_call(message, boundary), run.dropped)
         node = PipelinedCall(boundary, tuple(inputs), call.forward, call.backward, self._anchor)
         return node(inputs)
 
 
-class _LedCall:
-    """A differentiable call, whose parts run on all ranks."""
+class LedCall:
+    """A differentiable call, whose parts run on all ranks.
+
+    Args:
+        run: of this rank.
+        number: of the call.
+        call: this rank's part of it.
+        dropped: gets the number when autograd lets go of the call.
+    """
 
     def __init__(self, run: PipelinedRun, number: int, call: OpenCall, dropped: list[int]) -> None:
         self._run, self._number, self._call, self._dropped = run, number, call, dropped
@@ -174,9 +181,11 @@ class _LedCall:
             self._dropped.append(self._number)
 
     def forward(self) -> None:
+        """Runs the forward half."""
         self._call.forward()
 
     def backward(self, retain: bool, hands_out: bool) -> None:
+        """Runs the backward half, on all ranks."""
         if self._is_over:
             raise RuntimeError(
                 "backward went through one call of the pipelined forward a second time, but its "

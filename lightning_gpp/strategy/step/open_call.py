@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
+
+
+class Halves(Protocol):
+    """What runs in two halves."""
+
+    def forward_half(self) -> None:
+        """Everything before the loss."""
+
+    def backward_half(self, *, retain: bool) -> None:
+        """Everything after it."""
 
 
 @dataclass(slots=True)
@@ -22,9 +32,9 @@ class OpenCall:
         recorded: what each of its parts runs in; whether it is the backward one.
     """
 
-    run: Run
+    run: Halves
     stash: GradientStash
-    recorded: Callable[[Run, bool], AbstractContextManager[None]]
+    recorded: Callable[[Any, bool], AbstractContextManager[None]]
 
     def forward(self) -> None:
         """Runs all forwards."""

@@ -13,11 +13,14 @@ from typing import Any
 import lightning.pytorch as lp
 import pytest
 from helpers.plans import any_plan
+from helpers.random_programs import DrawsPrograms
 from helpers.training import MemoryLogger, make_trainer, quiet, real_tensors
 
 from conformance.modules import CaseData, CaseModule, data
 
 TIMEOUT_S = 20.0
+SPMD = "spmd"
+"""In the place of a schedule: no pipeline, but one model on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Bench:
         case: which.
         num_ranks: ranks of the pipeline; None for one plain device.
         folder: of the Trainer; the same on all ranks.
-        schedule: of the pipeline.
+        schedule: of the pipeline; :data:`SPMD` for drawn SPMD programs in its place.
 
     Attributes:
         module: the LightningModule.
@@ -114,6 +117,8 @@ class Bench:
         if self.num_ranks is not None:
             strategy = {"num_microbatches": 4, "timeout": TIMEOUT_S, "schedule": self.schedule}
             strategy |= dict(self.case.strategy)
+            if self.schedule == SPMD:
+                strategy = spmd_strategy(self.case, self.num_ranks)
         options |= dict(self.case.trainer) | arguments
         self.trainer = make_trainer(strategy, self.num_ranks or 1, **options)
         return self.trainer
@@ -167,6 +172,20 @@ class Bench:
         self.on_rank_0[name] = on_rank_0 | {"logged": rows}
 
 
+def spmd_strategy(case: Case, num_ranks: int) -> dict[str, Any]:
+    """Arguments of a strategy that divides the case's module by a program of its own."""
+    weights = [1 + (len(case.name) + rank) % 3 for rank in range(num_ranks)]
+    found: dict[str, Any] = {
+        "kind": "HAPStrategy",
+        "planner": DrawsPrograms(len(case.name)),
+        "shares": [weight / sum(weights) for weight in weights],
+        "timeout": TIMEOUT_S,
+    }
+    if "plan" in case.strategy:  # by hand, so that rank 0 holds what its step reads
+        found["planner"] = "data_parallel"
+    return found | {key: value for key, value in case.strategy.items() if key == "module"}
+
+
 def perform(case: Case, num_ranks: int | None, folder: str, schedule: str | None = None) -> Noted:
     """Runs a case as this process's rank, or on one plain device."""
     with quiet():
@@ -213,7 +232,7 @@ def run_cases(
         folder: of the Trainers.
         draws_plans: whether plans are random instead of the default planner's; each case has its
             own, always the same.
-        schedule: of the pipeline.
+        schedule: of the pipeline, or :data:`SPMD`.
     """
     cases = {case.name: case for case in cases_of(table)}
     found: list[Noted] = []

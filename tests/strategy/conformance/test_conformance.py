@@ -9,7 +9,7 @@ import pytest
 from helpers.alike import differences
 from helpers.workers import WorkerPool
 
-from conformance.case import Case, Noted, cases_of, perform
+from conformance.case import SPMD, Case, Noted, cases_of, perform
 from conformance.conftest import Table
 
 pytestmark = [
@@ -56,6 +56,16 @@ PER_MICROBATCH = LOGGED + [row for row in CUT if row not in LOGGED][::3]
 """Run with steps for every micro-batch, too; what is logged depends most on how batches are cut."""
 ON_FOUR = ROWS[1::2]
 """Run on four ranks, too: half of them, as they take the most time."""
+ON_DATA = frozenset(
+    {
+        *("packed", "packed before", "a branch on data", "rows selected by data"),
+        *("scripted child", "child compiled in place", "child of torch.compile"),
+    }
+)
+"""Forwards whose Python depends on data, or is none: no graph of operators; refused by ``hap``."""
+WITHOUT_DATA = [
+    row for row in ROWS if row.values[0] != "cases_forwards" or row.values[1].name not in ON_DATA
+]
 _expected: dict[tuple[str, str], Noted] = {}
 
 
@@ -86,6 +96,14 @@ def test_with_a_step_for_every_micro_batch(
     pool: WorkerPool, table: Callable[..., Table], name: str, case: Case, tmp_path: Path
 ) -> None:
     check(name, case, table(name, schedule="1f1b").on_ranks(pool, case, 3), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "case"), WITHOUT_DATA)
+def test_as_one_spmd_program(
+    pool: WorkerPool, table: Callable[..., Table], name: str, case: Case, tmp_path: Path
+) -> None:
+    """Programs are drawn at random, one per case."""
+    check(name, case, table(name, schedule=SPMD).on_ranks(pool, case, 2), tmp_path)
 
 
 def check(name: str, case: Case, found: list[Noted], folder: Path) -> None:

@@ -1,0 +1,107 @@
+"""A recipe's module as operators of torch, for programs that run on all devices at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+from lightning_gpp.cluster import Cluster
+from lightning_gpp.cluster.this_machine import CPU
+from lightning_gpp.jobs.problem.first_call import until_first_call
+from lightning_gpp.jobs.problem.recipe_problem import threads_of_one_of
+from lightning_gpp.planner import PlanRequest
+from lightning_gpp.spmd.by_samples import by_samples
+from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
+from lightning_gpp.spmd.costs.prices import Machine, PriceList
+from lightning_gpp.spmd.costs.speeds import DeviceSpeeds
+from lightning_gpp.spmd.operator_graph import SpmdGraph
+from lightning_gpp.spmd.program import Computation
+from lightning_gpp.spmd.run.export import export_forward
+from lightning_gpp.strategy.spmd.hap_planner import MeasuredSpeed, machine_of, measure_speed
+
+
+@dataclass(frozen=True, slots=True)
+class SpmdProblem:
+    """A model and devices, for SPMD programs.
+
+    Attributes:
+        graph: the model, for the samples of one mini-batch.
+        machine: the devices; on one of a kind the model takes as long as its measured operators.
+        factors: by kind of device, what its speeds were divided by for that.
+    """
+
+    graph: SpmdGraph
+    machine: Machine
+    factors: Mapping[str, float]
+
+
+def spmd_problem(config: DictConfig, request: PlanRequest) -> SpmdProblem:
+    """The same question as pipelines are asked.
+
+    A model of SPMD programs is priced by flops and bytes, one of pipelines by operators that were
+    measured. So that both can stand in one table, the speeds of every kind of device are scaled by
+    one number: alone, it takes as long for the model as the measured operators do together.
+
+    Args:
+        config: of a recipe.
+        request: the question to planners of pipelines.
+
+    Raises:
+        ExportError: the forward cannot be captured as operators of torch.
+    """
+    found: list[SpmdGraph] = []
+
+    def watch(target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append(export_forward(target, args, kwargs).graph)
+
+    until_first_call(config, watch)
+    (graph,) = found
+    machine = replace(_machine(request.cluster), optimizer_tensors=1 + request.optimizer_values)
+    factors = {kind: _factor(kind, graph, machine, request) for kind in request.cluster.kinds}
+    each = np.array([factors[device.kind] for device in request.cluster.devices])
+    speeds = machine.speeds
+    scaled = DeviceSpeeds(
+        speeds.flops_per_s / each, speeds.memory_bytes_per_s / each, speeds.launch_s * each
+    )
+    return SpmdProblem(graph, replace(machine, speeds=scaled), factors)
+
+
+def _machine(cluster: Cluster) -> Machine:
+    """The devices, processes of this machine by what it can do."""
+    if cluster.kinds != (CPU,):
+        return machine_of(cluster, None)
+    with threads_of_one_of(cluster):
+        speed: MeasuredSpeed = measure_speed(torch.device(CPU))
+    return machine_of(cluster, [speed] * cluster.num_devices)
+
+
+def _factor(kind: str, graph: SpmdGraph, machine: Machine, request: PlanRequest) -> float:
+    """How much longer a device of a kind takes for the model than its speeds say."""
+    place = next(i for i, device in enumerate(request.cluster.devices) if device.kind == kind)
+    speeds = machine.speeds
+    one = DeviceSpeeds(
+        speeds.flops_per_s[place : place + 1],
+        speeds.memory_bytes_per_s[place : place + 1],
+        speeds.launch_s[place : place + 1],
+    )
+    alone = replace(
+        machine,
+        speeds=one,
+        times=CollectiveTimes(*(AlphaBeta(),) * 7),
+        memory_bytes=np.array([np.inf]),
+    )
+    prices = PriceList(graph, alone, ((1.0,),))
+    said_s = sum(
+        prices.total_s(prices.costs_of(each))
+        for each in by_samples(graph, (1.0,)).instructions
+        if isinstance(each, Computation)
+    )
+    profile = request.costs.at(request.minibatch_size, kind)
+    measured_s = sum(cost.forward_s + cost.backward_s for cost in profile.operators.values())
+    return measured_s / said_s

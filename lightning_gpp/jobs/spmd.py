@@ -1,0 +1,132 @@
+"""Programs that run on all devices at once (HAP), beside pipelines and explained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from lightning_gpp.jobs.comparison import ComparedPlan
+from lightning_gpp.jobs.console_width import console_width
+from lightning_gpp.jobs.files import save_metrics, written_to
+from lightning_gpp.jobs.problem.problem_of import problem_of
+from lightning_gpp.planner import PlanRequest
+from lightning_gpp.text_table import wrapped
+
+if TYPE_CHECKING:
+    from lightning_gpp.spmd.plan import BaselinePlan, SpmdPlan
+
+# Programs need torch to export a model; the jobs that plan graphs of files do without.
+
+HAP = "hap"
+SPMD = "spmd"
+"""What stands in the place of a schedule."""
+
+SPMD_PLANNERS: Mapping[str, str | None] = {
+    HAP: None,
+    "even_shares": "DP-EV",
+    "shares_by_speed": "DP-CP",
+    "sharded_data_parallel": "ZeRO",
+}
+"""Planners of SPMD programs by name: HAP, and what it was compared with, as the paper calls it."""
+
+
+def compared_programs(
+    config: DictConfig, request: PlanRequest, names: Sequence[str], settings: Mapping[str, str]
+) -> Iterator[ComparedPlan]:
+    """A row for every planner of SPMD programs; what cannot be planned is a row, too.
+
+    Args:
+        config: of a recipe.
+        request: what planners of pipelines are asked.
+        names: of :data:`SPMD_PLANNERS`.
+        settings: of the job of a sweep.
+    """
+    from lightning_gpp.jobs.problem.spmd_problem import spmd_problem
+    from lightning_gpp.spmd.costs.message_bytes import message_bytes
+    from lightning_gpp.spmd.plan import plan_baseline, plan_hap
+    from lightning_gpp.spmd.run.node_reader import ExportError
+    from lightning_gpp.spmd.search.find import NoProgramFitsError
+
+    try:
+        problem = spmd_problem(config, request)
+    except ExportError as error:
+        yield from (ComparedPlan(name, error=str(error), settings=settings) for name in names)
+        return
+    for name in names:
+        start_s = time.monotonic()
+        try:
+            baseline = SPMD_PLANNERS[name]
+            if baseline is None:
+                plan: SpmdPlan | BaselinePlan = plan_hap(problem.graph, problem.machine)
+            else:
+                plan = plan_baseline(problem.graph, problem.machine, baseline)
+        except NoProgramFitsError as error:
+            yield ComparedPlan(name, error=str(error), settings=settings)
+            continue
+        search_s, found = time.monotonic() - start_s, plan.evaluation
+        fits = found.fits(problem.machine)
+        yield ComparedPlan(
+            name,
+            SPMD,
+            step_s=found.step_s,
+            samples_per_s=request.minibatch_size / found.step_s,
+            peak_memory_bytes=round(float(found.memory_bytes.max())),
+            message_bytes=message_bytes(plan.program, problem.graph, problem.machine),
+            search_s=search_s,
+            error="" if fits else "does not fit into the memory of a device",
+            settings=settings,
+        )
+
+
+def explain_program(config: DictConfig, folder: Path) -> dict[str, float]:
+    """The job ``plan`` for HAP: prints the program and why, and writes ``program.json``.
+
+    Returns:
+        What a sweep compares plans by.
+    """
+    from lightning_gpp.jobs.problem.spmd_problem import spmd_problem
+    from lightning_gpp.spmd.costs.message_bytes import message_bytes
+    from lightning_gpp.spmd.explain import explain_plan
+    from lightning_gpp.spmd.plan import plan_hap
+    from lightning_gpp.spmd.program import spmd_program_to_json
+
+    if config.graph is not None:
+        raise ValueError(
+            f"planner={HAP} needs a model at the level of torch's operators, which the graph "
+            f"{config.graph!r} is not: leave out graph=, and give a recipe"
+        )
+    width = console_width()
+    problem = problem_of(config, folder)
+    print(f"{problem.describe(max_width=width)}\n", flush=True)
+    start_s = time.monotonic()
+    question = spmd_problem(config, problem.request)
+    plan = plan_hap(question.graph, question.machine)
+    search_s = time.monotonic() - start_s
+    print(f"{explain_plan(plan, question.graph, question.machine)}\n")
+    factors = ", ".join(f"{kind} {1 / factor:.2g}" for kind, factor in question.factors.items())
+    print(
+        wrapped(
+            [
+                "Computing is priced by flops and bytes, at a part of the devices' speeds with "
+                f"which one alone takes as long as its measured operators do ({factors}).",
+            ],
+            width,
+        )
+    )
+    text = spmd_program_to_json(plan.program)
+    (folder / "program.json").write_text(text, encoding="utf-8")
+    found = plan.evaluation
+    metrics = {
+        "step_s": found.step_s,
+        "samples_per_s": problem.request.minibatch_size / found.step_s,
+        "peak_memory_bytes": float(found.memory_bytes.max()),
+        "message_bytes": message_bytes(plan.program, question.graph, question.machine),
+        "search_s": search_s,
+    }
+    save_metrics(metrics, folder)
+    print(f"\n{written_to(folder)}")
+    return metrics

@@ -1,0 +1,112 @@
+"""Seconds of collectives over all devices, by bytes: alpha-beta each.
+
+Estimated from the cluster's links, or measured where the devices are at hand: then the numbers are
+given instead. Rings, as in :mod:`lightning_gpp.cluster.collectives`; what a ring's slowest channel
+takes is what every round takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lightning_gpp.cluster import Cluster
+from lightning_gpp.cluster.collectives import all_reduce_s, ring_lines, rounds_s
+
+PROBE_BYTES = 1e12
+"""A message so large that its latency does not count: gives the slope of a cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaBeta:
+    """A cost that grows with bytes.
+
+    Attributes:
+        alpha_s: seconds at least.
+        beta_s_per_byte: seconds per byte.
+    """
+
+    alpha_s: float = 0.0
+    beta_s_per_byte: float = 0.0
+
+    def seconds(self, size_bytes: float) -> float:
+        """Seconds for so many bytes; nothing for none."""
+        return self.alpha_s + self.beta_s_per_byte * size_bytes if size_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTimes:
+    """Collectives over all devices.
+
+    Attributes:
+        all_reduce: by the bytes of the tensor.
+        all_gather: padded; by the bytes of what is gathered, padding included (devices times the
+            largest shard).
+        reduce_scatter: likewise.
+        all_to_all: by the bytes of the tensor as it would be if all shards were as the largest.
+        broadcast: from one device to all; by bytes. A grouped all-gather is one per device.
+        reduce: from all to one device, by bytes. A grouped reduce-scatter is one per device.
+        root: shards between rank 0 and the others (scatter, gather), by the bytes of the tensor.
+    """
+
+    all_reduce: AlphaBeta
+    all_gather: AlphaBeta
+    reduce_scatter: AlphaBeta
+    all_to_all: AlphaBeta
+    broadcast: AlphaBeta
+    reduce: AlphaBeta
+    root: AlphaBeta
+    small_all_reduce: AlphaBeta | None = None
+    """The all-reduce of few rounds (a tree) that libraries take for small tensors."""
+
+    def all_reduce_s(self, size_bytes: float) -> float:
+        """An all-reduce by the better algorithm."""
+        found = self.all_reduce.seconds(size_bytes)
+        if self.small_all_reduce is None:
+            return found
+        return min(found, self.small_all_reduce.seconds(size_bytes))
+
+
+def collective_times(cluster: Cluster) -> CollectiveTimes:
+    """Estimates from a cluster's links.
+
+    >>> from lightning_gpp.cluster import Link, uniform_cluster
+    >>> times = collective_times(uniform_cluster(4, Link(1e9, latency_s=0.001)))
+    >>> times.all_gather.seconds(4e6), times.all_reduce.seconds(4e6)
+    (0.006, 0.012)
+    """
+    num_devices = cluster.num_devices
+    if num_devices == 1:
+        nothing = AlphaBeta()
+        return CollectiveTimes(*(nothing,) * 7)
+    devices = range(num_devices)
+    lines = ring_lines(cluster, devices)
+    ring = AlphaBeta(max(line[0] for line in lines), max(line[1] for line in lines))
+    half = AlphaBeta(ring.alpha_s / 2, ring.beta_s_per_byte / 2)
+    # A pipelined chain: as many hops as a half ring has rounds, all bytes over every link.
+    chain = AlphaBeta(half.alpha_s, half.beta_s_per_byte * num_devices / (num_devices - 1))
+    shifts = [
+        [(source, (source + shift) % num_devices) for source in devices]
+        for shift in range(1, num_devices)
+    ]
+    exchange = _line(lambda size: rounds_s(cluster, shifts, size / num_devices**2))
+    shards = [[(0, target) for target in devices[1:]]]
+    tree_alpha = all_reduce_s(cluster, devices, 1.0, "tree")
+    return CollectiveTimes(
+        all_reduce=ring,
+        all_gather=half,
+        reduce_scatter=half,
+        all_to_all=exchange,
+        broadcast=chain,
+        reduce=chain,
+        root=_line(lambda size: rounds_s(cluster, shards, size / num_devices)),
+        small_all_reduce=AlphaBeta(
+            tree_alpha,
+            (all_reduce_s(cluster, devices, PROBE_BYTES, "tree") - tree_alpha) / PROBE_BYTES,
+        ),
+    )
+
+
+def _line(seconds: Callable[[float], float]) -> AlphaBeta:
+    alpha_s = seconds(0.0)
+    return AlphaBeta(alpha_s, (seconds(PROBE_BYTES) - alpha_s) / PROBE_BYTES)

@@ -1,0 +1,68 @@
+"""What a whole program takes: the one judge of programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_gpp.spmd.costs.prices import Machine, PriceList
+from lightning_gpp.spmd.costs.share_cost import Vector
+from lightning_gpp.spmd.operator_graph import SpmdGraph
+from lightning_gpp.spmd.program import Computation, SpmdProgram
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProgramEvaluation:
+    """Predicted time and memory of a program.
+
+    Attributes:
+        instruction_s: seconds of every instruction, forwards and backwards.
+        memory_bytes: held on every device, shape ``(num_devices,)``.
+        compute_s: seconds of computations.
+        step_s: of all.
+    """
+
+    instruction_s: tuple[float, ...]
+    memory_bytes: Vector
+    compute_s: float
+    step_s: float
+
+    @property
+    def move_s(self) -> float:
+        """Seconds of everything between devices."""
+        return self.step_s - self.compute_s
+
+    def fits(self, machine: Machine) -> bool:
+        """Whether every device has enough memory."""
+        return bool((self.memory_bytes <= machine.memory_bytes).all())
+
+
+def evaluate_program(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> ProgramEvaluation:
+    """Judges a program.
+
+    Args:
+        program: of the graph, for as many devices as the machine has.
+        graph: the model.
+        machine: the devices.
+
+    Raises:
+        ValueError: the program is for another number of devices.
+    """
+    if program.num_devices != machine.num_devices:
+        raise ValueError(
+            f"the program is for {program.num_devices} devices, there are {machine.num_devices}"
+        )
+    prices = PriceList(graph, machine, program.shares)
+    seconds = [prices.total_s(prices.costs_of(each)) for each in program.instructions]
+    memory = np.zeros(machine.num_devices)
+    for name, placement in program.storage.items():
+        memory = memory + prices.stored(graph.value_of[name], placement).memory_bytes
+    for instruction in program.instructions:
+        memory = memory + prices.memory_of(instruction)
+    compute_s = sum(
+        each
+        for each, instruction in zip(seconds, program.instructions)
+        if isinstance(instruction, Computation)
+    )
+    return ProgramEvaluation(tuple(seconds), memory, compute_s, sum(seconds))

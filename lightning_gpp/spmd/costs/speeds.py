@@ -1,0 +1,78 @@
+"""How fast every device computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_gpp.cluster import Cluster
+from lightning_gpp.spmd.costs.share_cost import Vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceSpeeds:
+    """Sustained speeds of all devices; every array has shape ``(num_devices,)``.
+
+    Attributes:
+        flops_per_s: of products of matrices.
+        memory_bytes_per_s: of reading and writing.
+        launch_s: seconds of an operator at least.
+    """
+
+    flops_per_s: Vector
+    memory_bytes_per_s: Vector
+    launch_s: Vector
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Shares in proportion to the flops."""
+        return tuple((self.flops_per_s / self.flops_per_s.sum()).tolist())
+
+
+def device_speeds(cluster: Cluster, dtype: str = "float32") -> DeviceSpeeds:
+    """Speeds from the data sheets of the cluster's devices.
+
+    Args:
+        cluster: the devices.
+        dtype: that products of matrices are computed in.
+
+    Raises:
+        ValueError: there is no data sheet of a kind of device, or not of the dtype.
+    """
+    kinds = [cluster.device_kind(device.kind) for device in cluster.devices]
+    return DeviceSpeeds(
+        np.array([kind.flops_per_s(dtype) for kind in kinds]),
+        np.array([kind.memory_bytes_per_s for kind in kinds]),
+        np.array([kind.launch_s for kind in kinds]),
+    )
+
+
+def measured_speeds(
+    flops_per_s: Sequence[float],
+    memory_bytes_per_s: Sequence[float] | None = None,
+    launch_s: Sequence[float] | None = None,
+) -> DeviceSpeeds:
+    """Speeds that were measured, one number per device.
+
+    Args:
+        flops_per_s: of products of matrices.
+        memory_bytes_per_s: without limit if not given.
+        launch_s: nothing if not given.
+
+    Raises:
+        ValueError: a speed is not above 0.
+    """
+    flops = np.array(flops_per_s, dtype=float)
+    if flops.size == 0 or flops.min() <= 0:
+        raise ValueError(
+            f"every device needs a speed above 0, got {list(flops_per_s)}; leave a device out "
+            "that cannot compute"
+        )
+    endless = np.full(len(flops), np.inf)
+    return DeviceSpeeds(
+        flops,
+        endless if memory_bytes_per_s is None else np.array(memory_bytes_per_s, dtype=float),
+        np.zeros(len(flops)) if launch_s is None else np.array(launch_s, dtype=float),
+    )

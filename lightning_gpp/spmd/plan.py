@@ -1,0 +1,217 @@
+"""The program of a model on devices of unequal speed: search and shares in turn.
+
+The cheapest program depends on the shares and the best shares on the program. HAP takes turns until
+nothing improves; here the best *pair* is kept (the release keeps a program with the shares of the
+next, rejected one), and the turns begin from shares in proportion to the speeds, and from even
+ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from lightning_gpp.spmd.costs.judge import ProgramEvaluation, evaluate_program
+from lightning_gpp.spmd.costs.prices import Machine
+from lightning_gpp.spmd.operator_graph import SpmdGraph
+from lightning_gpp.spmd.program import Computation, SpmdProgram
+from lightning_gpp.spmd.ratios import best_shares
+from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.search.find import (
+    FoundProgram,
+    NoProgramFitsError,
+    SearchOptions,
+    find_program,
+)
+from lightning_gpp.spmd.search.fitting import find_fitting
+from lightning_gpp.spmd.search.limits import Allowed, DataParallel, ShardedDataParallel
+
+MOST_TURNS = 8
+"""Turns of search and shares; the published models need two or three."""
+
+Shares = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpmdPlan:
+    """A program with its prediction.
+
+    Attributes:
+        program: with its shares.
+        evaluation: what it takes.
+        tried: all programs with shares that were met on the way, cheapest first.
+        least_s: no program takes less with these shares; less than the program takes only where
+            memory is short and the model large. None where the program was found with other shares.
+        expansions: labels that were continued in all searches.
+    """
+
+    program: SpmdProgram
+    evaluation: ProgramEvaluation
+    tried: tuple[tuple[SpmdProgram, float], ...]
+    least_s: float | None
+    expansions: int
+
+    @property
+    def gap(self) -> float | None:
+        """At most this part of the step's time could be saved with these shares, if it is known."""
+        if self.least_s is None or not self.evaluation.step_s:
+            return None
+        return max(0.0, 1 - self.least_s / self.evaluation.step_s)
+
+
+def plan_hap(graph: SpmdGraph, machine: Machine, *, allowed: Allowed | None = None) -> SpmdPlan:
+    """The best pair of program and shares that is found; it fits the memory of all devices.
+
+    Args:
+        graph: the model.
+        machine: the devices.
+        allowed: what the search is limited to.
+
+    Raises:
+        NoProgramFitsError: no program fits the memory of all devices.
+    """
+    theory = Theory(graph, machine.num_devices)
+    options = SearchOptions(allowed=allowed or Allowed())
+    pairs = _Pairs(graph, machine)
+    even = (1 / machine.num_devices,) * machine.num_devices
+    starts: list[Shares] = [(machine.speeds.shares,), (even,)]
+    refused = [_take_turns(pairs, start, options, theory) for start in dict.fromkeys(starts)]
+    if not pairs.tried:
+        raise next(error for error in refused if error is not None)
+    segments = other_units(pairs.ranked[0][0])
+    if segments:
+        options = replace(options, segments=segments)
+        for start in ((machine.speeds.shares, even), (machine.speeds.shares,) * 2):
+            _take_turns(pairs, start, options, theory)
+    return pairs.best()
+
+
+def other_units(program: SpmdProgram) -> dict[str, int]:
+    """Segments for a program: operators that deal other units than most have shares of their own.
+
+    Thousands of samples may be dealt by speed, where two experts per device are best dealt evenly;
+    and rows of a weight that are gathered padded want other shares than samples.
+    """
+    units = {
+        each.operator: placement.units
+        for each in program.instructions
+        if isinstance(each, Computation)
+        for placement in (*each.inputs, *each.outputs)
+        if placement.units is not None
+    }
+    if not units:
+        return {}
+    (most, _), *_ = Counter(units.values()).most_common(1)
+    return {operator: 1 for operator, own in units.items() if own != most}
+
+
+def _take_turns(
+    pairs: _Pairs, shares: Shares, options: SearchOptions, theory: Theory
+) -> NoProgramFitsError | None:
+    """Search and shares in turn, until the shares have been met before.
+
+    Returns:
+        Why it ended early, where no program fits with some shares.
+    """
+    for _ in range(MOST_TURNS):
+        try:
+            fitting = find_fitting(pairs.graph, pairs.machine, shares, options, theory)
+        except NoProgramFitsError as error:
+            return error
+        program = fitting.found.program
+        pairs.add(program, fitting.least_s)
+        pairs.expansions += fitting.found.effort.expansions
+        better = best_shares(program, pairs.graph, pairs.machine)
+        if better in pairs.shares:
+            return None
+        # The new program may do without what the shares were for; the pair counts, too.
+        pairs.add(replace(program, shares=better), fitting.least_s, is_searched=False)
+        shares = better
+    return None
+
+
+class _Pairs:
+    """Programs with shares, as they were met."""
+
+    def __init__(self, graph: SpmdGraph, machine: Machine) -> None:
+        self.graph = graph
+        self.machine = machine
+        self.tried: list[tuple[SpmdProgram, ProgramEvaluation, float | None]] = []
+        self.shares: set[Shares] = set()
+        self.expansions = 0
+
+    def add(self, program: SpmdProgram, least_s: float, *, is_searched: bool = True) -> None:
+        """A program; one that does not fit is left out.
+
+        Args:
+            program: with its shares.
+            least_s: bound of the search that found it.
+            is_searched: whether the search was with these shares.
+        """
+        if is_searched:
+            self.shares.add(program.shares)
+        evaluation = evaluate_program(program, self.graph, self.machine)
+        if evaluation.fits(self.machine):
+            self.tried.append((program, evaluation, least_s if is_searched else None))
+
+    @property
+    def ranked(self) -> list[tuple[SpmdProgram, ProgramEvaluation, float | None]]:
+        """All, the cheapest first; of equal ones those that were searched with their shares."""
+        return sorted(self.tried, key=lambda pair: (pair[1].step_s, pair[2] is None))
+
+    def best(self) -> SpmdPlan:
+        """The cheapest pair."""
+        program, evaluation, least_s = self.ranked[0]
+        return SpmdPlan(
+            program,
+            evaluation,
+            tuple((each, result.step_s) for each, result, _ in self.ranked),
+            least_s,
+            self.expansions,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BaselinePlan:
+    """A published way of training as a program.
+
+    Attributes:
+        name: as tables have it.
+        program: of the same theory.
+        evaluation: what it takes.
+    """
+
+    name: str
+    program: SpmdProgram
+    evaluation: ProgramEvaluation
+
+
+def plan_baseline(graph: SpmdGraph, machine: Machine, name: str) -> BaselinePlan:
+    """A baseline's program.
+
+    Args:
+        graph: the model.
+        machine: the devices.
+        name: one of :data:`BASELINES`.
+
+    Raises:
+        ValueError: there is no such baseline.
+    """
+    if name not in BASELINES:
+        raise ValueError(f"unknown baseline {name!r}; known ones: {', '.join(BASELINES)}")
+    theory = Theory(graph, machine.num_devices)
+    limits, is_even = BASELINES[name]
+    even = (1 / machine.num_devices,) * machine.num_devices
+    shares = (even if is_even else machine.speeds.shares,)
+    options = SearchOptions(allowed=limits(graph, theory), name=name)
+    found: FoundProgram = find_program(graph, machine, shares, options, theory)
+    return BaselinePlan(name, found.program, evaluate_program(found.program, graph, machine))
+
+
+BASELINES: dict[str, tuple[Callable[[SpmdGraph, Theory], Allowed], bool]] = {
+    "DP-EV": (DataParallel, True),
+    "DP-CP": (DataParallel, False),
+    "ZeRO": (ShardedDataParallel, True),
+}
+"""Name -> what it is limited to, and whether shares are even (else by speed)."""

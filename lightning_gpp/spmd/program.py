@@ -1,0 +1,304 @@
+"""An SPMD program as data: what every device does, in order.
+
+The devices run the same list of instructions, each on its own part. A tensor may be had in several
+placements at once (gathered for one reader only), so instructions name a value *and* a placement.
+
+Parameters and buffers are there from the start in their *storage* placement, ``R=`` or a shard:
+optimizer state lies alike. Everything else about them is a conversion: data parallelism reads
+``R= -> R`` (backwards an all-reduce of the gradient), ZeRO ``S -> R`` (all-gather, backwards
+reduce-scatter), the bias of a row-parallel layer ``R= -> P``.
+
+The forward's arguments lie at rank 0 and its results go there: the user's step runs there. So the
+gradient of a result is whole at rank 0 and zero elsewhere, which is a summand on each: it makes
+``R`` free to return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from lightning_gpp.spmd.placement import Placement, check_shares
+from lightning_gpp.strict_json import JsonFormat
+
+FORMAT = JsonFormat("lightning_gpp.spmd_program", version=1)
+
+
+class Method(Enum):
+    """How a conversion moves data.
+
+    Attributes:
+        NONE: nothing is moved: cutting one's own part, or keeping a summand on device 0.
+        PADDED: one collective with equal parts, every shard padded to the largest.
+        GROUPED: as many broadcasts (of a reduce-scatter: reductions) as there are devices, each of
+            a shard's own size.
+        DIRECT: one collective that needs no padding: all-reduce, broadcast; an all-to-all, scatter
+            or gather of messages of their own sizes.
+        SCATTER_GATHER: an all-reduce as a reduce-scatter and an all-gather over the flat tensor,
+            each device summing the same part (a flat tensor can be cut evenly up to padding).
+    """
+
+    NONE = "none"
+    PADDED = "padded"
+    GROUPED = "grouped"
+    DIRECT = "direct"
+    SCATTER_GATHER = "scatter_gather"
+
+
+class Option(Enum):
+    """What an operator does on a device beyond being called on the local tensors.
+
+    Attributes:
+        PLAIN: nothing. Sizes among its attributes that name a sharded dimension (of a view, an
+            expand) are the local ones, which follow from the placements of the outputs.
+        SUFFICIENT_FACTORS: a linear layer or product whose weight is replicated (``R=``) while its
+            input is sharded along the samples: backwards the devices gather the input and the
+            output's gradient (by the computation's ``method``) and all compute the whole gradient
+            of the weight (and bias), instead of summing parts of it.
+        MEAN: a mean over a sharded dimension: a device's mean of its own elements times their part
+            of all is its summand; without elements it is zeros.
+        VOCABULARY: look-ups in a table of which a device has some rows: its summand is zeros
+            where the index is of another device's row.
+    """
+
+    PLAIN = "plain"
+    SUFFICIENT_FACTORS = "sufficient_factors"
+    MEAN = "mean"
+    VOCABULARY = "vocabulary"
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveInput:
+    """An argument of the forward comes from rank 0: to all (replicated) or each its shard.
+
+    Attributes:
+        value: name of the input.
+        placement: ``R=``, ``R`` or a shard. A gradient, where one is needed, goes back to rank 0:
+            whole there already (``R=``), summed to rank 0 (``R``), gathered (a shard).
+        method: ``DIRECT``.
+    """
+
+    value: str
+    placement: Placement
+    method: Method = Method.DIRECT
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A value in another placement; the first one stays there for its other readers.
+
+    ===========  ==============================  =================================
+    from → to    forwards                        backwards
+    ===========  ==============================  =================================
+    S → R        all-gather                      reduce-scatter
+    S → R=       all-gather                      each cuts its part
+    P → S        reduce-scatter                  all-gather
+    P → R=       all-reduce                      nothing: the gradient is whole
+    P → R        all-reduce                      all-reduce
+    R → S        each cuts its part              pads with zeros to a summand
+    R= → S       each cuts its part              all-gather
+    R= → R       nothing                         all-reduce
+    R → R=       nothing                         device 0 keeps it, zeros elsewhere
+    R → P        device 0 keeps it               nothing: the gradient is whole, but
+                                                 only device 0's summand counts
+    R= → P       device 0 keeps it, zeros        nothing: the gradient is whole
+                 elsewhere
+    S → P        pads with zeros to a summand    each cuts its part
+    S → S        all-to-all                      all-to-all
+    ===========  ==============================  =================================
+
+    ``R → P`` backwards: the gradient that arrives is whole on every device, a summand of ``R``'s
+    has to sum to it: device 0 keeps it, the others have zeros.
+
+    Attributes:
+        value: its name.
+        source: a placement in which it is there.
+        target: the placement that it is wanted in.
+        method: how it is done forwards.
+        backward_method: how its gradient is converted; ``NONE`` where it has no gradient.
+    """
+
+    value: str
+    source: Placement
+    target: Placement
+    method: Method = Method.NONE
+    backward_method: Method = Method.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """An operator runs on the local parts of its inputs.
+
+    Attributes:
+        operator: its name.
+        inputs: placement of each of its inputs, in their order; all are there.
+        outputs: placement of each of its outputs.
+        option: what it does beyond the plain call.
+        method: how factors are gathered (sufficient factors), else ``NONE``.
+        note: what the rule is, for people (``"column-parallel"``).
+    """
+
+    operator: str
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    option: Option = Option.PLAIN
+    method: Method = Method.NONE
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnOutput:
+    """A result of the forward goes to rank 0.
+
+    Attributes:
+        value: name of the output; several may be of one value.
+        placement: one in which it is there. ``R``, ``R=``: rank 0 has it; a shard is gathered to
+            rank 0, ``P`` summed to rank 0. Backwards: nothing (``R``), rank 0 broadcasts the
+            gradient (``R=``, ``P``), scatters it (a shard).
+        method: ``NONE`` for replicated ones, else ``DIRECT``.
+    """
+
+    value: str
+    placement: Placement
+    method: Method = Method.NONE
+
+
+Instruction: TypeAlias = ReceiveInput | Conversion | Computation | ReturnOutput
+
+
+@dataclass(frozen=True, slots=True)
+class SpmdProgram:
+    """What all devices do for one forward (and, backwards through it, one backward).
+
+    Attributes:
+        shares: one share vector per segment: the part of each device, 0 … 1, summing to 1.
+        storage: parameter or buffer -> the placement it is kept in, ``R=`` or a shard.
+        instructions: in order.
+        name: what it is (``"hap"``, ``"DP-EV"``), for people.
+
+    Raises:
+        ValueError: share vectors are none, of different lengths or do not sum to 1; a placement is
+            of a segment that there is not; or a storage is neither ``R=`` nor a shard.
+    """
+
+    shares: tuple[tuple[float, ...], ...]
+    storage: Mapping[str, Placement] = field(hash=False)
+    instructions: tuple[Instruction, ...]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.shares or len({len(shares) for shares in self.shares}) != 1:
+            raise ValueError("shares: expected at least one vector, all of the same length")
+        for shares in self.shares:
+            check_shares(shares)
+        for name, placement in self.storage.items():
+            if not (placement.is_shard or str(placement) == "R="):
+                raise ValueError(f"storage of {name!r}: expected R= or a shard, got {placement}")
+        most = max((p.segment for p in self.placements), default=0)
+        if most >= len(self.shares):
+            raise ValueError(f"segment {most} has no shares; there are {len(self.shares)} vectors")
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices that run it."""
+        return len(self.shares[0])
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """All placements in it, with repetition."""
+        found = list(self.storage.values())
+        for instruction in self.instructions:
+            if isinstance(instruction, Conversion):
+                found += [instruction.source, instruction.target]
+            elif isinstance(instruction, Computation):
+                found += [*instruction.inputs, *instruction.outputs]
+            else:
+                found.append(instruction.placement)
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionEntry:
+    """One instruction in a document: the one of its fields that is given."""
+
+    receive: ReceiveInput | None = None
+    convert: Conversion | None = None
+    compute: Computation | None = None
+    give: ReturnOutput | None = None
+
+    @property
+    def instruction(self) -> Instruction:
+        """The one that is given.
+
+        Raises:
+            ValueError: none is, or several are.
+        """
+        every = (self.receive, self.convert, self.compute, self.give)
+        found = [instruction for instruction in every if instruction is not None]
+        if len(found) != 1:
+            raise ValueError(
+                "an instruction is one of receive, convert, compute, give; "
+                f"{len(found)} of them are given"
+            )
+        return found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """Shares of one segment."""
+
+    devices: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    name: str
+    shares: tuple[_Shares, ...]
+    storage: Mapping[str, Placement]
+    instructions: tuple[InstructionEntry, ...]
+
+
+def _entry(instruction: Instruction) -> dict[str, Instruction]:
+    keys = {
+        ReceiveInput: "receive",
+        Conversion: "convert",
+        Computation: "compute",
+        ReturnOutput: "give",
+    }
+    return {keys[type(instruction)]: instruction}
+
+
+def spmd_program_to_json(program: SpmdProgram) -> str:
+    """The program as a JSON document.
+
+    >>> program = SpmdProgram(((0.5, 0.5),), {}, ())
+    >>> spmd_program_from_json(spmd_program_to_json(program)) == program
+    True
+    """
+    entries = tuple(
+        InstructionEntry(**_entry(instruction))  # type: ignore[arg-type]
+        for instruction in program.instructions
+    )
+    shares = tuple(_Shares(devices) for devices in program.shares)
+    return FORMAT.dumps(_Document(program.name, shares, program.storage, entries))
+
+
+def spmd_program_from_json(text: str, *, source: str = "SPMD program") -> SpmdProgram:
+    """Reads :func:`spmd_program_to_json`'s form.
+
+    Args:
+        text: the document.
+        source: where it comes from, for error messages.
+
+    Raises:
+        ValueError: it is not such a program; the text names the place.
+    """
+    found = FORMAT.loads(_Document, text, source=source)
+    return SpmdProgram(
+        shares=tuple(segment.devices for segment in found.shares),
+        storage=found.storage,
+        instructions=tuple(entry.instruction for entry in found.instructions),
+        name=found.name,
+    )

@@ -1,0 +1,67 @@
+"""All rules of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator
+from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, Placement, shard
+from lightning_gpp.spmd.rules.axes import Axes
+from lightning_gpp.spmd.rules.call import ShapedCall
+from lightning_gpp.spmd.rules.factors import FactorSpec
+from lightning_gpp.spmd.rules.rule import Rule, replicated_rules, rules_of_spec
+from lightning_gpp.spmd.rules.table import spec_of
+
+
+class Theory:
+    """What may be done with every operator and tensor of a graph.
+
+    Args:
+        graph: the model.
+        num_devices: that it is divided over: a dimension is only dealt where every device gets a
+            unit of it, so no operator ever sees an empty tensor.
+    """
+
+    def __init__(self, graph: SpmdGraph, num_devices: int) -> None:
+        self.graph = graph
+        self.num_devices = num_devices
+        found = {op.name: spec_of(ShapedCall.of(graph, op)) for op in graph.operators}
+        self.specs: Mapping[str, FactorSpec] = {
+            name: spec for name, spec in found.items() if spec is not None
+        }
+        self._axes = Axes(graph, self.specs)
+
+    def rules(self, operator: SpmdOperator, segment: int = 0) -> tuple[Rule, ...]:
+        """The rules of an operator; those of every operator where nothing is known of it.
+
+        Args:
+            operator: of the graph.
+            segment: whose shares deal what it deals.
+        """
+        gradients = tuple(
+            self.graph.value_of[name].requires_grad
+            for name in (*operator.inputs, *operator.outputs)
+        )
+        spec = self.specs.get(operator.name)
+        if spec is None:
+            return tuple(replicated_rules(len(operator.inputs), len(operator.outputs), gradients))
+        operands = (*zip(operator.inputs, spec.inputs), *zip(operator.outputs, spec.outputs))
+        cuts = self._axes.cuts(spec, operands, self.num_devices)
+        return rules_of_spec(spec, cuts, gradients, segment=segment)
+
+    def shards(self, value: str, segment: int = 0) -> tuple[Placement, ...]:
+        """The ways to shard a tensor."""
+        return tuple(
+            shard(dim, units, outer=outer, segment=segment)
+            for dim, outer, units in self._axes.cuts_of(value, self.num_devices)
+        )
+
+    def placements(self, value: str, segment: int = 0) -> tuple[Placement, ...]:
+        """All ways to hold a tensor; without a gradient, ``R`` is ``R=``."""
+        summed = (R_SUMMED,) if self.graph.value_of[value].requires_grad else ()
+        return (R_SAME, *summed, *self.shards(value, segment), PARTIAL)
+
+    @property
+    def unknown(self) -> Sequence[SpmdOperator]:
+        """Operators of which nothing is known: they are replicated."""
+        return [op for op in self.graph.operators if op.name not in self.specs]

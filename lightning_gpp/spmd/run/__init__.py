@@ -1,0 +1,1 @@
+"""Running SPMD programs: export, collectives under autograd, the interpreter."""

@@ -1,0 +1,169 @@
+"""A module's forward as ATen operators, by ``torch.export``.
+
+The operators are those that a module calls (``linear``, ``layer_norm``,
+``scaled_dot_product_attention``), not decomposed further. Sizes, Python numbers and the training
+flags of all modules are those of the call: another call of other sizes is another export.
+
+The module itself is exported with tensors on the CPU that stand for its parameters, so that it can
+be exported while its real ones are divided over devices.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from lightning_gpp.spmd.operator_graph import SpmdGraph
+from lightning_gpp.spmd.run.graph_of_calls import graph_of_calls
+from lightning_gpp.spmd.run.node_reader import ExportError, NodeReader
+from lightning_gpp.spmd.run.operator_calls import OperatorCall
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """What of a forward's arguments and results are tensors; only rank 0 has it.
+
+    Attributes:
+        arguments: names of the tensor arguments among the flat arguments, None where a constant is.
+        structure: of the result.
+        results: for every leaf of the result the name of its value, or the constant itself.
+    """
+
+    arguments: tuple[str | None, ...]
+    structure: pytree.TreeSpec
+    results: tuple[tuple[str | None, Any], ...]
+
+    def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensor arguments by name; one that the forward does not read is left out."""
+        leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
+        return {name: leaf for name, leaf in zip(self.arguments, leaves, strict=True) if name}
+
+    def result(self, outputs: Sequence[Tensor]) -> Any:
+        """What the forward returns, from its tensors in order."""
+        found = iter(outputs)
+        leaves = [constant if name is None else next(found) for name, constant in self.results]
+        return pytree.tree_unflatten(leaves, self.structure)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedForward:
+    """A forward as a graph for planners and as calls that run.
+
+    Attributes:
+        graph: its operators; names of parameters and buffers are relative to the exported module.
+        calls: how each operator of the graph is called, in its order.
+        constants: tensors that the forward makes of Python data, by name; on the CPU.
+        form: of its arguments and results.
+    """
+
+    graph: SpmdGraph
+    calls: tuple[OperatorCall, ...]
+    constants: Mapping[str, Tensor]
+    form: CallForm
+
+
+def export_forward(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> ExportedForward:
+    """Exports ``module.forward(*args, **kwargs)`` in the module's present training mode.
+
+    Whether values need gradients follows from the parameters', the arguments' and
+    ``torch.is_grad_enabled()``.
+
+    Args:
+        module: left as it is; its parameters may be on ``meta``.
+        args: of the forward; only shapes and types of tensors count.
+        kwargs: likewise, by name.
+
+    Raises:
+        ExportError: it cannot be captured.
+    """
+    given = (tuple(args), dict(kwargs or {}))
+    stand_ins: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(_stand_in, given)
+    with _standing_in(module), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with torch.enable_grad():
+                program = torch.export.export(module, *stand_ins, strict=False)
+        except Exception as error:
+            raise _error(module, error) from error
+    reader = NodeReader(module)
+    reader.read_inputs(program)
+    reader.read(program.graph_module)
+    outputs, results = reader.results(program)
+    flat, _ = pytree.tree_flatten(stand_ins)
+    user_inputs = [
+        spec.arg.name
+        for spec in program.graph_signature.input_specs
+        if spec.kind is torch.export.graph_signature.InputKind.USER_INPUT
+    ]
+    arguments = tuple(
+        name if isinstance(leaf, Tensor) else None
+        for name, leaf in zip(user_inputs, flat, strict=True)
+    )
+    read = {name for call in reader.calls for name in reader.read_by[call.name]}
+    sources = {n: s for n, s in reader.sources.items() if n in read or n in outputs}
+    arguments = tuple(name if name in sources else None for name in arguments)
+    form = CallForm(arguments, program.call_spec.out_spec, tuple(results))
+    trained = {n for n, p in module.named_parameters() if p.requires_grad}
+    trained |= {n for n, t in zip(arguments, flat, strict=True) if n and t.requires_grad}
+    graph = graph_of_calls(
+        sources,
+        reader.calls,
+        {call.name: reader.read_by[call.name] for call in reader.calls},
+        {call.name: reader.made_by[call.name] for call in reader.calls},
+        reader.modules,
+        outputs,
+        trained if torch.is_grad_enabled() else set(),
+    )
+    return ExportedForward(graph, tuple(reader.calls), reader.constants, form)
+
+
+def _stand_in(leaf: Any) -> Any:
+    """A tensor without the values of another one, on the CPU."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    made = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
+    return made.requires_grad_(leaf.requires_grad)
+
+
+@contextmanager
+def _standing_in(module: nn.Module) -> Iterator[None]:
+    """The module's parameters and buffers are on the CPU in this, memory that nobody touches."""
+    changed: list[tuple[dict[str, Any], str, Tensor]] = []
+    made: dict[int, Tensor] = {}
+    for part in module.modules():
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for table in tables:
+            for key, tensor in table.items():
+                if tensor is None or tensor.device.type == "cpu":
+                    continue
+                if id(tensor) not in made:
+                    made[id(tensor)] = _stand_in(tensor)
+                    if isinstance(tensor, nn.Parameter):
+                        made[id(tensor)] = nn.Parameter(made[id(tensor)], tensor.requires_grad)
+                changed.append((table, key, tensor))
+                table[key] = made[id(tensor)]
+    try:
+        yield
+    finally:
+        for table, key, tensor in changed:
+            table[key] = tensor
+
+
+def _error(module: nn.Module, error: Exception) -> ExportError:
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return ExportError(
+        f"the forward of {type(module).__name__} cannot be captured at the level of operators "
+        f"(torch.export: {type(error).__name__}: {reason[0][:300]}). What it computes must not "
+        "depend on the values of tensors (use torch.where in the place of if), nor call code that "
+        "is not torch. Name the part that can be captured with HAPStrategy(module=...), or use "
+        'strategy="graphpipe".'
+    )

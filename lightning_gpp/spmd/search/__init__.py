@@ -1,0 +1,1 @@
+"""The cheapest program of a theory: A* over what the devices hold."""

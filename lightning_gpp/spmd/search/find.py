@@ -1,0 +1,147 @@
+"""The cheapest program for given shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lightning_gpp.spmd.costs.prices import Machine, PriceList
+from lightning_gpp.spmd.operator_graph import SpmdGraph
+from lightning_gpp.spmd.program import SpmdProgram
+from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.search.blocks import BlockSearch
+from lightning_gpp.spmd.search.build import ProgramBuilder
+from lightning_gpp.spmd.search.labels import Effort, Label, LabelSearch
+from lightning_gpp.spmd.search.limits import Allowed
+from lightning_gpp.spmd.search.steps import StepBuilder
+
+MOST_EXPANSIONS = 200_000
+"""Some minutes in Python; the searches of the published models take some hundreds or thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How a search is done.
+
+    Attributes:
+        has_bound: whether a lower bound guides it (A*); without, it is a uniform-cost search.
+        has_blocks: whether repeated blocks are searched once.
+        limits_memory: whether every device's memory has to be enough.
+        most_expansions: after which it gives up.
+        allowed: what it is limited to.
+        segments: operator -> segment whose shares deal it; 0 where not named.
+        memory_price: seconds that a byte left on a device counts for, per device; empty for
+            nothing. The seconds found have them in.
+        name: of the program.
+    """
+
+    has_bound: bool = True
+    has_blocks: bool = True
+    limits_memory: bool = False
+    most_expansions: int = MOST_EXPANSIONS
+    allowed: Allowed = field(default_factory=Allowed)
+    segments: Mapping[str, int] = field(default_factory=dict)
+    memory_price: tuple[float, ...] = ()
+    name: str = "hap"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundProgram:
+    """What a search found.
+
+    Attributes:
+        program: the cheapest program.
+        seconds: what it costs.
+        effort: how much was searched.
+        num_blocks: blocks of the graph; 0 where none were looked for.
+        num_kinds: different ones.
+    """
+
+    program: SpmdProgram
+    seconds: float
+    effort: Effort
+    num_blocks: int = 0
+    num_kinds: int = 0
+
+
+class NoProgramFitsError(ValueError):
+    """Every program needs more memory than some device has."""
+
+
+def find_program(
+    graph: SpmdGraph,
+    machine: Machine,
+    shares: tuple[tuple[float, ...], ...],
+    options: SearchOptions | None = None,
+    theory: Theory | None = None,
+) -> FoundProgram:
+    """The cheapest program of the theory, by the judge's prices.
+
+    Args:
+        graph: the model.
+        machine: the devices.
+        shares: one vector per segment.
+        options: how it is searched.
+        theory: of the graph, where it has been made before.
+
+    Raises:
+        NoProgramFitsError: no program fits the memory; the text names the device that lacks most.
+        TooManyExpansionsError: the limit ended the search.
+    """
+    options = options or SearchOptions()
+    theory = theory or Theory(graph, machine.num_devices)
+    memory_price = np.array(options.memory_price) if options.memory_price else None
+    prices = PriceList(graph, machine, shares, memory_price)
+    classes = _classes(machine, shares) if options.limits_memory else ()
+    builder = StepBuilder(theory, prices, options.allowed, options.segments, classes)
+    steps = builder.steps()
+    effort = Effort(options.most_expansions)
+    limit = tuple(float(machine.memory_bytes[device]) for device in classes)
+    search = LabelSearch(
+        steps,
+        builder.tables,
+        effort,
+        has_bound=options.has_bound,
+        memory_limit=limit if options.limits_memory else None,
+    )
+    none = (0.0,) * len(classes)
+    start = Label(0.0, none, 0, (0,) * (len(steps[0].live) if steps else 0))
+    blocks = BlockSearch(search, none) if options.has_blocks else None
+    if blocks is not None:
+        found = blocks.best(start)
+    else:
+        found = search.explore(start, len(steps), is_goal=True)
+    if not found:
+        raise NoProgramFitsError(_too_large(search, limit, classes))
+    program = ProgramBuilder(graph, prices, builder.tables).program(
+        steps, found[0].choices(), options.name
+    )
+    return FoundProgram(
+        program,
+        found[0].seconds,
+        effort,
+        blocks.num_blocks if blocks else 0,
+        blocks.num_kinds if blocks else 0,
+    )
+
+
+def _classes(machine: Machine, shares: tuple[tuple[float, ...], ...]) -> tuple[int, ...]:
+    """The first device of every class with the same shares and memory.
+
+    Of devices with equal shares the first gets the most units.
+    """
+    found: dict[tuple[float, ...], int] = {}
+    for device in range(machine.num_devices):
+        key = (*(vector[device] for vector in shares), float(machine.memory_bytes[device]))
+        found.setdefault(key, device)
+    return tuple(found.values())
+
+
+def _too_large(search: LabelSearch, limit: tuple[float, ...], classes: tuple[int, ...]) -> str:
+    return (
+        "no program fits: every one needs more memory than some device has (limits of devices "
+        f"{list(classes)}: {[f'{most / 1e9:.3g} GB' for most in limit]}); use more or larger "
+        "devices, a smaller batch, or an optimizer with less state"
+    )

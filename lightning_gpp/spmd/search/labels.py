@@ -1,0 +1,317 @@
+"""A* over what is there in which placements, from one step to another.
+
+A *label* is a way to have come so far: its seconds, what it leaves in memory, and the placements of
+all live values. Two observations keep them few:
+
+- *Conversions can wait.* A label that could be turned into another one by conversions, without
+  becoming more expensive than it, makes the other one superfluous: whatever follows can start with
+  these conversions. So conversions are only made where a rule reads their result.
+- *A lower bound*: every step still to come takes at least what its cheapest rule takes, with
+  everything that only this step reads (A*, Hart, Nilsson and Raphael 1968). It is consistent: it
+  falls along a transition by no more than the transition costs.
+
+Memory is a second cost, per class of equal devices: a label is superfluous only if another one is
+nowhere behind (multi-criteria labels, Martins 1984), and one that cannot fit any more is dropped.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lightning_gpp.spmd.search.steps import PricedRule, SearchStep
+from lightning_gpp.spmd.search.value_table import Memory, Obtained, ValueTable, plus
+
+State = tuple[int, ...]
+"""Placements, as bits, of the live values."""
+
+TOLERANCE = 1e-12
+"""Relative; two sums of the same prices in another order are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a label did at a step, without names: the same in every equal block.
+
+    Attributes:
+        rule: index of the rule taken.
+        ways: for live values that had to begin or to be converted: index among the rule's reads,
+            and how.
+    """
+
+    rule: int
+    ways: tuple[tuple[int, Obtained], ...]
+
+
+@dataclass(slots=True, eq=False)
+class Label:
+    """A way to have come so far.
+
+    Attributes:
+        seconds: since the first step.
+        memory: bytes left since then, per class of devices.
+        position: the next step.
+        state: of the values that are live there.
+        before: the label that it continues; None at the beginning.
+        choice: what it did last; a sequence of choices where a whole block was done.
+    """
+
+    seconds: float
+    memory: Memory
+    position: int
+    state: State
+    before: Label | None = None
+    choice: tuple[Choice, ...] = ()
+
+    def choices(self) -> list[Choice]:
+        """All choices since the beginning."""
+        found: list[tuple[Choice, ...]] = []
+        label: Label | None = self
+        while label is not None:
+            found.append(label.choice)
+            label = label.before
+        return [choice for part in reversed(found) for choice in part]
+
+
+class TooManyExpansionsError(RuntimeError):
+    """The search was ended by its limit."""
+
+
+@dataclass
+class Effort:
+    """How much was searched.
+
+    Attributes:
+        most: expansions after which a search gives up.
+        expansions: labels that were continued.
+        made: labels that were made.
+    """
+
+    most: int
+    expansions: int = 0
+    made: int = 0
+
+    def count(self) -> None:
+        """One more expansion.
+
+        Raises:
+            TooManyExpansionsError: there were as many as may be.
+        """
+        self.expansions += 1
+        if self.expansions > self.most:
+            raise TooManyExpansionsError
+
+
+@dataclass
+class _Compiled:
+    """A step as the inner loop wants it."""
+
+    rules: tuple[tuple[PricedRule, tuple[tuple[int, int, ValueTable, bool], ...]], ...]
+    kept: tuple[int, ...]
+    tables: tuple[ValueTable, ...]
+
+
+class LabelSearch:
+    """Labels over a sequence of steps.
+
+    Args:
+        steps: all steps.
+        tables: of every value.
+        effort: counts expansions.
+        has_bound: whether the lower bound guides it; without, it is a uniform-cost search.
+        memory_limit: most bytes per class of devices; None without limits.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[SearchStep],
+        tables: Mapping[str, ValueTable],
+        effort: Effort,
+        *,
+        has_bound: bool = True,
+        memory_limit: Memory | None = None,
+    ) -> None:
+        self.steps = steps
+        self.effort = effort
+        self._limit = memory_limit
+        self._compiled = [self._compile(step, tables) for step in steps]
+        least = [step.least_s if has_bound else 0.0 for step in steps]
+        self.remaining_s = [*itertools.accumulate(reversed(least), initial=0.0)][::-1]
+        none = () if memory_limit is None else (0.0,) * len(memory_limit)
+        self._remaining_memory = [none]
+        if memory_limit is not None:
+            for step in reversed(steps):
+                self._remaining_memory.append(plus(self._remaining_memory[-1], step.least_memory))
+            self._remaining_memory.reverse()
+
+    def _compile(self, step: SearchStep, tables: Mapping[str, ValueTable]) -> _Compiled:
+        place_of = {name: place for place, name in enumerate(step.live)}
+        rules = tuple(
+            (
+                rule,
+                tuple(
+                    (place_of[name], place, tables[name], name not in step.live_after)
+                    for name, place in rule.reads
+                ),
+            )
+            for rule in step.rules
+        )
+        kept = tuple(place_of[name] for name in step.live_after if name in place_of)
+        return _Compiled(rules, kept, tuple(tables[name] for name in step.live))
+
+    def tables_at(self, position: int) -> tuple[ValueTable, ...]:
+        """Tables of the values that are live before a step; none after the last one."""
+        return self._compiled[position].tables if position < len(self.steps) else ()
+
+    def signature(self, position: int) -> Hashable:
+        """What a step does, whatever its names: equal ones have equal labels."""
+        compiled = self._compiled[position]
+        return (
+            tuple(
+                (
+                    rule.seconds,
+                    rule.memory,
+                    rule.makes,
+                    tuple((index, place, id(table), last) for index, place, table, last in reads),
+                )
+                for rule, reads in compiled.rules
+            ),
+            compiled.kept,
+            tuple(map(id, compiled.tables)),
+        )
+
+    def successors(self, label: Label) -> list[Label]:
+        """All labels that one step leads to."""
+        compiled = self._compiled[label.position]
+        found = []
+        for number, (rule, reads) in enumerate(compiled.rules):
+            partial: list[tuple[float, Memory, State, tuple[tuple[int, Obtained], ...]]] = [
+                (label.seconds + rule.seconds, plus(label.memory, rule.memory), label.state, ())
+            ]
+            for read, (index, place, table, is_last) in enumerate(reads):
+                if len(partial) == 1 and partial[0][2][index] >> place & 1:
+                    continue
+                partial = [
+                    (
+                        seconds + way.seconds,
+                        plus(memory, way.memory),
+                        (*state[:index], way.placements, *state[index + 1 :]),
+                        (*ways, (read, way)) if way.path or not state[index] else ways,
+                    )
+                    for seconds, memory, state, ways in partial
+                    for way in table.ways(state[index], place, is_last)
+                ]
+            for seconds, memory, state, ways in partial:
+                after = (*(state[place] for place in compiled.kept), *rule.makes)
+                found.append(
+                    Label(
+                        seconds,
+                        memory,
+                        label.position + 1,
+                        after,
+                        label,
+                        (Choice(number, ways),),
+                    )
+                )
+        return found
+
+    def fits(self, label: Label) -> bool:
+        """Whether the memory may still be enough."""
+        if self._limit is None:
+            return True
+        least = self._remaining_memory[label.position]
+        return all(
+            used + more <= most * (1 + TOLERANCE)
+            for used, more, most in zip(label.memory, least, self._limit)
+        )
+
+    def explore(
+        self,
+        start: Label,
+        end: int,
+        *,
+        is_goal: bool,
+        successors: Callable[[Label], list[Label]] | None = None,
+    ) -> list[Label]:
+        """Labels at a position that no other makes superfluous, cheapest first.
+
+        Args:
+            start: where to begin.
+            end: the position to reach.
+            is_goal: whether the cheapest one is enough, and the whole memory is to fit.
+            successors: of a label; those of one step if not given.
+
+        Raises:
+            TooManyExpansionsError: the effort's limit ended it.
+        """
+        settled: list[Settled] = [
+            Settled(self.tables_at(position)) for position in range(start.position, end + 1)
+        ]
+        number = itertools.count()
+        base_s = self.remaining_s[end]
+        heap = [(start.seconds + self.remaining_s[start.position] - base_s, 0, 0, start)]
+        while heap:
+            _, _, _, label = heapq.heappop(heap)
+            if not settled[label.position - start.position].add(label):
+                continue
+            if label.position == end:
+                if is_goal:
+                    return [label]
+                continue
+            self.effort.count()
+            for after in (successors or self.successors)(label):
+                if (is_goal and not self.fits(after)) or settled[
+                    after.position - start.position
+                ].has(after):
+                    continue
+                self.effort.made += 1
+                bound_s = after.seconds + self.remaining_s[after.position] - base_s
+                heapq.heappush(heap, (bound_s, -after.position, next(number), after))
+        return settled[-1].labels
+
+
+class Settled:
+    """Labels at a position, none of which makes another one superfluous when it is added.
+
+    Args:
+        tables: of the values that are live there.
+    """
+
+    def __init__(self, tables: tuple[ValueTable, ...]) -> None:
+        self._tables = tables
+        self.labels: list[Label] = []
+        self._least: dict[State, float] = {}
+
+    def add(self, label: Label) -> bool:
+        """Adds a label unless it is superfluous; whether it was added."""
+        if self.has(label):
+            return False
+        self.labels.append(label)
+        if not label.memory:
+            self._least[label.state] = label.seconds
+        return True
+
+    def has(self, label: Label) -> bool:
+        """Whether a label is superfluous."""
+        most_s = label.seconds * (1 + TOLERANCE)
+        if not label.memory and self._least.get(label.state, float("inf")) <= most_s:
+            return True
+        return any(self._makes_superfluous(other, label, most_s) for other in self.labels)
+
+    def _makes_superfluous(self, one: Label, other: Label, most_s: float) -> bool:
+        seconds, memory = one.seconds, one.memory
+        if seconds > most_s:
+            return False
+        for table, has, wanted in zip(self._tables, one.state, other.state):
+            if has == wanted:
+                continue
+            lift = table.lift(has, wanted)
+            if lift is None:
+                return False
+            seconds += lift[0]
+            if seconds > most_s:
+                return False
+            memory = plus(memory, lift[1])
+        return all(a <= b * (1 + TOLERANCE) for a, b in zip(memory, other.memory))

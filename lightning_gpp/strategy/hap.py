@@ -1,0 +1,140 @@
+"""The strategy for devices of unequal speed: ``Trainer(strategy="hap", devices=N)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+from torch.optim import Optimizer
+
+from lightning_gpp.schedule import GPIPE
+from lightning_gpp.spmd.by_samples import by_samples
+from lightning_gpp.spmd.placement import check_shares
+from lightning_gpp.spmd.program import SpmdProgram
+from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
+from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
+from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
+from lightning_gpp.strategy.refusals import check_name
+from lightning_gpp.strategy.session import Session
+from lightning_gpp.strategy.spmd.spmd_calls import SpmdCalls
+from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
+from lightning_gpp.strategy.spmd.spmd_run import ProgramPlanner, SpmdRun
+
+PROGRAM_PLANNERS: Mapping[str, ProgramPlanner | None] = {
+    "hap": None,
+    "data_parallel": by_samples,
+}
+"""Planners of SPMD programs by name; HAP's is made for the devices of a run."""
+
+_OF_PIPELINES = frozenset(
+    {"schedule", "num_microbatches", "weights", "blocks", "plan", "use_all_devices", "costs"}
+)
+
+
+class HAPStrategy(GraphPipeStrategy):
+    """Trains an unmodified LightningModule on all devices at once, each with its share (HAP).
+
+    The forward is captured as ATen operators, and a program says what every device does with which
+    part of which tensor, and when parts are exchanged (HAP, EuroSys 2024, arXiv 2401.05965). The
+    user's step runs once per batch on rank 0 and sees the outputs of the whole batch, so losses,
+    logs and metrics are those of one device. Checkpoints are ordinary ones.
+
+    Args:
+        shares: part of the work of every device, summing to 1; by default those that are best
+            for the speeds of the devices.
+        planner: what makes the program: ``"hap"``, which searches, ``"data_parallel"``, which
+            deals samples (equally, unless there are shares), or a function that does.
+        options: of :class:`GraphPipeStrategy`, those left out that are about pipelines.
+
+    Raises:
+        ValueError: shares are no shares, or an option is of pipelines.
+    """
+
+    def __init__(
+        self,
+        shares: Sequence[float] | None = None,
+        *,
+        planner: str | ProgramPlanner = "hap",
+        **options: Any,
+    ) -> None:
+        if refused := _OF_PIPELINES & options.keys():
+            raise ValueError(
+                f"{', '.join(sorted(refused))}: not for SPMD programs, which have no stages and "
+                "no micro-batches; see shares and planner"
+            )
+        if shares is not None:
+            check_given_shares(shares)
+        if isinstance(planner, str):
+            check_name("planner", planner, PROGRAM_PLANNERS)
+            made = PROGRAM_PLANNERS[planner]
+        else:
+            made = planner
+        super().__init__(schedule=GPIPE.name, num_microbatches=1, **options)
+        self.shares, self.program_planner = shares, made
+        self.program: SpmdProgram | None = None
+
+    def _configure_launcher(self) -> None:
+        if isinstance(self.accelerator, EmulatedAccelerator):
+            raise NotImplementedError(
+                'accelerator="emulated" runs pipelines at the pace of described devices, SPMD '
+                'programs not yet; use accelerator="cpu", or strategy="graphpipe"'
+            )
+        super()._configure_launcher()
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Prepares what does not need data; the model is divided at the first batch.
+
+        Raises:
+            NotImplementedError: a callback is about pipelines.
+        """
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, TimelineCallback):
+                raise NotImplementedError(
+                    "TimelineCallback records the actions of a pipeline, which an SPMD program "
+                    "does not have; take it out of callbacks"
+                )
+        super().setup(trainer)
+
+    def _new_session(self, host: str) -> Session:
+        run = SpmdRun(self.settings, self.root_device, host, self.shares, self.program_planner)
+        run.on_program = self._keep_program
+        return Session(run, lambda _: SpmdCalls(run))
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Every rank takes the values of what it holds, and its parts of what is divided."""
+        super().load_model_state_dict(checkpoint, strict)
+        model = None if self._session is None else self._session.run.model
+        if isinstance(model, SpmdModel):
+            model.partition.load(checkpoint["state_dict"])
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Steps an optimizer on all ranks; what was cleared in the module is cleared."""
+        found = None if self._session is None else self._session.run.model
+        if isinstance(found, SpmdModel):
+            found.partition.clear_gradients()
+        return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+    def _keep_program(self, program: SpmdProgram) -> None:
+        self.program = self.program or program
+
+
+def check_given_shares(shares: Sequence[float]) -> None:
+    """Refuses what are no shares of devices that all work.
+
+    Raises:
+        ValueError: one is zero or less, or they do not sum to 1.
+    """
+    for device, share in enumerate(shares):
+        if share <= 0:
+            raise ValueError(
+                f"shares: device {device} has {share:g}, but every device needs some of the work; "
+                "leave it out (devices=N) if it is to have none"
+            )
+    check_shares(shares)

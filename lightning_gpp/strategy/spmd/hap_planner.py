@@ -1,0 +1,146 @@
+"""HAP's planner for the devices of a run: what they can do, and programs for them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from lightning_gpp.cluster import Cluster
+from lightning_gpp.spmd.costs.collective_times import collective_times
+from lightning_gpp.spmd.costs.prices import Machine
+from lightning_gpp.spmd.costs.speeds import device_speeds, measured_speeds
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue
+from lightning_gpp.spmd.placement import R_SAME, Placement
+from lightning_gpp.spmd.plan import plan_hap
+from lightning_gpp.spmd.program import SpmdProgram
+from lightning_gpp.spmd.search.find import SearchOptions, find_program
+from lightning_gpp.spmd.search.limits import Allowed
+
+_SIDE = 384
+"""Side of the matrices whose product is timed: some milliseconds on a slow core."""
+
+_COPIED_BYTES = 1 << 24
+"""More than the caches of a core."""
+
+_REPEATS = 5
+
+_LEAST_SHARE = 1e-6
+"""Above zero, and less than a row of anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """How fast a device computes.
+
+    Attributes:
+        flops_per_s: of a product of matrices.
+        memory_bytes_per_s: read and written.
+        launch_s: of the smallest operator.
+    """
+
+    flops_per_s: float
+    memory_bytes_per_s: float
+    launch_s: float
+
+
+def measure_speed(device: torch.device) -> MeasuredSpeed:
+    """Times a product, a sum of large vectors and one of small ones on a device."""
+    square = torch.ones(_SIDE, _SIDE, device=device)
+    long, short = torch.ones(_COPIED_BYTES // 4, device=device), torch.ones(1, device=device)
+    product_s = _seconds(lambda: square @ square, device)
+    copied_s = _seconds(lambda: long + 1, device)
+    return MeasuredSpeed(
+        2 * _SIDE**3 / product_s, 2 * _COPIED_BYTES / copied_s, _seconds(lambda: short + 1, device)
+    )
+
+
+def _seconds(work: object, device: torch.device) -> float:
+    assert callable(work)
+    found = []
+    for _ in range(_REPEATS + 1):
+        start_s = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - start_s)
+    return statistics.median(found[1:])
+
+
+def machine_of(cluster: Cluster, measured: Sequence[MeasuredSpeed] | None) -> Machine:
+    """The devices as prices see them.
+
+    Args:
+        cluster: of the run; the links between its devices and their memory.
+        measured: speeds of its devices; by their data sheets where not given.
+    """
+    if measured is None:
+        speeds = device_speeds(cluster)
+    else:
+        speeds = measured_speeds(
+            [each.flops_per_s for each in measured],
+            [each.memory_bytes_per_s for each in measured],
+            [each.launch_s for each in measured],
+        )
+    memory = [device.memory_bytes for device in cluster.devices]
+    limits = [float("inf") if size is None else float(size) for size in memory]
+    return Machine(speeds, collective_times(cluster), np.array(limits))
+
+
+class Stored(Allowed):
+    """Parameters are kept as they are kept already.
+
+    Args:
+        storage: placement by name; whole where nothing is said.
+    """
+
+    def __init__(self, storage: Mapping[str, Placement]) -> None:
+        self._storage = storage
+
+    def storages(self, value: SpmdValue, every: Sequence[Placement]) -> tuple[Placement, ...]:
+        """The one that it has."""
+        return (self._storage.get(value.name, R_SAME),)
+
+
+def _all_working(shares: Sequence[float]) -> tuple[float, ...]:
+    """Shares of which none is zero: a device with a tiny one gets one unit of everything.
+
+    Every rank takes part in all collectives, and some operators do not take empty tensors.
+    """
+    raised = [max(share, _LEAST_SHARE) for share in shares]
+    return tuple(share / sum(raised) for share in raised)
+
+
+@dataclass(frozen=True, slots=True)
+class HapPlanner:
+    """Searches programs for some devices.
+
+    Attributes:
+        machine: the devices.
+        has_shares: whether the user gave the shares; otherwise they are found with the program.
+    """
+
+    machine: Machine
+    has_shares: bool
+
+    def __call__(
+        self,
+        graph: SpmdGraph,
+        shares: Sequence[float],
+        storage: Mapping[str, Placement] | None,
+    ) -> SpmdProgram:
+        """The program of an export."""
+        is_training = any(value.requires_grad for value in graph.values)
+        machine = replace(self.machine, is_training=is_training)
+        if storage is None and not self.has_shares:
+            program = plan_hap(graph, machine).program
+            if min(program.shares[0]) > 0:
+                return program
+            shares = _all_working(program.shares[0])
+        allowed = Allowed() if storage is None else Stored(storage)
+        options = SearchOptions(allowed=allowed)
+        return find_program(graph, machine, (tuple(shares),), options).program

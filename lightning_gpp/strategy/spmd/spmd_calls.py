@@ -1,0 +1,180 @@
+"""Rank 0: what stands in for the divided forward while the user's step runs.
+
+A call goes to all ranks with the whole batch. A call of a new form (sizes, modes, what needs a
+gradient) is exported first, here alone, so that a forward that cannot be captured is an ordinary
+error of the user's step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from lightning_gpp.capture.tracing.reads import Read, check_reads, watched_reads
+from lightning_gpp.instance_attribute import taken_away
+from lightning_gpp.spmd.run.export import CallForm, ExportedForward, export_forward
+from lightning_gpp.strategy.pipeline import pipelined_module
+from lightning_gpp.strategy.ranks.messages import Autocast, Build
+from lightning_gpp.strategy.spmd.call_key import call_key
+from lightning_gpp.strategy.spmd.spmd_model import ProgramPackage, SpmdBoundary
+from lightning_gpp.strategy.spmd.spmd_run import SpmdForward, SpmdRun
+from lightning_gpp.strategy.state.held_elsewhere import lifted
+from lightning_gpp.strategy.step.forward_calls import ForwardCalls, LedCall
+from lightning_gpp.strategy.step.pipelined_call import PipelinedCall
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An export that all ranks have.
+
+    Attributes:
+        number: of it.
+        form: of arguments and results.
+        outputs: names of the tensors among the results, in order.
+        is_random: whether it draws random numbers.
+        reads: plain attributes that the forward read.
+    """
+
+    number: int
+    form: CallForm
+    outputs: tuple[str, ...]
+    is_random: bool
+    reads: tuple[Read, ...]
+
+
+class SpmdCalls(ForwardCalls):
+    """Stands in for the divided forward on rank 0.
+
+    Args:
+        run: of this rank.
+    """
+
+    def __init__(self, run: SpmdRun) -> None:
+        super().__init__(run)
+        self._divided_run = run
+        self._exports: dict[Hashable, _Known] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What forward returns."""
+        run = self._divided_run
+        target = pipelined_module(run.module, run.settings.module)
+        if run.divided is not None:
+            run.divided.partition.agree_on_gradients()
+        is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        with torch.set_grad_enabled(is_trained):
+            known = self._known(target, args, kwargs)
+        check_reads(target, known.reads)
+        inputs = known.form.inputs(args, kwargs)
+        seed = int(torch.randint(2**31, ())) if known.is_random else 0
+        values = self._ran(target, known, inputs, seed, is_trained=is_trained)
+        return known.form.result([values[name] for name in known.outputs])
+
+    def _ran(
+        self,
+        target: nn.Module,
+        known: _Known,
+        inputs: Mapping[str, Tensor],
+        seed: int,
+        *,
+        is_trained: bool,
+    ) -> Mapping[str, Any]:
+        """The results by name."""
+        run = self._divided_run
+        needs = frozenset(n for n, t in inputs.items() if t.requires_grad and is_trained)
+        number = self._num_calls if is_trained else None
+        message = SpmdForward(
+            number,
+            [1],
+            target.training,
+            needs,
+            Autocast.current(run.device),
+            export=known.number,
+            seed=seed,
+        )
+        boundary = SpmdBoundary.whole(inputs, needs)
+        run.lead(message)
+        if number is None:
+            run.run_forward(message, boundary)
+            return boundary.take_outputs()
+        self._num_calls += 1
+        call = LedCall(run, number, run.open_call(message, boundary), run.dropped)
+        node = PipelinedCall(boundary, tuple(inputs), call.forward, call.backward, self._anchor)
+        return node(inputs)
+
+    def _known(self, target: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Known:
+        """The export for a call; made, and given to all ranks, if there is none yet."""
+        key = call_key(target, args, kwargs)
+        if key not in self._exports:
+            run = self._divided_run
+            plain = pytree.tree_map(_out_of_inference, (args, dict(kwargs)))
+            with watched_reads(target) as reads:
+                exported = self._export(target, *plain)
+            program = None
+            is_fit = run.module.trainer.state.fn == TrainerFn.FITTING
+            if run.divided is None and is_fit and not torch.is_grad_enabled():
+                program = self._planned_for_training(target, *plain)
+            number = 0 if run.divided is None else len(run.divided.interpreters)
+            if program is not None:
+                self._give(program, is_trained=False)
+                number = 1
+            self._give(exported, is_trained=torch.is_grad_enabled())
+            is_random = any(call.is_random for call in exported.calls)
+            self._exports[key] = _Known(
+                number, exported.form, exported.graph.outputs, is_random, tuple(reads)
+            )
+        return self._exports[key]
+
+    def _give(self, exported: ExportedForward, *, is_trained: bool) -> None:
+        """Plans an export and gives it to all ranks."""
+        run = self._divided_run
+        program = run.plan(exported.graph, is_trained=is_trained)
+        package = ProgramPackage(exported.graph, exported.calls, exported.constants, program)
+        with run.control.together():
+            run.lead(Build(Autocast.current(run.device)))
+            run.build(package)
+        run.leader_state.look_again()
+
+    def _planned_for_training(
+        self, target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ExportedForward:
+        """The export of the same call in training: how parameters are stored is for that.
+
+        Lightning's sanity check validates before the first training step.
+        """
+        modes = {part: part.training for part in target.modules()}
+        names = {part: name for name, part in self._divided_run.module.named_modules()}
+        try:
+            for part in modes:
+                part.training = self._divided_run.train_modes[names[part]]
+            with torch.enable_grad():
+                return self._export(target, args, kwargs)
+        finally:
+            for part, mode in modes.items():
+                part.training = mode
+
+    def _export(
+        self, target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ExportedForward:
+        device = self._divided_run.device.type
+        with (
+            taken_away(target, "forward", self.inner),
+            lifted(),
+            torch.inference_mode(False),
+            torch.set_grad_enabled(torch.is_grad_enabled()),
+            torch.autocast(device, enabled=False),
+        ):
+            return export_forward(target, args, kwargs)
+
+
+def _out_of_inference(leaf: Any) -> Any:
+    """Tensors of inference mode cannot be captured; only the form of arguments counts here."""
+    if isinstance(leaf, Tensor) and leaf.is_inference():
+        with torch.inference_mode(False):
+            return torch.empty(leaf.shape, dtype=leaf.dtype)
+    return leaf

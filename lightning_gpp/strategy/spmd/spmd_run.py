@@ -1,0 +1,284 @@
+"""What a rank has while a run lasts whose model is divided by an SPMD program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from torch.nn import Parameter
+
+from lightning_gpp.runtime.boundary import Boundary
+from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
+from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.spmd.by_samples import by_samples
+from lightning_gpp.spmd.operator_graph import SpmdGraph
+from lightning_gpp.spmd.placement import R_SAME, Placement, check_shares
+from lightning_gpp.spmd.program import Computation, SpmdProgram
+from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.run.interpreter import written_buffers
+from lightning_gpp.spmd.run.shards import Shards
+from lightning_gpp.strategy.devices.devices_at_hand import (
+    DeviceAtHand,
+    cluster_at_hand,
+    resolve_cluster,
+)
+from lightning_gpp.strategy.lightning_private import tell_device
+from lightning_gpp.strategy.pipeline import pipelined_module
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.ranks.messages import Forward
+from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, machine_of, measure_speed
+from lightning_gpp.strategy.spmd.sharded_optimizer import ShardedOptimizer
+from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
+from lightning_gpp.strategy.spmd.spmd_model import (
+    ProgramPackage,
+    SpmdBoundary,
+    SpmdHalves,
+    SpmdModel,
+)
+from lightning_gpp.strategy.state.held_elsewhere import lifted
+from lightning_gpp.strategy.state.own_gradients import OwnGradients
+from lightning_gpp.strategy.step.open_call import OpenCall
+
+ProgramPlanner = Callable[[SpmdGraph, Sequence[float], Mapping[str, Placement] | None], SpmdProgram]
+"""Graph, share of every device, and how parameters are stored (None: to be decided) -> program."""
+
+MANY_EXPORTS = 8
+"""A warning comes with this many: exporting takes about as long as a hundred small steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpmdForward(Forward):
+    """A call of a divided forward.
+
+    Attributes:
+        export: which one.
+        seed: of random numbers.
+    """
+
+    export: int = 0
+    seed: int = 0
+
+
+class PartsStash(GradientStash):
+    """Gradients of a call, apart; those that user code has cleared in the module are cleared.
+
+    Args:
+        parameters: that this rank holds, or has parts of.
+        partition: knows which are parts.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], partition: ShardedPartition) -> None:
+        super().__init__(parameters)
+        self._partition = partition
+
+    def __enter__(self) -> PartsStash:
+        self._partition.clear_gradients()
+        super().__enter__()
+        return self
+
+    def hand_out(self, factor: Tensor | None = None) -> None:
+        """Adds the gradients to those that there are."""
+        super().hand_out(factor)
+        self._partition.show_gradients()
+
+
+class SpmdRun(PipelinedRun):
+    """The connections, the module and the divided model of a rank during one run.
+
+    Args:
+        settings: what the user asked for.
+        device: of this rank.
+        host: address of rank 0.
+        shares: part of every device; None for equal ones.
+        planner: makes programs, on rank 0; None for HAP's.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        device: torch.device,
+        host: str,
+        shares: Sequence[float] | None,
+        planner: ProgramPlanner | None,
+    ) -> None:
+        super().__init__(settings, device, host)
+        num_ranks = self.transport.num_ranks
+        self.shares = tuple(shares or (1 / num_ranks,) * num_ranks)
+        if len(self.shares) != num_ranks:
+            raise ValueError(
+                f"HAPStrategy(shares={list(self.shares)}) has {len(self.shares)} numbers for "
+                f"{num_ranks} devices; give one for each"
+            )
+        check_shares(self.shares)
+        self.planner = planner or self._hap_planner(has_shares=shares is not None)
+        self.collectives = ProcessCollectives(settings.timeout_s, device)
+        self.divided: SpmdModel | None = None
+        self._has_trained = False
+        self.on_program: Callable[[SpmdProgram], None] = lambda program: None
+
+    @property
+    def model(self) -> SpmdModel | None:
+        """The divided model, once it is built."""
+        return self.divided
+
+    def _hap_planner(self, *, has_shares: bool) -> ProgramPlanner:
+        """All ranks: HAP's planner, for the devices that there are or that the user describes."""
+        devices = self.control.gather(DeviceAtHand.of(self.device), "collecting the devices")
+        measured = None
+        chosen, num_ranks = self.settings.cluster, self.transport.num_ranks
+        if chosen is None:
+            measured = self.control.gather(measure_speed(self.device), "timing the devices")
+        if not self.control.is_leader:
+            return by_samples  # only rank 0 plans
+        cluster = cluster_at_hand(devices) if chosen is None else resolve_cluster(chosen, num_ranks)
+        return HapPlanner(machine_of(cluster, measured), has_shares)
+
+    # Building --------------------------------------------------------------------------------
+
+    def plan(self, graph: SpmdGraph, *, is_trained: bool) -> SpmdProgram:
+        """Rank 0: a program for an export; parameters stay stored as they are.
+
+        Args:
+            graph: of the export.
+            is_trained: whether it is of a training step's batch.
+
+        Raises:
+            ValueError: nothing of the model can be divided over so many devices.
+        """
+        parts = None
+        if self.divided is not None:
+            prefix = self.divided.prefix
+            stored = self.divided.partition.storage
+            parts = {n.removeprefix(prefix): p for n, p in stored.items() if n.startswith(prefix)}
+        program = self.planner(graph, self.shares, parts)
+        if parts is None:
+            self.shares = program.shares[0]
+        elif parts and program.shares[0] != self.shares:
+            raise RuntimeError(
+                f"the planner dealt {program.shares[0]} where parameters are dealt {self.shares}"
+            )
+        if self._has_trained or not is_trained:
+            return program
+        self._has_trained = True
+        theory = Theory(graph, len(self.shares))
+        rules = (rule for operator in graph.operators for rule in theory.rules(operator))
+        if len(self.shares) > 1 and not any(p.is_shard for rule in rules for p in rule.outputs):
+            raise ValueError(
+                f"nothing of the model can be divided over {len(self.shares)} devices: samples and "
+                "every other dimension that its operators could be divided along have fewer rows "
+                f"than that. Use a larger batch, or fewer devices than {len(self.shares)}"
+            )
+        computed = [i for i in program.instructions if isinstance(i, Computation)]
+        if not any(p.is_shard for each in computed for p in each.outputs):
+            rank_zero_info(
+                "the program divides nothing: what would move between the devices takes longer "
+                "than what they would save; a larger batch, or one device, is better"
+            )
+        return program
+
+    def build(self, example: Any) -> None:
+        """All ranks: takes an export over from rank 0, which gives its :class:`ProgramPackage`."""
+        self.stop_early_modules()
+        package: ProgramPackage = self.control.share(example, "waiting for rank 0's program")
+        if self.divided is None:
+            self._divide(package)
+        assert self.divided is not None
+        self.divided.add(package)
+        if len(self.divided.interpreters) == MANY_EXPORTS:
+            rank_zero_warn(
+                f"the forward was called with {MANY_EXPORTS} forms of arguments (sizes, modes), "
+                "each of which is captured by itself; pad batches to a few sizes, or use "
+                "DataLoader(drop_last=True)"
+            )
+        self.on_program(package.program)
+
+    def _divide(self, package: ProgramPackage) -> None:
+        """The module's parameters become this rank's parts."""
+        settings, program = self.settings, package.program
+        prefix = f"{settings.module}." if settings.module else ""
+        target = pipelined_module(self.module, settings.module)
+        names = [n for n, _ in target.named_parameters()] + [n for n, _ in target.named_buffers()]
+        storage = {prefix + name: program.storage.get(name, R_SAME) for name in names}
+        partition = ShardedPartition(
+            self.module,
+            storage,
+            Shards(program.shares),
+            self.control,
+            rank=self.transport.rank,
+            num_ranks=self.transport.num_ranks,
+            device=self.device,
+        )
+        held = partition.held_parameters()
+        optimizers = [ShardedOptimizer.of(each, partition, held) for each in self._optimizers]
+        self.partial_optimizers = [*optimizers]
+        partition.spread()
+        for optimizer in optimizers:
+            optimizer.divide_state()
+        partition.check_copies()
+        if self.device.type != "cpu":
+            tell_device(self.module, self.device)
+        self._stash_parameters = held
+        self.own_gradients = OwnGradients(partition.held_with_others())
+        changing = {prefix + name for name in written_buffers(package.graph, package.calls)}
+        holders = partition.owners.holders
+        self.leader_state.settle(
+            frozenset(n for n, ranks in holders.items() if ranks != (0,) and n not in changing)
+        )
+        self.divided = SpmdModel(partition, self.collectives, prefix, self.device)
+
+    # Calls -----------------------------------------------------------------------------------
+
+    def open_call(self, message: Forward, boundary: Boundary | None) -> OpenCall:
+        """A call of the forward that backwards may follow; nothing of it runs yet."""
+        halves = self._halves(message, boundary)
+        assert self._stash_parameters is not None
+        assert self.divided is not None
+        stash = PartsStash(self._stash_parameters, self.divided.partition)
+        return OpenCall(halves, stash, self._alone_in)
+
+    @contextmanager
+    def _alone_in(self, run: object, is_second: bool) -> Iterator[None]:
+        """What a half of a call runs in."""
+        with self.control.program(), lifted():
+            yield
+
+    def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
+        """Runs a call of the forward that no backward follows."""
+        halves = self._halves(message, boundary)
+        with (
+            torch.no_grad(),
+            message.autocast.on(self.device),
+            self.control.program(),
+            lifted(),
+        ):
+            halves.forward_half()
+
+    def _halves(self, message: Forward, boundary: Boundary | None) -> SpmdHalves:
+        assert isinstance(message, SpmdForward) and self.divided is not None
+        assert boundary is None or isinstance(boundary, SpmdBoundary)
+        partition = self.divided.partition
+        for partial in self.partial_optimizers:
+            partial.adopt_new_groups(self.module, partition.held_parameters())
+        return self.divided.halves(message.export, message.seed, boundary)
+
+    @contextmanager
+    def whole_optimizers(self) -> Iterator[None]:
+        """Optimizers have the parameters of one device while the body runs."""
+        with ExitStack() as stack:
+            if self.divided is not None:
+                held = self.divided.partition.held_parameters()
+                for partial in self.partial_optimizers:
+                    stack.enter_context(partial.whole_groups(self.module, held))
+                stack.enter_context(self.divided.partition.parts_in_place())
+            yield
+
+    def _abort(self, error: BaseException) -> None:
+        """Ends every wait of this rank with the error of another."""
+        super()._abort(error)
+        self.collectives.abort(error)

@@ -1,0 +1,110 @@
+"""What every kind of collectives must do, as functions that each of three ranks runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gpp.runtime.transport.transport import TransportError
+from lightning_gpp.spmd.run.collectives import Collectives
+
+NUM_RANKS = 3
+SHAPES = [(2, 5), (0, 5), (7, 1)]
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
+
+
+def tensor(rank: int, shape: tuple[int, ...], dtype: torch.dtype, part: int = 0) -> Tensor:
+    """What a rank has; every rank can make it."""
+    generator = torch.Generator().manual_seed(100 * rank + part)
+    return (torch.rand(shape, generator=generator) * 1000 - 500).to(dtype)
+
+
+def everything_arrives(group: Collectives, rank: int) -> None:
+    """All collectives, both ways, of unequal and empty shards that need not be contiguous."""
+    for dtype in DTYPES:
+        shards = [tensor(r, shape, dtype) for r, shape in enumerate(SHAPES)]
+        own = shards[rank].t().contiguous().t()
+        for is_grouped in (False, True):
+            _shards_arrive(group, rank, own, shards, is_grouped)
+        whole = group.broadcast(own if rank == 0 else None, SHAPES[0], dtype, purpose="broadcast")
+        assert torch.equal(whole, shards[0])
+        given = shards if rank == 0 else None
+        scattered = group.scatter(given, SHAPES, dtype, purpose="scatter")
+        assert torch.equal(scattered, shards[rank])
+        gathered = group.gather(own, SHAPES, purpose="gather")
+        assert (gathered is None) == (rank != 0)
+        for one, other in zip(gathered or shards, shards, strict=True):
+            assert torch.equal(one, other)
+
+
+def _shards_arrive(
+    group: Collectives, rank: int, own: Tensor, shards: list[Tensor], is_grouped: bool
+) -> None:
+    gathered = group.all_gather(own, SHAPES, is_grouped=is_grouped, purpose="gather")
+    for one, other in zip(gathered, shards, strict=True):
+        assert torch.equal(one, other)
+    parts = [tensor(rank, (to + 1, 2), own.dtype, to) for to in range(NUM_RANKS)]
+    shapes = [(rank + 1, 2)] * NUM_RANKS
+    exchanged = group.all_to_all(parts, shapes, is_grouped=is_grouped, purpose="exchange")
+    expected = [tensor(source, (rank + 1, 2), own.dtype, rank) for source in range(NUM_RANKS)]
+    for one, other in zip(exchanged, expected, strict=True):
+        assert torch.equal(one, other)
+    summed = group.reduce_scatter(parts, is_grouped=is_grouped, purpose="reduce")
+    assert torch.equal(summed, expected[0] + expected[1] + expected[2])
+
+
+def sums_have_the_same_bits(group: Collectives, rank: int) -> Tensor:
+    """Numbers whose sum depends on the order."""
+    scale = 10.0 ** (3 * rank)
+    summed = group.all_reduce(tensor(rank, (1003,), torch.float64) * scale, purpose="sum")
+    on_root = group.reduce(tensor(rank, (4,), torch.float64), purpose="sum")
+    if rank == 0:
+        each = [tensor(r, (4,), torch.float64) for r in range(NUM_RANKS)]
+        torch.testing.assert_close(on_root, each[0] + each[1] + each[2])
+    else:
+        assert on_root is None
+    return summed
+
+
+def arguments_stay(group: Collectives, rank: int) -> None:
+    """Results share no memory with what was given."""
+    given = torch.full((3,), float(rank))
+    for made in (
+        group.all_reduce(given, purpose="sum"),
+        group.broadcast(given if rank == 0 else None, (3,), torch.float32, purpose="broadcast"),
+        group.all_gather(given, [(3,)] * 3, is_grouped=False, purpose="gather")[rank],
+    ):
+        made += 1
+    assert given.tolist() == [float(rank)] * 3
+
+
+CHECKS = (everything_arrives, arguments_stay)
+
+
+def a_wait_ends_after_its_time(group: Collectives, rank: int) -> None:
+    """Collectives with a limit of 1 s, in which rank 2 does not take part."""
+    if rank == 2:
+        time.sleep(1.5)
+        return
+    start_s = time.monotonic()
+    with pytest.raises(TransportError, match=r"weights of layer 3: the collective"):
+        group.all_reduce(torch.ones(2), purpose="weights of layer 3")
+    assert time.monotonic() - start_s < 10
+
+
+def abort_wakes_the_waiting(group: Collectives, rank: int) -> None:
+    if rank == 0:
+        time.sleep(0.5)
+        group.abort(RuntimeError("another rank failed"))
+        return
+    if rank == 1:
+        error = RuntimeError("another rank failed")
+        threading.Timer(0.5, group.abort, [error]).start()
+    else:
+        threading.Timer(0.5, group.abort, [RuntimeError("another rank failed")]).start()
+    with pytest.raises(RuntimeError, match="another rank failed"):
+        group.all_reduce(torch.ones(2), purpose="sum")

@@ -1,0 +1,56 @@
+"""The jobs that plan SPMD programs of a recipe's module, beside pipelines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightning_gpp.jobs.spmd import SPMD_PLANNERS
+from lightning_gpp.spmd.program import spmd_program_from_json
+
+Run = Callable[..., str]
+RECIPE = ["hydra.run.dir=run", "cluster=dgx_a100", "cluster.num_devices=2", "strategy.cache=false"]
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_programs_and_pipelines_in_one_table(graphpipe: Run, run_folder: Path) -> None:
+    names = ["data_parallel", *SPMD_PLANNERS]
+    printed = graphpipe("job=compare", *RECIPE, f"job.planners=[{','.join(names)}]")
+    rows = {
+        row["planner"]: row for row in json.loads((run_folder / "run/compare.json").read_text())
+    }
+    assert [*rows] == names
+    for name in SPMD_PLANNERS:
+        row = rows[name]
+        assert row["schedule"] == "spmd" and not row["error"]
+        assert row["step_s"] >= rows["hap"]["step_s"] * (1 - 1e-9)
+        assert row["peak_memory_bytes"] > 0 and name in printed
+    # Deals samples, so that gradients of all parameters are summed: as the pipeline of one stage.
+    sums = rows["data_parallel"]["message_bytes"]
+    assert rows["even_shares"]["message_bytes"] == pytest.approx(sums, rel=0.05)
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_a_program_is_explained(graphpipe: Run, run_folder: Path) -> None:
+    printed = graphpipe("job=plan", "planner=hap", *RECIPE)
+    for heading in ("A step takes", "Devices", "Parameters and buffers", "Next best programs"):
+        assert heading in printed
+    program = spmd_program_from_json((run_folder / "run/program.json").read_text())
+    assert program.num_devices == 2
+    metrics = json.loads((run_folder / "run/metrics.json").read_text())
+    assert metrics["samples_per_s"] == pytest.approx(64 / metrics["step_s"])
+
+
+@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.parametrize(
+    "options", [["job=compare", "job.planners=[hap]"], ["job=plan", "planner=hap"]]
+)
+def test_published_graphs_have_no_operators_of_torch(
+    graphpipe: Run, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        graphpipe(*options, "graph=mmt", "cluster=summit", "hydra.run.dir=run")
+    assert "leave out graph=, and give a recipe" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""What cannot work says so, names the thing, and leaves no rank waiting."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from helpers.models import FIXED_MODELS, DataSpec
+from helpers.random_models import BranchyModel, OptimizerSpec
+from helpers.random_programs import DrawsPrograms
+from helpers.reference import train_pipeline
+from helpers.training import Training
+from helpers.workers import WorkerError, WorkerPool
+from torch import Tensor, nn
+
+from lightning_gpp.strategy import HAPStrategy
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"shares": [0.5, 0.4]}, r"sum to 1; got \[0.5, 0.4\], which sum to 0.9"),
+        ({"shares": [1.0, 0.0]}, r"device 1 has 0, but every device needs"),
+        ({"planner": "nothing"}, r"nothing.*hap.*data_parallel"),
+        ({"num_microbatches": 4}, r"num_microbatches: not for SPMD programs"),
+        ({"schedule": "1f1b"}, r"schedule: not for SPMD programs"),
+    ],
+)
+def test_options(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        HAPStrategy(**options)  # type: ignore[arg-type]
+
+
+class Decides(BranchyModel):
+    """What it computes depends on data."""
+
+    def forward(self, *args: Tensor) -> Tensor:
+        found = super().forward(*args)
+        return found * 2 if found.sum() > 0 else found
+
+
+class FailsOnOne(BranchyModel):
+    """Its user's step fails after some batches, on rank 0, where it runs."""
+
+    def training_step(self, batch: object, batch_idx: int) -> object:
+        if batch_idx == 2:
+            raise ArithmeticError("no such number")
+        return super().training_step(batch, batch_idx)
+
+
+class Adamish(torch.optim.Adam):
+    """An optimizer that nobody knows."""
+
+
+class Unknown(BranchyModel):
+    """Its optimizer may look at parameters as a whole."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return Adamish(self.parameters())
+
+
+def build(kind: type[BranchyModel] = BranchyModel) -> nn.Module:
+    return kind(FIXED_MODELS["chain"], OptimizerSpec())
+
+
+def failing(kind: type[BranchyModel]) -> Training:
+
+    return Training(partial(build, kind), DataSpec(), num_steps=6, validate=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "text"),
+    [
+        (Decides, {}, r"forward of Decides cannot be captured"),
+        (BranchyModel, {"shares": [0.2, 0.3, 0.5]}, r"3 numbers for 2 devices"),
+        (FailsOnOne, {}, r"no such number"),
+        (Unknown, {}, r"Adamish is not known to treat every element"),
+    ],
+    ids=["capture", "shares", "step", "optimizer"],
+)
+def test_errors_end_all_ranks(
+    pool: WorkerPool, kind: type[BranchyModel], options: dict[str, object], text: str
+) -> None:
+    with pytest.raises(WorkerError, match=text):
+        train_pipeline(
+            pool,
+            failing(kind),
+            num_ranks=2,
+            kind="HAPStrategy",
+            **({"planner": DrawsPrograms(2)} | options),
+        )

@@ -1,0 +1,107 @@
+"""Every change of placement gives what it claims, forwards and backwards."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, Placement, shard
+from lightning_gpp.spmd.program import Conversion, Method, ReceiveInput, ReturnOutput
+from lightning_gpp.spmd.run.conversions import Converter
+from lightning_gpp.spmd.run.moves import Mover
+from lightning_gpp.spmd.run.shards import Shards
+from tests.helpers.spmd_ranks import dealt, joined, on_threads, random_shares
+
+WHOLE = (6, 4, 10)
+PLACEMENTS = (
+    *(R_SAME, R_SUMMED, PARTIAL),
+    *(shard(0, 6), shard(0, 3), shard(1, 4), shard(2, 5), shard(2, 5, outer=2), shard(2, 1)),
+    shard(2, 10, segment=1),
+)
+METHODS = (Method.PADDED, Method.GROUPED, Method.SCATTER_GATHER)
+
+
+def shares_of(num_devices: int, seed: int) -> Shards:
+    draw = random.Random(seed)
+    return Shards((random_shares(num_devices, draw), random_shares(num_devices, draw)))
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("source", PLACEMENTS, ids=str)
+def test_every_conversion(source: Placement, num_devices: int) -> None:
+    shards = shares_of(num_devices, seed=num_devices)
+    torch.manual_seed(0)
+    value = torch.randn(WHOLE, dtype=torch.float64)
+    gradient = torch.randn(WHOLE, dtype=torch.float64)
+    for target, method in itertools.product(PLACEMENTS, METHODS):
+        conversion = Conversion("x", source, target, method, method)
+        values = dealt(value, source, shards)
+        gradients = dealt(gradient, target.dual, shards)
+
+        def run(
+            group,
+            conversion=conversion,
+            values=values,
+            gradients=gradients,
+        ):
+            converter = Converter(Mover(group, shards), torch.zeros((), requires_grad=True))
+            part = values[group.rank].requires_grad_()
+            converted = converter.convert(part * 1, WHOLE, conversion)
+            converted.backward(gradients[group.rank])
+            return converted.detach(), part.grad
+
+        found = on_threads(num_devices, run)
+        torch.testing.assert_close(joined([v for v, _ in found], target, shards), value)
+        torch.testing.assert_close(joined([g for _, g in found], source.dual, shards), gradient)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+@pytest.mark.parametrize("placement", [p for p in PLACEMENTS if p != PARTIAL], ids=str)
+def test_arguments_come_from_rank_0(placement: Placement, num_devices: int) -> None:
+    shards = shares_of(num_devices, seed=7 * num_devices)
+    torch.manual_seed(0)
+    value = torch.randn(WHOLE, dtype=torch.float64)
+    gradient = torch.randn(WHOLE, dtype=torch.float64)
+    gradients = dealt(gradient, placement.dual, shards)
+    given = value.clone().requires_grad_()
+
+    def run(group):
+        converter = Converter(Mover(group, shards), torch.zeros((), requires_grad=True))
+        received = converter.receive(
+            given if group.rank == 0 else None,
+            WHOLE,
+            torch.float64,
+            ReceiveInput("x", placement),
+            has_gradient=True,
+        )
+        received.backward(gradients[group.rank])
+        return received.detach()
+
+    found = on_threads(num_devices, run)
+    torch.testing.assert_close(joined(found, placement, shards), value)
+    torch.testing.assert_close(given.grad, gradient)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_results_go_to_rank_0(placement: Placement, num_devices: int) -> None:
+    shards = shares_of(num_devices, seed=3 * num_devices)
+    torch.manual_seed(0)
+    value = torch.randn(WHOLE, dtype=torch.float64)
+    gradient = torch.randn(WHOLE, dtype=torch.float64)
+    values = dealt(value, placement, shards)
+
+    def run(group):
+        converter = Converter(Mover(group, shards), torch.zeros((), requires_grad=True))
+        part = values[group.rank].requires_grad_()
+        given = converter.give_back(part * 1, WHOLE, ReturnOutput("x", placement))
+        given.backward(gradient if group.rank == 0 else torch.zeros_like(given))
+        return given.detach(), part.grad
+
+    found = on_threads(num_devices, run)
+    torch.testing.assert_close(found[0][0], value)
+    assert all(other.numel() == 0 for other, _ in found[1:])
+    torch.testing.assert_close(joined([g for _, g in found], placement.dual, shards), gradient)

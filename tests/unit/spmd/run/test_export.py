@@ -1,0 +1,120 @@
+"""A module's forward as ATen operators: what is kept, what is refused."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_gpp.spmd.operator_graph import ValueSource
+from lightning_gpp.spmd.run.export import ExportError, export_forward
+
+
+class Everything(nn.Module):
+    """Tied parameters, buffers, changes in place, no_grad, constants, nested results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.two.weight = self.one.weight
+        self.norm, self.unread = nn.BatchNorm1d(4), nn.Linear(2, 2)
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x: Tensor, *, scale: float, name: str = "y") -> dict[str, object]:
+        y = self.two(self.one(x))
+        y += self.shift
+        y = F.relu(y, inplace=True)
+        with torch.no_grad():
+            mean = y.mean()
+        y = self.norm(y) * scale + torch.tensor([1.0, 2.0, 3.0, 4.0])
+        return {"name": name, "parts": (y.split(2, dim=-1), mean), "count": 3}
+
+
+def run(exported, module: nn.Module, args, kwargs):
+    """The forward by the calls of its export."""
+    values = dict(exported.constants) | dict(module.named_buffers())
+    values |= dict(module.named_parameters()) | exported.form.inputs(args, kwargs)
+    for operator, call in zip(exported.graph.operators, exported.calls, strict=True):
+        made = call.run([values[name] for name in operator.inputs], call.arguments)
+        values.update(zip(operator.outputs, made, strict=True))
+    return exported.form.result([values[name] for name in exported.graph.outputs])
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_the_calls_do_what_the_module_does(is_training: bool) -> None:
+    torch.manual_seed(0)
+    module, other = Everything().train(is_training), Everything().train(is_training)
+    other.load_state_dict(module.state_dict())
+    x = torch.randn(5, 4)
+    exported = export_forward(module, (x,), {"scale": 2.0, "name": "z"})
+    found = run(exported, module, (x,), {"scale": 2.0, "name": "z"})
+    expected = other(x, scale=2.0, name="z")
+    assert found["name"] == "z" and found["count"] == 3
+    for one, two in zip(found["parts"][0], expected["parts"][0], strict=True):
+        torch.testing.assert_close(one, two)
+    assert not found["parts"][1].requires_grad
+    sum(part.square().sum() for part in found["parts"][0]).backward()
+    sum(part.square().sum() for part in expected["parts"][0]).backward()
+    for (name, one), two in zip(module.named_parameters(), other.parameters(), strict=True):
+        assert (one.grad is None) == (two.grad is None), name
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, two.grad)
+    for one, two in zip(module.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_tied_parameters_are_one_and_unread_ones_none() -> None:
+    exported = export_forward(Everything(), (torch.randn(5, 4),), {"scale": 2.0})
+    names = [value.name for value in exported.graph.of_source(ValueSource.PARAMETER)]
+    assert "one.weight" in names and "two.weight" not in names
+    assert not any(name.startswith("unread") for name in names)
+
+
+def test_calls_can_be_sent() -> None:
+    exported = export_forward(Everything(), (torch.randn(5, 4),), {"scale": 2.0})
+    assert pickle.loads(pickle.dumps(exported.calls)) == exported.calls
+
+
+def test_parameters_may_be_away() -> None:
+    """Only their sizes count, so a module whose parameters are divided can be exported again."""
+    x = torch.randn(5, 4)
+    graph = export_forward(Everything(), (x,), {"scale": 2.0}).graph
+    module = Everything()
+    weight = module.one.weight = module.two.weight = nn.Parameter(torch.empty(4, 4, device="meta"))
+    assert export_forward(module, (x,), {"scale": 2.0}).graph == graph
+    assert module.one.weight is weight
+
+
+class Decides(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+class ChangesAView(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        z = y[:, :2]
+        y.mul_(3)
+        return y.sum() + z.sum()
+
+
+class Counts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.sum().item()
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (Decides(), r"Decides cannot be captured.*torch\.where"),
+        (ChangesAView(), r"in place.*to a new name"),
+        (Counts(), r"Counts"),
+    ],
+    ids=["decides", "view", "number"],
+)
+def test_what_cannot_be_captured_says_so(module: nn.Module, text: str) -> None:
+    with pytest.raises(ExportError, match=text):
+        export_forward(module, (torch.randn(3, 4),))

@@ -1,0 +1,158 @@
+"""Every rule of the theory, run by the interpreter on unequal parts, gives what it claims.
+
+A graph of one operator: its tensors are arguments that come from rank 0, are converted to what the
+rule asks for, and what it makes goes back: a wrong placement shows in a value or a gradient.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, ValueSource
+from lightning_gpp.spmd.placement import PARTIAL, R_SAME, Placement
+from lightning_gpp.spmd.program import (
+    Computation,
+    Conversion,
+    Instruction,
+    Method,
+    Option,
+    ReceiveInput,
+    ReturnOutput,
+    SpmdProgram,
+)
+from lightning_gpp.spmd.rules.rule import Rule
+from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.run.export import ExportedForward, export_forward
+from lightning_gpp.spmd.run.interpreter import Interpreter
+from tests.helpers.spmd_modules import cases
+from tests.helpers.spmd_ranks import on_threads, random_shares
+
+CASES = cases()
+
+
+def alone(graph: SpmdGraph, operator: SpmdOperator) -> SpmdGraph:
+    """An operator as a graph of its own, its inputs arguments."""
+    inputs = [
+        replace(graph.value_of[name], source=ValueSource.INPUT)
+        for name in dict.fromkeys(operator.inputs)
+    ]
+    outputs = [graph.value_of[name] for name in operator.outputs]
+    return SpmdGraph((*inputs, *outputs), (operator,), operator.outputs)
+
+
+def program_of(
+    graph: SpmdGraph, rule: Rule, shares: tuple[float, ...], draw: random.Random
+) -> SpmdProgram:
+    """Only the rule, and what it needs."""
+    (operator,) = graph.operators
+    there: set[tuple[str, Placement]] = set()
+    instructions: list[Instruction] = []
+    for value in graph.of_source(ValueSource.INPUT):
+        instructions.append(ReceiveInput(value.name, R_SAME))
+        there.add((value.name, R_SAME))
+    for name, placement in zip(operator.inputs, rule.inputs, strict=True):
+        if (name, placement) not in there:
+            instructions.append(Conversion(name, R_SAME, placement, Method.DIRECT, Method.DIRECT))
+            there.add((name, placement))
+    method = Method.NONE
+    if rule.option is Option.SUFFICIENT_FACTORS:
+        method = draw.choice((Method.PADDED, Method.GROUPED))
+    instructions.append(
+        Computation(operator.name, rule.inputs, rule.outputs, rule.option, method, str(rule))
+    )
+    instructions += [
+        ReturnOutput(name, placement)
+        for name, placement in zip(operator.outputs, rule.outputs, strict=True)
+    ]
+    return SpmdProgram((shares,), {}, tuple(instructions))
+
+
+def drawn(graph: SpmdGraph, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Random numbers, away from 0 and 1, for the inputs of an operator; indices as they are."""
+    return {
+        value.name: torch.rand(value.shape, dtype=torch.float64) * 0.6 + 0.2
+        if value.spec.is_differentiable
+        else values[value.name]
+        for value in graph.of_source(ValueSource.INPUT)
+    }
+
+
+def values_of(exported: ExportedForward, module: torch.nn.Module, args) -> dict[str, Tensor]:
+    """All values of a forward on one device."""
+    values = dict(exported.constants) | dict(module.named_buffers())
+    values |= dict(module.named_parameters()) | exported.form.inputs(args, {})
+    for operator, call in zip(exported.graph.operators, exported.calls, strict=True):
+        made = call.run([values[name] for name in operator.inputs], call.arguments)
+        values.update(zip(operator.outputs, made, strict=True))
+    return {name: value.detach() for name, value in values.items()}
+
+
+def check(
+    exported: ExportedForward,
+    operator: SpmdOperator,
+    rule: Rule,
+    values: dict[str, Tensor],
+    shares: tuple[float, ...],
+    draw: random.Random,
+) -> None:
+    graph = alone(exported.graph, operator)
+    (call,) = [call for call in exported.calls if call.name == operator.name]
+    leaves = {
+        name: tensor.clone().requires_grad_(graph.value_of[name].requires_grad)
+        for name, tensor in drawn(graph, values).items()
+    }
+    made = call.run([leaves[name] for name in operator.inputs], call.arguments)
+    gradients = [torch.randn_like(t) if t.requires_grad else None for t in made]
+    reached = [(t, g) for t, g in zip(made, gradients, strict=True) if g is not None]
+    if reached:
+        torch.autograd.backward(*zip(*reached, strict=True))
+    program = program_of(graph, rule, shares, draw)
+    given = {n: t.detach().clone().requires_grad_(t.requires_grad) for n, t in leaves.items()}
+
+    def run(group):
+        interpreter = Interpreter(graph, [call], program, group)
+        roots = interpreter.run({}, given if group.rank == 0 else None)
+        back = [
+            (root, g if group.rank == 0 else torch.zeros_like(root))
+            for root, g in zip(roots, gradients, strict=True)
+            if root.requires_grad
+        ]
+        if back:
+            torch.autograd.backward(*zip(*back, strict=True))
+        return [root.detach() for root in roots]
+
+    found = on_threads(len(shares), run)[0]
+    for one, other in zip(found, made, strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=1e-9, atol=1e-9, msg=str(rule))
+    for name, leaf in leaves.items():
+        if leaf.grad is not None:
+            torch.testing.assert_close(
+                given[name].grad, leaf.grad, rtol=1e-9, atol=1e-9, msg=f"{rule}: {name}"
+            )
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_every_rule(name: str, num_devices: int) -> None:
+    module, args = CASES[name]
+    exported = export_forward(module, args)
+    values = values_of(exported, module, args)
+    theory = Theory(exported.graph, num_devices)
+    draw = random.Random(f"{name} {num_devices}")
+    num_rules = 0
+    for operator in exported.graph.operators:
+        for rule in theory.rules(operator):
+            wholes = zip(operator.inputs, rule.inputs, strict=True)
+            if any(
+                p == PARTIAL and not exported.graph.value_of[n].spec.is_differentiable
+                for n, p in wholes
+            ):
+                continue  # whole numbers have no random summands
+            check(exported, operator, rule, values, random_shares(num_devices, draw), draw)
+            num_rules += 1
+    assert num_rules > 2 * len(exported.graph.operators)

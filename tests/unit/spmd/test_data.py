@@ -1,0 +1,101 @@
+"""Placements, graphs and programs as data."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_gpp.graph import TensorSpec
+from lightning_gpp.spmd.operator_graph import (
+    SpmdGraph,
+    SpmdOperator,
+    SpmdValue,
+    ValueSource,
+    spmd_graph_from_json,
+    spmd_graph_to_json,
+)
+from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, shard, units_per_device
+from lightning_gpp.spmd.program import (
+    Computation,
+    Conversion,
+    Method,
+    ReceiveInput,
+    ReturnOutput,
+    SpmdProgram,
+    spmd_program_from_json,
+    spmd_program_to_json,
+)
+
+
+@given(st.integers(0, 60), st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any))
+def test_units_are_dealt_whole_and_close_to_the_shares(units: int, weights: list[int]) -> None:
+    shares = [weight / sum(weights) for weight in weights]
+    counts = units_per_device(units, shares)
+    assert sum(counts) == units and min(counts) >= 0
+    takers = sum(share > 0 for share in shares)
+    for count, share in zip(counts, shares):
+        assert not (share == 0 and count)
+        if units >= takers:
+            assert not share or count >= 1
+        # What a device has beyond its share went to those that would have had none.
+        assert count - units * share < 1 + 1e-6
+        assert units * share - count < 1 + len(shares)
+
+
+@pytest.mark.parametrize("shares", [[0.5, 0.4], [1.5, -0.5], []])
+def test_shares_are_parts_of_a_whole(shares: list[float]) -> None:
+    with pytest.raises(ValueError, match="sum to 1"):
+        units_per_device(4, shares)
+
+
+def test_the_duals() -> None:
+    assert [p.dual for p in (R_SAME, R_SUMMED, PARTIAL, shard(1, 4))] == [
+        R_SAME,
+        PARTIAL,
+        R_SUMMED,
+        shard(1, 4),
+    ]
+
+
+def test_a_graph_and_a_program_come_back_from_json() -> None:
+    spec = TensorSpec((8, 4), "float32")
+    graph = SpmdGraph(
+        (
+            SpmdValue("x", spec, ValueSource.INPUT, False),
+            SpmdValue("y", spec, ValueSource.OPERATOR, False),
+        ),
+        (
+            SpmdOperator(
+                "view", "view", ("x",), ("self",), ("y",), {"size": (8, 4), "a": None, "b": "inf"}
+            ),
+        ),
+        ("y",),
+    )
+    again = spmd_graph_from_json(spmd_graph_to_json(graph))
+    assert again == graph and again.operators[0].attributes == graph.operators[0].attributes
+    rows = shard(0, 8)
+    program = SpmdProgram(
+        ((0.25, 0.75),),
+        {"w": R_SAME},
+        (
+            ReceiveInput("x", rows),
+            Conversion("w", R_SAME, R_SUMMED, Method.NONE, Method.DIRECT),
+            Computation("view", (rows,), (rows,)),
+            ReturnOutput("y", rows, Method.DIRECT),
+        ),
+    )
+    again_program = spmd_program_from_json(spmd_program_to_json(program))
+    assert again_program == program and again_program.storage == program.storage
+
+
+def test_a_graph_out_of_order_is_refused() -> None:
+    spec = TensorSpec((8,), "float32")
+    values = (SpmdValue("y", spec, ValueSource.OPERATOR, False),)
+    with pytest.raises(ValueError, match="reads 'y' before"):
+        SpmdGraph(values, (SpmdOperator("a", "relu", ("y",), ("self",), ("y",)),), ())
+
+
+def test_a_segment_without_shares_is_refused() -> None:
+    with pytest.raises(ValueError, match="segment 1 has no shares"):
+        SpmdProgram(((1.0,),), {"w": shard(0, 4, segment=1)}, ())

@@ -1,0 +1,169 @@
+"""Shares, plans and baselines."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from lightning_gpp.cluster import DeviceKind, Link, uniform_cluster
+from lightning_gpp.graph import TensorSpec
+from lightning_gpp.spmd.costs.collective_times import collective_times
+from lightning_gpp.spmd.costs.judge import evaluate_program
+from lightning_gpp.spmd.costs.prices import Machine
+from lightning_gpp.spmd.costs.speeds import device_speeds, measured_speeds
+from lightning_gpp.spmd.explain import explain_plan
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
+from lightning_gpp.spmd.plan import BASELINES, other_units, plan_baseline, plan_hap
+from lightning_gpp.spmd.program import Conversion, Option
+from lightning_gpp.spmd.ratios import best_shares
+from lightning_gpp.spmd.search.find import NoProgramFitsError, SearchOptions, find_program
+from tests.helpers.spmd_brute_force import random_graph, random_machine, random_shares
+
+
+def layers(samples: int, width: int, count: int = 2) -> SpmdGraph:
+    """``x -> linear -> relu -> linear -> ...``, without biases."""
+    spec = TensorSpec((samples, width), "float32")
+    values = [SpmdValue("x", spec, ValueSource.INPUT, False)]
+    operators, before = [], "x"
+    for number in range(count):
+        weight, made, active = f"w{number}", f"y{number}", f"z{number}"
+        square = TensorSpec((width, width), "float32")
+        values.append(SpmdValue(weight, square, ValueSource.PARAMETER, True))
+        values += [SpmdValue(n, spec, ValueSource.OPERATOR, True) for n in (made, active)]
+        flops = 2.0 * samples * width**2
+        operators += [
+            SpmdOperator(
+                *(made, "linear", (before, weight), ("input", "weight"), (made,)), flops=flops
+            ),
+            SpmdOperator(active, "relu", (made,), ("self",), (active,)),
+        ]
+        before = active
+    return SpmdGraph(tuple(values), tuple(operators), (before,))
+
+
+def machine(*flops_per_s: float, link: Link | None = None, memory: float = np.inf) -> Machine:
+    cluster = uniform_cluster(len(flops_per_s), link or Link(1e9, 1e-6))
+    return Machine(
+        measured_speeds(flops_per_s), collective_times(cluster), np.full(len(flops_per_s), memory)
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_shares_on_a_grid_are_better(seed: int) -> None:
+    """The linear program's shares, before rounding, against all in steps of one percent."""
+    draw = random.Random(seed)
+    graph, machine_ = random_graph(draw, 3), random_machine(draw, 2)
+    program = find_program(graph, machine_, random_shares(draw, 2)).program
+    # So many units that rounding does not matter to the judge.
+    fine = 10_000
+
+    def refined(placement):
+        return dataclasses.replace(placement, units=fine) if placement.is_shard else placement
+
+    def seconds(shares):
+        from lightning_gpp.spmd.costs.prices import PriceList
+
+        prices = PriceList(graph, machine_, shares)
+        total = 0.0
+        for instruction in program.instructions:
+            for cost in prices.costs_of(instruction):
+                lines = tuple(
+                    dataclasses.replace(line, units=fine if line.units else 0)
+                    for line in cost.lines
+                )
+                total += prices.parts.seconds(dataclasses.replace(cost, lines=lines))
+        return total
+
+    units = [p.units for p in program.placements if p.is_shard]
+    if not units:
+        return
+    found = seconds(best_shares(program, graph, machine_))
+    least = 1 / min(units)
+    grid = [step / 100 for step in range(1, 100) if least <= step / 100 <= 1 - least]
+    assert found <= min(seconds(((one, 1 - one),)) for one in grid) * (1 + 1e-3)
+
+
+def test_a_device_of_twice_the_speed_gets_twice_the_samples() -> None:
+    plan = plan_hap(layers(300, 8), machine(1e6, 2e6, link=Link(1e12)))
+    assert plan.program.shares[0] == pytest.approx((1 / 3, 2 / 3), abs=0.01)
+    assert plan.gap == 0
+
+
+def test_wide_layers_of_few_samples_are_not_summed() -> None:
+    """Gradients of 4 MB would be summed; rows of 16 kB are gathered."""
+    plan = plan_hap(layers(4, 1024, count=1), machine(1e12, 1e12))
+    sums = [i for i in plan.program.instructions if isinstance(i, Conversion) and i.value == "w0"]
+    factors = [
+        i
+        for i in plan.program.instructions
+        if getattr(i, "option", None) is Option.SUFFICIENT_FACTORS
+    ]
+    assert plan.program.storage["w0"].is_shard or factors
+    assert not [each for each in sums if str(each.target) == "R"]
+
+
+@pytest.mark.parametrize("name", list(BASELINES))
+def test_no_baseline_is_faster(name: str) -> None:
+    graph, machine_ = layers(64, 16), machine(1e9, 3e9)
+    baseline = plan_baseline(graph, machine_, name)
+    plan = plan_hap(graph, machine_)
+    assert plan.evaluation.step_s <= baseline.evaluation.step_s * (1 + 1e-9)
+    sharded = [placement.is_shard for placement in baseline.program.storage.values()]
+    assert all(sharded) if name == "ZeRO" else not any(sharded)
+
+
+def test_an_unknown_baseline_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown baseline 'DDP'; known ones: DP-EV"):
+        plan_baseline(layers(4, 4), machine(1.0, 1.0), "DDP")
+
+
+def test_memory_that_nothing_fits_is_an_error() -> None:
+    with pytest.raises(NoProgramFitsError, match="memory"):
+        plan_hap(layers(64, 16), machine(1e9, 1e9, memory=100.0))
+
+
+def test_short_memory_divides_what_is_cheaper_whole() -> None:
+    """Over a slow link both devices do everything, unless they have not the memory."""
+    graph, slow = layers(16, 64), Link(1e3)
+    free = plan_hap(graph, machine(1e9, 1e9, link=slow))
+    assert not any(placement.is_shard for placement in free.program.storage.values())
+    short = machine(1e9, 1e9, link=slow, memory=0.7 * free.evaluation.memory_bytes.max())
+    plan = plan_hap(graph, short)
+    assert plan.evaluation.fits(short)
+    assert plan.evaluation.step_s > free.evaluation.step_s
+
+
+def test_a_plan_is_explained() -> None:
+    graph, machine_ = layers(64, 16), machine(1e9, 3e9)
+    text = explain_plan(plan_hap(graph, machine_), graph, machine_)
+    for part in ("A step takes", "Devices", "whole on every device", "Next best", "because"):
+        assert part in text, text
+
+
+def test_speeds_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="speed above 0"):
+        measured_speeds([1.0, 0.0])
+    kind = DeviceKind("toy", {"float32": 1e9}, 1e9)
+    cluster = dataclasses.replace(uniform_cluster(2, kind="toy"), device_kinds=(kind,))
+    assert device_speeds(cluster).shares == (0.5, 0.5)
+
+
+def test_operators_that_deal_other_units_may_have_their_own_shares() -> None:
+    """Rows of a wide layer beside samples: two share vectors, and never slower for it."""
+    graph, machine_ = layers(4096, 8, count=3), machine(1e9, 3e9)
+    plan = plan_hap(graph, machine_)
+    segments = other_units(plan.program)
+    assert set(segments.values()) <= {1}
+    one = find_program(graph, machine_, (machine_.speeds.shares,))
+    assert plan.evaluation.step_s <= one.seconds * (1 + 1e-9)
+    two = find_program(
+        graph,
+        machine_,
+        (machine_.speeds.shares, (0.5, 0.5)),
+        SearchOptions(segments={"y1": 1, "z1": 1}),
+    )
+    assert evaluate_program(two.program, graph, machine_).step_s == pytest.approx(two.seconds)
+    assert len(best_shares(two.program, graph, machine_)) == 2

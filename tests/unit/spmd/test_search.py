@@ -1,0 +1,88 @@
+"""The search finds the cheapest program there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from lightning_gpp.spmd.costs.judge import evaluate_program
+from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.search import fitting
+from lightning_gpp.spmd.search.find import NoProgramFitsError, SearchOptions, find_program
+from tests.helpers.spmd_brute_force import (
+    brute_force_s,
+    random_graph,
+    random_machine,
+    random_shares,
+)
+
+
+def question(seed: int):
+    draw = random.Random(seed)
+    graph = random_graph(draw, draw.choice((2, 3)))
+    return graph, random_machine(draw, 2), random_shares(draw, 2)
+
+
+SLOW = {4, 5, 7, 8, 9, 12, 17, 18, 20, 21}
+"""Questions on which trying everything takes more than 5 s; they were compared once."""
+
+
+@pytest.mark.parametrize("seed", sorted({*range(24)} - SLOW))
+def test_the_search_is_optimal(seed: int) -> None:
+    """With and without its bound and its blocks; the judge agrees with the search."""
+    graph, machine, shares = question(seed)
+    expected = pytest.approx(brute_force_s(graph, machine, shares, limits=False))
+    effort = {}
+    for has_bound in (False, True):
+        for has_blocks in (False, True):
+            options = SearchOptions(has_bound=has_bound, has_blocks=has_blocks)
+            found = find_program(graph, machine, shares, options)
+            assert found.seconds == expected
+            assert evaluate_program(found.program, graph, machine).step_s == expected
+            effort[has_bound, has_blocks] = found.effort.expansions
+    assert effort[True, False] <= effort[False, False]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, 6])
+def test_the_search_is_optimal_where_memory_is_short(seed: int) -> None:
+    graph, machine, shares = question(seed)
+    free = find_program(graph, machine, shares)
+    used = evaluate_program(free.program, graph, machine).memory_bytes
+    for part in (0.9, 0.6):
+        limited = dataclasses.replace(machine, memory_bytes=np.maximum(used * part, 1.0))
+        expected = brute_force_s(graph, limited, shares, limits=True)
+        for has_blocks in (False, True):
+            options = SearchOptions(limits_memory=True, has_blocks=has_blocks)
+            if expected is None:
+                with pytest.raises(NoProgramFitsError, match="no program fits"):
+                    find_program(graph, limited, shares, options)
+                continue
+            found = find_program(graph, limited, shares, options)
+            assert found.seconds == pytest.approx(expected)
+            evaluation = evaluate_program(found.program, graph, limited)
+            assert evaluation.fits(limited)
+            assert evaluation.step_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_price_of_memory_bounds_what_fits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound <= cheapest that fits <= what is found."""
+    monkeypatch.setattr(fitting, "EXACT_EXPANSIONS", 0)
+    graph, machine, shares = question(seed)
+    free = find_program(graph, machine, shares)
+    used = evaluate_program(free.program, graph, machine).memory_bytes
+    theory = Theory(graph, 2)
+    for part in (0.95, 0.7):
+        limited = dataclasses.replace(machine, memory_bytes=np.maximum(used * part, 1.0))
+        try:
+            found = fitting.find_fitting(graph, limited, shares, SearchOptions(), theory)
+        except NoProgramFitsError:
+            continue
+        exact = find_program(graph, limited, shares, SearchOptions(limits_memory=True))
+        assert evaluate_program(found.found.program, graph, limited).fits(limited)
+        assert free.seconds <= found.least_s * (1 + 1e-9)
+        assert found.least_s <= exact.seconds * (1 + 1e-9)
+        assert exact.seconds <= found.found.seconds * (1 + 1e-9)
