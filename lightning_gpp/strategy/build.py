@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 
 from lightning_gpp.capture import CapturedModel, StageModule, capture, placed
-from lightning_gpp.capture.values.structure import flatten
+from lightning_gpp.capture.values.structure import received, sendable
 from lightning_gpp.cost import Costs
 from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.gnn.chunked_model import ChunkStage
@@ -104,10 +104,8 @@ class Builder:
 
     def _shared(self, example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Rank 0's first micro-batch, where the model is captured."""
-        given = None if example is None else (tuple(example.args), dict(example.kwargs))
-        parts = None if given is None else flatten(given, opens_sparse=True)
-        leaves, structure = self.control.share(parts, "waiting for rank 0's first micro-batch")
-        args, kwargs = structure.unflatten(leaves)
+        given = None if example is None else sendable((tuple(example.args), dict(example.kwargs)))
+        args, kwargs = received(self.control.share(given, "waiting for rank 0's first micro-batch"))
         args, kwargs = placed((tuple(args), dict(kwargs)), META if self.device == META else CPU)
         return args, kwargs
 

@@ -32,6 +32,17 @@ class SparseAdjacency:
     PARTS = ("edge_index", "edge_weight", "vertices", "layout")
 
 
+class SparseParts:
+    """The parts of a matrix as one leaf.
+
+    Args:
+        parts: as :func:`parts_of` gives them.
+    """
+
+    def __init__(self, parts: _Parts) -> None:
+        self.parts = parts
+
+
 def is_adjacency(value: Any) -> bool:
     """Whether a value is a sparse matrix with a row and a column per vertex."""
     return (

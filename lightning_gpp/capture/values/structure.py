@@ -17,6 +17,7 @@ from torch.utils import _pytree
 
 from lightning_gpp.capture.values.adjacency import (
     SparseAdjacency,
+    SparseParts,
     adjacency,
     is_adjacency,
     parts_of,
@@ -133,6 +134,24 @@ def flatten(value: Any, *, opens_sparse: bool = False) -> tuple[list[Any], Struc
         leaves += item_leaves
         structures.append(structure)
     return leaves, Structure(type(value), tuple(level_steps), tuple(structures), spec)
+
+
+def sendable(value: Any) -> Any:
+    """A nested container with the parts of sparse matrices, which messages can carry, for them."""
+    return _mapped(value, lambda leaf: SparseParts(parts_of(leaf)) if is_adjacency(leaf) else leaf)
+
+
+def received(value: Any) -> Any:
+    """What :func:`sendable` was given."""
+    return _mapped(
+        value, lambda leaf: adjacency(leaf.parts) if isinstance(leaf, SparseParts) else leaf
+    )
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    leaves, structure = flatten(value)
+    mapped = [function(leaf) for leaf in leaves]
+    return structure.unflatten(mapped) if any(map(operator.is_not, leaves, mapped)) else value
 
 
 def leaves_of(value: Any) -> list[Any]:
