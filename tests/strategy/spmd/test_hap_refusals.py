@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import lightning.pytorch as lp
 import pytest
 import torch
 from helpers.models import FIXED_MODELS, DataSpec
@@ -12,8 +13,9 @@ from helpers.random_programs import DrawsPrograms
 from helpers.reference import train_pipeline
 from helpers.training import Training
 from helpers.workers import WorkerError, WorkerPool
-from torch import Tensor, nn
+from torch import Tensor
 
+from lightning_gpp import EmulatedAccelerator, TimelineCallback
 from lightning_gpp.strategy import HAPStrategy
 
 pytestmark = pytest.mark.timeout(180)
@@ -32,6 +34,24 @@ pytestmark = pytest.mark.timeout(180)
 def test_options(options: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         HAPStrategy(**options)  # type: ignore[arg-type]
+
+
+def test_emulated_devices() -> None:
+    with pytest.raises(NotImplementedError, match="SPMD programs not yet"):
+        lp.Trainer(
+            accelerator=EmulatedAccelerator("summit"), devices=2, strategy=HAPStrategy()
+        ).fit(build(), DataSpec().loader())
+
+
+def timeline() -> list[lp.Callback]:
+    """A callback of pipelines."""
+    return [TimelineCallback()]
+
+
+def test_timelines(pool: WorkerPool) -> None:
+    training = Training(build, DataSpec(), num_steps=1, validate=False, callbacks=timeline)
+    with pytest.raises(WorkerError, match="actions of a pipeline"):
+        train_pipeline(pool, training, num_ranks=2, kind="HAPStrategy")
 
 
 class Decides(BranchyModel):
@@ -62,7 +82,7 @@ class Unknown(BranchyModel):
         return Adamish(self.parameters())
 
 
-def build(kind: type[BranchyModel] = BranchyModel) -> nn.Module:
+def build(kind: type[BranchyModel] = BranchyModel) -> BranchyModel:
     return kind(FIXED_MODELS["chain"], OptimizerSpec())
 
 
