@@ -237,7 +237,9 @@ class StepWork(Numbering):
         graph = self.graph
         used = [device for home in graph.devices[: self.num_stages] for device in home]
         lines: list[list[int]] = [[] for _ in range(1 + max(used))]
-        if len(set(used)) < len(used) or self.num_feed_backwards:
+        has_loss = self.num_stages < len(self.shares)
+        is_uneven = any(len(set(share.units)) > 1 for share in self.shares)
+        if len(set(used)) < len(used) or self.num_feed_backwards or (has_loss and is_uneven):
             make = merged_lines if self.request.order.flushes else endless_lines
             return make(self, len(lines))
         for stage in range(self.num_stages):
@@ -246,7 +248,7 @@ class StepWork(Numbering):
                 first = self.first[stage] + replica * 2 * count
                 line = [first + (s if s >= 0 else count + ~s) for s in self.steps[stage]]
                 lines[device] = line
-        if self.num_stages < len(self.shares):
+        if has_loss:
             device = graph.devices[-1][0]
             lines[device] = [*self.with_loss(self.steps[self.num_stages - 1])]
         return lines
