@@ -214,3 +214,18 @@ def test_replicas_with_unequal_shares(pool: WorkerPool, schedule: str) -> None:
     assert_equal_training(
         *(pool, training), num_ranks=3, num_microbatches=6, plan=plan, schedule=schedule
     )
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_fractions_of_odd_batches(pool: WorkerPool, schedule: str) -> None:
+    """Nine, then five samples in eight parts, of which the replicas take five and three."""
+    training = Training(
+        BUILD, DataSpec(num_inputs=2, num_samples=23, batch_size=9, dtype="float64")
+    )
+    plan = [
+        {"modules": TOWERS, "devices": [0, 2], "shares": [0.625, 0.375]},
+        {"modules": TOP, "devices": [1, 0], "shares": [0.25, 0.75], "microbatch_multiple": 8},
+    ]
+    assert_equal_training(
+        *(pool, training), num_ranks=3, num_microbatches=8, plan=plan, schedule=schedule
+    )
