@@ -1,8 +1,9 @@
 """The planner ``data_parallel``: the whole model on every device, gradients summed.
 
 Synchronous SGD without a pipeline, as PyTorch's DDP or Horovod run it: every device takes an equal
-share of the mini-batch. What the DAG model of S-SGD describes (Shi et al., arXiv 1805.03812), and
-what pipelines are to be compared with.
+share of the mini-batch, or, where devices are of unequal speed and that is faster, one by its speed
+(:mod:`lightning_gpp.planner.levelled`). What the DAG model of S-SGD describes (Shi et al., arXiv
+1805.03812), and what pipelines are to be compared with.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.best_plan import BestPlan
 from lightning_gpp.planner.does_not_fit import DoesNotFitError
+from lightning_gpp.planner.levelled import levelled
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.validate import validate_plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
@@ -105,14 +107,18 @@ def _refusal(request: PlanRequest) -> str | None:
 
 
 def _plans(request: PlanRequest, name: str) -> Iterator[Plan]:
-    """Candidates: micro-batches per device, with and without recomputation."""
+    """Candidates: micro-batches per device, with and without recomputation, shares by speed."""
     operators = tuple(operator.name for operator in request.graph)
     devices = tuple(range(request.num_devices))
     recomputes = (False, True) if request.may_recompute else (False,)
     for count in _microbatches_per_device(request):
         for recompute in recomputes:
             stage = Stage(0, operators, devices, len(devices), recompute)
-            yield Plan((stage,), name, num_microbatches=count * len(devices))
+            plan = Plan((stage,), name, num_microbatches=count * len(devices))
+            yield plan
+            by_speed = levelled(plan, request)
+            if by_speed is not None:
+                yield by_speed
 
 
 def _microbatches_per_device(request: PlanRequest) -> list[int]:
