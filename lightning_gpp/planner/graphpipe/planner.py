@@ -9,6 +9,7 @@ from lightning_gpp.planner.data_parallel import shared_by_all
 from lightning_gpp.planner.graphpipe.choose.choice import divided
 from lightning_gpp.planner.graphpipe.choose.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.choose.result import SearchResult
+from lightning_gpp.planner.graphpipe.place.by_speed import share_by_speed
 from lightning_gpp.planner.graphpipe.place.climb import BUDGET, climb_from
 from lightning_gpp.planner.graphpipe.place.deals import best_deals
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
@@ -16,7 +17,6 @@ from lightning_gpp.planner.graphpipe.place.own_homes import OwnHomes
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.space.equal_devices import as_if_equal
-from lightning_gpp.planner.levelled import levelled
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
 
@@ -42,7 +42,9 @@ def search_exclusive(request: PlanRequest) -> SearchResult:
         DoesNotFitError: no plan fits into the devices' memory.
     """
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    return result_of(exclusive_plans(Problem(UnitTables(request)), name))
+    judge = exclusive_plans(Problem(UnitTables(request)), name)
+    share_by_speed(judge, judge.found, OwnHomes)
+    return result_of(judge)
 
 
 def exclusive_plans(problem: Problem, name: str) -> DraftJudge:
@@ -83,26 +85,18 @@ def result_of(judge: DraftJudge) -> SearchResult:
 
 
 def _on_odd_devices(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
-    """The whole model on all devices where the search has no such stage.
-
-    Where their number is no power of two, or they are of several kinds.
-    """
+    """The whole model on all devices where their number is no power of two, as the search has."""
     count = request.num_devices
-    if count not in request.replica_counts(count) or len(request.cluster.kinds) > 1:
+    if count not in request.replica_counts(count):
         shared = shared_by_all(request, name)
         if shared is not None:
             yield shared
 
 
 def _as_if_equal(request: PlanRequest, name: str) -> Iterator[PlanEvaluation]:
-    """The best plan for equal devices, on the unequal ones, also with shares by speed."""
+    """The best plan for equal devices, on the unequal ones."""
     if len(request.cluster.kinds) > 1:
         equal = exclusive_plans(Problem(UnitTables(as_if_equal(request))), name).best
         found = None if equal is None else evaluate_plan(equal.plan, request)
         if found is not None and found.is_feasible:
             yield found
-        by_speed = None if equal is None else levelled(equal.plan, request)
-        if by_speed is not None:
-            found = evaluate_plan(by_speed, request)
-            if found.is_feasible:
-                yield found

@@ -128,9 +128,9 @@ def resized(draft: Draft, homes: Homes) -> Iterator[Draft]:
 
 
 def levelled(draft: Draft, homes: Homes) -> Iterator[Draft]:
-    """Shares by speed of replicas on devices of different kinds: of all, and of those of a home."""
+    """Where replicas take shares by speed: those of what the stages hold now, of all, of a home."""
     tables = homes.tables
-    if len(tables.request.cluster.kinds) == 1:
+    if not any(stage.shares for stage in draft.stages):
         return
     plan = plan_of(draft, tables, name="")
     for home in (None, *mixed_homes(plan, tables.request)):
