@@ -87,7 +87,7 @@ def whole_level(lines: Sequence[Line], total: int) -> tuple[int, ...]:
 
 
 def levelled(plan: Plan, request: PlanRequest, home: tuple[int, ...] | None = None) -> Plan | None:
-    """A plan with shares by speed, in smallest micro-batches of a sample.
+    """A plan with shares by speed, in whole samples.
 
     Stages on the same devices with the same micro-batches take the same shares, so that they hand
     nothing to each other.
@@ -128,7 +128,21 @@ def levelled(plan: Plan, request: PlanRequest, home: tuple[int, ...] | None = No
             shares = ()
         multiple = stage.microbatch_multiple * factor
         stages.append(replace(stage, microbatch_multiple=multiple, shares=shares))
-    return replace(plan, stages=tuple(stages), num_microbatches=count * factor)
+    return _reduced(tuple(stages), count * factor, plan)
+
+
+def _reduced(stages: Sequence[Stage], count: int, plan: Plan) -> Plan:
+    """A plan with other stages and as few smallest micro-batches as they need."""
+    most = math.gcd(count, *(units for stage in stages for units in stage.replica_multiples))
+    fewer = tuple(
+        replace(
+            stage,
+            microbatch_multiple=stage.microbatch_multiple // most,
+            shares=tuple(share // most for share in stage.shares),
+        )
+        for stage in stages
+    )
+    return replace(plan, stages=fewer, num_microbatches=count // most)
 
 
 def mixed_homes(plan: Plan, request: PlanRequest) -> Iterator[tuple[int, ...]]:

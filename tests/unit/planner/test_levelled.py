@@ -103,8 +103,8 @@ def test_stages_on_the_same_devices_take_the_same_shares():
     stages = (Stage(0, ("a", "b"), (0, 1), 2), Stage(1, ("c", "d"), (0, 1), 2))
     plan = levelled(Plan(stages, num_microbatches=8), question("fs"))
     assert plan is not None
-    assert [stage.shares for stage in plan.stages] == [(6, 2), (6, 2)]
-    assert plan.num_microbatches == 32
+    assert [stage.shares for stage in plan.stages] == [(3, 1), (3, 1)]
+    assert plan.num_microbatches == 16
 
 
 def test_equal_devices_keep_equal_shares():
