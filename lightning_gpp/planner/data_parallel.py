@@ -1,8 +1,9 @@
 """The planner ``data_parallel``: the whole model on every device, gradients summed.
 
 Synchronous SGD without a pipeline, as PyTorch's DDP or Horovod run it: every device takes an equal
-share of the mini-batch. What the DAG model of S-SGD describes (Shi et al., arXiv 1805.03812), and
-what pipelines are to be compared with.
+share of the mini-batch, or, where devices are of unequal speed and that is faster, one by its speed
+(:mod:`lightning_gpp.planner.levelled`). What the DAG model of S-SGD describes (Shi et al., arXiv
+1805.03812), and what pipelines are to be compared with.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.best_plan import BestPlan
 from lightning_gpp.planner.does_not_fit import DoesNotFitError
+from lightning_gpp.planner.levelled import levelled
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.validate import validate_plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
@@ -36,20 +38,23 @@ def data_parallel(request: PlanRequest) -> Plan:
     if (refusal := _refusal(request)) is not None:
         raise ValueError(refusal)
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    best = _best(request, name)
+    best = _best(request, name, by_speed=True)
     return best.plan if best is not None else _what_is_closest(request, name)
 
 
-def shared_by_all(request: PlanRequest, name: str) -> PlanEvaluation | None:
+def shared_by_all(
+    request: PlanRequest, name: str, *, by_speed: bool = False
+) -> PlanEvaluation | None:
     """The plan of :func:`data_parallel` for a search that looks at others, too; None without one.
 
     Args:
         request: the question.
         name: of the planner that asks.
+        by_speed: whether the shares may be unequal.
     """
     if _refusal(request) is not None or not _may_have_replicas(request.graph):
         return None
-    return _best(request, name)
+    return _best(request, name, by_speed=by_speed)
 
 
 def _may_have_replicas(graph: ModelGraph) -> bool:
@@ -59,10 +64,10 @@ def _may_have_replicas(graph: ModelGraph) -> bool:
     return not has_state and all(value.is_cuttable for value in exchanged)
 
 
-def _best(request: PlanRequest, name: str) -> PlanEvaluation | None:
+def _best(request: PlanRequest, name: str, *, by_speed: bool) -> PlanEvaluation | None:
     """The quickest plan that fits into memory, with as few micro-batches as are of use."""
     best: PlanEvaluation | None = None
-    for plan in _plans(request, name):
+    for plan in _plans(request, name, by_speed=by_speed):
         validate_plan(plan, request.graph, request.num_devices)
         found = evaluate_plan(plan, request)
         if found.is_feasible and (best is None or found.step_s < WORTHWHILE * best.step_s):
@@ -73,7 +78,7 @@ def _best(request: PlanRequest, name: str) -> PlanEvaluation | None:
 def _what_is_closest(request: PlanRequest, name: str) -> Plan:
     """Raises DoesNotFitError, which says how much memory would do."""
     closest = BestPlan(request)
-    closest.show(_plans(request, name))
+    closest.show(_plans(request, name, by_speed=True))
     try:
         return closest.plan(NAME)
     except DoesNotFitError as error:
@@ -104,15 +109,19 @@ def _refusal(request: PlanRequest) -> str | None:
     return None
 
 
-def _plans(request: PlanRequest, name: str) -> Iterator[Plan]:
-    """Candidates: micro-batches per device, with and without recomputation."""
+def _plans(request: PlanRequest, name: str, *, by_speed: bool) -> Iterator[Plan]:
+    """Candidates: micro-batches per device, with and without recomputation, shares by speed."""
     operators = tuple(operator.name for operator in request.graph)
     devices = tuple(range(request.num_devices))
     recomputes = (False, True) if request.may_recompute else (False,)
     for count in _microbatches_per_device(request):
         for recompute in recomputes:
             stage = Stage(0, operators, devices, len(devices), recompute)
-            yield Plan((stage,), name, num_microbatches=count * len(devices))
+            plan = Plan((stage,), name, num_microbatches=count * len(devices))
+            yield plan
+            unequal = levelled(plan, request) if by_speed else None
+            if unequal is not None:
+                yield unequal
 
 
 def _microbatches_per_device(request: PlanRequest) -> list[int]:

@@ -193,6 +193,14 @@ class Pipeline:
             self._programs[key] = make(count, schedule=self.schedule)
         return self._programs[key]
 
+    def call_sizes(self, unit_sizes: Sequence[int], *, is_trained: bool) -> Sequence[int]:
+        """Samples of each piece in which a call of the forward goes in and comes out.
+
+        Without a backward stages take one unit at a time, but unequal replicas their shares.
+        """
+        is_as_trained = is_trained or self.placed.is_uneven
+        return self.step_sizes(unit_sizes) if is_as_trained else unit_sizes
+
     def step_sizes(self, unit_sizes: Sequence[int]) -> list[int]:
         """Samples of each call of the user's step, which goes at the pace of the loss stage."""
         if len(unit_sizes) % self.placed.units_at_a_time:  # a small program

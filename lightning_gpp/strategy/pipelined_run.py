@@ -338,16 +338,19 @@ class PipelinedRun:
 
     def unit_sizes(self, num_samples: int, *, is_training: bool = True) -> list[int]:
         """Samples of each of the smallest micro-batches of a mini-batch."""
-        at_a_time = 1
-        if self.pipeline is not None and is_training:
-            at_a_time = self.pipeline.placed.units_at_a_time
-        elif self.pipeline is not None and num_samples >= self.pipeline.placed.replicas_at_a_time:
-            at_a_time = self.pipeline.placed.replicas_at_a_time
+        at_a_time = fewest = 1
+        if self.pipeline is not None:
+            placed = self.pipeline.placed
+            if is_training or placed.is_uneven:
+                at_a_time, fewest = placed.units_at_a_time, min(placed.multiples)
+            elif num_samples >= placed.replicas_at_a_time:
+                at_a_time = placed.replicas_at_a_time
         return unit_sizes(
             num_samples,
             full=max(self.full_batch, num_samples),
             asked=self._num_microbatches,
             at_a_time=at_a_time,
+            fewest=fewest,
         )
 
     def show_state(self, num_microbatches: int) -> None:

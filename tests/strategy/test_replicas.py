@@ -26,7 +26,7 @@ from helpers.workers import WorkerError, WorkerPool
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.cost.costs import ANY_DEVICE
-from lightning_gpp.planner import Plan, resolve_plan
+from lightning_gpp.planner import PLANNERS, Plan, plan_request, resolve_plan
 from lightning_gpp.schedule import Action, Kind
 
 pytestmark = pytest.mark.timeout(180)
@@ -214,3 +214,38 @@ def test_replicas_with_unequal_shares(pool: WorkerPool, schedule: str) -> None:
     assert_equal_training(
         *(pool, training), num_ranks=3, num_microbatches=6, plan=plan, schedule=schedule
     )
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_fractions_of_odd_batches(pool: WorkerPool, schedule: str) -> None:
+    """Nine, then five samples in eight parts, of which the replicas take five and three."""
+    training = Training(
+        BUILD, DataSpec(num_inputs=2, num_samples=23, batch_size=9, dtype="float64")
+    )
+    plan = [
+        {"modules": TOWERS, "devices": [0, 2], "shares": [0.625, 0.375]},
+        {"modules": TOP, "devices": [1, 0], "shares": [0.25, 0.75], "microbatch_multiple": 8},
+    ]
+    assert_equal_training(
+        *(pool, training), num_ranks=3, num_microbatches=8, plan=plan, schedule=schedule
+    )
+
+
+@pytest.mark.parametrize("planner", ["data_parallel", "graphpipe"])
+def test_planned_shares_by_speed(pool: WorkerPool, planner: str) -> None:
+    """Device b takes three times as long, so that it gets two of eight samples."""
+    training = Training(BUILD, DataSpec(num_inputs=2, num_samples=29, dtype="float64"))
+    names = [operator.name for operator in captured_graph(training)]
+    speeds = {"fast": 1.0, "slow": 3.0}
+    costs = Costs(
+        tuple(
+            Profile(dict.fromkeys(names, OpProfile(one_s, one_s)), 1, kind)
+            for kind, one_s in speeds.items()
+        )
+    )
+    cluster = replace(FREE, devices=(Device("a", "fast"), Device("b", "slow")))
+    strategy = {"costs": costs, "cluster": cluster, "planner": planner}
+    request = plan_request(captured_graph(training), cluster, minibatch_size=8, costs=costs)
+    plan = PLANNERS[planner](request)
+    assert [stage.shares for stage in plan.stages] == [(3, 1)]
+    assert_equal_training(pool, training, num_ranks=2, **strategy)

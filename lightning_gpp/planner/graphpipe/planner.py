@@ -9,6 +9,7 @@ from lightning_gpp.planner.data_parallel import shared_by_all
 from lightning_gpp.planner.graphpipe.choose.choice import divided
 from lightning_gpp.planner.graphpipe.choose.infeasible import infeasible_error
 from lightning_gpp.planner.graphpipe.choose.result import SearchResult
+from lightning_gpp.planner.graphpipe.place.by_speed import share_by_speed
 from lightning_gpp.planner.graphpipe.place.climb import BUDGET, climb_from
 from lightning_gpp.planner.graphpipe.place.deals import best_deals
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
@@ -41,7 +42,9 @@ def search_exclusive(request: PlanRequest) -> SearchResult:
         DoesNotFitError: no plan fits into the devices' memory.
     """
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
-    return result_of(exclusive_plans(Problem(UnitTables(request)), name))
+    judge = exclusive_plans(Problem(UnitTables(request)), name)
+    share_by_speed(judge, judge.found, OwnHomes)
+    return result_of(judge)
 
 
 def exclusive_plans(problem: Problem, name: str) -> DraftJudge:

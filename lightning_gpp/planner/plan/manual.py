@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from lightning_gpp.planner.plan.module_names import claim_operators, is_module
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_json import load_plan, plan_from_data
 from lightning_gpp.planner.plan.stage_order import ordered_stages
+from lightning_gpp.planner.plan.whole_shares import MOST_PARTS, least_parts, whole_shares
 from lightning_gpp.strict_json import from_data
 
 PlanLike = Plan | str | Path | Mapping[str, Any] | Sequence[Any]
@@ -30,7 +32,9 @@ class NamedStage:
         microbatch_multiple: as in :class:`~lightning_gpp.planner.plan.plan.Stage`; by default the
             number of its devices.
         recompute: as in :class:`~lightning_gpp.planner.plan.plan.Stage`.
-        shares: as there; together they are the ``microbatch_multiple``.
+        shares: as there, together the ``microbatch_multiple``; or fractions that sum to one, which
+            are rounded to whole numbers of the ``microbatch_multiple``, by default the least of
+            which they are whole numbers.
     """
 
     modules: tuple[str, ...]
@@ -38,16 +42,44 @@ class NamedStage:
     devices: tuple[int, ...] | None = None
     microbatch_multiple: int | None = None
     recompute: bool = False
-    shares: tuple[int, ...] = ()
+    shares: tuple[float, ...] = ()
 
     def stage(self, id: int, operators: tuple[str, ...], position: int) -> Stage:
         """The stage of a plan, with its operators known."""
         devices, multiple = self.devices, self.microbatch_multiple
         if devices is None:
             devices = (position if self.device is None else self.device,)
+        shares = self._whole_shares(f"plan: stage {position} ({self})", len(devices))
         if multiple is None:
-            multiple = sum(self.shares) or len(devices)
-        return Stage(id, operators, devices, multiple, self.recompute, self.shares)
+            multiple = sum(shares) or len(devices)
+        return Stage(id, operators, devices, multiple, self.recompute, shares)
+
+    def _whole_shares(self, where: str, num_replicas: int) -> tuple[int, ...]:
+        """The shares as a plan has them.
+
+        Raises:
+            ValueError: they are no fractions; the text names the stage.
+        """
+        if all(float(share).is_integer() for share in self.shares):
+            return tuple(map(int, self.shares))
+        total_is_one = math.isclose(sum(self.shares), 1.0, abs_tol=1e-6)
+        if len(self.shares) != num_replicas or min(self.shares) <= 0 or not total_is_one:
+            raise ValueError(
+                f"{where}: expected one share for each of its {num_replicas} devices, positive "
+                f"and together 1 (or whole numbers of micro-batches), got {list(self.shares)}"
+            )
+        parts = self.microbatch_multiple or least_parts(self.shares)
+        if parts is None:
+            raise ValueError(
+                f"{where}: the shares {list(self.shares)} are whole numbers of no micro-batch of "
+                f"{MOST_PARTS} parts or less; say with microbatch_multiple to how many to round"
+            )
+        if parts < num_replicas:
+            raise ValueError(
+                f"{where}: microbatch_multiple {parts} leaves one of its {num_replicas} devices "
+                "without a share; raise it"
+            )
+        return whole_shares(self.shares, parts)
 
     def __str__(self) -> str:
         return f"[{', '.join(self.modules)}]"

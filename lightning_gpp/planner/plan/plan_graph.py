@@ -42,6 +42,11 @@ class PlanGraph:
         return math.lcm(*self.multiples)
 
     @property
+    def is_uneven(self) -> bool:
+        """Whether replicas of a stage take unequal shares."""
+        return any(len(set(shares)) > 1 for shares in self.shares)
+
+    @property
     def replicas_at_a_time(self) -> int:
         """With a multiple of this many all replicas get equally many, one at a time."""
         return math.lcm(*map(len, self.devices))
@@ -136,8 +141,11 @@ class PlanGraph:
 
         Nothing is kept for backwards, so there is nothing to gain from more than one micro-batch
         at a time. Replicas take them in turn; where these do not go round, the first ones do all.
+        Unequal replicas take their shares, as when they train.
         """
-        goes_round = num_microbatches % self.replicas_at_a_time == 0
+        if self.is_uneven and num_microbatches % self.units_at_a_time == 0:
+            return self.trial_program(num_microbatches)
+        goes_round = not self.is_uneven and num_microbatches % self.replicas_at_a_time == 0
         return build_program(
             self.stages,
             devices=self.devices if goes_round else [home[0] for home in self.devices],

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from lightning_gpp.planner.base import PlanRequest
-from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, StageEvaluation
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, ReplicaEvaluation
 from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
 
 
@@ -48,33 +47,31 @@ def device_times(evaluation: PlanEvaluation, request: PlanRequest) -> tuple[Devi
     """
     run = pipeline_run(evaluation.plan, request)
     timing = run.play(evaluation.stages)
-    work = [
-        [_Work(start_s, step >= 0, found) for step, start_s in zip(run.steps[number], starts)]
-        for number, (found, starts) in enumerate(zip(evaluation.stages, timing.start_s))
-    ]
-    return tuple(_device_time(found.device, evaluation, work) for found in evaluation.devices)
+    work: dict[int, list[_Work]] = {found.device: [] for found in evaluation.devices}
+    for found, replicas in zip(evaluation.stages, timing.start_s):
+        for device, replica, starts in zip(found.stage.devices, found.replicas, replicas):
+            steps = run.steps[found.stage.id]
+            work[device] += [_Work(s, step >= 0, replica) for step, s in zip(steps, starts)]
+    return tuple(_device_time(device, evaluation, own) for device, own in work.items())
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A forward or a backward of a stage."""
+    """A forward or a backward of a replica."""
 
     start_s: float
     is_forward: bool
-    stage: StageEvaluation
+    replica: ReplicaEvaluation
 
     @property
     def duration_s(self) -> float:
-        return self.stage.forward_s if self.is_forward else self.stage.backward_s
+        return self.replica.forward_s if self.is_forward else self.replica.backward_s
 
 
-def _device_time(
-    device: int, evaluation: PlanEvaluation, work_of_stage: Sequence[Sequence[_Work]]
-) -> DeviceTime:
+def _device_time(device: int, evaluation: PlanEvaluation, all_work: Sequence[_Work]) -> DeviceTime:
     own = [found for found in evaluation.stages if device in found.stage.devices]
     waits = {"fill": 0.0, "inputs": 0.0, "gradients": 0.0}
     clock_s = compute_s = 0.0
-    all_work = chain.from_iterable(work_of_stage[found.stage.id] for found in own)
     for number, work in enumerate(sorted(all_work, key=lambda work: work.start_s)):
         reason = "fill" if number == 0 else "inputs" if work.is_forward else "gradients"
         waits[reason] += max(0.0, work.start_s - clock_s)

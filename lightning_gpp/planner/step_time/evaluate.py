@@ -9,17 +9,41 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
+from lightning_gpp.planner.request_tables import StageCompute
 from lightning_gpp.planner.step_time.pipeline_run import PipelineRun, pipeline_run
-from lightning_gpp.planner.step_time.stage_costs import StageMemory, stage_compute, stage_memory
+from lightning_gpp.planner.step_time.stage_costs import (
+    StageMemory,
+    replica_computes,
+    stage_memory,
+)
 
 Bound = Literal["compute", "communication"]
 
 ROUNDING = 1e-9
 """By so much the sums of a lower bound may be rounded up, relatively."""
+
+
+class ReplicaEvaluation(NamedTuple):
+    """What one replica of a stage does with its share of the micro-batches.
+
+    Attributes:
+        forward_s: seconds of a forward.
+        backward_s: the same of the backward; with recomputation the second forward included.
+        memory: bytes on its device.
+    """
+
+    forward_s: float
+    backward_s: float
+    memory: StageMemory
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of forward and backward."""
+        return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,31 +53,56 @@ class StageEvaluation:
     Attributes:
         stage: the stage.
         microbatch_size: samples of one micro-batch, all replicas together.
-        forward_s: seconds of the forward of a replica's share of one micro-batch.
-        backward_s: the same of the backward; with recomputation the second forward included.
+        replicas: what each of its replicas does.
         communication_s: seconds that a replica sends per micro-batch; what it receives does not
             hold up anything (:mod:`lightning_gpp.cluster.channels`).
         reduce_s: seconds that the sums of the replicas' gradients go on after the last backward.
         seconds_per_sample: the time per sample (TPS) of the GraphPipe paper: what the stage takes
             of a steady pipeline.
         in_flight: its micro-batches between forward and backward at the peak.
-        memory: bytes on each of its devices.
     """
 
     stage: Stage
     microbatch_size: float
-    forward_s: float
-    backward_s: float
+    replicas: tuple[ReplicaEvaluation, ...]
     communication_s: float
     reduce_s: float
     seconds_per_sample: float
     in_flight: int
-    memory: StageMemory
+
+    @property
+    def slowest(self) -> ReplicaEvaluation:
+        """The replica that takes longest for its share."""
+        return max(self.replicas, key=lambda replica: replica.compute_s)
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds of the forward of the slowest replica for its share of a micro-batch."""
+        return self.slowest.forward_s
+
+    @property
+    def backward_s(self) -> float:
+        """The same of the backward; with recomputation the second forward included."""
+        return self.slowest.backward_s
 
     @property
     def compute_s(self) -> float:
-        """Seconds of forward and backward per micro-batch."""
-        return self.forward_s + self.backward_s
+        """Seconds of its forward and backward."""
+        return self.slowest.compute_s
+
+    @property
+    def replica_s(self) -> Sequence[tuple[float, float]]:
+        """Seconds of the forward and the backward of every replica."""
+        return [(replica.forward_s, replica.backward_s) for replica in self.replicas]
+
+    @property
+    def memory(self) -> StageMemory:
+        """Bytes on the device where it keeps most."""
+        return max((one.memory for one in self.replicas), key=lambda memory: memory.total_bytes)
+
+    def on(self, device: int) -> ReplicaEvaluation:
+        """The replica on one of its devices."""
+        return self.replicas[self.stage.devices.index(device)]
 
     @property
     def bound(self) -> Bound:
@@ -191,7 +240,7 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
         minibatch_size=request.minibatch_size,
         stages=stages,
         devices=_devices(request, stages),
-        seconds_per_sample=_busiest_device_s(stages),
+        seconds_per_sample=_busiest_device_s(stages, request.minibatch_size),
         step_s=step_s,
         depth=max(run.graph.stages.depths.values()),
         num_minibatches=request.num_minibatches,
@@ -232,25 +281,36 @@ def _stage(
     run: PipelineRun, request: PlanRequest, stage: Stage, unit_size: float, communication_s: float
 ) -> StageEvaluation:
     size = unit_size * stage.microbatch_multiple
-    share = unit_size * max(stage.replica_multiples)
-    in_flight = run.in_flight[stage.id]
-    compute = stage_compute(request, stage, unit_size)
-    # What it reads counts where it is kept for a second forward.
-    read_bytes = _read_bytes(run, request, stage, share) if stage.recompute else 0.0
-    memory = stage_memory(request, stage, compute, in_flight, read_bytes)
+    replicas = _replicas(run, request, stage, unit_size)
     reduce_s = run.sums(stage).after_s
-    busy_s = max(compute.forward_s + compute.backward_s, communication_s)
+    busy_s = max(*(replica.compute_s for replica in replicas), communication_s)
     return StageEvaluation(
         stage=stage,
         microbatch_size=size,
-        forward_s=compute.forward_s,
-        backward_s=compute.backward_s,
+        replicas=replicas,
         communication_s=communication_s,
         reduce_s=reduce_s,
         seconds_per_sample=busy_s / size + reduce_s / request.minibatch_size,
-        in_flight=in_flight,
-        memory=memory,
+        in_flight=run.in_flight[stage.id],
     )
+
+
+def _replicas(
+    run: PipelineRun, request: PlanRequest, stage: Stage, unit_size: float
+) -> tuple[ReplicaEvaluation, ...]:
+    """What the replicas of a stage do; equal ones are looked at once."""
+    in_flight = run.in_flight[stage.id]
+    computes = replica_computes(request, stage, unit_size)
+    found: dict[tuple[int, StageCompute], ReplicaEvaluation] = {}
+    for one in zip(stage.replica_multiples, computes):
+        if one not in found:
+            units, compute = one
+            # What it reads counts where it is kept for a second forward.
+            share = unit_size * units
+            read_bytes = _read_bytes(run, request, stage, share) if stage.recompute else 0.0
+            memory = stage_memory(request, stage, compute, in_flight, read_bytes)
+            found[one] = ReplicaEvaluation(compute.forward_s, compute.backward_s, memory)
+    return tuple([found[one] for one in zip(stage.replica_multiples, computes)])
 
 
 def _read_bytes(run: PipelineRun, request: PlanRequest, stage: Stage, share: float) -> float:
@@ -259,11 +319,14 @@ def _read_bytes(run: PipelineRun, request: PlanRequest, stage: Stage, share: flo
     return sum(request.tables.edge_bytes(edge.values).held(share) for edge in edges)
 
 
-def _busiest_device_s(stages: Sequence[StageEvaluation]) -> float:
+def _busiest_device_s(stages: Sequence[StageEvaluation], minibatch_size: int) -> float:
+    """Seconds per sample, as those of a stage, of the device that takes longest."""
     per_device: dict[int, float] = {}
     for found in stages:
-        for device in found.stage.devices:
-            per_device[device] = per_device.get(device, 0.0) + found.seconds_per_sample
+        size, reduce_s = found.microbatch_size, found.reduce_s / minibatch_size
+        for device, replica in zip(found.stage.devices, found.replicas):
+            own_s = max(replica.compute_s, found.communication_s) / size + reduce_s
+            per_device[device] = per_device.get(device, 0.0) + own_s
     return max(per_device.values())
 
 
@@ -273,11 +336,11 @@ def _devices(
     busy_s: dict[int, float] = {}
     memory_bytes: dict[int, int] = {}
     for found in stages:
-        compute_s = request.minibatch_size / found.microbatch_size * found.compute_s
-        total_bytes = found.memory.total_bytes
-        for device in found.stage.devices:
-            busy_s[device] = busy_s.get(device, 0.0) + compute_s
-            memory_bytes[device] = memory_bytes.get(device, 0) + total_bytes
+        count = request.minibatch_size / found.microbatch_size
+        for device, replica in zip(found.stage.devices, found.replicas):
+            busy_s[device] = busy_s.get(device, 0.0) + count * replica.compute_s
+            total_bytes = memory_bytes.get(device, 0) + replica.memory.total_bytes
+            memory_bytes[device] = total_bytes
     limits = [device.memory_bytes for device in request.cluster.devices]
     return tuple(
         DeviceEvaluation(device, busy_s[device], memory_bytes[device], limits[device])

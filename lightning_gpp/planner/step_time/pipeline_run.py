@@ -24,12 +24,8 @@ class StageSeconds(Protocol):
     """What a stage takes for one of its micro-batches, and at the end of the step."""
 
     @property
-    def forward_s(self) -> float:
-        """Seconds of a forward."""
-
-    @property
-    def backward_s(self) -> float:
-        """Seconds of a backward."""
+    def replica_s(self) -> Sequence[tuple[float, float]]:
+        """Seconds of a forward and of a backward of every replica."""
 
     @property
     def reduce_s(self) -> float:
@@ -43,12 +39,12 @@ class Timing:
     Attributes:
         step_s: seconds until everything is done.
         end_s: when every stage is done, the sums of its gradients included.
-        start_s: when every step of every stage starts, on the device of its first replica.
+        start_s: when every step of every replica of every stage starts.
     """
 
     step_s: float
     end_s: tuple[float, ...]
-    start_s: tuple[tuple[float, ...], ...]
+    start_s: tuple[tuple[tuple[float, ...], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ class PipelineRun:
             self.request, self.graph, self.plan.num_stages, self.num_microbatches, self.steps
         )
         work = numbered.work(
-            [(found.forward_s, found.backward_s) for found in stages],
+            [found.replica_s for found in stages],
             [self.sums(stage).buckets for stage in self.plan.stages],
         )
         played = play(work)
@@ -88,10 +84,16 @@ class PipelineRun:
         ends_s, starts_s = [], []
         for stage, steps in self.steps.items():
             first, count = numbered.first[stage], numbered.shares[stage].num_microbatches
-            own = played.start_s[first : first + 2 * count]
-            starts_s.append(tuple(own[step if step >= 0 else count + ~step] for step in steps))
-            last_s = max(played.start_s[last] for last in numbered.last(stage))
-            ends_s.append(max(last_s + work.seconds[first + count], sums_s.get(stage, 0.0)))
+            replicas = range(numbered.shares[stage].num_replicas)
+            numbers = [step if step >= 0 else count + ~step for step in steps]
+            starts_s.append(
+                tuple(
+                    tuple(played.start_s[first + 2 * count * replica + own] for own in numbers)
+                    for replica in replicas
+                )
+            )
+            last_s = max(played.start_s[last] + work.seconds[last] for last in numbered.last(stage))
+            ends_s.append(max(last_s, sums_s.get(stage, 0.0)))
         step_s = max(*ends_s, *played.line_s, *played.sent_s)
         return Timing(step_s, tuple(ends_s), tuple(starts_s))
 
@@ -101,10 +103,20 @@ class PipelineRun:
         Args:
             stages: what the plan's stages take.
         """
+        busiest_s = self._busiest_s(stages)
         if any(stage.shares for stage in self.plan.stages):
-            return 0.0
+            return busiest_s
         edges = [self._timed_edge(edge) for edge in self.graph.stages.edges]
-        return least_step_s(self._timed(stages), edges, self._residents)
+        return max(busiest_s, least_step_s(self._timed(stages), edges, self._residents))
+
+    def _busiest_s(self, stages: Sequence[StageSeconds]) -> float:
+        """Seconds that the busiest device computes."""
+        busy_s: dict[int, float] = {}
+        for stage, found in zip(self.plan.stages, stages):
+            count = self.num_microbatches // stage.microbatch_multiple
+            for device, (forward_s, backward_s) in zip(stage.devices, found.replica_s):
+                busy_s[device] = busy_s.get(device, 0.0) + count * (forward_s + backward_s)
+        return max(busy_s.values())
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -134,7 +146,7 @@ class PipelineRun:
         return stage_sums(self.request, stage, unit_size, self.graph.own_parameters[stage.id])
 
     def _timed(self, stages: Sequence[StageSeconds]) -> list[TimedStage]:
-        seconds = [(found.forward_s, found.backward_s, found.reduce_s) for found in stages]
+        seconds = [(*fastest(found.replica_s), found.reduce_s) for found in stages]
         multiples, homes = self.graph.multiples, self.graph.devices
         seconds += [(0.0, 0.0, 0.0)] * (len(multiples) - len(seconds))  # the loss
         return [
@@ -162,6 +174,13 @@ class PipelineRun:
             for device in home:
                 found.setdefault(device, []).append(stage)
         return {device: stages for device, stages in found.items() if len(stages) > 1}
+
+
+def fastest(replica_s: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds of a forward and of a backward that no replica of a stage goes below."""
+    if len(replica_s) == 1:
+        return replica_s[0]
+    return min([one[0] for one in replica_s]), min([one[1] for one in replica_s])
 
 
 def pipeline_run(plan: Plan, request: PlanRequest) -> PipelineRun:

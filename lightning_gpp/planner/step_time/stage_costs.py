@@ -1,6 +1,7 @@
 """What the stages of a plan cost: seconds of compute, bytes of memory, the sum of gradients.
 
-Compute is that of the slowest replica for its share of a micro-batch.
+Every replica computes its own share of a micro-batch on its own device; where one number stands for
+a stage, it is that of its slowest replica.
 """
 
 from __future__ import annotations
@@ -48,15 +49,32 @@ def stage_compute(request: PlanRequest, stage: Stage, unit_size: float) -> Stage
         stage: the stage.
         unit_size: samples of a smallest micro-batch.
     """
-    devices, kinds, shares = request.cluster.devices, request.cluster.kinds, stage.replica_multiples
-    if len(kinds) == 1 and not stage.shares:
-        return kind_compute(request, stage, unit_size * shares[0], kinds[0])
-    replicas = {(devices[device].kind, units) for device, units in zip(stage.devices, shares)}
-    found = [
-        kind_compute(request, stage, unit_size * units, kind) for kind, units in sorted(replicas)
-    ]
+    found = replica_computes(request, stage, unit_size)
+    if stage.num_replicas == 1:
+        return found[0]
     slowest = max(found, key=lambda compute: compute.forward_s + compute.backward_s)
     return slowest._replace(activation_bytes=max(c.activation_bytes for c in found))
+
+
+def replica_computes(
+    request: PlanRequest, stage: Stage, unit_size: float
+) -> tuple[StageCompute, ...]:
+    """Compute of every replica of a stage: its share of a micro-batch on its device.
+
+    Args:
+        request: the model, the devices and the costs.
+        stage: the stage.
+        unit_size: samples of a smallest micro-batch.
+    """
+    devices, kinds, shares = request.cluster.devices, request.cluster.kinds, stage.replica_multiples
+    if len(kinds) == 1 and not stage.shares:
+        return (kind_compute(request, stage, unit_size * shares[0], kinds[0]),) * len(shares)
+    replicas = [(devices[device].kind, units) for device, units in zip(stage.devices, shares)]
+    found = {
+        (kind, units): kind_compute(request, stage, unit_size * units, kind)
+        for kind, units in dict.fromkeys(replicas)
+    }
+    return tuple(found[replica] for replica in replicas)
 
 
 def kind_compute(

@@ -51,19 +51,21 @@ class StepWork(Numbering):
         self.messages_are_alone = are_alone(request.cluster)
         self.has_common_sums = False
 
-    def work(self, seconds: Sequence[tuple[float, float]], buckets: Sequence[Buckets]) -> Work:
+    def work(
+        self, seconds: Sequence[Sequence[tuple[float, float]]], buckets: Sequence[Buckets]
+    ) -> Work:
         """The work with what it takes.
 
         Args:
-            seconds: of every stage of the plan, the forward and the backward of a replica.
+            seconds: of every stage of the plan, the forward and the backward of every replica.
             buckets: of every stage of the plan, the sums of its gradients.
         """
         durations: list[float] = []
-        for share, (forward_s, backward_s) in zip(
-            self.shares, [*seconds, *[(0.0, 0.0)] * (len(self.shares) - len(seconds))]
-        ):
+        nothing = [[(0.0, 0.0)]] * (len(self.shares) - len(seconds))  # the loss
+        for share, replicas in zip(self.shares, [*seconds, *nothing], strict=True):
             count = share.num_microbatches
-            durations += ([forward_s] * count + [backward_s] * count) * share.num_replicas
+            for forward_s, backward_s in replicas:
+                durations += [forward_s] * count + [backward_s] * count
         durations += [0.0] * self.num_feed_backwards
         missing = [0] * len(durations)
         work = Work(durations, missing, [()] * len(durations), self.lines())
@@ -74,14 +76,16 @@ class StepWork(Numbering):
         summing = [device for home in homes for device in home]
         self.has_common_sums = len(set(summing)) < len(summing)
         work.sums += [
-            self.sum(stage, found, work.lines) for stage, found in enumerate(buckets) if found
+            self.sum(stage, found, work, _paces(seconds[stage]))
+            for stage, found in enumerate(buckets)
+            if found
         ]
         if self.graph.stages.shared_parameters:
             self.shared(work)
         work.num_channels = len(self.numbers)
         return work
 
-    def sum(self, stage: int, buckets: Buckets, lines: Sequence[Sequence[int]]) -> Sum:
+    def sum(self, stage: int, buckets: Buckets, work: Work, paces: tuple[float, ...]) -> Sum:
         """The sum of a stage's gradients.
 
         On the device of the loss they are final when the user's step has gone backward, too (see
@@ -93,13 +97,18 @@ class StepWork(Numbering):
         if self.num_feed_backwards and loss_device in self.graph.devices[stage]:
             replica = self.graph.devices[stage].index(loss_device)
             end = self.first[-1] + self.num_feed_backwards - 1
-            line = lines[loss_device]
+            line = work.lines[loss_device]
             if line.index(end) > line.index(last[replica]):
                 last[replica] = end
                 at_once = frozenset({end})
         devices = self.graph.devices[stage] if self.has_common_sums else ()
         channels_used = self.sum_channels(stage)
-        return Sum(stage, tuple(last), buckets, channels_used, at_once=at_once, devices=devices)
+        return Sum(
+            *(stage, tuple(last), buckets, channels_used),
+            at_once=at_once,
+            devices=devices,
+            paces=paces,
+        )
 
     def last(self, stage: int) -> Iterator[int]:
         """The last backward of every replica of a stage."""
@@ -228,7 +237,9 @@ class StepWork(Numbering):
         graph = self.graph
         used = [device for home in graph.devices[: self.num_stages] for device in home]
         lines: list[list[int]] = [[] for _ in range(1 + max(used))]
-        if len(set(used)) < len(used) or self.num_feed_backwards:
+        has_loss = self.num_stages < len(self.shares)
+        is_uneven = any(len(set(share.units)) > 1 for share in self.shares)
+        if len(set(used)) < len(used) or self.num_feed_backwards or (has_loss and is_uneven):
             make = merged_lines if self.request.order.flushes else endless_lines
             return make(self, len(lines))
         for stage in range(self.num_stages):
@@ -237,7 +248,7 @@ class StepWork(Numbering):
                 first = self.first[stage] + replica * 2 * count
                 line = [first + (s if s >= 0 else count + ~s) for s in self.steps[stage]]
                 lines[device] = line
-        if self.num_stages < len(self.shares):
+        if has_loss:
             device = graph.devices[-1][0]
             lines[device] = [*self.with_loss(self.steps[self.num_stages - 1])]
         return lines
@@ -264,6 +275,13 @@ class StepWork(Numbering):
             elif self.has_halves:
                 yield loss + count + ~step
             yield own + (step if step >= 0 else count + ~step)
+
+
+def _paces(replicas: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """The backwards of replicas as parts of the longest; none where all last equally long."""
+    longest_s = max([backward_s for _, backward_s in replicas])
+    paces = tuple([backward_s / longest_s if longest_s else 1.0 for _, backward_s in replicas])
+    return paces if min(paces) < 1.0 else ()
 
 
 def are_alone(cluster: Cluster) -> bool:

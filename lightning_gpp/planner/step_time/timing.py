@@ -30,6 +30,8 @@ class Sum:
             its stages one after the other, those of later stages first.
         buckets: seconds from the start of a last backward until a bucket is final, and the seconds
             of its sum, in the order in which they begin.
+        paces: of every replica, its last backward as a part of the longest one, after which the
+            seconds of the buckets are; without paces all last equally long.
         channels: what the sums occupy; without channels nothing else needs theirs.
         then: the work that waits for them.
     """
@@ -41,6 +43,27 @@ class Sum:
     then: tuple[int, ...] = ()
     at_once: frozenset[int] = frozenset()
     devices: tuple[int, ...] = ()
+    paces: tuple[float, ...] = ()
+
+    def ready_s(self, start_s: Sequence[float]) -> list[float]:
+        """When every bucket is final on all replicas.
+
+        Args:
+            start_s: of all work.
+        """
+        least_s = max((start_s[last] for last in self.at_once), default=0.0)
+        paces = self.paces or (1.0,) * len(self.last)
+        begun = [
+            (start_s[last], pace)
+            for last, pace in zip(self.last, paces, strict=True)
+            if last not in self.at_once
+        ]
+        if not self.paces:  # the last to begin ends last
+            begun = [max(begun)] if begun else []
+        return [
+            max([least_s, *(begun_s + pace * final_s for begun_s, pace in begun)])
+            for final_s, _ in self.buckets
+        ]
 
 
 @dataclass(slots=True)
@@ -257,19 +280,16 @@ class _Player:
         if found.devices:
             self.begin_in_turn()
             return []
-        at_once_s = max((self.start_s[last] for last in found.at_once), default=0.0)
-        own = [self.start_s[last] for last in found.last if last not in found.at_once]
-        begun_s = max(own, default=at_once_s)
+        ready = found.ready_s(self.start_s)
         if found.channels:
-            for final_s, sum_s in found.buckets:
-                ready_s = max(at_once_s, begun_s + final_s) if own else at_once_s
+            for ready_s, (_, sum_s) in zip(ready, found.buckets):
                 self.push(ready_s, 0, ~number, sum_s, found.channels)
             return []
-        end_s = at_once_s - begun_s
-        for final_s, sum_s in found.buckets:
-            end_s = max(end_s, final_s if own else 0.0) + sum_s
+        end_s = 0.0
+        for ready_s, (_, sum_s) in zip(ready, found.buckets):
+            end_s = max(end_s, ready_s) + sum_s
         self.buckets_left[number] = 1
-        return self.summed(number, begun_s + end_s)
+        return self.summed(number, end_s)
 
     def begin_in_turn(self) -> None:
         """Begins the sums whose gradients are final and that wait for no other on their devices."""
@@ -281,10 +301,11 @@ class _Player:
                 blocked.update(found.devices)
                 waiting.append(number)
                 continue
-            begun_s = self.sums_begun_s
+            begun_s, paces = self.sums_begun_s, found.paces or (1.0,) * len(found.last)
             for final_s, sum_s in found.buckets:
-                for device, last in zip(found.devices, found.last):
-                    ready_s = self.start_s[last] + (0.0 if last in found.at_once else final_s)
+                for device, last, pace in zip(found.devices, found.last, paces):
+                    after_s = 0.0 if last in found.at_once else pace * final_s
+                    ready_s = self.start_s[last] + after_s
                     begun_s[device] = max(begun_s[device], ready_s)
                 ready_s = max([begun_s[device] for device in found.devices])
                 self.push(ready_s, 0, ~number, sum_s, found.channels)

@@ -20,6 +20,7 @@ from lightning_gpp.planner.step_time.evaluate import (
     plan_devices,
 )
 from lightning_gpp.reports.plan.bounds import describe_bounds
+from lightning_gpp.reports.plan.describe_shares import describe_shares
 from lightning_gpp.reports.plan.message_sizes import sized_stages
 from lightning_gpp.reports.plan.picture_text import draw_stage_graph
 from lightning_gpp.text_table import text_table, wrapped
@@ -46,15 +47,15 @@ def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
         request: the question that the plan answers.
         max_width: columns of the terminal.
     """
-    return "\n\n".join(
-        (
-            describe_head(evaluation, request, max_width=max_width),
-            describe_stages(evaluation, request, max_width=max_width),
-            describe_bounds(evaluation, max_width=max_width),
-            describe_columns(request, max_width=max_width),
-            describe_graph(evaluation, request, max_width=max_width),
-        )
+    parts = (
+        describe_head(evaluation, request, max_width=max_width),
+        describe_stages(evaluation, request, max_width=max_width),
+        describe_shares(evaluation, max_width=max_width),
+        describe_bounds(evaluation, max_width=max_width),
+        describe_columns(request, max_width=max_width),
+        describe_graph(evaluation, request, max_width=max_width),
     )
+    return "\n\n".join(part for part in parts if part)
 
 
 def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100) -> str:

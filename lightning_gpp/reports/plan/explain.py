@@ -68,7 +68,7 @@ def describe_device_columns(evaluation: PlanEvaluation, *, max_width: int = 100)
 
 def _device_row(time: DeviceTime, evaluation: PlanEvaluation, *, has_sums: bool) -> list[str]:
     step_s = evaluation.step_s
-    own = [evaluation.stages[stage].memory for stage in time.stages]
+    own = [evaluation.stages[stage].on(time.device).memory for stage in time.stages]
     device = next(found for found in evaluation.devices if found.device == time.device)
     activations = sum(memory.activation_bytes for memory in own)
     limit = device.limit_bytes

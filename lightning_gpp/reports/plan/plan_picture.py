@@ -10,6 +10,7 @@ from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.graph.operator_names import summarize_operators
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, StageEvaluation
+from lightning_gpp.reports.plan.describe_shares import shares_text
 from lightning_gpp.reports.plan.message_sizes import sized_stages
 from lightning_gpp.reports.plan.picture_png import write_png
 from lightning_gpp.reports.plan.picture_stages import StageBox, stage_graph_picture
@@ -81,7 +82,9 @@ def _box(
     batch = f"micro-batch {samples_text(found.microbatch_size)}, {found.in_flight} in flight"
     lines += textwrap.wrap(batch, width)
     if stage.num_replicas > 1:
-        lines.append(f"{stage.num_replicas} replicas")
+        is_uneven = len(set(stage.shares)) > 1
+        shares = f": {shares_text(found)} samples" if is_uneven else ""
+        lines += textwrap.wrap(f"{stage.num_replicas} replicas{shares}", width)
     if stage.recompute:
         lines.append("activations again")
     limits = [request.cluster.devices[device].memory_bytes for device in stage.devices]

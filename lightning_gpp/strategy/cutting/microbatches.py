@@ -123,7 +123,9 @@ def default_microbatches(num_devices: int) -> int:
     return 2 * num_devices if num_devices > 1 else 1
 
 
-def unit_sizes(num_samples: int, *, full: int, asked: int, at_a_time: int) -> list[int]:
+def unit_sizes(
+    num_samples: int, *, full: int, asked: int, at_a_time: int, fewest: int = 1
+) -> list[int]:
     """Samples of each of the smallest micro-batches of one mini-batch.
 
     A full mini-batch is cut into as many as asked; a smaller one, such as the last of an epoch,
@@ -136,9 +138,13 @@ def unit_sizes(num_samples: int, *, full: int, asked: int, at_a_time: int) -> li
         asked: micro-batches of a full one.
         at_a_time: the number is a multiple of this, the most that a stage takes at a time, or less
             where there are too few samples for that.
+        fewest: the fewest that a stage takes at a time. Where there are too few samples, every
+            stage takes one micro-batch at a time, which has as many samples as these together.
 
     >>> unit_sizes(8, full=8, asked=4, at_a_time=1), unit_sizes(5, full=8, asked=4, at_a_time=1)
     ([2, 2, 2, 2], [3, 2])
+    >>> unit_sizes(9, full=12, asked=12, at_a_time=12, fewest=4)
+    [3, 3, 3]
     """
     most = max(1, min(asked, full))
     if full >= at_a_time:
@@ -148,6 +154,9 @@ def unit_sizes(num_samples: int, *, full: int, asked: int, at_a_time: int) -> li
     count = max(1, min(most, -(-num_samples // size), num_samples // least))
     if num_samples >= least * at_a_time:
         count = _in_turns(count, at_a_time)
+    else:
+        size *= fewest
+        count = max(1, min(count, -(-num_samples // size), num_samples // min(size, 2)))
     return microbatch_sizes(num_samples, count)
 
 

@@ -90,7 +90,8 @@ class ForwardCalls:
         units = self._units(captured, inputs, is_trained)
         if is_trained:
             return self._differentiable(captured, inputs, units)
-        boundary = CallBoundary.of(captured, inputs, units)
+        sizes = self._run.built.call_sizes(units, is_trained=False)
+        boundary = CallBoundary.of(captured, inputs, sizes)
         message = self._forward(captured, None, units, frozenset())
         self._run.lead(message)
         self._run.run_forward(message, boundary)

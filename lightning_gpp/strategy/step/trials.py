@@ -111,7 +111,7 @@ def _tried(
     num_samples = sum(trial.units)
     num_first = _num_apart(trial.units, run.built.placed.units_at_a_time)
     others = with_other_neighbours(captured, inputs, num_samples, num_first or num_samples)
-    cut_sizes = run.built.step_sizes(trial.units) if trial.is_trained else trial.units
+    cut_sizes = run.built.call_sizes(trial.units, is_trained=trial.is_trained)
     passes = [(inputs, [num_samples]), (inputs, [num_samples]), (others, [num_samples])]
     boundaries = [
         CallBoundary.of(captured, {n: t.clone() for n, t in given.items()}, sizes)

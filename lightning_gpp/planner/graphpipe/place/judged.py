@@ -36,6 +36,7 @@ class DraftJudge:
         is_chain: whether every stage waits for the one before it.
 
     Attributes:
+        name: of the planner.
         best: the best plan that fits into memory: shortest step first, then least memory.
     """
 
@@ -52,7 +53,7 @@ class DraftJudge:
         self._is_chain = is_chain
         self._least_devices = least_devices
         self.best: PlanEvaluation | None = None
-        self._name = name
+        self.name = name
         self._budget: float = budget
         self._bounds = DraftBounds(tables)
         self._least_s: dict[Draft, float] = {}
@@ -137,7 +138,7 @@ class DraftJudge:
         if found is None:
             self._spent += LOOKS_PER_BOUND + self._num_actions(draft) // self._actions_per_look
             found = math.inf
-            plan = plan_of(draft, self.tables, self._name, is_chain=self._is_chain)
+            plan = plan_of(draft, self.tables, self.name, is_chain=self._is_chain)
             evaluation = evaluate_below(plan, self.tables.request, below_s)
             if evaluation is not None and evaluation.is_feasible:
                 found = evaluation.step_s

@@ -7,6 +7,7 @@ without making it: most moves of a search are looked at no closer.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
@@ -15,16 +16,32 @@ from lightning_gpp.planner.plan.plan import Stage
 from lightning_gpp.planner.step_time.gradients import stage_sums
 from lightning_gpp.planner.step_time.least_edge import EdgeEnd, EdgeSeconds, LeastEdge
 from lightning_gpp.planner.step_time.least_step import TimedEdge, TimedStage, least_step_s
-from lightning_gpp.planner.step_time.stage_costs import stage_compute
+from lightning_gpp.planner.step_time.pipeline_run import fastest
+from lightning_gpp.planner.step_time.stage_costs import replica_computes
 
 NOTHING = EdgeSeconds(-1.0, None, 0.0, 0.0)
 """Of an edge that is none."""
 
+UNTIMED = EdgeSeconds(0.0, None, 0.0, 0.0)
+"""Of an edge between unequal shares, which no bound asks for."""
+
 UNKNOWN = EdgeSeconds(-2.0, None, 0.0, 0.0)
 """Of an edge that nobody has asked for."""
 
-End = tuple[Units, tuple[int, ...], int]
-"""Of an edge: units, devices and micro-batches of a stage."""
+End = tuple[Units, tuple[int, ...], int, tuple[int, ...]]
+"""Of an edge: units, devices and micro-batches of a stage, and the shares of unequal replicas."""
+
+
+class _Line(NamedTuple):
+    """A stage as lines of time.
+
+    Attributes:
+        fastest: with the seconds that none of its replicas goes below.
+        work_s: seconds of all forwards and backwards of every replica.
+    """
+
+    fastest: TimedStage
+    work_s: tuple[float, ...]
 
 
 class DraftBounds:
@@ -37,11 +54,12 @@ class DraftBounds:
     def __init__(self, tables: UnitTables) -> None:
         self._tables = tables
         self._request = tables.request
-        self._stages: dict[tuple[DraftStage, int], TimedStage | None] = {}
+        self._stages: dict[tuple[DraftStage, int], _Line | None] = {}
         self._numbers: dict[tuple[End, int], int] = {}
         self._edges: dict[tuple[int, int, bool], EdgeSeconds | None] = {}
         self._fixed: dict[Units, int] = {}
         self._limits = [device.memory_bytes for device in self._request.cluster.devices]
+        self._has_kinds = len(self._request.cluster.kinds) > 1
         self._has_limits = any(limit is not None for limit in self._limits)
 
     def busiest_s(self, draft: Draft) -> float:
@@ -54,11 +72,10 @@ class DraftBounds:
             return math.inf
         busy_s = [0.0] * len(self._limits)
         for stage in stages:
-            timed = self._timed(stage, count)
-            if timed is None:
+            line = self._line(stage, count)
+            if line is None:
                 return math.inf
-            work_s = timed.work_s
-            for device in stage.devices:
+            for device, work_s in zip(stage.devices, line.work_s):
                 busy_s[device] += work_s
         return max(busy_s)
 
@@ -70,21 +87,22 @@ class DraftBounds:
         """
         count = draft.num_microbatches
         stages = [self._stages[stage, count] for stage in draft.stages]
-        timed = [stage for stage in stages if stage is not None]
-        ends: list[End] = [stage[:3] for stage in draft.stages]
+        timed = [line.fastest for line in stages if line is not None]
+        ends: list[End] = [(*stage[:3], stage.shares) for stage in draft.stages]
         last = draft.stages[-1]
         if last.num_replicas > 1:  # the loss is a stage of its own
-            ends.append((0, last.devices[:1], last.multiple))
+            ends.append((0, last.devices[:1], last.multiple, ()))
             timed.append(TimedStage(last.multiple, 1, count // last.multiple, 0.0, 0.0))
         edges = self._all_edges(ends, count)
         if edges is None:
             return math.inf
         if any(stage.shares for stage in draft.stages):
-            return max(stage.work_s for stage in timed)
-        return least_step_s(timed, edges, _residents(ends))
+            return self.busiest_s(draft)
+        least_s = least_step_s(timed, edges, _residents(ends))
+        return max(least_s, self.busiest_s(draft)) if self._has_kinds else least_s
 
-    def _timed(self, stage: DraftStage, count: int) -> TimedStage | None:
-        """A stage as a line of time; None where it does not keep to the rules of a stage."""
+    def _line(self, stage: DraftStage, count: int) -> _Line | None:
+        """A stage as lines of time; None where it does not keep to the rules of a stage."""
         key = stage, count
         if key not in self._stages:
             can_run = count % stage.multiple == 0 and self._may_run(stage)
@@ -113,32 +131,28 @@ class DraftBounds:
                 used[device] += fixed
         return all(limit is None or size <= limit for size, limit in zip(used, self._limits))
 
-    def _stage(self, stage: DraftStage, count: int) -> TimedStage:
+    def _stage(self, stage: DraftStage, count: int) -> _Line:
         request = self._request
         unit_size = request.minibatch_size / count
         planned = Stage(0, self._tables.operators(stage.units), *stage[1:])
-        compute = stage_compute(request, planned, unit_size)
+        computes = replica_computes(request, planned, unit_size)
+        seconds = [(compute.forward_s, compute.backward_s) for compute in computes]
         end_s = 0.0
         if stage.num_replicas > 1:
             own = self._tables.own_parameters(stage.units)
             end_s = stage_sums(request, planned, unit_size, own).after_s
-        return TimedStage(
-            stage.multiple,
-            stage.num_replicas,
-            count // stage.multiple,
-            compute.forward_s,
-            compute.backward_s,
-            end_s,
-        )
+        times = count // stage.multiple
+        line = TimedStage(stage.multiple, stage.num_replicas, times, *fastest(seconds), end_s)
+        return _Line(line, tuple([times * (there_s + back_s) for there_s, back_s in seconds]))
 
     def _all_edges(self, ends: list[End], count: int) -> list[TimedEdge] | None:
         """The edges between stages, none before those to its source; None where one cannot be."""
         tables, found = self._tables, []
-        last, feed = len(ends) - 1, (0, ends[-1][1][:1], ends[-1][2])
+        last, feed = len(ends) - 1, (0, ends[-1][1][:1], ends[-1][2], ())
         numbers = [
             self._numbers.setdefault((end, count), len(self._numbers)) for end in (*ends, feed)
         ]
-        stage_of = tables.owners([units for units, _, _ in ends])
+        stage_of = tables.owners([end[0] for end in ends])
         for target, other in enumerate(ends):
             is_last = target == last
             needed = tables.sources(other[0]) | (tables.makers & ~other[0] if is_last else 0)
@@ -165,7 +179,7 @@ class DraftBounds:
         is_last: bool,
     ) -> EdgeSeconds | None:
         """What its messages take; nothing where there is no edge, None where none may be."""
-        units, senders, multiple = source
+        units, senders, multiple, shares = source
         carried = self._tables.carried(units, target[0], takes_outputs=is_last)
         if not carried.values:
             return NOTHING
@@ -173,8 +187,10 @@ class DraftBounds:
         if units and max(multiple, other) % min(multiple, other):
             return None
         own, reader = EdgeEnd(senders, multiple), EdgeEnd(target[1], other)
-        if own.share != reader.share and not carried.is_cuttable:
+        if not carried.is_cuttable and not _takes_the_same(source, target):
             return None
+        if shares or target[3]:
+            return UNTIMED
         request = self._request
         sizes = request.tables.edge_bytes(carried.values, has_backward=carried.has_backward)
         least = LeastEdge(request.tables, sizes, count, request.minibatch_size / count)
@@ -182,10 +198,19 @@ class DraftBounds:
         return least.seconds(own, reader, has_backward=has_backward)
 
 
+def _takes_the_same(source: End, target: End) -> bool:
+    """Whether values go from replica to replica as they are, as a valid plan has them."""
+    multiples = {
+        *(source[3] or (source[2] // len(source[1]),)),
+        *(target[3] or (target[2] // len(target[1]),)),
+    }
+    return len(multiples) == 1 or (source[3] == target[3] != ())
+
+
 def _residents(ends: list[End]) -> dict[int, list[int]]:
     """The stages of every device that holds several."""
     found: dict[int, list[int]] = {}
-    for number, (_, devices, _) in enumerate(ends):
-        for device in devices:
+    for number, end in enumerate(ends):
+        for device in end[1]:
             found.setdefault(device, []).append(number)
     return {device: numbers for device, numbers in found.items() if len(numbers) > 1}

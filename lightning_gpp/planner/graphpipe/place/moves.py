@@ -13,9 +13,12 @@ from itertools import chain
 
 from lightning_gpp.planner.graphpipe.place.cuts import at_branches, by_needs, by_work
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
+from lightning_gpp.planner.graphpipe.place.drafted import draft_of, plan_of
 from lightning_gpp.planner.graphpipe.place.homes import Homes
 from lightning_gpp.planner.graphpipe.place.redealt import redealt
 from lightning_gpp.planner.graphpipe.place.unit_tables import places
+from lightning_gpp.planner.levelled import levelled as shares_by_speed
+from lightning_gpp.planner.levelled import mixed_homes
 
 Family = Callable[[Draft, Homes], Iterator[Draft]]
 """A kind of move; the homes are those of the draft."""
@@ -124,6 +127,19 @@ def resized(draft: Draft, homes: Homes) -> Iterator[Draft]:
             yield fine._replace(stages=tuple(stages)).reduced()
 
 
+def levelled(draft: Draft, homes: Homes) -> Iterator[Draft]:
+    """Where replicas take shares by speed: those of what the stages hold now, of all, of a home."""
+    tables = homes.tables
+    if not any(stage.shares for stage in draft.stages):
+        return
+    plan = plan_of(draft, tables, name="")
+    for home in (None, *mixed_homes(plan, tables.request)):
+        found = shares_by_speed(plan, tables.request, home)
+        by_speed = None if found is None else draft_of(found, tables)
+        if by_speed is not None:
+            yield by_speed
+
+
 def recomputed(draft: Draft, homes: Homes) -> Iterator[Draft]:
     """A stage with and without recomputation."""
     if homes.tables.request.may_recompute:
@@ -150,6 +166,7 @@ FAMILIES: tuple[Family, ...] = (
     regrouped,
     shifted,
     merged,
+    levelled,
     recomputed,
     swapped,
     reordered,

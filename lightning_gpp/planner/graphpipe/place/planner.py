@@ -11,10 +11,12 @@ from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.data_parallel import shared_by_all
 from lightning_gpp.planner.graphpipe.choose.choice import divided
 from lightning_gpp.planner.graphpipe.choose.result import SearchResult
+from lightning_gpp.planner.graphpipe.place.by_speed import share_by_speed
 from lightning_gpp.planner.graphpipe.place.climb import BUDGET, climb_from
 from lightning_gpp.planner.graphpipe.place.deals import best_deals
 from lightning_gpp.planner.graphpipe.place.fewer import merge_stages
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.own_homes import OwnHomes
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.planner import exclusive_plans, result_of, search_exclusive
 from lightning_gpp.planner.graphpipe.problem import Problem
@@ -76,9 +78,12 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
     name = f"{NAME} (estimated)" if request.is_estimated else NAME
     problem = Problem(UnitTables(request))
     judge = exclusive_plans(problem, name)
+    exclusive = judge.found
     judge.allow(budget)
     others = [*([judge.best] if judge.best else []), *_other_planners(problem, name)]
     _climb(judge, [*others, *_on_half(request)])
+    share_by_speed(judge, exclusive, OwnHomes)
+    share_by_speed(judge, judge.found)
     return judge, min((one.step_s for one in others if one.is_feasible), default=math.inf)
 
 

@@ -188,3 +188,28 @@ def test_plans_files_and_mappings_are_taken_as_they_are(tmp_path):
 def test_a_plan_of_another_model_is_refused():
     with pytest.raises(ValueError, match="unknown operator 'other'"):
         resolve_plan(Plan((Stage(0, ("other",), (0,)),)), GRAPH)
+
+
+def shared(shares: list[float], **others: object) -> Stage:
+    plan = [{"modules": ["encoders", "fusion", "head"], "devices": [0, 1], "shares": shares}]
+    return resolve_plan([plan[0] | others], GRAPH).stages[0]
+
+
+def test_shares_are_whole_numbers_or_fractions():
+    assert shared([2, 1]).shares == (2, 1)
+    assert shared([0.75, 0.25]).shares == (3, 1)
+    assert shared([0.123, 0.877], microbatch_multiple=16).shares == (2, 14)
+    assert shared([0.01, 0.99], microbatch_multiple=8).shares == (1, 7)
+
+
+@pytest.mark.parametrize("shares", [[0.5, 0.4], [1.5, -0.5], [0.5, 0.25, 0.25]])
+def test_fractions_that_are_none(shares):
+    with pytest.raises(ValueError, match=r"stage 0 \(\[encoders.*2 devices, positive and tog"):
+        shared(shares)
+
+
+def test_fractions_need_a_number_of_parts():
+    with pytest.raises(ValueError, match=r"0.877.* say with microbatch_multiple"):
+        shared([0.123, 0.877])
+    with pytest.raises(ValueError, match="microbatch_multiple 1 leaves one of its 2 devices"):
+        shared([0.5, 0.5], microbatch_multiple=1)

@@ -17,6 +17,7 @@ from lightning_gpp.planner import (
 from lightning_gpp.planner.step_time.device_time import device_times
 from lightning_gpp.reports import describe_plan
 from lightning_gpp.reports.plan.describe import describe_source
+from lightning_gpp.reports.plan.describe_shares import shares_text
 from lightning_gpp.reports.plan.explain import (
     Alternative,
     describe_alternatives,
@@ -309,3 +310,16 @@ def test_bytes(size_bytes, text):
 )
 def test_seconds(seconds, text):
     assert seconds_text(seconds) == text
+
+
+def test_unequal_shares_are_named():
+    stages = (REPLICAS.stages[0], replace(REPLICAS.stages[1], microbatch_multiple=4, shares=(3, 1)))
+    plan = replace(REPLICAS, stages=stages)
+    found = evaluate_plan(plan, REQUEST)
+    assert shares_text(found.stages[1]) == "12 + 4"
+    text = " ".join(describe_plan(found, REQUEST).split())
+    assert "Shares of stage 1, samples of a micro-batch and compute: 12 on device 2 (75 %, " in text
+    assert "; 4 on device 3 (25 %, " in text
+    assert "Shares of" not in describe_plan(evaluate_plan(REPLICAS, REQUEST), REQUEST)
+    busy = {one.device: one.busy_s for one in found.devices}
+    assert busy[2] == pytest.approx(3 * busy[3])

@@ -1,0 +1,185 @@
+r"""Shares by speed: replicas on devices of different kinds that end at the same time.
+
+A replica on device :math:`i` takes :math:`a_i + b_i x_i` seconds for the forward and the backward
+of :math:`x_i` samples: a fixed time (launches) and a time per sample. Of a micro-batch of :math:`N`
+samples, the shares that end first solve the linear program (HAP's for a model that is sharded over
+unequal devices, arXiv 2401.05965, of one stage)
+
+.. math:: \min T \quad \text{where} \quad a_i + b_i x_i \le T, \quad \sum_i x_i = N,
+    \quad x_i \ge 1.
+
+Where :math:`x_i > 1`, the first inequality is an equality: else samples could move to
+:math:`i` from the replicas that end last, which would end earlier. So
+:math:`x_i = (T - a_i) / b_i` there, and 1 elsewhere, and with :math:`F` the replicas above 1 and
+:math:`N_F = N - \sum_{i \notin F} 1` what they take together
+
+.. math:: T = \frac{N_F + \sum_{i \in F} a_i / b_i}{\sum_{i \in F} 1 / b_i}.
+
+:math:`F` begins with all replicas; those that come out below 1 leave it. That lowers :math:`T`, so
+none of them comes back.
+
+Whole numbers: all shares are rounded down, and each of the samples left goes to the replica that
+ends first with it. No whole shares end earlier: those rounded down are all that can be done until
+:math:`T`, and what is left is done in the order in which it can end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from lightning_gpp.cost.work import Line
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.plan.plan import Plan, Stage
+from lightning_gpp.planner.step_time.evaluate import ROUNDING
+from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
+from lightning_gpp.planner.step_time.stage_costs import kind_compute
+
+
+def level(lines: Sequence[Line], total: float) -> list[float]:
+    """The shares with which all replicas end together, each of at least 1.
+
+    Args:
+        lines: seconds of every replica by its samples; each sample takes time.
+        total: samples, at least as many as there are replicas.
+
+    >>> level([Line(per_sample=1.0), Line(per_sample=3.0)], 12)
+    [9.0, 3.0]
+    >>> level([Line(per_sample=1.0), Line(per_sample=1.0, fixed=4.0)], 12)
+    [8.0, 4.0]
+    >>> level([Line(per_sample=1.0), Line(per_sample=20.0)], 12)
+    [11.0, 1.0]
+    """
+    shares = [1.0] * len(lines)
+    free = list(range(len(lines)))
+    while free:
+        left = total - (len(lines) - len(free))
+        rate = sum(1 / lines[i].per_sample for i in free)
+        end_s = (left + sum(lines[i].fixed / lines[i].per_sample for i in free)) / rate
+        found = {i: (end_s - lines[i].fixed) / lines[i].per_sample for i in free}
+        below = [i for i in free if found[i] < 1]
+        if not below:
+            for i in free:
+                shares[i] = found[i]
+            break
+        free = [i for i in free if i not in below]
+    return shares
+
+
+def whole_level(lines: Sequence[Line], total: int) -> tuple[int, ...]:
+    """The whole shares of at least 1 that end first.
+
+    Args:
+        lines: as of :func:`level`.
+        total: likewise.
+
+    >>> device, other = Line(per_sample=1.0), Line(per_sample=3.0)
+    >>> whole_level([device, other, other, other], 32)  # of 16 and 5 1/3
+    (17, 5, 5, 5)
+    """
+    # what should be whole may be a rounding error below
+    shares = [max(1, math.floor(share * (1 + ROUNDING))) for share in level(lines, total)]
+    for _ in range(total - sum(shares)):
+        first = min(range(len(lines)), key=lambda i: lines[i].at(shares[i] + 1))
+        shares[first] += 1
+    return tuple(shares)
+
+
+def levelled(plan: Plan, request: PlanRequest, home: tuple[int, ...] | None = None) -> Plan | None:
+    """A plan with shares by speed, in whole samples.
+
+    Stages on the same devices with the same micro-batches take the same shares, so that they hand
+    nothing to each other.
+
+    Args:
+        plan: whose replicas take any shares.
+        request: the question.
+        home: only the stages on these devices; all if not given.
+
+    Returns:
+        None where no replicas are on devices of different kinds.
+    """
+    taken = {
+        (stage.devices, stage.microbatch_multiple)
+        for stage in plan.stages
+        if _is_mixed(stage, request) and home in (None, stage.devices)
+    }
+    if not taken:
+        return None
+    count = num_microbatches(plan, request)
+    factor = max(1, request.minibatch_size // count)
+    unit_size = request.minibatch_size / (count * factor)
+    shares_of = {}
+    for devices, multiple in taken:
+        together = [
+            stage
+            for stage in plan.stages
+            if (stage.devices, stage.microbatch_multiple) == (devices, multiple)
+        ]
+        units = multiple * factor
+        shares_of[devices, multiple] = _shares(request, together, devices, units, unit_size)
+    stages = []
+    for stage in plan.stages:
+        shares = shares_of.get((stage.devices, stage.microbatch_multiple))
+        if shares is None:
+            shares = tuple(share * factor for share in stage.shares)
+        elif len(set(shares)) == 1:
+            shares = ()
+        multiple = stage.microbatch_multiple * factor
+        stages.append(replace(stage, microbatch_multiple=multiple, shares=shares))
+    return _reduced(tuple(stages), count * factor, plan)
+
+
+def _reduced(stages: Sequence[Stage], count: int, plan: Plan) -> Plan:
+    """A plan with other stages and as few smallest micro-batches as they need."""
+    most = math.gcd(count, *(units for stage in stages for units in stage.replica_multiples))
+    fewer = tuple(
+        replace(
+            stage,
+            microbatch_multiple=stage.microbatch_multiple // most,
+            shares=tuple(share // most for share in stage.shares),
+        )
+        for stage in stages
+    )
+    return replace(plan, stages=fewer, num_microbatches=count // most)
+
+
+def mixed_homes(plan: Plan, request: PlanRequest) -> Iterator[tuple[int, ...]]:
+    """The groups of devices of different kinds that stages have replicas on, each once."""
+    yield from dict.fromkeys(s.devices for s in plan.stages if _is_mixed(s, request))
+
+
+def _is_mixed(stage: Stage, request: PlanRequest) -> bool:
+    devices = request.cluster.devices
+    return len({devices[device].kind for device in stage.devices}) > 1
+
+
+def _shares(
+    request: PlanRequest,
+    stages: Sequence[Stage],
+    devices: Sequence[int],
+    units: int,
+    unit_size: float,
+) -> tuple[int, ...]:
+    """Whole shares by the time that some stages take together."""
+    kinds = [request.cluster.devices[device].kind for device in devices]
+    line_of = {kind: _line(request, stages, kind, units, unit_size) for kind in set(kinds)}
+    if not all(line.per_sample for line in line_of.values()):  # nothing to gain
+        factor = units // stages[0].microbatch_multiple
+        return tuple(factor * share for share in stages[0].replica_multiples)
+    return whole_level([line_of[kind] for kind in kinds], units)
+
+
+def _line(
+    request: PlanRequest, stages: Sequence[Stage], kind: str, units: int, unit_size: float
+) -> Line:
+    """Seconds by units on a kind of device: the line through one unit and all of them."""
+
+    def seconds(count: int) -> float:
+        found = (kind_compute(request, stage, unit_size * count, kind) for stage in stages)
+        return sum(compute.forward_s + compute.backward_s for compute in found)
+
+    one_s, all_s = seconds(1), seconds(units)
+    per_unit_s = max(0.0, all_s - one_s) / max(1, units - 1)
+    return Line(per_sample=per_unit_s, fixed=max(0.0, one_s - per_unit_s))
