@@ -30,6 +30,9 @@ from lightning_gpp.spmd.search.limits import Allowed, DataParallel, ShardedDataP
 MOST_TURNS = 8
 """Turns of search and shares; the published models need two or three."""
 
+PROVEN_GAP = 1e-9
+"""A gap that is nothing but rounding."""
+
 Shares = tuple[tuple[float, ...], ...]
 
 
@@ -42,7 +45,8 @@ class SpmdPlan:
         evaluation: what it takes.
         tried: all programs with shares that were met on the way, cheapest first.
         least_s: no program takes less with these shares; less than the program takes only where
-            memory is short and the model large. None where the program was found with other shares.
+            memory is short and the model large, or where many branches lie side by side. None where
+            the program was found with other shares.
         expansions: labels that were continued in all searches.
     """
 
@@ -60,13 +64,20 @@ class SpmdPlan:
         return max(0.0, 1 - self.least_s / self.evaluation.step_s)
 
 
-def plan_hap(graph: SpmdGraph, machine: Machine, *, allowed: Allowed | None = None) -> SpmdPlan:
+def plan_hap(
+    graph: SpmdGraph,
+    machine: Machine,
+    *,
+    allowed: Allowed | None = None,
+    has_segments: bool = True,
+) -> SpmdPlan:
     """The best pair of program and shares that is found; it fits the memory of all devices.
 
     Args:
         graph: the model.
         machine: the devices.
         allowed: what the search is limited to.
+        has_segments: whether some operators may have shares of their own.
 
     Raises:
         NoProgramFitsError: no program fits the memory of all devices.
@@ -79,11 +90,15 @@ def plan_hap(graph: SpmdGraph, machine: Machine, *, allowed: Allowed | None = No
     refused = [_take_turns(pairs, start, options, theory) for start in dict.fromkeys(starts)]
     if not pairs.tried:
         raise next(error for error in refused if error is not None)
-    segments = other_units(pairs.ranked[0][0])
+    segments = other_units(pairs.ranked[0][0]) if has_segments else {}
     if segments:
         options = replace(options, segments=segments)
         for start in ((machine.speeds.shares, even), (machine.speeds.shares,) * 2):
             _take_turns(pairs, start, options, theory)
+    if allowed is None and (pairs.best().gap or 0.0) > PROVEN_GAP:
+        # Not proven to be the cheapest with its shares: a published way of training may be cheaper.
+        for name in BASELINES:
+            pairs.add(plan_baseline(graph, machine, name).program, 0.0, is_searched=False)
     return pairs.best()
 
 

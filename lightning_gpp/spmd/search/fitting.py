@@ -70,13 +70,13 @@ def find_fitting(
     free = find_program(graph, machine, shares, options, theory)
     used = evaluate_program(free.program, graph, machine).memory_bytes
     if (used <= machine.memory_bytes).all():
-        return FittingProgram(free, free.seconds)
+        return FittingProgram(free, free.least_s)
     try:
         exact = replace(options, limits_memory=True, most_expansions=EXACT_EXPANSIONS)
         found = find_program(graph, machine, shares, exact, theory)
     except TooManyExpansionsError:
         return _Bisection(graph, machine, shares, options, theory, free.seconds).best()
-    return FittingProgram(found, found.seconds)
+    return FittingProgram(found, found.least_s)
 
 
 class _Bisection:

@@ -75,6 +75,10 @@ class Label:
         return [choice for part in reversed(found) for choice in part]
 
 
+class TooManyLabelsError(Exception):
+    """A position has more labels than may be, of which none is to be dropped."""
+
+
 class TooManyExpansionsError(RuntimeError):
     """The search was ended by its limit."""
 
@@ -87,11 +91,30 @@ class Effort:
         most: expansions after which a search gives up.
         expansions: labels that were continued.
         made: labels that were made.
+        most_labels: at one position.
+        drops_labels: whether what comes after as many is dropped; otherwise the search gives up.
+        dropped: labels that were.
     """
 
     most: int
     expansions: int = 0
     made: int = 0
+    most_labels: int | None = None
+    drops_labels: bool = True
+    dropped: int = 0
+
+    def is_full(self, labels: int) -> bool:
+        """Whether a position with so many labels takes no more.
+
+        Raises:
+            TooManyLabelsError: it does not, and nothing is to be dropped.
+        """
+        if labels != self.most_labels:
+            return False
+        if not self.drops_labels:
+            raise TooManyLabelsError
+        self.dropped += 1
+        return True
 
     def count(self) -> None:
         """One more expansion.
@@ -254,7 +277,10 @@ class LabelSearch:
         heap = [(start.seconds + self.remaining_s[start.position] - base_s, 0, 0, start)]
         while heap:
             _, _, _, label = heapq.heappop(heap)
-            if not settled[label.position - start.position].add(label):
+            place = settled[label.position - start.position]
+            if label.position != end and self.effort.is_full(len(place.labels)):
+                continue
+            if not place.add(label):
                 continue
             if label.position == end:
                 if is_goal:

@@ -137,7 +137,8 @@ class HapPlanner:
         is_training = any(value.requires_grad for value in graph.values)
         machine = replace(self.machine, is_training=is_training)
         if storage is None and not self.has_shares:
-            program = plan_hap(graph, machine).program
+            # One share vector: later programs (other batch sizes, evaluation) are dealt by it, too.
+            program = plan_hap(graph, machine, has_segments=False).program
             if min(program.shares[0]) > 0:
                 return program
             shares = _all_working(program.shares[0])

@@ -46,6 +46,21 @@ def test_the_search_is_optimal(seed: int) -> None:
     assert effort[True, False] <= effort[False, False]
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_beam_says_how_far_off_it_is_at_most(seed: int) -> None:
+    """Its program is a valid one, judged as it says, and what nothing is below of is."""
+    graph, machine, shares = question(seed)
+    exact = find_program(graph, machine, shares)
+    options = SearchOptions(has_blocks=False, most_labels=1, beam=1)
+    found = find_program(graph, machine, shares, options)
+    assert exact.least_s == exact.seconds and not exact.effort.dropped
+    assert found.least_s <= exact.seconds * (1 + 1e-9)
+    assert exact.seconds <= found.seconds * (1 + 1e-9)
+    step_s = evaluate_program(found.program, graph, machine).step_s
+    assert step_s == pytest.approx(found.seconds, rel=1e-9)
+    assert (found.least_s < found.seconds) <= (found.effort.dropped > 0)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3, 5, 6])
 def test_the_search_is_optimal_where_memory_is_short(seed: int) -> None:
     graph, machine, shares = question(seed)
