@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from helpers.spmd_ranks import on_threads
 from lightning_gpp.runtime.collectives.thread_collectives import ThreadCollectives
 from lightning_gpp.spmd.operator_graph import ValueSource
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.export import ExportedForward
 from lightning_gpp.spmd.run.interpreter import Interpreter
 from lightning_gpp.spmd.run.shards import Shards
-from tests.helpers.spmd_ranks import on_threads
 
 Optimize = Callable[[list[Tensor]], torch.optim.Optimizer]
 

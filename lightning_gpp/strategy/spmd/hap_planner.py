@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +26,8 @@ _SIDE = 384
 _COPIED_BYTES = 1 << 24
 """More than the caches of a core."""
 
-_REPEATS = 5
+_STRETCH_S = 0.25
+"""Many time slices of a scheduler, so that a core that others use, too, looks as slow as it is."""
 
 _LEAST_SHARE = 1e-6
 """Above zero, and less than a row of anything."""
@@ -59,16 +59,21 @@ def measure_speed(device: torch.device) -> MeasuredSpeed:
     )
 
 
-def _seconds(work: object, device: torch.device) -> float:
-    assert callable(work)
-    found = []
-    for _ in range(_REPEATS + 1):
-        start_s = time.perf_counter()
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """The mean over a stretch: a median would leave out the times in which others had the core."""
+    work()
+    _wait(device)
+    count, start_s = 0, time.perf_counter()
+    while (passed_s := time.perf_counter() - start_s) < _STRETCH_S:
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - start_s)
-    return statistics.median(found[1:])
+        _wait(device)
+        count += 1
+    return passed_s / count
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def machine_of(cluster: Cluster, measured: Sequence[MeasuredSpeed] | None) -> Machine:

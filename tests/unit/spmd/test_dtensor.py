@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.spmd_graphs import call, export_graph
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -26,7 +27,6 @@ from lightning_gpp.spmd.placement import PARTIAL, Placement
 from lightning_gpp.spmd.program import Option
 from lightning_gpp.spmd.rules.rule import Rule
 from lightning_gpp.spmd.rules.theory import Theory
-from tests.helpers.spmd_graphs import call, export_graph
 
 
 class Even(nn.Module):

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from helpers.spmd_brute_force import random_graph, random_machine, random_shares
 
 from lightning_gpp.cluster import DeviceKind, Link, uniform_cluster
 from lightning_gpp.graph import TensorSpec
@@ -20,7 +21,6 @@ from lightning_gpp.spmd.plan import BASELINES, other_units, plan_baseline, plan_
 from lightning_gpp.spmd.program import Conversion, Option
 from lightning_gpp.spmd.ratios import best_shares
 from lightning_gpp.spmd.search.find import NoProgramFitsError, SearchOptions, find_program
-from tests.helpers.spmd_brute_force import random_graph, random_machine, random_shares
 
 
 def layers(samples: int, width: int, count: int = 2) -> SpmdGraph:

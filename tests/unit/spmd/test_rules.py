@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.spmd_graphs import Exported, call, export_graph
+from helpers.spmd_modules import cases
 from torch import Tensor
 
 from lightning_gpp.spmd.operator_graph import SpmdOperator, SpmdValue
@@ -18,8 +20,6 @@ from lightning_gpp.spmd.program import Option
 from lightning_gpp.spmd.rules.rule import Rule
 from lightning_gpp.spmd.rules.table import SPECS
 from lightning_gpp.spmd.rules.theory import Theory
-from tests.helpers.spmd_graphs import Exported, call, export_graph
-from tests.helpers.spmd_modules import cases
 
 SHARES = (0.2, 0.5, 0.3)
 

@@ -7,17 +7,17 @@ import random
 
 import numpy as np
 import pytest
-
-from lightning_gpp.spmd.costs.judge import evaluate_program
-from lightning_gpp.spmd.rules.theory import Theory
-from lightning_gpp.spmd.search import fitting
-from lightning_gpp.spmd.search.find import NoProgramFitsError, SearchOptions, find_program
-from tests.helpers.spmd_brute_force import (
+from helpers.spmd_brute_force import (
     brute_force_s,
     random_graph,
     random_machine,
     random_shares,
 )
+
+from lightning_gpp.spmd.costs.judge import evaluate_program
+from lightning_gpp.spmd.rules.theory import Theory
+from lightning_gpp.spmd.search import fitting
+from lightning_gpp.spmd.search.find import NoProgramFitsError, SearchOptions, find_program
 
 
 def question(seed: int):

@@ -27,8 +27,8 @@ def share_by_speed(
         homes: the groups of devices that stages may go to.
     """
     request = judge.tables.request
-    if len(request.cluster.kinds) == 1:
-        return
+    if len(request.cluster.kinds) == 1 or request.num_microbatches is not None:
+        return  # a fixed number gives all stages one micro-batch size, which climbs would leave
     first = {frozenset(mixed_homes(one.plan, request)): one.plan for one in reversed([*found])}
     plans = [levelled(plan, request) for plan in first.values()]
     starts = [evaluate_plan(plan, request) for plan in plans if plan is not None]

@@ -7,13 +7,13 @@ import random
 
 import pytest
 import torch
+from helpers.spmd_ranks import dealt, joined, on_threads, random_shares
 
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, Placement, shard
 from lightning_gpp.spmd.program import Conversion, Method, ReceiveInput, ReturnOutput
 from lightning_gpp.spmd.run.conversions import Converter
 from lightning_gpp.spmd.run.moves import Mover
 from lightning_gpp.spmd.run.shards import Shards
-from tests.helpers.spmd_ranks import dealt, joined, on_threads, random_shares
 
 WHOLE = (6, 4, 10)
 PLACEMENTS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from helpers.spmd_ranks import on_threads
 from torch import Tensor, nn
 
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, Placement, shard
@@ -17,7 +18,6 @@ from lightning_gpp.spmd.program import (
 )
 from lightning_gpp.spmd.run.export import export_forward
 from lightning_gpp.spmd.run.interpreter import Interpreter
-from tests.helpers.spmd_ranks import on_threads
 
 ROWS = 64
 

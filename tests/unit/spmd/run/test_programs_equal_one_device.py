@@ -6,14 +6,14 @@ import random
 
 import pytest
 import torch
+from helpers.random_programs import random_program, replicated_program
+from helpers.spmd_modules import cases
+from helpers.spmd_ranks import random_shares
+from helpers.spmd_training import train_divided, train_whole
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_gpp.spmd.run.export import export_forward
-from tests.helpers.random_programs import random_program, replicated_program
-from tests.helpers.spmd_modules import cases
-from tests.helpers.spmd_ranks import random_shares
-from tests.helpers.spmd_training import train_divided, train_whole
 
 NUM_STEPS = 10
 

@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.spmd_modules import cases
+from helpers.spmd_ranks import on_threads, random_shares
 from torch import Tensor
 
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, ValueSource
@@ -29,8 +31,6 @@ from lightning_gpp.spmd.rules.rule import Rule
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.export import ExportedForward, export_forward
 from lightning_gpp.spmd.run.interpreter import Interpreter
-from tests.helpers.spmd_modules import cases
-from tests.helpers.spmd_ranks import on_threads, random_shares
 
 CASES = cases()
 
