@@ -11,6 +11,7 @@ from lightning_gpp.cluster.cluster import (
     uniform_cluster,
 )
 from lightning_gpp.cluster.collectives import (
+    BUCKET_BYTES,
     AllReduce,
     all_reduce_channels,
     all_reduce_s,
@@ -24,6 +25,7 @@ from lightning_gpp.cluster.presets import PRESETS, cluster_preset
 from lightning_gpp.cluster.this_machine import host_memory_bytes
 
 __all__ = [
+    "BUCKET_BYTES",
     "DEFAULT_LINK",
     "DEVICE_KINDS",
     "PRESETS",

@@ -24,6 +24,9 @@ from typing import Literal, get_args
 from lightning_gpp.cluster.channels import channels
 from lightning_gpp.cluster.cluster import Cluster, Link
 
+BUCKET_BYTES = 4 * 2**20
+"""Gradients are summed in buckets; one is closed when it has this many bytes."""
+
 AllReduce = Literal["ring", "tree"]
 """How a sum over several devices is done."""
 

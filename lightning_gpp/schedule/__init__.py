@@ -7,7 +7,7 @@ the result: a :class:`Program` that the runtime executes, the simulator predicts
 
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.dry_run import DryRun, dry_run
-from lightning_gpp.schedule.gradient_sums import BUCKET_BYTES, last_backward
+from lightning_gpp.schedule.gradient_sums import last_backward
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
 from lightning_gpp.schedule.lower import build_program, reduce_groups
 from lightning_gpp.schedule.orders import Steps, gpipe, k_f_k_b, most_in_flight, one_f_one_b
@@ -28,7 +28,6 @@ from lightning_gpp.schedule.validate import ScheduleError, validate
 from lightning_gpp.schedule.windows import Window, Windows, most_ahead, version_differences
 
 __all__ = [
-    "BUCKET_BYTES",
     "FORWARD_ONLY",
     "GPIPE",
     "GPIPE_REVERSED",

@@ -6,9 +6,6 @@ from lightning_gpp.graph import FEED
 from lightning_gpp.schedule.action import Action, Kind
 from lightning_gpp.schedule.program import Program
 
-BUCKET_BYTES = 4 * 2**20
-"""Gradients are summed in buckets; one is closed when it has this many bytes."""
-
 
 def last_backward(program: Program, device: int, stage: int, minibatch: int = 0) -> Action | None:
     """The backward of a device after which the gradients of one of its stages are final.

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
 
-from lightning_gpp.cluster import AllReduce, all_reduce_s
+from lightning_gpp.cluster import BUCKET_BYTES, AllReduce, all_reduce_s
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.planner.edge_bytes import edge_bytes, input_bytes
 from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.step_time.gradients import Rule, in_buckets, stage_gradients
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.planner.step_time.stage_costs import kind_compute, stage_memory
-from lightning_gpp.schedule import BUCKET_BYTES, ReduceGroup, reduce_groups
+from lightning_gpp.schedule import ReduceGroup, reduce_groups
 from lightning_gpp.schedule.replicas import expand
 from lightning_gpp.simulate.engine.compile_program import Sends
 from lightning_gpp.simulate.engine.run import simulate

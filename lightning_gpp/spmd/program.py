@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
-from lightning_gpp.spmd.placement import Placement, check_shares
+from lightning_gpp.spmd.placement import R_SAME, R_SUMMED, Placement, check_shares
 from lightning_gpp.strict_json import JsonFormat
 
 FORMAT = JsonFormat("lightning_gpp.spmd_program", version=1)
@@ -125,6 +125,15 @@ class Conversion:
     target: Placement
     method: Method = Method.NONE
     backward_method: Method = Method.NONE
+
+
+def sums_in_buckets(conversion: Conversion) -> bool:
+    """Whether backwards summands are summed: those of parameters are, many in one message."""
+    return (
+        conversion.source == R_SAME
+        and conversion.target == R_SUMMED
+        and conversion.backward_method is Method.DIRECT
+    )
 
 
 @dataclass(frozen=True, slots=True)

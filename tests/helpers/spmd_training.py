@@ -61,7 +61,7 @@ def train_divided(
             optimizer.zero_grad()
             inputs = exported.form.inputs(batch, {}) if group.rank == 0 else None
             roots = interpreter.run(stored, inputs)
-            backward(roots, exported, loss, group)
+            backward(interpreter, roots, exported, loss)
             optimizer.step()
         return {name: part.detach() for name, part in stored.items()}
 
@@ -94,15 +94,15 @@ def stored_parts(
 
 
 def backward(
+    interpreter: Interpreter,
     roots: Sequence[Tensor],
     exported: ExportedForward,
     loss: Callable[[Any], Tensor],
-    group: ThreadCollectives,
 ) -> None:
     """Rank 0 has the loss; the others go backward from nothing."""
     reached = [root for root in roots if root.requires_grad]
-    if group.rank:
-        torch.autograd.backward(reached, [torch.zeros_like(root) for root in reached])
+    if interpreter.collectives.rank:
+        interpreter.backward(reached, [torch.zeros_like(root) for root in reached])
         return
     leaves = [root.detach().requires_grad_(root.requires_grad) for root in roots]
     loss(exported.form.result(leaves)).backward()
@@ -111,7 +111,7 @@ def backward(
         for leaf in leaves
         if leaf.requires_grad
     ]
-    torch.autograd.backward(reached, gradients)
+    interpreter.backward(reached, gradients)
 
 
 def _same(parts: Sequence[Tensor], name: str) -> Tensor:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Stage
-from lightning_gpp.schedule import BUCKET_BYTES
 
 SumSeconds = Callable[[float], float]
 """Seconds of the sum of so many bytes."""

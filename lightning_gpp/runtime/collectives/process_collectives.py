@@ -12,7 +12,8 @@ What is on a GPU goes through host memory where the wire is gloo. (NCCL has run 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from math import prod
 
@@ -87,9 +88,20 @@ class ProcessCollectives:
 
     def all_reduce(self, tensor: Tensor, *, purpose: str) -> Tensor:
         """The sum over ranks."""
+        return self.begin_all_reduce(tensor, purpose=purpose)()
+
+    def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
+        """Begins the sum over ranks."""
         flat = self._sent(tensor, copies=True)
-        self._do([lambda: dist.all_reduce(flat, group=self._group, async_op=True)], purpose)
-        return self._received(flat, tuple(tensor.shape))
+        end = self._begin(
+            [lambda: dist.all_reduce(flat, group=self._group, async_op=True)], purpose
+        )
+
+        def ended() -> Tensor:
+            end()
+            return self._received(flat, tuple(tensor.shape))
+
+        return ended
 
     def all_to_all(
         self,
@@ -202,12 +214,29 @@ class ProcessCollectives:
         Raises:
             TransportError: they do not end in time, or another rank has gone.
         """
+        self._begin(begins, purpose)()
+
+    def _begin(
+        self, begins: Sequence[Callable[[], dist.Work | None]], purpose: str
+    ) -> Callable[[], None]:
+        """Begins operations together; calling what is returned waits for all of them."""
         if self._error is not None:
             raise self._error
-        try:
+        with self._naming(purpose):
             works = [work for begin in begins if (work := begin()) is not None]
-            for work in works:
-                self._wait(work, purpose)
+
+        def end() -> None:
+            with self._naming(purpose):
+                for work in works:
+                    self._wait(work, purpose)
+
+        return end
+
+    @contextmanager
+    def _naming(self, purpose: str) -> Iterator[None]:
+        """Errors of the wire say what it was used for."""
+        try:
+            yield
         except RuntimeError as error:
             if isinstance(error, TransportError) or error is self._error:
                 raise

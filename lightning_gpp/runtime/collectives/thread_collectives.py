@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +121,11 @@ class ThreadCollectives:
     def all_reduce(self, tensor: Tensor, *, purpose: str) -> Tensor:
         """The sum over ranks."""
         return _sum(self._meet(f"all_reduce {tuple(tensor.shape)}", _copy(tensor), purpose))
+
+    def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
+        """A sum over ranks, which is over when it has begun: threads meet at once."""
+        found = self.all_reduce(tensor, purpose=purpose)
+        return lambda: found
 
     def all_to_all(
         self,

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
-from lightning_gpp.schedule import BUCKET_BYTES, Action, Program, last_backward
+from lightning_gpp.schedule import Action, Program, last_backward
 
 
 @dataclass(slots=True)

@@ -33,6 +33,11 @@ class AlphaBeta:
         """Seconds for so many bytes; nothing for none."""
         return self.alpha_s + self.beta_s_per_byte * size_bytes if size_bytes else 0.0
 
+    def in_bucket_s(self, size_bytes: float, bucket_bytes: float) -> float:
+        """Seconds for bytes that travel with others, latency by the part that they are of them."""
+        part = min(1.0, size_bytes / bucket_bytes)
+        return self.alpha_s * part + self.beta_s_per_byte * size_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTimes:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
 from lightning_gpp.spmd.costs.share_cost import ShareCost, ShareLine
-from lightning_gpp.spmd.operator_graph import SpmdOperator, SpmdValue
+from lightning_gpp.spmd.operator_graph import SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.placement import Placement, PlacementKind
-from lightning_gpp.spmd.program import Method
+from lightning_gpp.spmd.program import Conversion, Method, sums_in_buckets
 
 Ways = dict[Method, tuple[ShareCost, ...]]
 """How something can be moved, and what each takes."""
@@ -71,7 +72,12 @@ class MoveCosts:
         forward = self._collective(size, source, target)
         if not self._flows(value):
             return ConversionWays(forward, _NOTHING)
-        return ConversionWays(forward, self._collective(size, target.dual, source.dual))
+        backward = self._collective(size, target.dual, source.dual)
+        found = Conversion(value.name, source, target, backward_method=Method.DIRECT)
+        if value.source is ValueSource.PARAMETER and backward and sums_in_buckets(found):
+            in_bucket = self._flat(self._times.all_reduce.in_bucket_s(size, BUCKET_BYTES))
+            backward = {**backward, Method.DIRECT: (in_bucket,)}
+        return ConversionWays(forward, backward)
 
     def _collective(self, size_bytes: float, source: Placement, target: Placement) -> Ways:
         name = FORWARD.get((source.kind, target.kind))

@@ -10,7 +10,7 @@ error that names what it waited for; after :meth:`Collectives.abort` every wait 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -45,6 +45,9 @@ class Collectives(Protocol):
 
     def all_reduce(self, tensor: Tensor, *, purpose: str) -> Tensor:
         """The sum over ranks."""
+
+    def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
+        """Begins a sum; calling what is returned waits for it. Others may come in between."""
 
     def all_to_all(
         self, parts: Sequence[Tensor], shapes: Sequence[Shape], *, is_grouped: bool, purpose: str

@@ -18,18 +18,21 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.spmd.placement import R_SUMMED
-from lightning_gpp.spmd.program import Conversion, ReceiveInput, ReturnOutput
+from lightning_gpp.spmd.program import Conversion, ReceiveInput, ReturnOutput, sums_in_buckets
 from lightning_gpp.spmd.run.collectives import Shape
+from lightning_gpp.spmd.run.gradient_sums import GradientSums
 from lightning_gpp.spmd.run.moves import Mover
 
 Local = Callable[[Tensor], Tensor]
+Backward = Callable[[Tensor], Tensor | None]
+"""None: no gradient goes on from here."""
 
 
 class _Dual(torch.autograd.Function):
     """A function of one tensor with another one as its backward."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, forward: Local, backward: Local) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, forward: Local, backward: Backward) -> Tensor:
         ctx.back = backward
         result = forward(tensor)
         return result.view_as(result) if result is tensor else result
@@ -39,7 +42,7 @@ class _Dual(torch.autograd.Function):
         return ctx.back(gradients[0]), None, None
 
 
-def dual(tensor: Tensor, forward: Local, backward: Local) -> Tensor:
+def dual(tensor: Tensor, forward: Local, backward: Backward) -> Tensor:
     """``forward(tensor)``, whose gradient goes back by ``backward``."""
     found: Tensor = _Dual.apply(tensor, forward, backward)  # type: ignore[no-untyped-call]
     return found
@@ -52,10 +55,12 @@ class Converter:
     Attributes:
         mover: moves tensors.
         anchor: requires a gradient; stands for what rank 0 has and others do not.
+        sums: of gradients of parameters.
     """
 
     mover: Mover
     anchor: Tensor
+    sums: GradientSums
 
     def convert(self, tensor: Tensor, whole: Shape, conversion: Conversion) -> Tensor:
         """This device's part of a value in another placement."""
@@ -75,7 +80,15 @@ class Converter:
                 f"gradient of {what}",
             )
 
-        return dual(tensor, forward, backward) if tensor.requires_grad else forward(tensor)
+        def add(gradient: Tensor) -> None:
+            self.sums.add(tensor, gradient)
+
+        if not tensor.requires_grad:
+            return forward(tensor)
+        if tensor.is_leaf and sums_in_buckets(conversion):
+            # Nothing leads to the parameter, whose hooks would see a gradient of nothing.
+            return dual(self.anchor, lambda _: tensor.detach(), add)
+        return dual(tensor, forward, backward)
 
     def receive(
         self,

@@ -23,6 +23,7 @@ from lightning_gpp.spmd.program import (
 from lightning_gpp.spmd.run.collectives import Collectives, Shape
 from lightning_gpp.spmd.run.conversions import Converter
 from lightning_gpp.spmd.run.empty_parts import made_of_nothing, reaching
+from lightning_gpp.spmd.run.gradient_sums import GradientSums
 from lightning_gpp.spmd.run.graph_of_calls import on_device
 from lightning_gpp.spmd.run.local_arguments import local_arguments
 from lightning_gpp.spmd.run.moves import Mover
@@ -55,6 +56,7 @@ class Interpreter:
     collectives: Collectives
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     mover: Mover = field(init=False)
+    sums: GradientSums = field(init=False)
     _call_of: dict[str, tuple[int, OperatorCall]] = field(init=False)
     _last_use: dict[Key, int] = field(init=False)
 
@@ -65,6 +67,7 @@ class Interpreter:
                 f"{self.collectives.num_ranks} ranks"
             )
         self.mover = Mover(self.collectives, Shards(self.program.shares))
+        self.sums = GradientSums(self.collectives)
         self._call_of = {call.name: (number, call) for number, call in enumerate(self.calls)}
         self._last_use = {
             key: number
@@ -80,7 +83,7 @@ class Interpreter:
         *,
         seed: int = 0,
     ) -> list[Tensor]:
-        """On rank 0 the results of the forward, elsewhere empty tensors; all go backward together.
+        """On rank 0 the results of the forward, elsewhere empty tensors.
 
         Args:
             stored: this device's parts of parameters, buffers and constants, as stored.
@@ -88,7 +91,7 @@ class Interpreter:
             seed: of random numbers; the same on all ranks.
         """
         anchor = torch.zeros((), device=self.device, requires_grad=True)
-        converter = Converter(self.mover, anchor)
+        converter = Converter(self.mover, anchor, self.sums)
         there: dict[Key, Tensor] = {}
         for source in (ValueSource.PARAMETER, ValueSource.BUFFER):
             for value in self.graph.of_source(source):
@@ -115,6 +118,20 @@ class Interpreter:
                 if self._last_use[key] == number:
                     there.pop(key, None)
         return [results[name] for name in self.graph.outputs]
+
+    def backward(
+        self, results: Sequence[Tensor], gradients: Sequence[Tensor], *, retain: bool = False
+    ) -> None:
+        """Goes backward from results of :meth:`run`; all devices from the same ones.
+
+        Args:
+            results: that have a gradient.
+            gradients: theirs on rank 0, zeros elsewhere.
+            retain: whether another backward may follow.
+        """
+        self.sums.forget()
+        torch.autograd.backward(results, gradients, retain_graph=retain)
+        self.sums.finish()
 
     def storage(self, name: str) -> Placement:
         """How a parameter or buffer is stored."""

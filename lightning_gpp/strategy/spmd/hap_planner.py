@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lightning_gpp.cluster import Cluster
-from lightning_gpp.spmd.costs.collective_times import collective_times
+from lightning_gpp.spmd.costs.collective_times import CollectiveTimes, collective_times
 from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.costs.speeds import device_speeds, measured_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue
@@ -76,12 +76,17 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def machine_of(cluster: Cluster, measured: Sequence[MeasuredSpeed] | None) -> Machine:
+def machine_of(
+    cluster: Cluster,
+    measured: Sequence[MeasuredSpeed] | None,
+    times: CollectiveTimes | None = None,
+) -> Machine:
     """The devices as prices see them.
 
     Args:
-        cluster: of the run; the links between its devices and their memory.
+        cluster: of the run.
         measured: speeds of its devices; by their data sheets where not given.
+        times: measured ones of collectives; by the cluster's links where not given.
     """
     if measured is None:
         speeds = device_speeds(cluster)
@@ -93,7 +98,7 @@ def machine_of(cluster: Cluster, measured: Sequence[MeasuredSpeed] | None) -> Ma
         )
     memory = [device.memory_bytes for device in cluster.devices]
     limits = [float("inf") if size is None else float(size) for size in memory]
-    return Machine(speeds, collective_times(cluster), np.array(limits))
+    return Machine(speeds, times or collective_times(cluster), np.array(limits))
 
 
 class Stored(Allowed):

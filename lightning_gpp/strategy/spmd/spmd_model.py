@@ -148,7 +148,7 @@ class SpmdHalves:
             for name, root in zip(reached, roots, strict=True)
         ]
         if roots:
-            torch.autograd.backward(roots, gradients, retain_graph=retain)
+            self.interpreter.backward(roots, gradients, retain=retain)
         if not retain:
             self._roots = {}
 

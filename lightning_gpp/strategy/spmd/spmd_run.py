@@ -33,6 +33,7 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Forward
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, machine_of, measure_speed
+from lightning_gpp.strategy.spmd.measured_collectives import measure_collectives
 from lightning_gpp.strategy.spmd.sharded_optimizer import ShardedOptimizer
 from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
 from lightning_gpp.strategy.spmd.spmd_model import (
@@ -116,8 +117,8 @@ class SpmdRun(PipelinedRun):
                 f"{num_ranks} devices; give one for each"
             )
         check_shares(self.shares)
-        self.planner = planner or self._hap_planner(has_shares=shares is not None)
         self.collectives = ProcessCollectives(settings.timeout_s, device)
+        self.planner = planner or self._hap_planner(has_shares=shares is not None)
         self.divided: SpmdModel | None = None
         self._has_trained = False
         self.on_program: Callable[[SpmdProgram], None] = lambda program: None
@@ -130,14 +131,16 @@ class SpmdRun(PipelinedRun):
     def _hap_planner(self, *, has_shares: bool) -> ProgramPlanner:
         """All ranks: HAP's planner, for the devices that there are or that the user describes."""
         devices = self.control.gather(DeviceAtHand.of(self.device), "collecting the devices")
-        measured = None
         chosen, num_ranks = self.settings.cluster, self.transport.num_ranks
-        if chosen is None:
-            measured = self.control.gather(measure_speed(self.device), "timing the devices")
+        if chosen is not None:
+            cluster, speeds, times = resolve_cluster(chosen, num_ranks), None, None
+        else:
+            speeds = self.control.gather(measure_speed(self.device), "timing the devices")
+            times = measure_collectives(self.collectives, self.device)
+            cluster = cluster_at_hand(devices)
         if not self.control.is_leader:
             return by_samples  # only rank 0 plans
-        cluster = cluster_at_hand(devices) if chosen is None else resolve_cluster(chosen, num_ranks)
-        return HapPlanner(machine_of(cluster, measured), has_shares)
+        return HapPlanner(machine_of(cluster, speeds, times), has_shares)
 
     # Building --------------------------------------------------------------------------------
 

@@ -7,11 +7,10 @@ import torch
 from torch.nn import Parameter
 
 from lightning_gpp import graph as model
-from lightning_gpp.cluster import uniform_cluster
+from lightning_gpp.cluster import BUCKET_BYTES, uniform_cluster
 from lightning_gpp.planner import Plan, Stage
 from lightning_gpp.planner.make_plan import plan_request
 from lightning_gpp.runtime.sums import reduction
-from lightning_gpp.schedule import BUCKET_BYTES
 from lightning_gpp.simulate.plan_costs import program_costs
 
 BIG, SMALL = BUCKET_BYTES, BUCKET_BYTES // 12 * 4

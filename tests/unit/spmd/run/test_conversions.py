@@ -12,6 +12,7 @@ from helpers.spmd_ranks import dealt, joined, on_threads, random_shares
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, Placement, shard
 from lightning_gpp.spmd.program import Conversion, Method, ReceiveInput, ReturnOutput
 from lightning_gpp.spmd.run.conversions import Converter
+from lightning_gpp.spmd.run.gradient_sums import GradientSums
 from lightning_gpp.spmd.run.moves import Mover
 from lightning_gpp.spmd.run.shards import Shards
 
@@ -27,6 +28,11 @@ METHODS = (Method.PADDED, Method.GROUPED, Method.SCATTER_GATHER)
 def shares_of(num_devices: int, seed: int) -> Shards:
     draw = random.Random(seed)
     return Shards((random_shares(num_devices, draw), random_shares(num_devices, draw)))
+
+
+def converter_of(group, shards: Shards) -> Converter:
+    anchor = torch.zeros((), requires_grad=True)
+    return Converter(Mover(group, shards), anchor, GradientSums(group))
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 4])
@@ -47,7 +53,7 @@ def test_every_conversion(source: Placement, num_devices: int) -> None:
             values=values,
             gradients=gradients,
         ):
-            converter = Converter(Mover(group, shards), torch.zeros((), requires_grad=True))
+            converter = converter_of(group, shards)
             part = values[group.rank].requires_grad_()
             converted = converter.convert(part * 1, WHOLE, conversion)
             converted.backward(gradients[group.rank])
@@ -69,7 +75,7 @@ def test_arguments_come_from_rank_0(placement: Placement, num_devices: int) -> N
     given = value.clone().requires_grad_()
 
     def run(group):
-        converter = Converter(Mover(group, shards), torch.zeros((), requires_grad=True))
+        converter = converter_of(group, shards)
         received = converter.receive(
             given if group.rank == 0 else None,
             WHOLE,
@@ -95,7 +101,7 @@ def test_results_go_to_rank_0(placement: Placement, num_devices: int) -> None:
     values = dealt(value, placement, shards)
 
     def run(group):
-        converter = Converter(Mover(group, shards), torch.zeros((), requires_grad=True))
+        converter = converter_of(group, shards)
         part = values[group.rank].requires_grad_()
         given = converter.give_back(part * 1, WHOLE, ReturnOutput("x", placement))
         given.backward(gradient if group.rank == 0 else torch.zeros_like(given))

@@ -123,7 +123,7 @@ def check(
             if root.requires_grad
         ]
         if back:
-            torch.autograd.backward(*zip(*back, strict=True))
+            interpreter.backward(*zip(*back, strict=True))
         return [root.detach() for root in roots]
 
     found = on_threads(len(shares), run)[0]
