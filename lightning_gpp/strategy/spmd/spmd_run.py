@@ -132,14 +132,13 @@ class SpmdRun(PipelinedRun):
         """All ranks: HAP's planner, for the devices that there are or that the user describes."""
         devices = self.control.gather(DeviceAtHand.of(self.device), "collecting the devices")
         chosen, num_ranks = self.settings.cluster, self.transport.num_ranks
-        if chosen is not None:
-            cluster, speeds, times = resolve_cluster(chosen, num_ranks), None, None
-        else:
+        speeds = times = None
+        if chosen is None:
             speeds = self.control.gather(measure_speed(self.device), "timing the devices")
             times = measure_collectives(self.collectives, self.device)
-            cluster = cluster_at_hand(devices)
         if not self.control.is_leader:
             return by_samples  # only rank 0 plans
+        cluster = cluster_at_hand(devices) if chosen is None else resolve_cluster(chosen, num_ranks)
         return HapPlanner(machine_of(cluster, speeds, times), has_shares)
 
     # Building --------------------------------------------------------------------------------
