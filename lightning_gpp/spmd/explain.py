@@ -25,7 +25,8 @@ def explain_plan(plan: SpmdPlan, graph: SpmdGraph, machine: Machine) -> str:
     evaluation = plan.evaluation
     head = (
         f"A step takes {seconds_text(evaluation.step_s)}: computing "
-        f"{seconds_text(evaluation.compute_s)}, moving {seconds_text(evaluation.move_s)}. "
+        f"{seconds_text(evaluation.compute_s)}, moving {seconds_text(evaluation.move_s)}, "
+        f"{seconds_text(max(0.0, evaluation.price_s - evaluation.step_s))} of it side by side. "
         + _bound_text(plan)
     )
     parts = [
@@ -41,7 +42,8 @@ def explain_plan(plan: SpmdPlan, graph: SpmdGraph, machine: Machine) -> str:
 def _bound_text(plan: SpmdPlan) -> str:
     if plan.least_s is None:
         return "The program was found with other shares than its own."
-    return f"No program takes less than {seconds_text(plan.least_s)} with these shares."
+    least = seconds_text(plan.least_s)
+    return f"With these shares no program takes less than {least}, one thing after the other."
 
 
 def device_table(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> str:

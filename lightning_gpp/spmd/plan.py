@@ -3,7 +3,8 @@
 The cheapest program depends on the shares and the best shares on the program. HAP takes turns until
 nothing improves; here the best *pair* is kept (the release keeps a program with the shares of the
 next, rejected one), and the turns begin from shares in proportion to the speeds, and from even
-ones.
+ones. The search goes by prices, which add up; of the pairs that were met the one is best whose
+simulated step is shortest.
 """
 
 from __future__ import annotations
@@ -30,9 +31,6 @@ from lightning_gpp.spmd.search.limits import Allowed, DataParallel, ShardedDataP
 MOST_TURNS = 8
 """Turns of search and shares; the published models need two or three."""
 
-PROVEN_GAP = 1e-9
-"""A gap that is nothing but rounding."""
-
 Shares = tuple[tuple[float, ...], ...]
 
 
@@ -44,9 +42,8 @@ class SpmdPlan:
         program: with its shares.
         evaluation: what it takes.
         tried: all programs with shares that were met on the way, cheapest first.
-        least_s: no program takes less with these shares; less than the program takes only where
-            memory is short and the model large, or where many branches lie side by side. None where
-            the program was found with other shares.
+        least_s: no program has a smaller price with these shares. None where the program was found
+            with other shares.
         expansions: labels that were continued in all searches.
     """
 
@@ -58,10 +55,10 @@ class SpmdPlan:
 
     @property
     def gap(self) -> float | None:
-        """At most this part of the step's time could be saved with these shares, if it is known."""
-        if self.least_s is None or not self.evaluation.step_s:
+        """At most this part of the program's price could be saved with these shares, if known."""
+        if self.least_s is None or not self.evaluation.price_s:
             return None
-        return max(0.0, 1 - self.least_s / self.evaluation.step_s)
+        return max(0.0, 1 - self.least_s / self.evaluation.price_s)
 
 
 def plan_hap(
@@ -95,8 +92,8 @@ def plan_hap(
         options = replace(options, segments=segments)
         for start in ((machine.speeds.shares, even), (machine.speeds.shares,) * 2):
             _take_turns(pairs, start, options, theory)
-    if allowed is None and (pairs.best().gap or 0.0) > PROVEN_GAP:
-        # Not proven to be the cheapest with its shares: a published way of training may be cheaper.
+    if allowed is None:
+        # Prices know nothing of sums of gradients beside the backward, which these have most of.
         for name in BASELINES:
             pairs.add(plan_baseline(graph, machine, name).program, 0.0, is_searched=False)
     return pairs.best()

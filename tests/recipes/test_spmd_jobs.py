@@ -44,7 +44,7 @@ def test_a_program_is_explained(graphpipe: Run, run_folder: Path) -> None:
     assert metrics["samples_per_s"] == pytest.approx(64 / metrics["step_s"])
 
 
-@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.usefixtures("restored_logging", "run_folder")
 @pytest.mark.parametrize(
     "options", [["job=compare", "job.planners=[hap]"], ["job=plan", "planner=hap"]]
 )

@@ -13,7 +13,7 @@ from lightning_gpp.spmd.costs.share_cost import ShareCost, ShareLine
 from lightning_gpp.spmd.costs.speeds import DeviceSpeeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator
 from lightning_gpp.spmd.placement import Placement
-from lightning_gpp.spmd.program import Option
+from lightning_gpp.spmd.program import Computation, Option
 
 FREE_KINDS = frozenset(
     (
@@ -46,7 +46,26 @@ class ComputationCosts:
         outputs: tuple[Placement, ...],
         option: Option = Option.PLAIN,
     ) -> tuple[ShareCost, ...]:
-        """An operator on all devices, each on its part."""
+        """An operator on all devices, each on its part, forwards and backwards."""
+        return self._of(operator, inputs, outputs, option, 1 + self._num_backward(operator))
+
+    def half(self, computation: Computation, *, is_backward: bool) -> tuple[ShareCost, ...]:
+        """Its forward or its backward alone."""
+        operator = self._graph.operator_of[computation.operator]
+        placed = computation.inputs, computation.outputs
+        if not is_backward:
+            return self._of(operator, *placed, Option.PLAIN, 1)
+        passes = self._num_backward(operator)
+        return self._of(operator, *placed, computation.option, passes) if passes else ()
+
+    def _of(
+        self,
+        operator: SpmdOperator,
+        inputs: tuple[Placement, ...],
+        outputs: tuple[Placement, ...],
+        option: Option,
+        passes: int,
+    ) -> tuple[ShareCost, ...]:
         if operator.kind in FREE_KINDS:
             return ()
         placed = list(zip((*operator.inputs, *operator.outputs), (*inputs, *outputs)))
@@ -54,7 +73,7 @@ class ComputationCosts:
         part = sum(size for size, place in sizes if place.is_shard)
         whole = sum(size for size, place in sizes if not place.is_shard)
         dealt = next((place for _, place in sizes if place.is_shard), None)
-        passes, flops = 1 + self._num_backward(operator), operator.flops
+        flops = operator.flops
         if dealt is None:
             return (self._cost(passes, None, (0.0, flops), (0.0, whole)),)
         if option is Option.SUFFICIENT_FACTORS:

@@ -8,6 +8,7 @@ import numpy as np
 
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.costs.share_cost import Vector
+from lightning_gpp.spmd.costs.simulate import simulate_program
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import Computation, SpmdProgram
 
@@ -17,21 +18,23 @@ class ProgramEvaluation:
     """Predicted time and memory of a program.
 
     Attributes:
-        instruction_s: seconds of every instruction, forwards and backwards.
+        instruction_s: seconds of every instruction, forwards and backwards, on the slowest device.
         memory_bytes: held on every device, shape ``(num_devices,)``.
         compute_s: seconds of computations.
-        step_s: of all.
+        price_s: seconds of all instructions: what a search makes least.
+        step_s: of a step, simulated.
     """
 
     instruction_s: tuple[float, ...]
     memory_bytes: Vector
     compute_s: float
+    price_s: float
     step_s: float
 
     @property
     def move_s(self) -> float:
         """Seconds of everything between devices."""
-        return self.step_s - self.compute_s
+        return self.price_s - self.compute_s
 
     def fits(self, machine: Machine) -> bool:
         """Whether every device has enough memory."""
@@ -65,4 +68,5 @@ def evaluate_program(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -
         for each, instruction in zip(seconds, program.instructions)
         if isinstance(instruction, Computation)
     )
-    return ProgramEvaluation(tuple(seconds), memory, compute_s, sum(seconds))
+    step_s = simulate_program(program, prices)
+    return ProgramEvaluation(tuple(seconds), memory, compute_s, sum(seconds), step_s)

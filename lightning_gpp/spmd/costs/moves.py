@@ -73,8 +73,8 @@ class MoveCosts:
         if not self._flows(value):
             return ConversionWays(forward, _NOTHING)
         backward = self._collective(size, target.dual, source.dual)
-        found = Conversion(value.name, source, target, backward_method=Method.DIRECT)
-        if value.source is ValueSource.PARAMETER and backward and sums_in_buckets(found):
+        is_sum = sums_in_buckets(Conversion(value.name, source, target, Method.NONE, Method.DIRECT))
+        if is_sum and value.source is ValueSource.PARAMETER and Method.DIRECT in backward:
             in_bucket = self._flat(self._times.all_reduce.in_bucket_s(size, BUCKET_BYTES))
             backward = {**backward, Method.DIRECT: (in_bucket,)}
         return ConversionWays(forward, backward)

@@ -67,6 +67,19 @@ class Price:
     backward_method: Method = Method.NONE
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Half:
+    """The forward or the backward of an instruction.
+
+    Attributes:
+        compute_s: seconds of every device, shape ``(num_devices,)``.
+        move_s: seconds of a collective of all devices before it; zero where there is none.
+    """
+
+    compute_s: Vector
+    move_s: float = 0.0
+
+
 class PriceList:
     """PriceList of a graph's instructions.
 
@@ -121,6 +134,28 @@ class PriceList:
         if isinstance(instruction, ReceiveInput):
             return self._moves.receive(value, instruction.placement)
         return self._moves.give(value, instruction.placement)
+
+    def half(self, instruction: Instruction, *, is_backward: bool) -> Half:
+        """What an instruction takes forwards, or backwards."""
+        value_of, side = self.graph.value_of, int(is_backward)
+        if isinstance(instruction, Computation):
+            costs = self._computations.half(instruction, is_backward=is_backward)
+            compute_s = sum((self.parts.seconds_each(cost) for cost in costs), self._none)
+            if not is_backward or instruction.option is not Option.SUFFICIENT_FACTORS:
+                return Half(compute_s)
+            operator = self.graph.operator_of[instruction.operator]
+            gathers = self._factors(operator, instruction)[instruction.method]
+            return Half(compute_s, self.total_s(gathers))
+        value = value_of[instruction.value]
+        if isinstance(instruction, Conversion):
+            ways = self._moves.conversion(value, instruction.source, instruction.target)
+            method = (instruction.method, instruction.backward_method)[side]
+            moved = (ways.forward, ways.backward)[side][method]
+        elif isinstance(instruction, ReceiveInput):
+            moved = self._moves.receive(value, instruction.placement)[side : side + 1]
+        else:
+            moved = self._moves.give(value, instruction.placement)[side : side + 1]
+        return Half(self._none, self.total_s(moved))
 
     def memory_of(self, instruction: Instruction) -> Vector:
         """Bytes that an instruction leaves on every device."""

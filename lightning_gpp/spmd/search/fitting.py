@@ -133,8 +133,8 @@ class _Bisection:
         evaluation = evaluate_program(found.program, graph, machine)
         if not evaluation.fits(machine):
             return False
-        if self._best is None or evaluation.step_s < self._best.seconds:
-            self._best = replace(found, seconds=evaluation.step_s)
+        if self._best is None or evaluation.price_s < self._best.seconds:
+            self._best = replace(found, seconds=evaluation.price_s)
         return True
 
 

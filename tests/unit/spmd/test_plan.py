@@ -158,12 +158,12 @@ def test_operators_that_deal_other_units_may_have_their_own_shares() -> None:
     segments = other_units(plan.program)
     assert set(segments.values()) <= {1}
     one = find_program(graph, machine_, (machine_.speeds.shares,))
-    assert plan.evaluation.step_s <= one.seconds * (1 + 1e-9)
+    assert plan.evaluation.price_s <= one.seconds * (1 + 1e-9)
     two = find_program(
         graph,
         machine_,
         (machine_.speeds.shares, (0.5, 0.5)),
         SearchOptions(segments={"y1": 1, "z1": 1}),
     )
-    assert evaluate_program(two.program, graph, machine_).step_s == pytest.approx(two.seconds)
+    assert evaluate_program(two.program, graph, machine_).price_s == pytest.approx(two.seconds)
     assert len(best_shares(two.program, graph, machine_)) == 2

@@ -41,7 +41,7 @@ def test_the_search_is_optimal(seed: int) -> None:
             options = SearchOptions(has_bound=has_bound, has_blocks=has_blocks)
             found = find_program(graph, machine, shares, options)
             assert found.seconds == expected
-            assert evaluate_program(found.program, graph, machine).step_s == expected
+            assert evaluate_program(found.program, graph, machine).price_s == expected
             effort[has_bound, has_blocks] = found.effort.expansions
     assert effort[True, False] <= effort[False, False]
 
@@ -56,7 +56,7 @@ def test_a_beam_says_how_far_off_it_is_at_most(seed: int) -> None:
     assert exact.least_s == exact.seconds and not exact.effort.dropped
     assert found.least_s <= exact.seconds * (1 + 1e-9)
     assert exact.seconds <= found.seconds * (1 + 1e-9)
-    step_s = evaluate_program(found.program, graph, machine).step_s
+    step_s = evaluate_program(found.program, graph, machine).price_s
     assert step_s == pytest.approx(found.seconds, rel=1e-9)
     assert (found.least_s < found.seconds) <= (found.effort.dropped > 0)
 
@@ -79,7 +79,7 @@ def test_the_search_is_optimal_where_memory_is_short(seed: int) -> None:
             assert found.seconds == pytest.approx(expected)
             evaluation = evaluate_program(found.program, graph, limited)
             assert evaluation.fits(limited)
-            assert evaluation.step_s == pytest.approx(expected)
+            assert evaluation.price_s == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -1,0 +1,93 @@
+"""A step of a program, simulated: devices wait for one another only where they exchange something.
+
+Prices (:mod:`lightning_gpp.spmd.costs.prices`) add up: every instruction takes as long as its
+slowest device. Here each device goes on when it is done, collectives begin when the last device has
+come, one after the other, and sums of gradients go on in buckets beside the rest of the backward,
+as :mod:`lightning_gpp.spmd.run` does it. So a simulated step takes its price or less, but for the
+latency of a last bucket that is not full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_gpp.cluster import BUCKET_BYTES
+from lightning_gpp.spmd.costs.prices import Machine, PriceList
+from lightning_gpp.spmd.costs.share_cost import Vector
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue, ValueSource
+from lightning_gpp.spmd.program import Conversion, Instruction, SpmdProgram, sums_in_buckets
+
+
+@dataclass(slots=True)
+class _Devices:
+    """How far devices and the network have come.
+
+    Attributes:
+        now_s: of every device, shape ``(num_devices,)``.
+        network_s: until when collectives go on that have begun.
+        bucket_bytes: of gradients that wait for others to be summed with.
+    """
+
+    now_s: Vector
+    network_s: float = 0.0
+    bucket_bytes: int = 0
+
+    def meet(self, seconds: float) -> None:
+        """A collective that all devices wait for."""
+        self.begin(seconds)
+        self.now_s[:] = self.network_s
+
+    def begin(self, seconds: float) -> None:
+        """A collective that nobody waits for yet."""
+        self.network_s = max(float(self.now_s.max()), self.network_s) + seconds
+
+
+def simulate_program(program: SpmdProgram, prices: PriceList) -> float:
+    """Seconds of a step.
+
+    Args:
+        program: for as many devices as the prices.
+        prices: with the program's shares.
+    """
+    graph, machine = prices.graph, prices.machine
+    devices = _Devices(np.zeros(machine.num_devices))
+    for instruction in program.instructions:
+        _half(devices, prices, instruction, is_backward=False)
+    if not machine.is_training:
+        return float(devices.now_s.max())
+    for instruction in reversed(program.instructions):
+        if size_bytes := bytes_in_bucket(instruction, graph):
+            devices.bucket_bytes += size_bytes
+            if devices.bucket_bytes >= BUCKET_BYTES:
+                _sum(devices, machine)
+        else:
+            _half(devices, prices, instruction, is_backward=True)
+    _sum(devices, machine)
+    return max(float(devices.now_s.max()), devices.network_s)
+
+
+def bytes_in_bucket(instruction: Instruction, graph: SpmdGraph) -> int:
+    """Bytes of the gradient that an instruction has summed with others backwards; 0 for none."""
+    if not isinstance(instruction, Conversion) or not sums_in_buckets(instruction):
+        return 0
+    value: SpmdValue = graph.value_of[instruction.value]
+    is_parameter = value.source is ValueSource.PARAMETER and value.requires_grad
+    return value.size_bytes if is_parameter else 0
+
+
+def _half(
+    devices: _Devices, prices: PriceList, instruction: Instruction, *, is_backward: bool
+) -> None:
+    half = prices.half(instruction, is_backward=is_backward)
+    if half.move_s:
+        devices.meet(half.move_s)
+    devices.now_s += half.compute_s
+
+
+def _sum(devices: _Devices, machine: Machine) -> None:
+    """Begins the sum of a bucket."""
+    if devices.bucket_bytes:
+        devices.begin(machine.times.all_reduce_s(devices.bucket_bytes))
+    devices.bucket_bytes = 0
