@@ -1,4 +1,4 @@
-"""One emulated rank: its cursor on the emulated clock, and what moves it."""
+"""One emulated rank of a pipeline: what moves its cursor."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Protocol
 
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.emulation.clock import EmulatedClock
+from lightning_gpp.runtime.emulation.cursor import EmulatedCursor
 from lightning_gpp.runtime.emulation.durations import DeviceSum, Durations
 from lightning_gpp.runtime.emulation.reservations import Reservations
-from lightning_gpp.runtime.emulation.slip import Slip, SlipReport
 from lightning_gpp.runtime.sums.shared_gradients import SHARED_GRADIENTS
 from lightning_gpp.runtime.transport.transport import Tag
 from lightning_gpp.schedule import Action, Kind, Program
@@ -27,7 +27,7 @@ class Beginning(Protocol):
         """The moment has come."""
 
 
-class EmulatedRank:
+class EmulatedRank(EmulatedCursor):
     """The :class:`~lightning_gpp.runtime.pace.Pace` of one rank.
 
     Args:
@@ -35,9 +35,6 @@ class EmulatedRank:
         clock: of all ranks.
         reservations: of all ranks.
         costs_of: what a program costs; asked once for each program.
-
-    Attributes:
-        cursor_s: the emulated moment at which the rank is.
     """
 
     def __init__(
@@ -47,14 +44,11 @@ class EmulatedRank:
         reservations: Reservations,
         costs_of: Callable[[Program], ProgramCosts],
     ) -> None:
-        self.rank = rank
-        self.clock = clock
+        super().__init__(rank, clock)
         self.reservations = reservations
-        self.cursor_s = 0.0
         self._costs_of = costs_of
         self._known: dict[int, tuple[Program, Durations]] = {}
         self._durations: Durations | None = None
-        self._slips: list[Slip] = []
         self._action: Action | None = None
         self._action_start_s = 0.0
         self._num_actions = self._num_sums = 0
@@ -151,35 +145,6 @@ class EmulatedRank:
         self._beginnings = []
         self.cursor_s = start_s
         self.spend(what, duration_s)
-
-    def spend(self, what: str, duration_s: float) -> None:
-        """Lets emulated time pass.
-
-        Nothing is late that takes no time: what follows it makes up for it, or slips.
-        """
-        if duration_s <= 0:
-            return
-        end_s, now_s = self.cursor_s + duration_s, self.clock.now_s()
-        if now_s > end_s:
-            self._slips.append(Slip(self.rank, what, now_s - end_s))
-            self.cursor_s = now_s
-        else:
-            self.cursor_s = end_s
-            self.clock.sleep_until(end_s)
-
-    def wait_until(self, moment_s: float) -> None:
-        """Waits for something that comes at a moment, if it is still to come."""
-        self.cursor_s = max(self.cursor_s, moment_s)
-        self.clock.sleep_until(self.cursor_s)
-
-    def rejoin(self) -> None:
-        """The cursor goes on to now: what was done since its moment has no emulated duration."""
-        self.cursor_s = max(self.cursor_s, self.clock.now_s())
-
-    def take_slips(self) -> SlipReport:
-        """What has slipped since the last call."""
-        found, self._slips = SlipReport(tuple(self._slips)), []
-        return found
 
     # What messages and sums ask ------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
-"""Emulated devices under Lightning: joins the ranks of this host, and times their training steps.
+"""Emulated devices under Lightning: joins the ranks of this host, and paces their training steps.
 
-Every training step begins at one emulated moment on all ranks and ends, for each, when its part of
-the program is over. What is between steps (data, hooks, the optimizer, logging) takes no emulated
-time, and neither do evaluations.
+A training step ends, for each rank, when its part of the program is over. What is between steps
+(data, hooks, the optimizer, logging) takes no emulated time, and neither do evaluations.
 
 A pipeline that does not drain has no moment at which all ranks begin a step: there is one when it
 begins to fill, and from then on every rank goes on where its window before has ended. What it
@@ -17,7 +16,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_gpp.cluster import Cluster, all_reduce_channels, channels
@@ -37,6 +36,7 @@ from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import ProgramCosts
 from lightning_gpp.simulate.plan_costs import program_costs, simulate_plan
 from lightning_gpp.strategy.emulation.emulated_pace import process_time_scale
+from lightning_gpp.strategy.emulation.emulated_steps import EmulatedSteps
 from lightning_gpp.strategy.emulation.emulation_report import (
     EmulatedStep,
     EmulationReport,
@@ -47,12 +47,6 @@ from lightning_gpp.strategy.emulation.resumption import Resumption
 from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.settings import Emulated
-
-START_S = 5e-3
-"""Real seconds from rank 0's word to the beginning of a step, for all ranks to hear it ..."""
-
-START_RANK_S = 1e-3
-"""... and more for each rank, as they share this machine's cores."""
 
 _MEMORY = Path("/dev/shm")
 
@@ -103,20 +97,18 @@ class Emulation:
 
     Attributes:
         setup: what the ranks agreed on.
-        steps: what this rank did so far, training step by training step.
+        timed: the steps of this rank.
         num_unpaced: training steps that ran as fast as they could.
         was_away: whether rank 0 did something since the last training step for which emulated
             time stands still, in a pipeline that does not drain.
     """
 
     setup: Setup
+    timed: EmulatedSteps
     rank: EmulatedRank
-    control: Control
-    num_ranks: int
     transport: EmulatedTransport
     sums: EmulatedSums | None
     reservations: SharedReservations
-    steps: list[EmulatedStep] = field(default_factory=list)
     num_unpaced: int = 0
     was_away: bool = False
 
@@ -150,9 +142,8 @@ class Emulation:
         rank = EmulatedRank(transport.rank, clock, reservations, lambda _: setup.costs)
         return cls(
             setup,
+            EmulatedSteps(rank, control, transport.num_ranks),
             rank,
-            control,
-            transport.num_ranks,
             EmulatedTransport(transport, rank, executor.rank_of_device),
             None if executor.sums is None else EmulatedSums(executor.sums, rank),
             reservations,
@@ -172,19 +163,11 @@ class Emulation:
             program: of the plan, with any number of its micro-batches.
             is_second: whether the backward part runs.
         """
-        start_s, first_end_s = self._agree_on_start()
-        behind_s = max(0.0, self.rank.cursor_s - first_end_s) if is_second else 0.0
-        self.rank.take_slips()
-        self.rank.wait_until(start_s + behind_s)
-        still_s = (start_s - first_end_s) * self.setup.time_scale if is_second else 0.0
-        with self.paced(executor):
-            yield round(still_s * 1e9)
-        slips = self.rank.take_slips().slips
-        done = EmulatedStep(start_s, self.rank.cursor_s, program.num_microbatches, slips)
-        if is_second:
-            first = self.steps.pop()
-            done = first.followed_by(done, first_end_s)
-        self.steps.append(done)
+        with (
+            self.timed.part(program.num_microbatches, is_second=is_second) as still_ns,
+            self.paced(executor),
+        ):
+            yield still_ns
 
     @contextlib.contextmanager
     def window(
@@ -207,7 +190,7 @@ class Emulation:
         with self.paced(executor):
             yield
         slips = self.rank.take_slips().slips
-        self.steps.append(EmulatedStep(start_s, self.rank.cursor_s, 1, slips, since))
+        self.timed.steps.append(EmulatedStep(start_s, self.rank.cursor_s, 1, slips, since))
 
     def resumption(self, since: int) -> Resumption | None:
         """Rank 0: how emulated time goes on before a window; None where it just goes on.
@@ -218,7 +201,7 @@ class Emulation:
         if since and not self.was_away:
             return None
         self.was_away = False
-        return Resumption(self._next_start_s(), self.rank.cursor_s)
+        return Resumption(self.timed.next_start_s(), self.rank.cursor_s)
 
     @contextlib.contextmanager
     def paced(self, executor: Executor) -> Iterator[None]:
@@ -232,27 +215,15 @@ class Emulation:
             executor.pace = None
             executor.transport, executor.sums = inner
 
-    def _agree_on_start(self) -> tuple[float, float]:
-        """All ranks: the moment at which rank 0 says that it begins, and rank 0's cursor before."""
-        if not self.control.is_leader:
-            agreed: tuple[float, float] = self.control.hear("waiting for rank 0 to begin a step")
-            return agreed
-        agreed = self._next_start_s(), self.rank.cursor_s
-        self.control.tell(agreed)
-        return agreed
-
-    def _next_start_s(self) -> float:
-        """Rank 0: the moment by which all ranks have heard of it."""
-        real_s = START_S + START_RANK_S * self.num_ranks
-        return self.rank.clock.now_s() + real_s / self.setup.time_scale
-
     def abort(self, error: BaseException) -> None:
         """Ends every sleep of this rank with an error."""
         self.rank.clock.abort(error)
 
     def report(self) -> EmulationReport | None:
         """All ranks: on rank 0 what the steps took; None elsewhere, or if there were none."""
-        ranks = self.control.gather(self.steps, "gathering what the emulated steps took")
+        ranks = self.timed.control.gather(
+            self.timed.steps, "gathering what the emulated steps took"
+        )
         setup = self.setup
         if not ranks:
             return None
