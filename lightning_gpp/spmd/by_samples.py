@@ -21,6 +21,7 @@ from lightning_gpp.spmd.program import (
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
+    methods,
 )
 from lightning_gpp.spmd.rules.rule import Rule
 from lightning_gpp.spmd.rules.theory import Theory
@@ -123,7 +124,11 @@ class _Writer:
     def _convert(self, name: str, placement: Placement) -> None:
         there = self._there[name]
         source = min(there, key=lambda one: _share_moved(one, placement))
-        self._instructions.append(Conversion(name, source, placement, Method.PADDED, Method.PADDED))
+        forward, *_ = methods(source, placement)
+        backward = Method.NONE
+        if self._graph.value_of[name].requires_grad:
+            backward, *_ = methods(placement.dual, source.dual)
+        self._instructions.append(Conversion(name, source, placement, forward, backward))
         there.append(placement)
 
 

@@ -127,6 +127,21 @@ class Conversion:
     backward_method: Method = Method.NONE
 
 
+def methods(source: Placement, target: Placement) -> tuple[Method, ...]:
+    """How a tensor can be moved from one placement to another, the usual way first.
+
+    >>> [method.value for method in methods(R_SUMMED.dual, R_SAME)]
+    ['direct', 'scatter_gather']
+    """
+    if source == target or source.is_replicated:
+        return (Method.NONE,)
+    if source.is_shard and target.is_shard:
+        return (Method.DIRECT,)
+    if (source.is_shard and target.is_replicated) or target.is_shard:
+        return (Method.PADDED, Method.GROUPED)
+    return (Method.NONE,) if source.is_shard else (Method.DIRECT, Method.SCATTER_GATHER)
+
+
 def sums_in_buckets(conversion: Conversion) -> bool:
     """Whether backwards summands are summed: those of parameters are, many in one message."""
     return (

@@ -75,10 +75,11 @@ class HAPStrategy(GraphPipeStrategy):
         self.program: SpmdProgram | None = None
 
     def _configure_launcher(self) -> None:
-        if isinstance(self.accelerator, EmulatedAccelerator):
+        accelerator = self.accelerator
+        if isinstance(accelerator, EmulatedAccelerator) and accelerator.tensors == "shape_only":
             raise NotImplementedError(
-                'accelerator="emulated" runs pipelines at the pace of described devices, SPMD '
-                'programs not yet; use accelerator="cpu", or strategy="graphpipe"'
+                'tensors="shape_only" is for pipelines; SPMD programs train on emulated devices '
+                'with tensors="real"'
             )
         super()._configure_launcher()
 

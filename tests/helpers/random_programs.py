@@ -17,11 +17,10 @@ from lightning_gpp.spmd.program import (
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
+    methods,
 )
 from lightning_gpp.spmd.rules.rule import Rule
 from lightning_gpp.spmd.rules.theory import Theory
-
-_METHODS = (Method.PADDED, Method.GROUPED, Method.DIRECT, Method.SCATTER_GATHER)
 
 
 class _Drawing:
@@ -80,8 +79,10 @@ class _Drawing:
         if placement in self.there[name]:
             return
         source = self.draw.choice(self.there[name])
-        methods = self.draw.choice(_METHODS), self.draw.choice(_METHODS)
-        self.instructions.append(Conversion(name, source, placement, *methods))
+        forward, backward = self.draw.choice(methods(source, placement)), Method.NONE
+        if self.graph.value_of[name].requires_grad:
+            backward = self.draw.choice(methods(placement.dual, source.dual))
+        self.instructions.append(Conversion(name, source, placement, forward, backward))
         self.there[name].append(placement)
 
     def rule(self, operator_name: str) -> Rule:

@@ -147,6 +147,8 @@ class PriceList:
             gathers = self._factors(operator, instruction)[instruction.method]
             return Half(compute_s, self.total_s(gathers))
         value = value_of[instruction.value]
+        if self.machine.num_devices == 1:
+            return Half(self._none)
         if isinstance(instruction, Conversion):
             ways = self._moves.conversion(value, instruction.source, instruction.target)
             method = (instruction.method, instruction.backward_method)[side]

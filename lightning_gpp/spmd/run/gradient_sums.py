@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.spmd.run.collectives import Collectives
+from lightning_gpp.spmd.run.pace import ProgramPace
 
 _Summand = tuple[Tensor, Tensor]
 """A parameter, and this device's summand of its gradient."""
@@ -28,10 +29,12 @@ class GradientSums:
     Attributes:
         collectives: of this device with the others.
         bucket_bytes: from which on a bucket is full.
+        pace: of this device, if it has one.
     """
 
     collectives: Collectives
     bucket_bytes: int = BUCKET_BYTES
+    pace: ProgramPace | None = None
     _open: list[_Summand] = field(default_factory=list)
     _size_bytes: int = 0
     _begun: list[tuple[list[_Summand], Callable[[], Tensor]]] = field(default_factory=list)
@@ -49,7 +52,10 @@ class GradientSums:
         bucket, self._open, self._size_bytes = self._open, [], 0
         flat = torch.cat([summand.reshape(-1) for _, summand in bucket])
         purpose = f"summing the gradients of {len(bucket)} parameters"
-        self._begun.append((bucket, self.collectives.begin_all_reduce(flat, purpose=purpose)))
+        ended = self.collectives.begin_all_reduce(flat, purpose=purpose)
+        if self.pace is not None:
+            ended = _then(ended, self.pace.begin_sum(flat.nbytes))
+        self._begun.append((bucket, ended))
 
     def finish(self) -> None:
         """Waits for all sums and gives parameters their gradients."""
@@ -66,3 +72,14 @@ class GradientSums:
     def forget(self) -> None:
         """Leaves out what an earlier backward left behind that failed."""
         self._open, self._size_bytes, self._begun = [], 0, []
+
+
+def _then(ended: Callable[[], Tensor], paced: Callable[[], None]) -> Callable[[], Tensor]:
+    """Ends a sum, and then the time that it takes."""
+
+    def both() -> Tensor:
+        found = ended()
+        paced()
+        return found
+
+    return both

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from lightning_gpp.spmd.run.local_arguments import local_arguments
 from lightning_gpp.spmd.run.moves import Mover
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
 from lightning_gpp.spmd.run.options import look_up_rows, mean_of_part, sufficient_factors
+from lightning_gpp.spmd.run.pace import ProgramPace, told
 from lightning_gpp.spmd.run.shards import Shards
 
 Key = tuple[str, Placement]
@@ -48,6 +50,7 @@ class Interpreter:
         program: what all devices do.
         collectives: of this device with the others.
         device: where its tensors are.
+        pace: lets time pass; None: as fast as it can.
     """
 
     graph: SpmdGraph
@@ -55,6 +58,7 @@ class Interpreter:
     program: SpmdProgram
     collectives: Collectives
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    pace: ProgramPace | None = None
     mover: Mover = field(init=False)
     sums: GradientSums = field(init=False)
     _call_of: dict[str, tuple[int, OperatorCall]] = field(init=False)
@@ -91,6 +95,7 @@ class Interpreter:
             seed: of random numbers; the same on all ranks.
         """
         anchor = torch.zeros((), device=self.device, requires_grad=True)
+        self.sums.pace = pace = self.pace
         converter = Converter(self.mover, anchor, self.sums)
         there: dict[Key, Tensor] = {}
         for source in (ValueSource.PARAMETER, ValueSource.BUFFER):
@@ -114,9 +119,15 @@ class Interpreter:
                     whole = self.graph.value_of[instruction.value].shape
                     part = there[instruction.value, instruction.placement]
                     results[instruction.value] = converter.give_back(part, whole, instruction)
+            if pace is not None:
+                made = results if isinstance(instruction, ReturnOutput) else there
+                keys = _made(instruction, self.graph)
+                made.update(zip(keys, told(pace, number, [made[key] for key in keys])))
             for key in _reads(instruction, self.graph):
                 if self._last_use[key] == number:
                     there.pop(key, None)
+        if pace is not None:
+            pace.end_half()
         return [results[name] for name in self.graph.outputs]
 
     def backward(
@@ -132,6 +143,8 @@ class Interpreter:
         self.sums.forget()
         torch.autograd.backward(results, gradients, retain_graph=retain)
         self.sums.finish()
+        if self.pace is not None:
+            self.pace.end_half()
 
     def storage(self, name: str) -> Placement:
         """How a parameter or buffer is stored."""
@@ -245,6 +258,20 @@ def _reads(instruction: Instruction, graph: SpmdGraph) -> list[Key]:
             return [(instruction.value, instruction.placement)]
         case _:
             return []
+
+
+def _made(instruction: Instruction, graph: SpmdGraph) -> list[Any]:
+    """The values that an instruction makes; a result by its name."""
+    match instruction:
+        case Conversion():
+            return [(instruction.value, instruction.target)]
+        case Computation():
+            operator = graph.operator_of[instruction.operator]
+            return list(zip(operator.outputs, instruction.outputs, strict=True))
+        case ReceiveInput():
+            return [(instruction.value, instruction.placement)]
+        case ReturnOutput():
+            return [instruction.value]
 
 
 def _cuda(device: torch.device) -> list[torch.device]:

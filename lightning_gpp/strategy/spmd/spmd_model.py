@@ -14,7 +14,9 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.interpreter import Interpreter
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
+from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
 from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
+from lightning_gpp.strategy.spmd.spmd_emulation import SpmdEmulation
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
 
 
@@ -45,6 +47,7 @@ class SpmdModel:
         prefix: of the divided module's names in the LightningModule.
         device: of this rank.
         interpreters: one per export, in their order.
+        emulation: the emulated devices; None where devices are real.
     """
 
     partition: ShardedPartition
@@ -52,6 +55,7 @@ class SpmdModel:
     prefix: str
     device: torch.device
     interpreters: list[tuple[Interpreter, Mapping[str, Tensor]]] = field(default_factory=list)
+    emulation: SpmdEmulation | None = None
 
     def add(self, package: ProgramPackage) -> None:
         """Takes another export."""
@@ -73,10 +77,11 @@ class SpmdModel:
         return SpmdHalves(interpreter, stored, seed, boundary)
 
     def leave_emulated_time(self) -> None:
-        """Devices are real."""
+        """Emulated time stands still between training steps."""
 
-    def emulation_report(self) -> None:
-        """Devices are real."""
+    def emulation_report(self) -> EmulationReport | None:
+        """All ranks: on rank 0 what emulated steps took; None elsewhere, or if there were none."""
+        return None if self.emulation is None else self.emulation.report()
 
     def abort(self, error: BaseException) -> None:
         """Ends every wait of this rank with an error."""

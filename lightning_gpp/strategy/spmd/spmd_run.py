@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, machine_of, meas
 from lightning_gpp.strategy.spmd.measured_collectives import measure_collectives
 from lightning_gpp.strategy.spmd.sharded_optimizer import ShardedOptimizer
 from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
+from lightning_gpp.strategy.spmd.spmd_emulation import SpmdEmulation
 from lightning_gpp.strategy.spmd.spmd_model import (
     ProgramPackage,
     SpmdBoundary,
@@ -120,6 +121,12 @@ class SpmdRun(PipelinedRun):
         self.collectives = ProcessCollectives(settings.timeout_s, device)
         self.planner = planner or self._hap_planner(has_shares=shares is not None)
         self.divided: SpmdModel | None = None
+        self.emulation: SpmdEmulation | None = None
+        if settings.emulated is not None:
+            assert settings.cluster is not None, "the accelerator has seen to it"
+            cluster = resolve_cluster(settings.cluster, num_ranks)
+            rank = self.transport.rank
+            self.emulation = SpmdEmulation(settings.emulated, cluster, self.control, rank)
         self._has_trained = False
         self.on_program: Callable[[SpmdProgram], None] = lambda program: None
 
@@ -232,7 +239,9 @@ class SpmdRun(PipelinedRun):
         self.leader_state.settle(
             frozenset(n for n, ranks in holders.items() if ranks != (0,) and n not in changing)
         )
-        self.divided = SpmdModel(partition, self.collectives, prefix, self.device)
+        self.divided = SpmdModel(
+            partition, self.collectives, prefix, self.device, emulation=self.emulation
+        )
 
     # Calls -----------------------------------------------------------------------------------
 
@@ -245,9 +254,12 @@ class SpmdRun(PipelinedRun):
         return OpenCall(halves, stash, self._alone_in)
 
     @contextmanager
-    def _alone_in(self, run: object, is_second: bool) -> Iterator[None]:
+    def _alone_in(self, halves: SpmdHalves, is_second: bool) -> Iterator[None]:
         """What a half of a call runs in."""
-        with self.control.program(), lifted():
+        paced: AbstractContextManager[None] = nullcontext()
+        if self.emulation is not None:
+            paced = self.emulation.part(halves.interpreter, is_second=is_second)
+        with paced, self.control.program(), lifted():
             yield
 
     def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
@@ -284,3 +296,5 @@ class SpmdRun(PipelinedRun):
         """Ends every wait of this rank with the error of another."""
         super()._abort(error)
         self.collectives.abort(error)
+        if self.emulation is not None:
+            self.emulation.abort(error)

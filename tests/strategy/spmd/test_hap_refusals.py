@@ -15,7 +15,7 @@ from helpers.training import Training
 from helpers.workers import WorkerError, WorkerPool
 from torch import Tensor
 
-from lightning_gpp import EmulatedAccelerator, TimelineCallback
+from lightning_gpp import TimelineCallback
 from lightning_gpp.strategy import HAPStrategy
 
 pytestmark = pytest.mark.timeout(180)
@@ -34,13 +34,6 @@ pytestmark = pytest.mark.timeout(180)
 def test_options(options: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         HAPStrategy(**options)  # type: ignore[arg-type]
-
-
-def test_emulated_devices() -> None:
-    with pytest.raises(NotImplementedError, match="SPMD programs not yet"):
-        lp.Trainer(
-            accelerator=EmulatedAccelerator("summit"), devices=2, strategy=HAPStrategy()
-        ).fit(build(), DataSpec().loader())
 
 
 def timeline() -> list[lp.Callback]:

@@ -12,12 +12,22 @@ from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.graph import TensorSpec
 from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
 from lightning_gpp.spmd.costs.judge import evaluate_program
+from lightning_gpp.spmd.costs.moves import IMPOSSIBLE, MoveCosts
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.costs.speeds import measured_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
-from lightning_gpp.spmd.placement import R_SAME, R_SUMMED, shard
-from lightning_gpp.spmd.program import Computation, Conversion, Method, ReceiveInput, SpmdProgram
+from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, Placement, shard
+from lightning_gpp.spmd.program import (
+    Computation,
+    Conversion,
+    Method,
+    ReceiveInput,
+    SpmdProgram,
+    methods,
+)
 from lightning_gpp.spmd.search.find import find_program
+
+PLACEMENTS = (R_SAME, R_SUMMED, PARTIAL, shard(0, 6), shard(0, 3), shard(1, 4))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -83,3 +93,17 @@ def test_sums_go_on_beside_the_backward_and_devices_wait_only_where_they_meet() 
     assert evaluation.price_s == pytest.approx(4 + 6 + 2 * sum_s)
     # The sum of b's gradient begins at 8 s beside 2 s of backward, that of a's after it, at 13 s.
     assert evaluation.step_s == pytest.approx(8 + 2 * sum_s)
+
+
+@pytest.mark.parametrize("source", PLACEMENTS, ids=str)
+def test_prices_know_every_method(source: Placement) -> None:
+    """Of all that programs can be written with."""
+    machine = random_machine(random.Random(1), 2)
+    costs = MoveCosts(machine.times, 2)
+    value = SpmdValue("x", TensorSpec((6, 4), "float32"), ValueSource.OPERATOR, True)
+    for target in PLACEMENTS:
+        if (source.kind, target.kind) in IMPOSSIBLE and source != target:
+            continue
+        ways = costs.conversion(value, source, target)
+        assert {*ways.forward} == {*methods(source, target)}
+        assert {*ways.backward} == {*methods(target.dual, source.dual)}

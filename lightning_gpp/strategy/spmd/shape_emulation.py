@@ -1,0 +1,137 @@
+"""A step of an SPMD program on emulated devices, with tensors that have shapes and no numbers.
+
+The interpreter, autograd, the collectives and the buckets are those of training, a thread for each
+device; time is counted, and nobody waits for it. So models and clusters of any size can be emulated
+on one machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.runtime.collectives.thread_collectives import (
+    ThreadCollectiveHub,
+    ThreadCollectives,
+)
+from lightning_gpp.spmd.costs.prices import Machine, PriceList
+from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
+from lightning_gpp.spmd.placement import R_SAME
+from lightning_gpp.spmd.program import SpmdProgram
+from lightning_gpp.spmd.run.emulated import EmulatedProgram, instruction_name, own_halves
+from lightning_gpp.spmd.run.interpreter import Interpreter
+from lightning_gpp.spmd.run.operator_calls import OperatorCall
+from lightning_gpp.spmd.run.shards import Shards
+
+META = torch.device("meta")
+
+
+@dataclass(slots=True)
+class CountedTime:
+    """A cursor that waits for nothing.
+
+    Attributes:
+        cursor_s: where the device is, in emulated seconds.
+    """
+
+    cursor_s: float = 0.0
+
+    def spend(self, what: str, duration_s: float) -> None:
+        """Time passes."""
+        self.cursor_s += duration_s
+
+    def wait_until(self, moment_s: float) -> None:
+        """Time passes up to a moment."""
+        self.cursor_s = max(self.cursor_s, moment_s)
+
+
+def emulate_program(
+    graph: SpmdGraph,
+    calls: Sequence[OperatorCall],
+    program: SpmdProgram,
+    machine: Machine,
+    *,
+    timeout_s: float = 600.0,
+) -> float:
+    """Emulated seconds of a training step, forward and backward.
+
+    Args:
+        graph: the model.
+        calls: how its operators are called, in its order.
+        program: what all devices do.
+        machine: the devices.
+        timeout_s: limit of every wait of a device for the others.
+
+    Raises:
+        BaseException: the first error of a device.
+    """
+    prices = PriceList(graph, machine, program.shares)
+    hub = ThreadCollectiveHub(machine.num_devices, timeout_s)
+    names = tuple(map(instruction_name, program.instructions))
+
+    def step(rank: int) -> float:
+        group, cursor = ThreadCollectives(hub, rank), CountedTime()
+        interpreter = Interpreter(graph, calls, program, group, META)
+        halves = own_halves(program, prices, rank)
+        interpreter.pace = EmulatedProgram(cursor, group, halves, machine.times, names)
+        inputs = _tensors(graph, ValueSource.INPUT) if rank == 0 else None
+        roots = [
+            root
+            for root in interpreter.run(_stored(graph, program, rank), inputs)
+            if root.requires_grad
+        ]
+        interpreter.backward(roots, [torch.empty_like(root) for root in roots])
+        return cursor.cursor_s
+
+    return max(_on_threads(machine.num_devices, step, hub))
+
+
+def _tensors(graph: SpmdGraph, source: ValueSource) -> dict[str, Tensor]:
+    return {
+        value.name: torch.empty(
+            value.shape,
+            dtype=getattr(torch, value.spec.dtype),
+            device=META,
+            requires_grad=value.requires_grad,
+        )
+        for value in graph.of_source(source)
+    }
+
+
+def _stored(graph: SpmdGraph, program: SpmdProgram, rank: int) -> dict[str, Tensor]:
+    """A device's parts of parameters and buffers."""
+    shards, found = Shards(program.shares), {}
+    for source in (ValueSource.PARAMETER, ValueSource.BUFFER):
+        for name, whole in _tensors(graph, source).items():
+            shape = shards.shape(tuple(whole.shape), program.storage.get(name, R_SAME), rank)
+            part = torch.empty(shape, dtype=whole.dtype, device=META)
+            found[name] = part.requires_grad_(whole.requires_grad)
+    return found
+
+
+def _on_threads(
+    num_ranks: int, step: Callable[[int], float], hub: ThreadCollectiveHub
+) -> list[float]:
+    """What every device's thread returns."""
+    found: dict[int, float] = {}
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            found[rank] = step(rank)
+        except BaseException as error:
+            errors.append(error)
+            hub.fail(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [found[rank] for rank in range(num_ranks)]
