@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
-from lightning_gpp.spmd.placement import R_SAME, R_SUMMED, Placement, check_shares
+from lightning_gpp.spmd.placement import R_SAME, Placement, check_shares
 from lightning_gpp.strict_json import JsonFormat
 
 FORMAT = JsonFormat("lightning_gpp.spmd_program", version=1)
@@ -130,7 +130,8 @@ class Conversion:
 def methods(source: Placement, target: Placement) -> tuple[Method, ...]:
     """How a tensor can be moved from one placement to another, the usual way first.
 
-    >>> [method.value for method in methods(R_SUMMED.dual, R_SAME)]
+    >>> from lightning_gpp.spmd.placement import PARTIAL
+    >>> [method.value for method in methods(PARTIAL, R_SAME)]
     ['direct', 'scatter_gather']
     """
     if source == target or source.is_replicated:
@@ -140,15 +141,6 @@ def methods(source: Placement, target: Placement) -> tuple[Method, ...]:
     if (source.is_shard and target.is_replicated) or target.is_shard:
         return (Method.PADDED, Method.GROUPED)
     return (Method.NONE,) if source.is_shard else (Method.DIRECT, Method.SCATTER_GATHER)
-
-
-def sums_in_buckets(conversion: Conversion) -> bool:
-    """Whether backwards summands are summed: those of parameters are, many in one message."""
-    return (
-        conversion.source == R_SAME
-        and conversion.target == R_SUMMED
-        and conversion.backward_method is Method.DIRECT
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +220,10 @@ class SpmdProgram:
     def num_devices(self) -> int:
         """Number of devices that run it."""
         return len(self.shares[0])
+
+    def stored(self, name: str) -> Placement:
+        """The placement that a parameter or buffer is kept in: whole where nothing is said."""
+        return self.storage.get(name, R_SAME)
 
     @property
     def placements(self) -> tuple[Placement, ...]:

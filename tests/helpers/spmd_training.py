@@ -15,6 +15,7 @@ from lightning_gpp.spmd.operator_graph import ValueSource
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.export import ExportedForward
 from lightning_gpp.spmd.run.interpreter import Interpreter
+from lightning_gpp.spmd.run.program_run import ProgramRun
 from lightning_gpp.spmd.run.shards import Shards
 
 Optimize = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -60,8 +61,7 @@ def train_divided(
         for batch in batches:
             optimizer.zero_grad()
             inputs = exported.form.inputs(batch, {}) if group.rank == 0 else None
-            roots = interpreter.run(stored, inputs)
-            backward(interpreter, roots, exported, loss)
+            backward(interpreter.run(stored, inputs), exported, loss, group.rank)
             optimizer.step()
         return {name: part.detach() for name, part in stored.items()}
 
@@ -94,24 +94,21 @@ def stored_parts(
 
 
 def backward(
-    interpreter: Interpreter,
-    roots: Sequence[Tensor],
-    exported: ExportedForward,
-    loss: Callable[[Any], Tensor],
+    run: ProgramRun, exported: ExportedForward, loss: Callable[[Any], Tensor], rank: int
 ) -> None:
     """Rank 0 has the loss; the others go backward from nothing."""
-    reached = [root for root in roots if root.requires_grad]
-    if interpreter.collectives.rank:
-        interpreter.backward(reached, [torch.zeros_like(root) for root in reached])
-        return
-    leaves = [root.detach().requires_grad_(root.requires_grad) for root in roots]
-    loss(exported.form.result(leaves)).backward()
-    gradients = [
-        torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        for leaf in leaves
-        if leaf.requires_grad
-    ]
-    interpreter.backward(reached, gradients)
+    reached = [name for name, result in run.results.items() if result.requires_grad]
+    gradients: dict[str, Tensor] = {}
+    if rank == 0:
+        leaves = {
+            name: result.detach().requires_grad_(result.requires_grad)
+            for name, result in run.results.items()
+        }
+        loss(exported.form.result([leaves[name] for name in run.graph.outputs])).backward()
+        for name in reached:
+            leaf = leaves[name]
+            gradients[name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    run.backward(reached, gradients)
 
 
 def _same(parts: Sequence[Tensor], name: str) -> Tensor:

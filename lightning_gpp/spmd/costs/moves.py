@@ -13,9 +13,10 @@ import numpy as np
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
 from lightning_gpp.spmd.costs.share_cost import ShareCost, ShareLine
-from lightning_gpp.spmd.operator_graph import SpmdOperator, SpmdValue, ValueSource
+from lightning_gpp.spmd.gradient_buckets import is_summed_later
+from lightning_gpp.spmd.operator_graph import SpmdOperator, SpmdValue
 from lightning_gpp.spmd.placement import Placement, PlacementKind
-from lightning_gpp.spmd.program import Conversion, Method, sums_in_buckets
+from lightning_gpp.spmd.program import Conversion, Method
 
 Ways = dict[Method, tuple[ShareCost, ...]]
 """How something can be moved, and what each takes."""
@@ -73,8 +74,8 @@ class MoveCosts:
         if not self._flows(value):
             return ConversionWays(forward, _NOTHING)
         backward = self._collective(size, target.dual, source.dual)
-        is_sum = sums_in_buckets(Conversion(value.name, source, target, Method.NONE, Method.DIRECT))
-        if is_sum and value.source is ValueSource.PARAMETER and Method.DIRECT in backward:
+        direct = Conversion(value.name, source, target, Method.NONE, Method.DIRECT)
+        if is_summed_later(value, direct) and Method.DIRECT in backward:
             in_bucket = self._flat(self._times.all_reduce.in_bucket_s(size, BUCKET_BYTES))
             backward = {**backward, Method.DIRECT: (in_bucket,)}
         return ConversionWays(forward, backward)

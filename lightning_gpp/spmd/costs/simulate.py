@@ -16,8 +16,8 @@ import numpy as np
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.costs.share_cost import Vector
-from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue, ValueSource
-from lightning_gpp.spmd.program import Conversion, Instruction, SpmdProgram, sums_in_buckets
+from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
+from lightning_gpp.spmd.program import Instruction, SpmdProgram
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ def simulate_program(program: SpmdProgram, prices: PriceList) -> float:
     if not machine.is_training:
         return float(devices.now_s.max())
     for instruction in reversed(program.instructions):
-        if size_bytes := bytes_in_bucket(instruction, graph):
+        if size_bytes := bytes_in_bucket(program, instruction, graph):
             devices.bucket_bytes += size_bytes
             if devices.bucket_bytes >= BUCKET_BYTES:
                 _sum(devices, machine)
@@ -66,15 +66,6 @@ def simulate_program(program: SpmdProgram, prices: PriceList) -> float:
             _half(devices, prices, instruction, is_backward=True)
     _sum(devices, machine)
     return max(float(devices.now_s.max()), devices.network_s)
-
-
-def bytes_in_bucket(instruction: Instruction, graph: SpmdGraph) -> int:
-    """Bytes of the gradient that an instruction has summed with others backwards; 0 for none."""
-    if not isinstance(instruction, Conversion) or not sums_in_buckets(instruction):
-        return 0
-    value: SpmdValue = graph.value_of[instruction.value]
-    is_parameter = value.source is ValueSource.PARAMETER and value.requires_grad
-    return value.size_bytes if is_parameter else 0
 
 
 def _half(

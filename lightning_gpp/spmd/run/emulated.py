@@ -17,7 +17,7 @@ import torch
 
 from lightning_gpp.spmd.costs.collective_times import CollectiveTimes
 from lightning_gpp.spmd.costs.prices import PriceList
-from lightning_gpp.spmd.costs.simulate import bytes_in_bucket
+from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
 from lightning_gpp.spmd.program import Computation, Instruction, SpmdProgram
 from lightning_gpp.spmd.run.collectives import Collectives
 
@@ -58,7 +58,7 @@ def own_halves(
         halves = []
         for instruction in program.instructions:
             half = prices.half(instruction, is_backward=is_backward)
-            is_later = is_backward and bytes_in_bucket(instruction, prices.graph)
+            is_later = is_backward and bytes_in_bucket(program, instruction, prices.graph)
             halves.append(OwnHalf(0.0 if is_later else half.move_s, float(half.compute_s[rank])))
         found[is_backward] = tuple(halves)
     return found

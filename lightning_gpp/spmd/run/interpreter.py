@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, ValueSource
-from lightning_gpp.spmd.placement import R_SAME, Placement
+from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
@@ -23,18 +22,16 @@ from lightning_gpp.spmd.program import (
 )
 from lightning_gpp.spmd.run.collectives import Collectives, Shape
 from lightning_gpp.spmd.run.conversions import Converter
-from lightning_gpp.spmd.run.empty_parts import made_of_nothing, reaching
+from lightning_gpp.spmd.run.empty_parts import made_of_nothing
 from lightning_gpp.spmd.run.gradient_sums import GradientSums
 from lightning_gpp.spmd.run.graph_of_calls import on_device
 from lightning_gpp.spmd.run.local_arguments import local_arguments
 from lightning_gpp.spmd.run.moves import Mover
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
 from lightning_gpp.spmd.run.options import look_up_rows, mean_of_part, sufficient_factors
-from lightning_gpp.spmd.run.pace import ProgramPace, told
+from lightning_gpp.spmd.run.pace import ProgramPace
+from lightning_gpp.spmd.run.program_run import Key, LocalGraph, ProgramRun, cut
 from lightning_gpp.spmd.run.shards import Shards
-
-Key = tuple[str, Placement]
-"""A value in one of its placements."""
 
 _DRAWING = threading.Lock()
 """Devices that are threads of one process share its generator of random numbers."""
@@ -60,7 +57,6 @@ class Interpreter:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     pace: ProgramPace | None = None
     mover: Mover = field(init=False)
-    sums: GradientSums = field(init=False)
     _call_of: dict[str, tuple[int, OperatorCall]] = field(init=False)
     _last_use: dict[Key, int] = field(init=False)
 
@@ -71,7 +67,6 @@ class Interpreter:
                 f"{self.collectives.num_ranks} ranks"
             )
         self.mover = Mover(self.collectives, Shards(self.program.shares))
-        self.sums = GradientSums(self.collectives)
         self._call_of = {call.name: (number, call) for number, call in enumerate(self.calls)}
         self._last_use = {
             key: number
@@ -86,99 +81,88 @@ class Interpreter:
         inputs: Mapping[str, Tensor] | None,
         *,
         seed: int = 0,
-    ) -> list[Tensor]:
-        """On rank 0 the results of the forward, elsewhere empty tensors.
+    ) -> ProgramRun:
+        """The forward; where gradients are recorded, a backward may follow.
 
         Args:
             stored: this device's parts of parameters, buffers and constants, as stored.
             inputs: the arguments of the forward, on rank 0.
             seed: of random numbers; the same on all ranks.
         """
-        anchor = torch.zeros((), device=self.device, requires_grad=True)
-        self.sums.pace = pace = self.pace
-        converter = Converter(self.mover, anchor, self.sums)
+        converter, sums = Converter(self.mover), GradientSums(self.collectives, pace=self.pace)
+        run = ProgramRun(
+            self.graph, self.program, converter, sums, stored, inputs, self.device, self.pace
+        )
         there: dict[Key, Tensor] = {}
         for source in (ValueSource.PARAMETER, ValueSource.BUFFER):
             for value in self.graph.of_source(source):
-                there[value.name, self.storage(value.name)] = stored[value.name]
-        results: dict[str, Tensor] = {}
+                there[value.name, self.program.stored(value.name)] = stored[value.name].detach()
         for number, instruction in enumerate(self.program.instructions):
             match instruction:
                 case ReceiveInput():
-                    there[instruction.value, instruction.placement] = self._receive(
-                        converter, inputs, instruction
-                    )
+                    received = self._receive(converter, inputs, instruction)
+                    there[instruction.value, instruction.placement] = received
                 case Conversion():
                     whole = self.graph.value_of[instruction.value].shape
                     part = there[instruction.value, instruction.source]
                     converted = converter.convert(part, whole, instruction)
                     there[instruction.value, instruction.target] = converted
                 case Computation():
-                    self._compute(there, instruction, seed)
+                    self._compute(there, run, number, instruction, seed)
                 case ReturnOutput():
-                    whole = self.graph.value_of[instruction.value].shape
                     part = there[instruction.value, instruction.placement]
-                    results[instruction.value] = converter.give_back(part, whole, instruction)
-            if pace is not None:
-                made = results if isinstance(instruction, ReturnOutput) else there
-                keys = _made(instruction, self.graph)
-                made.update(zip(keys, told(pace, number, [made[key] for key in keys])))
+                    run.results[instruction.value] = self._give(converter, part, instruction)
+            if self.pace is not None:
+                self.pace.passed(number, is_backward=False)
             for key in _reads(instruction, self.graph):
                 if self._last_use[key] == number:
                     there.pop(key, None)
-        if pace is not None:
-            pace.end_half()
-        return [results[name] for name in self.graph.outputs]
-
-    def backward(
-        self, results: Sequence[Tensor], gradients: Sequence[Tensor], *, retain: bool = False
-    ) -> None:
-        """Goes backward from results of :meth:`run`; all devices from the same ones.
-
-        Args:
-            results: that have a gradient.
-            gradients: theirs on rank 0, zeros elsewhere.
-            retain: whether another backward may follow.
-        """
-        self.sums.forget()
-        torch.autograd.backward(results, gradients, retain_graph=retain)
-        self.sums.finish()
         if self.pace is not None:
             self.pace.end_half()
-
-    def storage(self, name: str) -> Placement:
-        """How a parameter or buffer is stored."""
-        return self.program.storage.get(name, R_SAME)
+        return run
 
     def _receive(
         self, converter: Converter, inputs: Mapping[str, Tensor] | None, instruction: ReceiveInput
     ) -> Tensor:
         value = self.graph.value_of[instruction.value]
-        tensor = None if inputs is None else inputs[value.name].to(self.device)
-        return converter.receive(
-            tensor,
-            value.shape,
-            getattr(torch, value.spec.dtype),
-            instruction,
-            has_gradient=value.requires_grad,
-        )
+        given = None if inputs is None else inputs[value.name].detach().to(self.device)
+        return converter.receive(given, value.shape, getattr(torch, value.spec.dtype), instruction)
 
-    def _compute(self, there: dict[Key, Tensor], computation: Computation, seed: int) -> None:
+    def _give(self, converter: Converter, part: Tensor, instruction: ReturnOutput) -> Tensor:
+        """On rank 0 a result of the forward; elsewhere an empty tensor in its place."""
+        value = self.graph.value_of[instruction.value]
+        given = converter.give(part, value.shape, instruction)
+        result = part.new_zeros(0) if given is None else given.detach()
+        return result.requires_grad_(value.requires_grad and torch.is_grad_enabled())
+
+    def _compute(
+        self,
+        there: dict[Key, Tensor],
+        run: ProgramRun,
+        number: int,
+        computation: Computation,
+        seed: int,
+    ) -> None:
         operator = self.graph.operator_of[computation.operator]
-        number, call = self._call_of[operator.name]
+        place, call = self._call_of[operator.name]
         tensors = [there[key] for key in zip(operator.inputs, computation.inputs, strict=True)]
+        is_recorded = call.is_recorded and torch.is_grad_enabled()
+        if is_recorded:
+            flows = [self.graph.value_of[name].requires_grad for name in operator.inputs]
+            tensors = [cut(t) if flow else t for t, flow in zip(tensors, flows, strict=True)]
         if call.is_random:
             is_sharded = any(placement.is_shard for placement in computation.outputs)
             own = 1 + self.collectives.rank if is_sharded else 0
             with _DRAWING, torch.random.fork_rng(_cuda(self.device)):
-                torch.manual_seed(((seed * 1_000_003 + number) * 8191 + own) % 2**63)
+                torch.manual_seed(((seed * 1_000_003 + place) * 8191 + own) % 2**63)
                 made = self._called(call, operator, computation, tensors)
         else:
             made = self._called(call, operator, computation, tensors)
-        if call.is_recorded:
-            made = reaching(made, tensors)
         self._check(operator, computation, made)
-        there.update(zip(zip(operator.outputs, computation.outputs), made))
+        if is_recorded:
+            run.local[number] = LocalGraph.of(tensors, made)
+        keys = zip(operator.outputs, computation.outputs, strict=True)
+        there.update(zip(keys, (tensor.detach() for tensor in made), strict=True))
 
     def _called(
         self,
@@ -197,8 +181,7 @@ class Interpreter:
 
         match computation.option:
             case Option.PLAIN:
-                with torch.set_grad_enabled(call.is_recorded and torch.is_grad_enabled()):
-                    nothing = made_of_nothing(operator, tensors, shapes, self._dtypes(operator))
+                nothing = made_of_nothing(operator, tensors, shapes, self._dtypes(operator))
                 return run(tensors) if nothing is None else nothing
             case Option.MEAN:
                 whole = self.graph.value_of[operator.inputs[0]].shape
@@ -260,20 +243,6 @@ def _reads(instruction: Instruction, graph: SpmdGraph) -> list[Key]:
             return []
 
 
-def _made(instruction: Instruction, graph: SpmdGraph) -> list[Any]:
-    """The values that an instruction makes; a result by its name."""
-    match instruction:
-        case Conversion():
-            return [(instruction.value, instruction.target)]
-        case Computation():
-            operator = graph.operator_of[instruction.operator]
-            return list(zip(operator.outputs, instruction.outputs, strict=True))
-        case ReceiveInput():
-            return [(instruction.value, instruction.placement)]
-        case ReturnOutput():
-            return [instruction.value]
-
-
 def _cuda(device: torch.device) -> list[torch.device]:
     return [device] if device.type == "cuda" else []
 
@@ -295,7 +264,7 @@ def _check_buffers(
         ):
             if role not in _written(call_of[operator.name][1]):
                 continue
-            stored = program.storage.get(name, R_SAME)
+            stored = program.stored(name)
             if placement != stored and not (placement.is_replicated and stored.is_replicated):
                 raise ValueError(
                     f"operator {operator.name!r} changes the buffer {name!r} as {placement}, which "

@@ -28,7 +28,7 @@ def mean_of_part(run: Run, part: Tensor, whole: Shape, result: Shape) -> Tensor:
         result: sizes of the result's part.
     """
     if part.numel() == 0:
-        return part.sum() + part.new_zeros(result)  # stays in autograd's graph
+        return part.new_zeros(result)
     (mean,) = run([part])
     return mean * (part.numel() / prod(whole))
 
@@ -46,7 +46,7 @@ def look_up_rows(weight: Tensor, indices: Tensor, first: int, arguments: dict[st
     num_rows = weight.shape[0]
     is_here = (indices >= first) & (indices < first + num_rows)
     if num_rows == 0:
-        return weight.sum() + weight.new_zeros((*indices.shape, weight.shape[1]))
+        return weight.new_zeros((*indices.shape, weight.shape[1]))
     local = torch.where(is_here, indices - first, torch.zeros_like(indices))
     padding = int(arguments.get("padding_idx", -1)) - first
     rows = F.embedding(local, weight, padding if 0 <= padding < num_rows else None)

@@ -20,7 +20,6 @@ from lightning_gpp.runtime.collectives.thread_collectives import (
 )
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
-from lightning_gpp.spmd.placement import R_SAME
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.emulated import EmulatedProgram, instruction_name, own_halves
 from lightning_gpp.spmd.run.interpreter import Interpreter
@@ -79,12 +78,9 @@ def emulate_program(
         halves = own_halves(program, prices, rank)
         interpreter.pace = EmulatedProgram(cursor, group, halves, machine.times, names)
         inputs = _tensors(graph, ValueSource.INPUT) if rank == 0 else None
-        roots = [
-            root
-            for root in interpreter.run(_stored(graph, program, rank), inputs)
-            if root.requires_grad
-        ]
-        interpreter.backward(roots, [torch.empty_like(root) for root in roots])
+        run = interpreter.run(_stored(graph, program, rank), inputs)
+        reached = [name for name, result in run.results.items() if result.requires_grad]
+        run.backward(reached, {name: torch.empty_like(run.results[name]) for name in reached})
         return cursor.cursor_s
 
     return max(_on_threads(machine.num_devices, step, hub))
@@ -107,7 +103,7 @@ def _stored(graph: SpmdGraph, program: SpmdProgram, rank: int) -> dict[str, Tens
     shards, found = Shards(program.shares), {}
     for source in (ValueSource.PARAMETER, ValueSource.BUFFER):
         for name, whole in _tensors(graph, source).items():
-            shape = shards.shape(tuple(whole.shape), program.storage.get(name, R_SAME), rank)
+            shape = shards.shape(tuple(whole.shape), program.stored(name), rank)
             part = torch.empty(shape, dtype=whole.dtype, device=META)
             found[name] = part.requires_grad_(whole.requires_grad)
     return found

@@ -14,6 +14,7 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.interpreter import Interpreter
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
+from lightning_gpp.spmd.run.program_run import ProgramRun
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
 from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
 from lightning_gpp.strategy.spmd.spmd_emulation import SpmdEmulation
@@ -129,40 +130,33 @@ class SpmdHalves:
     stored: Mapping[str, Tensor]
     seed: int
     boundary: SpmdBoundary | None
-    _roots: dict[str, Tensor] = field(default_factory=dict)
+    _run: ProgramRun | None = None
 
     def forward_half(self) -> None:
         """The forward; rank 0 has the results."""
         inputs = None if self.boundary is None else self.boundary.start(0)
-        roots = self.interpreter.run(self.stored, inputs, seed=self.seed)
-        names = self.interpreter.graph.outputs
-        self._roots = dict(zip(names, roots, strict=True))
+        self._run = self.interpreter.run(self.stored, inputs, seed=self.seed)
         if self.boundary is not None:
-            self.boundary.finish(0, dict(self._roots))
+            self.boundary.finish(0, dict(self._run.results))
 
     def backward_half(self, *, retain: bool) -> None:
         """The backward; parameters and rank 0's arguments have their gradients after it."""
-        names = list(self._roots)
-        given: dict[str, Any] = {}
+        assert self._run is not None, "forward_half comes first"
+        given: Mapping[str, Any] = {}
         if self.boundary is not None:
             given = {n: column[0] for n, column in self.boundary.output_gradients(0).items()}
-        reached = self._reached([given.get(name) is not None for name in names])
-        roots = [self._roots[name] for name in reached]
-        gradients = [
-            torch.zeros_like(root) if self.boundary is None else given[name].to(root.device)
-            for name, root in zip(reached, roots, strict=True)
-        ]
-        if roots:
-            self.interpreter.backward(roots, gradients, retain=retain)
+        reached = self._reached(self._run, given)
+        if reached:
+            gradients = {name: given[name].to(self.interpreter.device) for name in reached if given}
+            self._run.backward(reached, gradients, retain=retain)
         if not retain:
-            self._roots = {}
+            self._run = None
 
-    def _reached(self, has_gradient: list[bool]) -> list[str]:
+    def _reached(self, run: ProgramRun, given: Mapping[str, Any]) -> list[str]:
         """All ranks: results that rank 0's loss depends on; the backward starts from the same."""
-        names = list(self._roots)
         flags = [
-            has and root.requires_grad
-            for has, root in zip(has_gradient, self._roots.values(), strict=True)
+            given.get(name) is not None and result.requires_grad
+            for name, result in run.results.items()
         ]
         group = self.interpreter.collectives
         told = group.broadcast(
@@ -171,4 +165,4 @@ class SpmdHalves:
             torch.uint8,
             purpose="which results have gradients",
         )
-        return [name for name, flag in zip(names, told.tolist(), strict=True) if flag]
+        return [name for name, flag in zip(run.results, told.tolist(), strict=True) if flag]

@@ -17,7 +17,7 @@ from lightning_gpp.runtime.collectives.process_collectives import ProcessCollect
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.spmd.by_samples import by_samples
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.placement import R_SAME, Placement, check_shares
+from lightning_gpp.spmd.placement import Placement, check_shares
 from lightning_gpp.spmd.program import Computation, SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.interpreter import written_buffers
@@ -213,7 +213,7 @@ class SpmdRun(PipelinedRun):
         prefix = f"{settings.module}." if settings.module else ""
         target = pipelined_module(self.module, settings.module)
         names = [n for n, _ in target.named_parameters()] + [n for n, _ in target.named_buffers()]
-        storage = {prefix + name: program.storage.get(name, R_SAME) for name in names}
+        storage = {prefix + name: program.stored(name) for name in names}
         partition = ShardedPartition(
             self.module,
             storage,

@@ -12,7 +12,6 @@ from helpers.spmd_ranks import dealt, joined, on_threads, random_shares
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, Placement, shard
 from lightning_gpp.spmd.program import Conversion, Method, ReceiveInput, ReturnOutput
 from lightning_gpp.spmd.run.conversions import Converter
-from lightning_gpp.spmd.run.gradient_sums import GradientSums
 from lightning_gpp.spmd.run.moves import Mover
 from lightning_gpp.spmd.run.shards import Shards
 
@@ -28,11 +27,6 @@ METHODS = (Method.PADDED, Method.GROUPED, Method.SCATTER_GATHER)
 def shares_of(num_devices: int, seed: int) -> Shards:
     draw = random.Random(seed)
     return Shards((random_shares(num_devices, draw), random_shares(num_devices, draw)))
-
-
-def converter_of(group, shards: Shards) -> Converter:
-    anchor = torch.zeros((), requires_grad=True)
-    return Converter(Mover(group, shards), anchor, GradientSums(group))
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 4])
@@ -53,11 +47,10 @@ def test_every_conversion(source: Placement, num_devices: int) -> None:
             values=values,
             gradients=gradients,
         ):
-            converter = converter_of(group, shards)
-            part = values[group.rank].requires_grad_()
-            converted = converter.convert(part * 1, WHOLE, conversion)
-            converted.backward(gradients[group.rank])
-            return converted.detach(), part.grad
+            converter = Converter(Mover(group, shards))
+            converted = converter.convert(values[group.rank], WHOLE, conversion)
+            back = converter.convert_back(gradients[group.rank], WHOLE, conversion)
+            return converted, back
 
         found = on_threads(num_devices, run)
         torch.testing.assert_close(joined([v for v, _ in found], target, shards), value)
@@ -72,23 +65,18 @@ def test_arguments_come_from_rank_0(placement: Placement, num_devices: int) -> N
     value = torch.randn(WHOLE, dtype=torch.float64)
     gradient = torch.randn(WHOLE, dtype=torch.float64)
     gradients = dealt(gradient, placement.dual, shards)
-    given = value.clone().requires_grad_()
 
     def run(group):
-        converter = converter_of(group, shards)
-        received = converter.receive(
-            given if group.rank == 0 else None,
-            WHOLE,
-            torch.float64,
-            ReceiveInput("x", placement),
-            has_gradient=True,
-        )
-        received.backward(gradients[group.rank])
-        return received.detach()
+        converter, instruction = Converter(Mover(group, shards)), ReceiveInput("x", placement)
+        given = value if group.rank == 0 else None
+        received = converter.receive(given, WHOLE, torch.float64, instruction)
+        back = converter.receive_back(gradients[group.rank], WHOLE, instruction)
+        return received, back
 
     found = on_threads(num_devices, run)
-    torch.testing.assert_close(joined(found, placement, shards), value)
-    torch.testing.assert_close(given.grad, gradient)
+    torch.testing.assert_close(joined([v for v, _ in found], placement, shards), value)
+    torch.testing.assert_close(found[0][1], gradient)
+    assert all(back is None for _, back in found[1:])
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
@@ -101,13 +89,13 @@ def test_results_go_to_rank_0(placement: Placement, num_devices: int) -> None:
     values = dealt(value, placement, shards)
 
     def run(group):
-        converter = converter_of(group, shards)
-        part = values[group.rank].requires_grad_()
-        given = converter.give_back(part * 1, WHOLE, ReturnOutput("x", placement))
-        given.backward(gradient if group.rank == 0 else torch.zeros_like(given))
-        return given.detach(), part.grad
+        converter, instruction = Converter(Mover(group, shards)), ReturnOutput("x", placement)
+        given = converter.give(values[group.rank], WHOLE, instruction)
+        whole = gradient if group.rank == 0 else None
+        cpu = torch.device("cpu")
+        return given, converter.give_back(whole, WHOLE, torch.float64, cpu, instruction)
 
     found = on_threads(num_devices, run)
     torch.testing.assert_close(found[0][0], value)
-    assert all(other.numel() == 0 for other, _ in found[1:])
+    assert all(other is None for other, _ in found[1:])
     torch.testing.assert_close(joined([g for _, g in found], placement.dual, shards), gradient)

@@ -116,15 +116,11 @@ def check(
 
     def run(group):
         interpreter = Interpreter(graph, [call], program, group)
-        roots = interpreter.run({}, given if group.rank == 0 else None)
-        back = [
-            (root, g if group.rank == 0 else torch.zeros_like(root))
-            for root, g in zip(roots, gradients, strict=True)
-            if root.requires_grad
-        ]
-        if back:
-            interpreter.backward(*zip(*back, strict=True))
-        return [root.detach() for root in roots]
+        run = interpreter.run({}, given if group.rank == 0 else None)
+        reached = [name for name, result in run.results.items() if result.requires_grad]
+        back = dict(zip(graph.outputs, gradients, strict=True)) if group.rank == 0 else {}
+        run.backward(reached, back)
+        return [root.detach() for root in run.roots]
 
     found = on_threads(len(shares), run)[0]
     for one, other in zip(found, made, strict=True):
