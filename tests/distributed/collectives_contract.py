@@ -28,8 +28,10 @@ def everything_arrives(group: Collectives, rank: int) -> None:
     for dtype in DTYPES:
         shards = [tensor(r, shape, dtype) for r, shape in enumerate(SHAPES)]
         own = shards[rank].t().contiguous().t()
+        every_second = torch.stack([shards[rank], shards[0].new_full(SHAPES[rank], 7)], -1)[..., 0]
         for is_grouped in (False, True):
             _shards_arrive(group, rank, own, shards, is_grouped)
+            _shards_arrive(group, rank, every_second, shards, is_grouped)
         whole = group.broadcast(own if rank == 0 else None, SHAPES[0], dtype, purpose="broadcast")
         assert torch.equal(whole, shards[0])
         given = shards if rank == 0 else None

@@ -187,7 +187,8 @@ class ProcessCollectives:
         return torch.device("cpu") if self._is_staged else self._device
 
     def _sent(self, tensor: Tensor, *, copies: bool = False) -> Tensor:
-        flat = tensor.detach().reshape(-1)
+        # A column of a matrix is flat with a stride, which a broadcast of gloo does not look at.
+        flat = tensor.detach().reshape(-1).contiguous()
         moved = flat.to(self._host())
         return moved.clone() if copies and moved.data_ptr() == tensor.data_ptr() else moved
 
@@ -262,7 +263,7 @@ class ProcessCollectives:
 
 def _padded(flat: Tensor, size: int) -> Tensor:
     if flat.numel() == size:
-        return flat.contiguous()
+        return flat
     padded = flat.new_zeros(size)
     padded[: flat.numel()] = flat
     return padded

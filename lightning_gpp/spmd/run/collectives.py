@@ -2,7 +2,7 @@
 
 Two kinds keep it: process groups of ``torch.distributed`` and threads of one process
 (:mod:`lightning_gpp.runtime.collectives`). Contract of both
-(``tests/unit/runtime/collectives_contract.py``): all ranks call the same methods in the same order;
+(``tests/distributed/collectives_contract.py``): all ranks call the same methods in the same order;
 shards may differ in size and be empty; results do not alias arguments; sums are added in the order
 of the ranks, so they have the same bits everywhere; every wait gives up after its limit with an
 error that names what it waited for; after :meth:`Collectives.abort` every wait raises that error.
