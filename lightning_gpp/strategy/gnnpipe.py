@@ -8,6 +8,7 @@ from typing import Any, Literal
 from lightning_gpp.checks import check_whole
 from lightning_gpp.gnn import Techniques
 from lightning_gpp.gnn.history import REFRESH_EVERY
+from lightning_gpp.planner import BALANCED
 from lightning_gpp.schedule import GPIPE, GPIPE_REVERSED
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.refusals import check_name
@@ -43,7 +44,8 @@ class GNNPipeStrategy(GraphPipeStrategy):
             which every layer sees all vertices.
         seed: of the division and of the order of chunks; by default the seed of ``torch``, which
             ``seed_everything`` sets.
-        planner: name of the planner; by default one stage per device, of equal work.
+        planner: name of the planner; by default ``"balanced"``: one stage per device, of equal
+            work.
         options: of :class:`GraphPipeStrategy`, those left out that cut batches (``schedule``,
             ``num_microbatches``, ``weights``).
 
@@ -62,7 +64,7 @@ class GNNPipeStrategy(GraphPipeStrategy):
         historical_gradients: bool = False,
         history: Literal["zeros", "exact"] = "zeros",
         seed: int | None = None,
-        planner: str = "balanced",
+        planner: str | None = None,
         **options: Any,
     ) -> None:
         refused = {"schedule", "num_microbatches", "weights", "blocks"} & options.keys()
@@ -77,7 +79,7 @@ class GNNPipeStrategy(GraphPipeStrategy):
         if chunks is not None:
             check_whole("chunks", chunks)
         techniques = Techniques(shuffle, refresh_every, historical_gradients)
-        super().__init__(planner=planner, **options)
+        super().__init__(planner=planner or BALANCED, **options)
         if mode == "exact" and ways == 1:
             self.settings = replace(self.settings, schedule=GPIPE.name, num_microbatches=1)
             return
