@@ -149,8 +149,7 @@ class Calibration:
             layer=layer,
             layers=layers,
             width=data.width,
-            mirrors=data.mirrors,
-            mirror_ways=NUM_GPUS,
+            mirrors={NUM_GPUS: data.mirrors},
             edge_reads=self.edge_reads,
         )
 
