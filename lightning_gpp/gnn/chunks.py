@@ -112,8 +112,8 @@ class Chunks:
         parts = tuple(tuple(found[chunk::num_chunks]) for chunk in range(num_chunks))
         ends = assignment[edge_index.cpu()]
         cut = int((ends[0] != ends[1]).sum())
-        found = cls(parts, {}, cut, edge_index.shape[1], method)
-        return found.with_mirrors([edge_index])
+        chunks = cls(parts, {}, cut, edge_index.shape[1], method)
+        return chunks.with_mirrors([edge_index])
 
     def with_mirrors(self, edge_lists: Sequence[Tensor]) -> Chunks:
         """The same division, where ways exchange what messages along some edges need.

@@ -203,7 +203,7 @@ RANDOM_WAYS = 8
 
 def _chance(degree: float) -> float:
     """That a vertex is read by one of so many ways, where its edges lead anywhere."""
-    return 1 - (1 - 1 / RANDOM_WAYS) ** degree
+    return 1 - float((1 - 1 / RANDOM_WAYS) ** degree)
 
 
 def _check_mirrors(mirrors: Mapping[int, float], num_vertices: int) -> None:
