@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -27,6 +28,10 @@ _LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "torch_geometric.")
 _MAX_GROUPS = 1 << 20
 _RANKS_OWN = frozenset({"_current_fx_name", "_jit_is_scripting"})
 """Attributes that Lightning sets on each rank by itself."""
+
+_NO_TENSOR = torch.empty(0)
+# All in C, as steps wait for it.
+_requires_grad, _version = operator.attrgetter("requires_grad"), operator.attrgetter("_version")
 
 _Place = tuple[Mapping[str, Tensor | None], str]
 Key = tuple[str, str | int, str]
@@ -65,10 +70,10 @@ class _Watched:
                     buffers[name] = part._buffers, key
         return cls(parameters, buffers, own)
 
-    def tensors(self) -> list[Tensor | None]:
-        """Parameters, then buffers."""
+    def tensors(self) -> list[Tensor]:
+        """Parameters, then buffers; something that never changes in the place of those left out."""
         places = itertools.chain(self.parameters.values(), self.buffers.values())
-        return [table[key] for table, key in places]
+        return [_NO_TENSOR if (t := table[key]) is None else t for table, key in places]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,7 @@ class LeaderState:
             elsewhere: names of the buffers that other ranks hold; rank 0 must not change them.
         """
         self._settled = _Watched.of(self._module, elsewhere)
+        self._metrics.settle()
 
     @contextlib.contextmanager
     def watching(self, what: str) -> Iterator[None]:
@@ -141,14 +147,15 @@ class LeaderState:
         assert self._before is not None
         watched, before = self._watched(), self._before
         after = self._before = self._snapshot(watched)
-        names = itertools.chain(watched.parameters, watched.buffers)
-        for name, old, new in zip(names, before.versions, after.versions, strict=True):
-            if old != new:
-                raise RuntimeError(
-                    f"{self._what} changed the parameter or buffer {name!r}, but runs on rank 0 "
-                    "only, which does not hold all of the model. Change weights in a hook that "
-                    "runs on every rank (on_before_zero_grad, optimizer_step) or in a callback."
-                )
+        if before.versions != after.versions:
+            names = itertools.chain(watched.parameters, watched.buffers)
+            same = map(operator.eq, before.versions, after.versions)
+            name = next(name for name, is_same in zip(names, same) if not is_same)
+            raise RuntimeError(
+                f"{self._what} changed the parameter or buffer {name!r}, but runs on rank 0 "
+                "only, which does not hold all of the model. Change weights in a hook that "
+                "runs on every rank (on_before_zero_grad, optimizer_step) or in a callback."
+            )
         self._changes |= _differences(watched, before, after)
 
     def look_again(self) -> None:
@@ -200,8 +207,8 @@ class LeaderState:
         return _Snapshot(
             should_stop=bool(self._module.trainer.should_stop),
             groups=self._groups(),
-            requires_grad=[t is not None and t.requires_grad for t in tensors],
-            versions=[0 if t is None else t._version for t in tensors],
+            requires_grad=list(map(_requires_grad, tensors)),
+            versions=list(map(_version, tensors)),
             attributes=[dict(vars(part)) for part in watched.modules.values()],
             lists={k: _Filling.of(v) for k, v in vars(self._module).items() if type(v) is list},
         )
@@ -220,12 +227,15 @@ class LeaderState:
 
 def _differences(watched: _Watched, old: _Snapshot, new: _Snapshot) -> State:
     """The new values of what is not as it was."""
-    changes: State = {k: v for k, v in new.groups.items() if old.groups.get(k) != v}
+    changes: State = {}
+    if new.groups != old.groups:
+        changes |= {k: v for k, v in new.groups.items() if old.groups.get(k) != v}
     if new.should_stop != old.should_stop:
         changes["should_stop", "", ""] = new.should_stop
-    for name, was, now in zip(watched.parameters, old.requires_grad, new.requires_grad):
-        if was != now:
-            changes["requires_grad", "", name] = now
+    if new.requires_grad != old.requires_grad:
+        for name, was, now in zip(watched.parameters, old.requires_grad, new.requires_grad):
+            if was != now:
+                changes["requires_grad", "", name] = now
     for path, before, after in zip(watched.modules, old.attributes, new.attributes, strict=True):
         if not _are_same(before, after):
             for name, value in after.items():
@@ -279,5 +289,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_same(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether two dictionaries hold the very same objects; all in C, as steps wait for it."""
+    """Whether two dictionaries hold the very same objects."""
     return before.keys() == after.keys() and all(map(operator.is_, before.values(), after.values()))
