@@ -121,16 +121,24 @@ class Chunks:
         Args:
             edge_lists: (2, edges) each, from sources to targets.
         """
-        ways = range(self.num_ways)
-        pairs = [(way, reader) for way in ways for reader in ways if way != reader]
-        found: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in pairs}
-        for edges in edge_lists if pairs else ():
-            sources = edges[0].cpu()
-            way_of_source, way_of_target = self.way_of[edges.cpu()]
-            for way, reader in pairs:
-                crossing = (way_of_source == way) & (way_of_target == reader)
-                found[way, reader].append(sources[crossing])
-        mirrors = {pair: torch.unique(torch.cat(each)) for pair, each in found.items()}
+        if self.num_ways == 1:
+            return replace(self, mirrors={})
+        ways, count = self.num_ways, self.num_vertices
+        keys = []
+        for edges in edge_lists:
+            source, target = edges.cpu()
+            way, reader = self.way_of[source], self.way_of[target]
+            crossing = way != reader
+            keys.append(((way * ways + reader) * count + source)[crossing])
+        found = torch.unique(torch.cat(keys))  # sorted by the pair, then by the vertex
+        sizes = torch.bincount(found // count, minlength=ways**2).tolist()
+        parts = torch.split(found % count, sizes)
+        pairs = [(way, reader) for way in range(ways) for reader in range(ways)]
+        mirrors = {
+            pair: part.clone()  # of its own, so that a message has no more
+            for pair, part in zip(pairs, parts, strict=True)
+            if pair[0] != pair[1]
+        }
         return replace(self, mirrors=mirrors)
 
     def __len__(self) -> int:
