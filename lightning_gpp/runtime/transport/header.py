@@ -18,10 +18,10 @@ from lightning_gpp.runtime.transport.message import (
     Description,
     aligned,
     bytes_to_numbers,
-    data_bytes,
     describe,
     in_one_piece,
     numbers_to_bytes,
+    piece_bytes,
     read_data,
     understand,
 )
@@ -61,7 +61,7 @@ def encode_first(payload: Payload, tag: Tag) -> FirstPart:
     if head_bytes > FIRST_BYTES:
         part = numbers_to_bytes([_MESSAGE, _SHAPES_FOLLOW, *fixed])
         return FirstPart(_tensor_of(part), False, torch.tensor(shapes))
-    if head_bytes + data_bytes(payload) > FIRST_BYTES:
+    if piece_bytes(payload, shapes) > FIRST_BYTES:
         part = numbers_to_bytes([_MESSAGE, 0, *fixed, *shapes])
         return FirstPart(_tensor_of(part), False)
     return FirstPart(_tensor_of(in_one_piece(_MESSAGE, payload, fixed, shapes)), True)

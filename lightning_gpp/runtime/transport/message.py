@@ -180,11 +180,21 @@ def in_one_piece(
         fixed: what :func:`describe` says of it.
         shapes: likewise.
     """
-    head_bytes = aligned(8 * (2 + NUM_FIXED + len(shapes)))
+    head_bytes = _head_bytes(shapes)
     piece = numbers_to_bytes([kind, head_bytes, *fixed, *shapes])
-    piece.extend(bytes(head_bytes + data_bytes(payload) - len(piece)))
+    piece.extend(bytes(piece_bytes(payload, shapes) - len(piece)))
     write_data(payload, piece, head_bytes)
     return piece
+
+
+def piece_bytes(payload: Payload, shapes: Sequence[int]) -> int:
+    """How many bytes a message takes in one piece."""
+    return _head_bytes(shapes) + data_bytes(payload)
+
+
+def _head_bytes(shapes: Sequence[int]) -> int:
+    """Where the data of a message in one piece begin."""
+    return aligned(8 * (2 + NUM_FIXED + len(shapes)))
 
 
 def out_of_one_piece(piece: bytearray) -> tuple[Tag, Payload]:

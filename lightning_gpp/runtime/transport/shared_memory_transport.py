@@ -30,6 +30,7 @@ from lightning_gpp.runtime.transport.message import (
     in_one_piece,
     numbers_to_bytes,
     out_of_one_piece,
+    piece_bytes,
     read_data,
     to_device,
     understand,
@@ -113,14 +114,13 @@ class SharedMemoryTransport:
             raise ValueError(f"rank {target} sends message {tag} to itself; hand it over locally")
         peer = self._peers[target]
         fixed, shapes = describe(payload, tag)
-        head_bytes = aligned(8 * (NUM_FIXED + len(shapes)))
-        num_bytes = head_bytes + data_bytes(payload)
-        if num_bytes <= _SMALL_BYTES:
+        if piece_bytes(payload, shapes) <= _SMALL_BYTES:
             peer.unsent.append((in_one_piece(_SMALL, payload, fixed, shapes), None))
             self._push(target)
             return
         num_blocks = len(peer.pool.blocks)
-        slot = peer.pool.take(num_bytes)
+        head_bytes = aligned(8 * (NUM_FIXED + len(shapes)))
+        slot = peer.pool.take(head_bytes + data_bytes(payload))
         if len(peer.pool.blocks) > num_blocks:
             block = peer.pool.blocks[-1]
             shape = block.shape
