@@ -137,7 +137,7 @@ def _least_balanced_s(tables: UnitTables) -> float:
     request = tables.request
     count = balanced_microbatches(request)
     kinds = [tables.each_s(request.minibatch_size / count, kind) for kind in request.cluster.kinds]
-    fastest = [min(seconds) for seconds in zip(*kinds)]
+    fastest: list[float] = [min(seconds) for seconds in zip(*kinds)]
     return count * max(max(fastest), sum(fastest) / request.num_devices)
 
 
