@@ -220,6 +220,11 @@ class Run:
             has_sums: whether the sums of gradients are among them.
         """
         pace, on_record = self.executor.pace, self.executor.on_record
+        if pace is None and on_record is None:
+            for action in actions:
+                HANDLERS[action.kind](self, action)
+            self.executor.transport.flush()
+            return
         run = nullcontext() if pace is None else pace.run(self.program, self.device, has_sums)
         with run:
             for action in actions:
@@ -243,15 +248,11 @@ class Run:
         """Runs one action, at the pace of the rank if it has one."""
         pace = self.executor.pace
         if pace is None:
-            self._work(action)
+            HANDLERS[action.kind](self, action)
             return
         with pace.action(action):
-            self._work(action)
+            HANDLERS[action.kind](self, action)
         self.loss_start_ns = None  # only a forward as a whole has an emulated time
-
-    def _work(self, action: Action) -> None:
-        """Does what an action says."""
-        HANDLERS[action.kind](self, action)
 
     # Messages --------------------------------------------------------------------------------
 

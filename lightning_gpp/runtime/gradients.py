@@ -13,12 +13,15 @@ because gradients are linear in it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+_gradient = operator.attrgetter("grad")
 
 
 class GradientStash:
@@ -32,21 +35,27 @@ class GradientStash:
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         self._parameters = list(parameters)
-        self._before: list[Tensor | None] = []
-        self._stash: list[Tensor | None] | None = None
+        self._before: list[tuple[Parameter, Tensor]] = []
+        self._stash: list[tuple[Parameter, Tensor]] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
 
     def __enter__(self) -> GradientStash:
-        self._before = [parameter.grad for parameter in self._parameters]
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._before = self._taken()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._stash = [parameter.grad for parameter in self._parameters]
-        for parameter, before in zip(self._parameters, self._before, strict=True):
+        self._stash = self._taken()
+        for parameter, before in self._before:
             parameter.grad = before
         self._before = []
+
+    def _taken(self) -> list[tuple[Parameter, Tensor]]:
+        """The gradients that there are, with their parameters, which have none afterwards."""
+        pairs = zip(self._parameters, map(_gradient, self._parameters), strict=True)
+        taken = [pair for pair in pairs if pair[1] is not None]
+        for parameter, _ in taken:
+            parameter.grad = None
+        return taken
 
     def loss(self, value: Tensor) -> Tensor:
         """A loss with this value whose backward hands the stashed gradients out."""
@@ -71,9 +80,7 @@ class GradientStash:
             )
         stash, self._stash = self._stash, None
         is_one = factor is None or (factor.device.type == "cpu" and factor.item() == 1)
-        for parameter, gradient in zip(self._parameters, stash, strict=True):
-            if gradient is None:
-                continue
+        for parameter, gradient in stash:
             if not is_one:
                 assert factor is not None
                 gradient = gradient * factor.to(gradient)

@@ -67,6 +67,8 @@ class Handover:
             payloads.append(box.pop(self._tag(edge, index, backward)))
         if not backward and any(payload.is_nothing for payload in payloads):
             raise NothingCameError(f"{self.program.replica(edges[0].source)} has failed")
+        if len(payloads) == 1:
+            return payloads[0]
         sizes = [self._samples(part) for *_, part in messages]
         with self._naming_ends(edges[0]):
             return self.cutter.join(edges[0].values, payloads, sizes, backward=backward)
@@ -91,6 +93,10 @@ class Handover:
             backward: whether gradients are meant.
         """
         messages = self.program.messages(edges, stage, microbatch)
+        if len(messages) == 1:
+            edge, index, _ = messages[0]
+            self.outbox[self._tag(edge, index, backward)] = payload
+            return
         sizes = [self._samples(part) for *_, part in messages]
         with self._naming_ends(edges[0]):
             pieces = self.cutter.cut(edges[0].values, payload, sizes, backward=backward)

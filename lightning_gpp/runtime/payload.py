@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ class _PackedParts(NamedTuple):
 
 def tensors_in(values: Sequence[Any]) -> list[Tensor]:
     """The tensors in some values, in the order in which a payload carries them."""
+    if all(isinstance(value, Tensor) for value in values):
+        return list(values)
     return [leaf for leaf in pytree.tree_leaves(list(values)) if isinstance(leaf, Tensor)]
 
 
@@ -84,6 +87,8 @@ def copies(value: Any) -> Any:
 
 def pack(values: Sequence[Any]) -> Payload:
     """The message that carries ``values``, cut off from the autograd graph."""
+    if all(isinstance(value, Tensor) and value.layout is torch.strided for value in values):
+        return _beside(values, None)
     values = pytree.tree_map(
         _taken_apart, list(values), is_leaf=lambda leaf: isinstance(leaf, PackedSequence)
     )
@@ -97,11 +102,12 @@ def pack(values: Sequence[Any]) -> Payload:
                 list(values),
             )
         )
-    return Payload(
-        [tensor.detach() for tensor in tensors],
-        [tensor.requires_grad for tensor in tensors],
-        structure,
-    )
+    return _beside(tensors, structure)
+
+
+def _beside(tensors: Sequence[Tensor], structure: bytes | None) -> Payload:
+    """The message of some tensors, cut off from the autograd graph, and a pickled structure."""
+    return Payload([t.detach() for t in tensors], [t.requires_grad for t in tensors], structure)
 
 
 def pack_gradients(gradients: Sequence[Tensor | None]) -> Payload:
@@ -109,19 +115,79 @@ def pack_gradients(gradients: Sequence[Tensor | None]) -> Payload:
     return Payload(list(gradients), [False] * len(gradients))
 
 
+class _ObjectPickler(pickle.Pickler):
+    """Pickles what is asked for, its tensors apart."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[Tensor] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How a tensor is pickled: as its number; everything else as always."""
+        if not isinstance(obj, Tensor):
+            return NotImplemented
+        if obj.layout is torch.sparse_coo:
+            return _sparse, tuple(_taken_apart(obj))
+        if obj.layout is not torch.strided:
+            return NotImplemented
+        self.tensors.append(obj)
+        return _tensor, (len(self.tensors) - 1,)
+
+
+class _ObjectUnpickler(pickle.Unpickler):
+    """The other way round.
+
+    Args:
+        structure: what :class:`_ObjectPickler` wrote.
+        tensors: of the object.
+    """
+
+    def __init__(self, structure: bytes, tensors: Sequence[Tensor | None]) -> None:
+        super().__init__(io.BytesIO(structure))
+        self._tensors = tensors
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """What a name stands for."""
+        if module == __name__ and name == _tensor.__name__:
+            return self._tensors.__getitem__
+        return super().find_class(module, name)
+
+
+def _tensor(index: int) -> Tensor:
+    """Stands for the tensor at ``index`` in a pickled object."""
+    raise pickle.UnpicklingError(f"tensor {index} travels beside the object; use unpack_object")
+
+
+def _sparse(*parts: Any) -> Tensor:
+    return _put_together(_SparseParts(*parts))  # type: ignore[no-any-return]
+
+
 def pack_object(obj: object) -> Payload:
-    """The message that carries any object that can be pickled, without tensors of its own."""
-    return Payload([], [], pickle.dumps(obj))
+    """The message that carries any object that can be pickled; no gradient comes back for it.
+
+    Its tensors travel beside it, wherever they are in it. Much faster than :func:`pack` where there
+    is more to an object than tensors, and a tensor that is in it twice is one tensor afterwards.
+    """
+    file = io.BytesIO()
+    pickler = _ObjectPickler(file)
+    pickler.dump(obj)
+    return _beside(pickler.tensors, file.getvalue())
+
+
+def _leaves(payload: Payload) -> list[Tensor | None]:
+    """Tensors of a message that nobody else has, which require a gradient where asked for."""
+    leaves = [tensor if tensor is None else tensor.detach() for tensor in payload.tensors]
+    for leaf, requires_grad in zip(leaves, payload.requires_grad, strict=True):
+        if requires_grad and leaf is not None:
+            leaf.requires_grad_()
+    return leaves
 
 
 def unpack(payload: Payload) -> list[Any]:
     """The values of a message; its tensors are leaves that require a gradient where asked for."""
-    leaves = [
-        tensor.detach().requires_grad_(flag) if tensor is not None else None
-        for tensor, flag in zip(payload.tensors, payload.requires_grad, strict=True)
-    ]
+    leaves = _leaves(payload)
     if payload.structure is None:
-        return list(leaves)
+        return leaves
     values: list[Any] = pytree.tree_map(
         lambda leaf: leaves[leaf.index] if isinstance(leaf, _Slot) else leaf,
         pickle.loads(payload.structure),
@@ -157,7 +223,7 @@ def _put_together(part: Any) -> Any:
 def unpack_object(payload: Payload) -> Any:
     """The object of a message made by :func:`pack_object`."""
     assert payload.structure is not None
-    return pickle.loads(payload.structure)
+    return _ObjectUnpickler(payload.structure, _leaves(payload)).load()
 
 
 DTYPES: tuple[torch.dtype, ...] = (

@@ -58,8 +58,6 @@ class Cutter:
         Raises:
             ValueError: a value cannot be cut.
         """
-        if len(sizes) == 1:
-            return [payload]
         columns = [
             self._cut_tensor(tensor, sizes, dim, name, backward)
             for tensor, (name, dim) in zip(
@@ -91,8 +89,6 @@ class Cutter:
             ValueError: values cannot be joined.
         """
         first = payloads[0]
-        if len(payloads) == 1:
-            return first
         tensors = [
             self._join_tensors([p.tensors[i] for p in payloads], sizes, dim, name, backward)
             for i, (name, dim) in enumerate(self._dims(names, len(first.tensors)))

@@ -225,7 +225,7 @@ class Program:
 
     def messages(
         self, edges: Sequence[StageEdge], stage: int, microbatch: int
-    ) -> list[tuple[StageEdge, int, Part]]:
+    ) -> tuple[tuple[StageEdge, int, Part], ...]:
         """What one micro-batch of a stage exchanges with the replicas of another one.
 
         Args:
@@ -236,12 +236,22 @@ class Program:
         Returns:
             (edge, index of the message on it, what it carries) in the order of the units.
         """
-        found = [
-            (edge, index, self.parts[edge.source, edge.target][index])
-            for edge in edges
-            for index in self.message_range(edge, stage, microbatch)
-        ]
-        return sorted(found, key=lambda item: item[2].start)
+        key = edges[0].source, edges[0].target, stage, microbatch
+        if key not in self._messages:
+            found = [
+                (edge, index, self.parts[edge.source, edge.target][index])
+                for edge in edges
+                for index in self.message_range(edge, stage, microbatch)
+            ]
+            self._messages[key] = tuple(sorted(found, key=lambda item: item[2].start))
+        return self._messages[key]
+
+    @cached_property
+    def _messages(
+        self,
+    ) -> dict[tuple[int, int, int, int], tuple[tuple[StageEdge, int, Part], ...]]:
+        """What :meth:`messages` has found: a program is run many times."""
+        return {}
 
     def part(self, message: Action) -> Part:
         """What a send or a receive carries."""
@@ -325,10 +335,17 @@ class Program:
                 f"the schedule {self.schedule.name!r} mixes forwards and backwards, so its "
                 f"programs have no halves; schedules that have: {', '.join(halved)}"
             )
-        is_forward = [action.kind.is_forward for action in self.device_actions(device)]
-        middle = sum(is_forward)
-        assert all(is_forward[:middle])  # build_program and validate see to it
-        return middle
+        return self._middles[device] if device < len(self.actions) else 0
+
+    @cached_property
+    def _middles(self) -> tuple[int, ...]:
+        """Forwards and their messages, which come first, of every device."""
+        middles = []
+        for actions in self.actions:
+            is_forward = [action.kind.is_forward for action in actions]
+            middles.append(sum(is_forward))
+            assert all(is_forward[: middles[-1]])  # build_program and validate see to it
+        return tuple(middles)
 
     def compute_actions(self) -> Iterator[Action]:
         """All forwards and backwards."""

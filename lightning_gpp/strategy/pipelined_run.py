@@ -88,6 +88,7 @@ class PipelinedRun:
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self._stash_parameters: list[Parameter] | None = None
+        self._ids_of_stages: frozenset[int] = frozenset()
         self._train_modes: dict[str, bool] = {}
         self._leader_state: LeaderState | None = None
         self._has_shown_state = False
@@ -103,6 +104,8 @@ class PipelinedRun:
         self._module = module
         self._optimizers = optimizers
         self._train_modes = _modes(module)
+        if self._leader_state is not None:
+            self._leader_state.close()
         self._leader_state = LeaderState(module, optimizers)
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
@@ -179,7 +182,7 @@ class PipelinedRun:
         is_whole = self.model is not None and not self.model.partition.is_partial
         if is_whole:
             return nullcontext()
-        return HeldElsewhere(self.device, self._stash_parameters or ())
+        return HeldElsewhere(self.device, self._ids_of_stages)
 
     # Programs -------------------------------------------------------------------------------
 
@@ -333,7 +336,7 @@ class PipelinedRun:
 
     def _before_program(self) -> None:
         for partial in self.partial_optimizers:
-            partial.adopt_new_groups(self.module, self.built.partition.held_parameters())
+            partial.adopt_new_groups(self.module, self.built.partition.held_parameters)
 
     def unit_sizes(self, num_samples: int, *, is_training: bool = True) -> list[int]:
         """Samples of each of the smallest micro-batches of a mini-batch."""
@@ -407,7 +410,7 @@ class PipelinedRun:
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
         share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
-        self._stash_parameters = held
+        self._stash_parameters, self._ids_of_stages = held, frozenset(map(id, held))
         holders = pipeline.partition.owners.holders
         self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
         self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
@@ -424,6 +427,12 @@ class PipelinedRun:
                 for partial in self.partial_optimizers:
                     stack.enter_context(partial.whole_groups(self.module, held))
             yield
+
+    def stop_watching(self) -> None:
+        """The run is over: user code and modules are what they were."""
+        self.stop_early_modules()
+        if self._leader_state is not None:
+            self._leader_state.close()
 
     def stop_early_modules(self) -> None:
         """Modules in front of the forward stay where they are from now on."""

@@ -222,7 +222,7 @@ class Session:
             self.run.transport.close()
         self._microbatch_steps.close()
         self._async_steps.close()
-        self.run.stop_early_modules()
+        self.run.stop_watching()
 
     def _report_emulation(self, model: BuiltModel) -> None:
         """All ranks: rank 0 says what the emulated steps took."""

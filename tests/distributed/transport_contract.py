@@ -71,6 +71,8 @@ def shapes_types_and_structures_vary(transport: Transport) -> None:
         [torch.randn([1] * 9) for _ in range(2000)],
         [torch.ones(4096), torch.ones(1), "a large message"],
     ]
+    sizes = [(count, dims) for count in range(0, 400, 8) for dims in range(1, 12)]
+    messages += [[torch.ones([1] * dims + [count])] for count, dims in sizes]
     torch.manual_seed(0)
     if transport.rank == 0:
         for values in messages:
@@ -92,6 +94,9 @@ def shapes_types_and_structures_vary(transport: Transport) -> None:
     assert len(unpack(receive(transport, tag))) == 2000
     large = unpack(receive(transport, tag))
     assert large[0].sum() == 4096 and large[1:] == [torch.ones(1), "a large message"]
+    for count, dims in sizes:  # head and data of all lengths, small enough for one piece or not
+        (ones,) = unpack(receive(transport, tag))
+        assert ones.shape == (*[1] * dims, count) and ones.sum() == count
 
 
 def gradient_flags_and_gaps_survive(transport: Transport) -> None:

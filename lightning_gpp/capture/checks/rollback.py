@@ -181,18 +181,18 @@ class _SavedModule:
         for key, (value, content) in self.attributes.items():
             changed = key not in now or now[key] is not value
             now[key] = value
-            if isinstance(value, Tensor):
-                changed |= _put_back(value, content)
-            elif type(value) in _CONTAINERS:
+            if isinstance(content, _Content):
                 changed |= _put_back_container(value, content)
+            elif isinstance(value, Tensor):
+                changed |= _put_back(value, content)
             if changed:
                 yield key
 
 
 def _shallow_copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return _Content.of(value, set()) if type(value) in _CONTAINERS else value
+    if type(value) in _CONTAINERS:
+        return _Content.of(value, set()) if value else _NOTHING
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,10 @@ class _Content:
         return cls(copy.copy(container), tuple((v, cls.of(v, seen)) for v in nested))
 
 
+_NOTHING = _Content((), ())
+"""Of an empty container: every module has a dozen of them, for its hooks."""
+
+
 def _put_back(tensor: Tensor, value: Tensor) -> bool:
     if tensor.is_meta or (tensor.shape == value.shape and torch.equal(tensor, value)):
         return False
@@ -221,6 +225,8 @@ def _put_back(tensor: Tensor, value: Tensor) -> bool:
 
 
 def _put_back_container(container: Any, content: _Content) -> bool:
+    if content is _NOTHING and not container:
+        return False
     changed = [_put_back_container(inner, inside) for inner, inside in content.inner]
     if _item_ids(container) == _item_ids(content.items):
         return any(changed)

@@ -18,12 +18,12 @@ from lightning_gpp.runtime.transport.message import (
     Description,
     aligned,
     bytes_to_numbers,
-    data_bytes,
     describe,
+    in_one_piece,
     numbers_to_bytes,
+    piece_bytes,
     read_data,
     understand,
-    write_data,
 )
 from lightning_gpp.runtime.transport.transport import Tag
 
@@ -61,14 +61,10 @@ def encode_first(payload: Payload, tag: Tag) -> FirstPart:
     if head_bytes > FIRST_BYTES:
         part = numbers_to_bytes([_MESSAGE, _SHAPES_FOLLOW, *fixed])
         return FirstPart(_tensor_of(part), False, torch.tensor(shapes))
-    total = head_bytes + data_bytes(payload)
-    if total > FIRST_BYTES:
+    if piece_bytes(payload, shapes) > FIRST_BYTES:
         part = numbers_to_bytes([_MESSAGE, 0, *fixed, *shapes])
         return FirstPart(_tensor_of(part), False)
-    part = numbers_to_bytes([_MESSAGE, head_bytes, *fixed, *shapes])
-    part.extend(bytes(total - len(part)))
-    write_data(payload, part, head_bytes)
-    return FirstPart(_tensor_of(part), True)
+    return FirstPart(_tensor_of(in_one_piece(_MESSAGE, payload, fixed, shapes)), True)
 
 
 def goodbye() -> Tensor:
@@ -92,7 +88,7 @@ def decode_first(first: Tensor, shapes: Tensor | None = None) -> Description:
     data = _bytes_of(first)
     fixed = bytes_to_numbers(data, 2, NUM_FIXED)
     if shapes is not None:
-        return understand(fixed, shapes.tolist())
+        return understand(fixed, tuple(shapes.tolist()))
     return understand(fixed, bytes_to_numbers(data, _BEFORE_SHAPES, fixed[-1]))
 
 

@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeGuard
 
 import torch
@@ -82,11 +83,17 @@ def describe(payload: Payload, tag: Tag) -> tuple[list[int], list[int]]:
     return [*tag, size, len(payload.tensors), len(shapes)], shapes
 
 
-def understand(fixed: Sequence[int], shapes: Sequence[int]) -> Description:
+def understand(fixed: Sequence[int], shapes: tuple[int, ...]) -> Description:
     """The description that :func:`describe` turned into numbers."""
+    return Description((fixed[0], fixed[1], fixed[2], fixed[3]), fixed[4], _heads(fixed[5], shapes))
+
+
+@lru_cache(maxsize=1024)  # the same messages come in every step
+def _heads(count: int, shapes: tuple[int, ...]) -> tuple[TensorHead, ...]:
+    """Types and shapes of so many tensors."""
     heads = []
     position = 0
-    for _ in range(fixed[5]):
+    for _ in range(count):
         code = shapes[position]
         if code == _NO_TENSOR:
             heads.append(TensorHead(None, (), False))
@@ -101,7 +108,7 @@ def understand(fixed: Sequence[int], shapes: Sequence[int]) -> Description:
                 )
             )
             position += 3 + dims
-    return Description((fixed[0], fixed[1], fixed[2], fixed[3]), fixed[4], tuple(heads))
+    return tuple(heads)
 
 
 def data_bytes(payload: Payload) -> int:
@@ -160,6 +167,41 @@ def _read_tensor(
     count = math.prod(head.shape)
     place = torch.frombuffer(buffer, dtype=head.dtype, count=count, offset=offset).view(head.shape)
     return place.clone() if copy else place
+
+
+def in_one_piece(
+    kind: int, payload: Payload, fixed: Sequence[int], shapes: Sequence[int]
+) -> bytearray:
+    """A small message: its kind, where its data begin, its description and its data.
+
+    Args:
+        kind: of whoever sends it.
+        payload: of the message.
+        fixed: what :func:`describe` says of it.
+        shapes: likewise.
+    """
+    head_bytes = _head_bytes(shapes)
+    piece = numbers_to_bytes([kind, head_bytes, *fixed, *shapes])
+    piece.extend(bytes(piece_bytes(payload, shapes) - len(piece)))
+    write_data(payload, piece, head_bytes)
+    return piece
+
+
+def piece_bytes(payload: Payload, shapes: Sequence[int]) -> int:
+    """How many bytes a message takes in one piece."""
+    return _head_bytes(shapes) + data_bytes(payload)
+
+
+def _head_bytes(shapes: Sequence[int]) -> int:
+    """Where the data of a message in one piece begin."""
+    return aligned(8 * (2 + NUM_FIXED + len(shapes)))
+
+
+def out_of_one_piece(piece: bytearray) -> tuple[Tag, Payload]:
+    """What :func:`in_one_piece` has packed; tensors lie in the piece itself."""
+    _, offset, *fixed = bytes_to_numbers(piece, 0, 2 + NUM_FIXED)
+    description = understand(fixed, bytes_to_numbers(piece, 2 + NUM_FIXED, fixed[-1]))
+    return description.tag, read_data(piece, offset, description, copy=False)
 
 
 def to_device(payload: Payload, device: torch.device) -> Payload:

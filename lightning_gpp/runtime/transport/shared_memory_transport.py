@@ -2,9 +2,9 @@
 
 On CPUs this is several times faster than gloo, whose loopback connections copy every byte through
 the kernel and wake a thread for it (``benchmarks/transports.py``). A send copies the tensors once,
-into a slot of shared memory; the receiver uses them where they lie. There are no threads: what has
-arrived is looked at whenever this rank sends, receives or flushes, and the sockets hold hundreds of
-announcements until then.
+into a slot of shared memory; the receiver uses them where they lie. What is smaller than a slot is
+worth goes with its announcement. There are no threads: what has arrived is looked at whenever this
+rank sends, receives or flushes, and the sockets hold hundreds of announcements until then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from lightning_gpp.runtime.transport.message import (
     bytes_to_numbers,
     data_bytes,
     describe,
+    in_one_piece,
     numbers_to_bytes,
+    out_of_one_piece,
+    piece_bytes,
     read_data,
     to_device,
     understand,
@@ -37,7 +40,11 @@ from lightning_gpp.runtime.transport.shared_slots import BlockShape, Slot, SlotM
 from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError, late
 
 _PACKET = struct.Struct("4q")
-_MESSAGE, _BLOCK, _GOODBYE = 1, 2, 3
+_MESSAGE, _BLOCK, _GOODBYE, _SMALL = 1, 2, 3, 4
+_SMALL_BYTES = 512
+"""Messages of up to so many bytes go with their announcement; hundreds fit into a socket."""
+_FD = struct.Struct("i")
+_FD_SPACE = socket.CMSG_SPACE(_FD.size)
 _CLOSE_TIMEOUT_S = 30.0
 
 
@@ -56,7 +63,7 @@ class _Peer:
     connection: socket.socket
     pool: SlotPool = field(default_factory=SlotPool)
     blocks: list[SlotMemory] = field(default_factory=list)
-    unsent: deque[tuple[bytes, SlotMemory | None]] = field(default_factory=deque)
+    unsent: deque[tuple[bytes | bytearray, SlotMemory | None]] = field(default_factory=deque)
     is_here: bool = True
 
 
@@ -107,8 +114,12 @@ class SharedMemoryTransport:
             raise ValueError(f"rank {target} sends message {tag} to itself; hand it over locally")
         peer = self._peers[target]
         fixed, shapes = describe(payload, tag)
-        head_bytes = aligned(8 * (NUM_FIXED + len(shapes)))
+        if piece_bytes(payload, shapes) <= _SMALL_BYTES:
+            peer.unsent.append((in_one_piece(_SMALL, payload, fixed, shapes), None))
+            self._push(target)
+            return
         num_blocks = len(peer.pool.blocks)
+        head_bytes = aligned(8 * (NUM_FIXED + len(shapes)))
         slot = peer.pool.take(head_bytes + data_bytes(payload))
         if len(peer.pool.blocks) > num_blocks:
             block = peer.pool.blocks[-1]
@@ -217,7 +228,7 @@ class SharedMemoryTransport:
     def _take_packet(self, rank: int, peer: _Peer) -> bool:
         """Takes one packet in; False when there is none."""
         try:
-            packet, fds, _, _ = socket.recv_fds(peer.connection, _PACKET.size, 1)
+            packet, ancillary, _, _ = peer.connection.recvmsg(_SMALL_BYTES, _FD_SPACE)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -226,15 +237,19 @@ class SharedMemoryTransport:
         if not packet:
             self._lose(rank, "its connection closed")
             return False
-        kind, *numbers = _PACKET.unpack(packet)
+        kind, *numbers = _PACKET.unpack_from(packet)
         if kind == _GOODBYE:
             self._lose(rank, "it closed its transport")
             return False
         if kind == _BLOCK:
-            peer.blocks.append(SlotMemory(fds[0], BlockShape(numbers[0], numbers[1])))
+            (fd,) = _FD.unpack_from(ancillary[0][2])
+            peer.blocks.append(SlotMemory(fd, BlockShape(numbers[0], numbers[1])))
             peer.blocks[-1].forget_file()
             return True
-        tag, payload = _read(peer.blocks[numbers[0]], numbers[1], numbers[2])
+        if kind == _SMALL:
+            tag, payload = out_of_one_piece(bytearray(packet))
+        else:
+            tag, payload = _read(peer.blocks[numbers[0]], numbers[1], numbers[2])
         self._mailbox.put(rank, tag, to_device(payload, self._device))
         return True
 

@@ -25,6 +25,7 @@ from torchmetrics import Metric
 
 from lightning_gpp.instance_attribute import instance_attribute
 from lightning_gpp.strategy.logging.metrics import MetricRef, reference
+from lightning_gpp.strategy.state.held_elsewhere import lifted
 
 
 @dataclass(slots=True)
@@ -52,15 +53,15 @@ class LedLog:
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Makes a call of ``self.log``."""
         kwargs |= dict(zip(_POSITIONAL, args, strict=False))
-        value = number_of(value)
-        if self._makes_calls:
-            self._log(name, value, **kwargs)
-        if isinstance(value, Metric):
-            last = value._forward_cache
+        with lifted():
+            value = number_of(value)
+            if self._makes_calls:
+                self._log(name, value, **kwargs)
             noted: Tensor | MetricRef
-            noted = dataclasses.replace(reference(self._module, value), last=last)
-        else:
-            noted = as_number(name, value)
+            if isinstance(value, Metric):
+                noted = reference(self._module, value)
+            else:
+                noted = as_number(name, value)
         self._calls.append(LogCall(name, noted, kwargs))
 
     def calls(self, batch: Any = None) -> list[LogCall]:

@@ -71,7 +71,12 @@ class MetricStates:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self._settled: list[tuple[str, Metric]] | None = None
         self._seen = {place: _SeenValue.of(value) for place, value in self._values()}
+
+    def settle(self) -> None:
+        """The module's metrics stay those that it has now."""
+        self._settled = list(_metrics_of(self._module))
 
     def take_changes(self) -> dict[tuple[str, str], Any]:
         """Rank 0: new values by metric and attribute, since the last call.
@@ -108,11 +113,17 @@ class MetricStates:
         values["_computed"] = None
 
     def _values(self) -> Iterator[tuple[tuple[str, str], Any]]:
-        for name, part in self._module.named_modules():
-            if isinstance(part, Metric):
-                for key, value in vars(part).items():
-                    if key not in _EVERY_RANKS_OWN and _is_state(value):
-                        yield (name, key), value
+        metrics = _metrics_of(self._module) if self._settled is None else self._settled
+        for name, metric in metrics:
+            for key, value in vars(metric).items():
+                if key not in _EVERY_RANKS_OWN and _is_state(value):
+                    yield (name, key), value
+
+
+def _metrics_of(module: nn.Module) -> Iterator[tuple[str, Metric]]:
+    for name, part in module.named_modules():
+        if isinstance(part, Metric):
+            yield name, part
 
 
 def _is_state(value: Any) -> bool:

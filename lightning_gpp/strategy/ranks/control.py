@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from lightning_gpp.runtime.payload import pack, unpack
+from lightning_gpp.runtime.payload import pack_object, unpack_object
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.strategy.ranks.failure import FailureWatch, Raised
 
@@ -87,7 +87,7 @@ class Control:
     def tell(self, obj: Any) -> None:
         """Rank 0: sends an object (tensors welcome) to every other rank, without waiting."""
         others = range(1, self._transport.num_ranks)
-        payload = pack([obj]) if others else None
+        payload = pack_object(obj) if others else None
         for rank in others:
             assert payload is not None
             self._transport.send(payload, target=rank, tag=_STEP)
@@ -101,7 +101,7 @@ class Control:
         payload = self._transport.receive(
             source=0, tag=_STEP, timeout_s=self._timeout_s, purpose=purpose
         )
-        told = unpack(payload)[0]
+        told = unpack_object(payload)
         if isinstance(told, Raised):
             raise told.error()
         return told
@@ -116,14 +116,14 @@ class Control:
 
     def send_to(self, rank: int, obj: Any) -> None:
         """Sends an object to one rank."""
-        self._transport.send(pack([obj]), target=rank, tag=_GATHER)
+        self._transport.send(pack_object(obj), target=rank, tag=_GATHER)
 
     def receive_from(self, rank: int, purpose: str) -> Any:
         """The next object that one rank sends with :meth:`send_to`."""
         payload = self._transport.receive(
             source=rank, tag=_GATHER, timeout_s=self._timeout_s, purpose=purpose
         )
-        return unpack(payload)[0]
+        return unpack_object(payload)
 
     def flush(self) -> None:
         """Waits until everything told so far has left."""

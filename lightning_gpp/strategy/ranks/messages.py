@@ -1,7 +1,8 @@
 """What rank 0 tells the others while it runs the user's code: they follow calls, not steps.
 
 A message is told together with :class:`News`, so that what user code changed before a call holds
-on all ranks when the call runs there.
+on all ranks when the call runs there. Several messages go out in every step, so their classes have
+no slots: a frozen dataclass with slots is pickled by Python code, one without in C.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lightning_gpp.strategy.emulation.resumption import Resumption
 from lightning_gpp.strategy.logging.logs import LogCall
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class News:
     """What happened on rank 0 since its last message.
 
@@ -33,7 +34,7 @@ class News:
     gradients: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Autocast:
     """The autocast in which user code calls the pipelined forward.
 
@@ -58,24 +59,24 @@ class Autocast:
         return torch.autocast(kind, dtype=dtype, enabled=self.is_on)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Build:
     """The pipeline is built now."""
 
     autocast: Autocast
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReadBatch:
     """The step reads the next batch by itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepPerMicrobatch:
     """The plan that was made needs steps that run for every micro-batch; this one begins anew."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trial:
     """The forward alone runs on a few samples, to see whether cutting changes its outputs.
 
@@ -90,7 +91,7 @@ class Trial:
     training: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Forward:
     """A call of the pipelined forward.
 
@@ -113,7 +114,7 @@ class Forward:
     fills: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Backward:
     """The backward of a call.
 
@@ -128,12 +129,12 @@ class Backward:
     hands_out: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BackwardEnd:
     """The backward of a loss is over."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepEnd:
     """A step has returned; its loss is told with it.
 
@@ -146,7 +147,7 @@ class StepEnd:
     terminated: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HookEnd:
     """A hook has returned.
 
@@ -159,12 +160,12 @@ class HookEnd:
     logs: list[LogCall]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ManualBackward:
     """``self.manual_backward`` was called."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OptimizerStep:
     """Manual optimization: an optimizer steps.
 
@@ -181,12 +182,12 @@ class OptimizerStep:
     arguments: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClosureEnd:
     """The closure of an optimizer step is over."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RelayedCall:
     """Manual optimization: a method that works on parameters of all ranks.
 
@@ -203,14 +204,14 @@ class RelayedCall:
     kwargs: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OptimizerRef:
     """Stands for an optimizer."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Minibatch:
     """A mini-batch whose step runs for every micro-batch goes forward and backward.
 
@@ -223,7 +224,7 @@ class Minibatch:
     needs: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AsyncMinibatch:
     """A window of a pipeline that does not drain.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +85,7 @@ class ShardedOptimizer(PartialOptimizer):
         self.names, self.kept = again.names, again.kept
         self.divide_state()
 
-    def adopt_new_groups(self, module: Any, held: Sequence[nn.Parameter]) -> None:
+    def adopt_new_groups(self, module: Any, held: Callable[[], Sequence[nn.Parameter]]) -> None:
         """Drops what this rank does not hold from groups that were added since.
 
         Raises:

@@ -278,7 +278,7 @@ class SpmdRun(PipelinedRun):
         assert boundary is None or isinstance(boundary, SpmdBoundary)
         partition = self.divided.partition
         for partial in self.partial_optimizers:
-            partial.adopt_new_groups(self.module, partition.held_parameters())
+            partial.adopt_new_groups(self.module, partition.held_parameters)
         return self.divided.halves(message.export, message.seed, boundary)
 
     @contextmanager

@@ -49,13 +49,13 @@ class HeldElsewhere(TorchFunctionMode):
 
     Args:
         device: of this rank.
-        of_stages: parameters that this rank's stages hold.
+        of_stages: the ``id`` of every parameter that this rank's stages hold.
     """
 
-    def __init__(self, device: torch.device, of_stages: Iterable[Parameter] = ()) -> None:
+    def __init__(self, device: torch.device, of_stages: frozenset[int] = frozenset()) -> None:
         super().__init__()
         self.device = device
-        self._of_stages = frozenset(map(id, of_stages))
+        self._of_stages = of_stages
 
     def __torch_function__(
         self,

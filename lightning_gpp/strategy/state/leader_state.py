@@ -11,15 +11,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gpp.strategy.logging.metrics import MetricStates
+from lightning_gpp.strategy.state.attribute_watch import AttributeWatch
 
 _PLAIN = (bool, int, float, str, type(None))
 _LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "torch_geometric.")
@@ -27,6 +29,10 @@ _LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "torch_geometric.")
 _MAX_GROUPS = 1 << 20
 _RANKS_OWN = frozenset({"_current_fx_name", "_jit_is_scripting"})
 """Attributes that Lightning sets on each rank by itself."""
+
+_NO_TENSOR = torch.empty(0)
+# All tensors of a module are looked at in every step, in C.
+_requires_grad, _version = operator.attrgetter("requires_grad"), operator.attrgetter("_version")
 
 _Place = tuple[Mapping[str, Tensor | None], str]
 Key = tuple[str, str | int, str]
@@ -41,18 +47,18 @@ class _Watched:
         parameters: all, by name: the table of the module that holds each, and its key there
             (the tensor itself changes when a checkpoint makes the module whole for a moment).
         buffers: those that must not change, likewise.
-        modules: the user's own, by path.
+        modules: the user's own, with their paths, by ``id``.
     """
 
     parameters: dict[str, _Place]
     buffers: dict[str, _Place]
-    modules: dict[str, nn.Module]
+    modules: dict[int, tuple[str, nn.Module]]
 
     @classmethod
     def of(cls, module: pl.LightningModule, elsewhere: frozenset[str]) -> _Watched:
         parts = dict(module.named_modules())
         own = {
-            path: part
+            id(part): (path, part)
             for path, part in parts.items()
             if not type(part).__module__.startswith(_LIBRARIES)
         }
@@ -65,21 +71,22 @@ class _Watched:
                     buffers[name] = part._buffers, key
         return cls(parameters, buffers, own)
 
-    def tensors(self) -> list[Tensor | None]:
-        """Parameters, then buffers."""
+    def tensors(self) -> list[Tensor]:
+        """Parameters, then buffers; something that never changes in the place of those left out."""
         places = itertools.chain(self.parameters.values(), self.buffers.values())
-        return [table[key] for table, key in places]
+        found: Iterator[Any] = itertools.starmap(operator.getitem, places)
+        return [_NO_TENSOR if tensor is None else tensor for tensor in found]
 
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """What the watched parts were like at one moment."""
+    """What the watched parts were like at one moment; attributes have a watch of their own."""
 
+    tensors: list[Tensor]  # parameters, then buffers, as in what follows
+    requires_grad: bytes
+    versions: list[int]
     should_stop: bool
     groups: State
-    requires_grad: list[bool]
-    versions: list[int]  # both of parameters, then buffers
-    attributes: list[dict[str, Any]]
     lists: dict[str, _Filling]
 
 
@@ -97,8 +104,13 @@ class LeaderState:
         self._changes: State = {}
         self._before: _Snapshot | None = None
         self._what = ""
+        self._attributes = AttributeWatch()
         self._metrics = MetricStates(module)
         self._settled: _Watched | None = None
+
+    def close(self) -> None:
+        """Nothing is watched any more."""
+        self._attributes.remove()
 
     def settle(self, elsewhere: frozenset[str]) -> None:
         """The module has been captured: its parameters and sub-modules stay what they are.
@@ -107,6 +119,7 @@ class LeaderState:
             elsewhere: names of the buffers that other ranks hold; rank 0 must not change them.
         """
         self._settled = _Watched.of(self._module, elsewhere)
+        self._metrics.settle()
 
     @contextlib.contextmanager
     def watching(self, what: str) -> Iterator[None]:
@@ -115,9 +128,10 @@ class LeaderState:
         Args:
             what: the user code that runs in it, for errors.
         """
-        self._what, self._before = what, self._snapshot(self._watched())
+        self._what, self._before = what, self._snapshot()
         try:
-            yield
+            with self._attributes.on():
+                yield
             self._note_changes()
         finally:
             self._before = None
@@ -140,36 +154,45 @@ class LeaderState:
     def _note_changes(self) -> None:
         assert self._before is not None
         watched, before = self._watched(), self._before
-        after = self._before = self._snapshot(watched)
-        names = itertools.chain(watched.parameters, watched.buffers)
-        for name, old, new in zip(names, before.versions, after.versions, strict=True):
-            if old != new:
-                raise RuntimeError(
-                    f"{self._what} changed the parameter or buffer {name!r}, but runs on rank 0 "
-                    "only, which does not hold all of the model. Change weights in a hook that "
-                    "runs on every rank (on_before_zero_grad, optimizer_step) or in a callback."
-                )
+        # Once settled, a step does not exchange parameters for others.
+        after = self._before = self._snapshot(before.tensors if self._settled else None)
+        if before.versions != after.versions:
+            names = itertools.chain(watched.parameters, watched.buffers)
+            same = map(operator.eq, before.versions, after.versions)
+            name = next(name for name, is_same in zip(names, same) if not is_same)
+            raise RuntimeError(
+                f"{self._what} changed the parameter or buffer {name!r}, but runs on rank 0 "
+                "only, which does not hold all of the model. Change weights in a hook that "
+                "runs on every rank (on_before_zero_grad, optimizer_step) or in a callback."
+            )
         self._changes |= _differences(watched, before, after)
+        self._changes |= _set_attributes(self._attributes.changed(watched.modules))
+        self._attributes.forget()
 
     def look_again(self) -> None:
         """Rank 0: what has just changed, has changed on all ranks."""
         if self._before is not None:
-            self._before = self._snapshot(self._watched())
+            self._before = self._snapshot()
+            self._attributes.forget()
 
     @contextlib.contextmanager
     def preserved(self) -> Iterator[None]:
         """Rank 0: takes back what its body changes; for a step that begins anew."""
-        watched = self._watched()
-        before = self._snapshot(watched)
+        watched, before, attributes = self._watched(), self._snapshot(), AttributeWatch()
         try:
-            yield
+            with attributes.on():
+                yield
         finally:
-            self.apply(_differences(watched, self._snapshot(watched), before))
+            attributes.remove()
+            changes = _differences(watched, self._snapshot(), before)
+            changes |= _set_attributes(
+                (path, name, now, former)
+                for path, name, former, now in attributes.changed(watched.modules)
+            )
+            self.apply(changes)
 
     def apply(self, changes: Mapping[Key, Any]) -> None:
         """Other ranks: makes rank 0's changes."""
-        parameters = dict(self._module.named_parameters(remove_duplicate=False))
-        modules = dict(self._module.named_modules())
         for (kind, place, name), value in changes.items():
             if kind == "group":
                 optimizer, number = divmod(int(place), _MAX_GROUPS)
@@ -179,7 +202,7 @@ class LeaderState:
                 else:
                     group[name] = value
             elif kind == "requires_grad":
-                parameters[name].requires_grad_(value)
+                self._module.get_parameter(name).requires_grad_(value)
             elif kind == "metric":
                 self._metrics.apply((str(place), name), value)
             elif kind == "should_stop":
@@ -190,19 +213,19 @@ class LeaderState:
                     setattr(self._module, name, [])
                 getattr(self._module, name)[kept:] = entries
             else:
-                setattr(modules[str(place)], name, value)
+                setattr(self._module.get_submodule(str(place)), name, value)
 
     def _watched(self) -> _Watched:
         return self._settled or _Watched.of(self._module, frozenset())
 
-    def _snapshot(self, watched: _Watched) -> _Snapshot:
-        tensors = watched.tensors()
+    def _snapshot(self, tensors: list[Tensor] | None = None) -> _Snapshot:
+        tensors = self._watched().tensors() if tensors is None else tensors
         return _Snapshot(
+            tensors,
+            requires_grad=bytes(map(_requires_grad, tensors)),
+            versions=list(map(_version, tensors)),
             should_stop=bool(self._module.trainer.should_stop),
             groups=self._groups(),
-            requires_grad=[t is not None and t.requires_grad for t in tensors],
-            versions=[0 if t is None else t._version for t in tensors],
-            attributes=[dict(vars(part)) for part in watched.modules.values()],
             lists={k: _Filling.of(v) for k, v in vars(self._module).items() if type(v) is list},
         )
 
@@ -220,20 +243,27 @@ class LeaderState:
 
 def _differences(watched: _Watched, old: _Snapshot, new: _Snapshot) -> State:
     """The new values of what is not as it was."""
-    changes: State = {k: v for k, v in new.groups.items() if old.groups.get(k) != v}
+    changes: State = {}
+    if new.groups != old.groups:
+        changes |= {k: v for k, v in new.groups.items() if old.groups.get(k) != v}
     if new.should_stop != old.should_stop:
         changes["should_stop", "", ""] = new.should_stop
-    for name, was, now in zip(watched.parameters, old.requires_grad, new.requires_grad):
-        if was != now:
-            changes["requires_grad", "", name] = now
-    for path, before, after in zip(watched.modules, old.attributes, new.attributes, strict=True):
-        if not _are_same(before, after):
-            for name, value in after.items():
-                if isinstance(value, _PLAIN) and name not in _RANKS_OWN:
-                    former = before.get(name, ...)
-                    if not isinstance(former, (*_PLAIN,)) or former != value:
-                        changes["attribute", path, name] = value
+    if new.requires_grad != old.requires_grad:
+        for name, was, now in zip(watched.parameters, old.requires_grad, new.requires_grad):
+            if was != now:
+                changes["requires_grad", "", name] = bool(now)
     return changes | _filled(old.lists, new.lists)
+
+
+def _set_attributes(found: Iterable[tuple[str, str, Any, Any]]) -> State:
+    """The new values of plain attributes: (path, name, old value, new one)."""
+    return {
+        ("attribute", path, name): new
+        for path, name, old, new in found
+        if isinstance(new, _PLAIN)
+        and name not in _RANKS_OWN
+        and (not isinstance(old, _PLAIN) or old != new)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +306,3 @@ def _filled(old: Mapping[str, _Filling], new: Mapping[str, _Filling]) -> State:
 
 def _is_number(value: Any) -> bool:
     return value.dim() == 0 if isinstance(value, Tensor) else isinstance(value, _PLAIN)
-
-
-def _are_same(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether two dictionaries hold the very same objects; all in C, as steps wait for it."""
-    return before.keys() == after.keys() and all(map(operator.is_, before.values(), after.values()))

@@ -7,7 +7,7 @@ the indices they have on one device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -97,13 +97,15 @@ class PartialOptimizer:
         whole = PartialOptimizer.keep(self.optimizer, module, held)
         self.names, self.kept = whole.names, whole.kept
 
-    def adopt_new_groups(self, module: NamesParameters, held: Sequence[nn.Parameter]) -> None:
+    def adopt_new_groups(
+        self, module: NamesParameters, held: Callable[[], Sequence[nn.Parameter]]
+    ) -> None:
         """Drops what this rank does not hold from groups that were added since."""
         new = self.optimizer.param_groups[len(self.names) :]
         if not new:
             return
         name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-        held_ids = {id(parameter) for parameter in held}
+        held_ids = {id(parameter) for parameter in held()}
         for group in new:
             self.names.append([name_of[id(p)] for p in group["params"]])
             self.kept.append([i for i, p in enumerate(group["params"]) if id(p) in held_ids])

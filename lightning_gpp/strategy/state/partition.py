@@ -80,6 +80,7 @@ class Partition:
         self._num_ranks = num_ranks
         self._device = device
         self._slots = _slots(module)
+        self._lacks_some = any(rank not in ranks for ranks in owners.holders.values())
 
     def spread(self) -> None:
         """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""
@@ -153,7 +154,7 @@ class Partition:
     @property
     def is_partial(self) -> bool:
         """Whether other ranks hold something that this one does not."""
-        return any(self._rank not in ranks for ranks in self.owners.holders.values())
+        return self._lacks_some
 
     def held_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank holds, each once."""

@@ -26,6 +26,7 @@ from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of
 from lightning_gpp.strategy.ranks.messages import Autocast, Backward, Build, Forward
+from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.step.chunk_calls import (
     back_in_place,
     check_size,
@@ -62,11 +63,12 @@ class ForwardCalls:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What forward returns."""
         run = self._run
-        if run.pipeline is None:
-            self._build(args, kwargs)
-        captured = run.built.captured
-        captured.check_reads()
-        return captured.output(self._values(captured, captured.inputs(args, kwargs)))
+        with lifted():
+            if run.pipeline is None:
+                self._build(args, kwargs)
+            captured = run.built.captured
+            captured.check_reads()
+            return captured.output(self._values(captured, captured.inputs(args, kwargs)))
 
     def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Builds the pipeline, on all ranks; this call is the example."""
