@@ -92,6 +92,9 @@ VARIANTS: Mapping[str, Variant] = {
     "historical gradients": Variant(Techniques(historical_gradients=True)),
     "none of the three": Variant(Techniques(False, 1, True)),
     "history begins exact": Variant(Techniques(), begins_exact=True),
+    "historical gradients, begins exact": Variant(
+        Techniques(historical_gradients=True), begins_exact=True
+    ),
 }
 MODELS = {"GCNII": "gcn2", "ResGCN+": "resgcn"}
 

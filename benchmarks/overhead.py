@@ -132,10 +132,9 @@ def main() -> None:
         for options in CURVES[name]:
             asked = {"ranks": 1, "modules": 0, "logged": 0, "microbatches": 1} | options
             ours_s, plain_s = measured(**asked), measured(**(asked | {"ranks": 0}))
-            others = f"{1e3 * max(ours_s[1:]):7.2f}" if len(ours_s) > 1 else ""
-            print(
-                f"{options.get(name, 1):>12} {1e3 * plain_s[0]:7.2f} {1e3 * ours_s[0]:7.2f} {others}"
-            )
+            seconds = [plain_s[0], ours_s[0], *([max(ours_s[1:])] if ours_s[1:] else [])]
+            shown = " ".join(f"{1e3 * second:7.2f}" for second in seconds)
+            print(f"{options.get(name, 1):>12} {shown}")
         print(flush=True)
 
 

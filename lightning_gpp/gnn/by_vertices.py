@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.values.graph_inputs import GraphInputs
-from lightning_gpp.gnn.chunk_graph import ChunkGraph
+from lightning_gpp.gnn.graph_values import GraphValues
 from lightning_gpp.gnn.node_kinds import NodeKind, Surroundings
 from lightning_gpp.graph import ModelGraph, OpNode, Value, Variation
 
@@ -22,7 +22,7 @@ def num_vertices_of(tensors: Mapping[str, Tensor]) -> int:
 
 
 def by_vertices(
-    captured: CapturedModel, nodes: ChunkGraph, sizes: Mapping[str, tuple[int, ...]]
+    captured: CapturedModel, nodes: GraphValues, sizes: Mapping[str, tuple[int, ...]]
 ) -> ModelGraph:
     """The model with vertices in the place of samples.
 
@@ -79,7 +79,7 @@ def _value(value: Value, kind: NodeKind, around: Surroundings) -> Value:
 class _Needs:
     """Which values an operator needs, where it computes whole values by itself."""
 
-    def __init__(self, captured: CapturedModel, nodes: ChunkGraph) -> None:
+    def __init__(self, captured: CapturedModel, nodes: GraphValues) -> None:
         self._captured, self._kinds = captured, nodes.kinds
 
     def of(self, operator: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from lightning_gpp.gnn.by_vertices import by_vertices, num_vertices_of
 from lightning_gpp.gnn.chunk_graph import ChunkGraph
 from lightning_gpp.gnn.chunks import ChunkRows, Chunks, EdgeSets
 from lightning_gpp.gnn.errors import GraphTrainingError
+from lightning_gpp.gnn.graph_values import GraphValues
 from lightning_gpp.gnn.history import Techniques
 from lightning_gpp.gnn.message_passing import is_layer
 from lightning_gpp.gnn.node_kinds import NodeKind, Pass, Surroundings
@@ -94,8 +95,8 @@ class ChunkedModel:
         self._rows: dict[tuple[int | None, int, torch.device], ChunkRows] = {}
         staying = captured.graph.staying
         self._whole = {name: tensor for name, tensor in tensors.items() if name in staying}
-        self._small = example and {n: example[n] for n in self._whole}
-        self._sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self._absent: frozenset[str] = frozenset()
+        self._small = example and {name: example[name] for name in self._whole}
         self._graphs: dict[bool, ChunkGraph] = {}
         nodes = captured.all_nodes(training=True)
         if not any(is_layer(node, captured.module) for node in nodes):
@@ -104,9 +105,13 @@ class ChunkedModel:
                 "torch_geometric, which full-graph training in chunks is for; use "
                 'strategy="graphpipe"'
             )
-        self.model = by_vertices(captured, self._nodes(training=True), self._sizes)
-        exchanged = set(self._exchanged()) if chunks.num_ways > 1 else ()
-        self.in_ways = in_ways(self.model, chunks.shares, exchanged)
+        sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self.model = by_vertices(captured, self._nodes(training=True).graph, sizes)
+        exchanged: set[tuple[str, str]] = set()
+        if chunks.num_ways > 1:
+            exchanged.update(self._exchanged())  # opens all layers, so that their edges are known
+            self.chunks = self.around.edge_sets.mirrored()
+        self.in_ways = in_ways(self.model, self.chunks.shares, exchanged)
 
     @property
     def graph(self) -> ModelGraph:
@@ -115,7 +120,8 @@ class ChunkedModel:
 
     def _exchanged(self) -> Iterator[tuple[str, str]]:
         """(operator, value) that is read of the sources of messages."""
-        graph = self._nodes(training=True)
+        nodes_of_all = self._nodes(training=True)
+        graph = nodes_of_all.graph
         for item in self.model.inputs:
             if item.requires_grad:
                 raise GraphTrainingError(
@@ -127,7 +133,7 @@ class ChunkedModel:
             nodes = self.captured.nodes(operator.name)
             self._open(nodes)
             for node in nodes:
-                read = graph.read_along_edges(node) if is_layer(node, graph.module) else ()
+                read = nodes_of_all.read_along_edges(node) if is_layer(node, graph.module) else ()
                 for arg in read:
                     if arg in nodes:
                         raise GraphTrainingError(
@@ -141,7 +147,15 @@ class ChunkedModel:
         if training not in self._graphs:
             nodes = self.captured.all_nodes(training=training)
             self._graphs[training] = ChunkGraph(
-                "", self.captured.module, nodes, self._whole, self.around, small=self._small
+                GraphValues(
+                    "",
+                    self.captured.module,
+                    nodes,
+                    self._whole,
+                    self.around,
+                    small=self._small,
+                    absent=self._absent,
+                )
             )
         return self._graphs[training]
 
@@ -169,6 +183,18 @@ class ChunkedModel:
         """Histories and epochs begin anew."""
         self.around.histories.clear()
         self.around.epoch = -1
+
+    def keep_arguments(self, names: Collection[str]) -> None:
+        """Lets go of the arguments that stay on the stages, but for those that are read here.
+
+        Args:
+            names: inputs of all stages that are going to run.
+        """
+        self._absent = frozenset(self._whole) - frozenset(names)
+        for name in self._absent:
+            del self._whole[name]
+        for graph in self._graphs.values():
+            graph.graph.forget(self._absent)
 
     def begin_epoch(self) -> None:
         """A training pass over all chunks begins."""
@@ -225,7 +251,7 @@ class ChunkedModel:
     ) -> list[Any]:
         """See :meth:`ChunkStage.__call__`."""
         graph, given = self._nodes(training=training), dict(zip(stage.inputs, values, strict=True))
-        graph.update({n: value for n, value in given.items() if n in graph.arguments})
+        graph.update({n: value for n, value in given.items() if n in graph.graph.arguments})
         passes: dict[int, Pass] = {}
         for way, members in stage.members.items():
             rows = self.rows(chunk, way, _device(values))
@@ -240,7 +266,7 @@ class ChunkedModel:
         for name, value in given.items():
             what = self.in_ways.values.get(name)
             node = graph.node[name if what is None else what.name]
-            if graph.kinds[node] is NodeKind.WHOLE:
+            if graph.graph.kinds[node] is NodeKind.WHOLE:
                 continue
             if what is None:
                 self._add_argument(node, value, found)
@@ -270,9 +296,9 @@ class ChunkedModel:
         if what is None and name in self.model.producer:
             return self._join(name, made)
         if what is None:
-            return graph.value(graph.node[name], made.passes[min(made.passes)])
+            return graph.values.value(graph.node[name], made.passes[min(made.passes)])
         found = made.passes[what.way]
-        value = graph.value(graph.node[what.name], found)
+        value = graph.values.value(graph.node[what.name], found)
         return value if what.reader is None else _chosen(value, found.rows.sent[what.reader])
 
     def _join(self, name: str, made: _Made) -> Any:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from lightning_gpp.gnn.errors import GraphTrainingError
 from lightning_gpp.graph.graph_parallel import VertexShares
+from lightning_gpp.num_changes import num_changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,34 @@ class Chunks:
         parts = tuple(tuple(found[chunk::num_chunks]) for chunk in range(num_chunks))
         ends = assignment[edge_index.cpu()]
         cut = int((ends[0] != ends[1]).sum())
-        mirrors = dict(_mirrors(edge_index.cpu(), ends // num_chunks, num_ways))
-        return cls(parts, mirrors, cut, edge_index.shape[1], method)
+        chunks = cls(parts, {}, cut, edge_index.shape[1], method)
+        return chunks.with_mirrors([edge_index])
+
+    def with_mirrors(self, edge_lists: Sequence[Tensor]) -> Chunks:
+        """The same division, where ways exchange what messages along some edges need.
+
+        Args:
+            edge_lists: (2, edges) each, from sources to targets.
+        """
+        if self.num_ways == 1:
+            return replace(self, mirrors={})
+        ways, count = self.num_ways, self.num_vertices
+        keys = []
+        for edges in edge_lists:
+            source, target = edges.cpu()
+            way, reader = self.way_of[source], self.way_of[target]
+            crossing = way != reader
+            keys.append(((way * ways + reader) * count + source)[crossing])
+        found = torch.unique(torch.cat(keys))  # sorted by the pair, then by the vertex
+        sizes = torch.bincount(found // count, minlength=ways**2).tolist()
+        parts = torch.split(found % count, sizes)
+        pairs = [(way, reader) for way in range(ways) for reader in range(ways)]
+        mirrors = {
+            pair: part.clone()  # of its own, so that a message has no more
+            for pair, part in zip(pairs, parts, strict=True)
+            if pair[0] != pair[1]
+        }
+        return replace(self, mirrors=mirrors)
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -233,17 +261,6 @@ class Chunks:
         )
 
 
-def _mirrors(
-    edge_index: Tensor, way_of_ends: Tensor, num_ways: int
-) -> Iterator[tuple[tuple[int, int], Tensor]]:
-    sources, targets = way_of_ends
-    for way in range(num_ways):
-        for reader in range(num_ways):
-            if way != reader:
-                crossing = (sources == way) & (targets == reader)
-                yield (way, reader), torch.unique(edge_index[0, crossing])
-
-
 @dataclass(frozen=True, slots=True)
 class ChunkEdges:
     """The edges into a part of a chunk.
@@ -267,7 +284,7 @@ class ChunkEdges:
     places: Tensor
 
 
-@dataclass
+@dataclass(eq=False)
 class EdgeSet:
     """One list of edges, cut by the parts of chunks.
 
@@ -279,6 +296,18 @@ class EdgeSet:
     edge_index: Tensor
     chunks: Chunks
     _of: dict[tuple[int | None, int], ChunkEdges] = field(default_factory=dict)
+    _num_changes: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._num_changes = num_changes(self.edge_index)
+
+    def is_of(self, edge_index: Tensor) -> bool:
+        """Whether it is of these edges; where they were changed in place it is not."""
+        if num_changes(self.edge_index) != self._num_changes:
+            return False
+        return self.edge_index is edge_index or (
+            self.edge_index.shape == edge_index.shape and torch.equal(self.edge_index, edge_index)
+        )
 
     def of(self, rows: ChunkRows) -> ChunkEdges:
         """The edges into a part; all parts are cut at once.
@@ -333,8 +362,8 @@ class EdgeSet:
                 known[vertices] = True
         if len(others) and (is_alone or not bool(known[others.cpu()].all())):
             raise GraphTrainingError(
-                "a layer passes messages along edges that are not those of edge_index, which the "
-                "model is called with, so the ways do not have the rows it reads; use ways=1"
+                "a layer passes messages along edges that it did not have when the graph was "
+                "divided, so the ways do not have the rows it reads; use ways=1"
             )
 
 
@@ -344,18 +373,28 @@ def _numbers(count: int | None) -> Sequence[int | None]:
 
 @dataclass
 class EdgeSets:
-    """All lists of edges that a model passes messages on; equal ones are one."""
+    """All lists of edges that a model passes messages on; equal ones are one.
+
+    Attributes:
+        chunks: by which they are cut.
+        known: those that somebody still has.
+    """
 
     chunks: Chunks
-    known: list[EdgeSet] = field(default_factory=list)
+    known: WeakSet[EdgeSet] = field(default_factory=WeakSet)
 
     def find(self, edge_index: Tensor) -> EdgeSet:
         """The set of a list of edges (sources, targets)."""
         for found in self.known:
-            if found.edge_index is edge_index or (
-                found.edge_index.shape == edge_index.shape
-                and torch.equal(found.edge_index, edge_index)
-            ):
+            if found.is_of(edge_index):
                 return found
-        self.known.append(EdgeSet(edge_index, self.chunks))
-        return self.known[-1]
+        new = EdgeSet(edge_index, self.chunks)
+        self.known.add(new)
+        return new
+
+    def mirrored(self) -> Chunks:
+        """The chunks, where ways exchange what messages along all known edges need, from now on."""
+        self.chunks = self.chunks.with_mirrors([found.edge_index for found in self.known])
+        for found in self.known:
+            found.chunks = self.chunks
+        return self.chunks

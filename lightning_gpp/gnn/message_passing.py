@@ -9,7 +9,8 @@ as single nodes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,16 @@ class Mixing:
         return not read.isdisjoint({f"{name}_i", f"{name}_j"})
 
 
+@contextmanager
+def without_caches(module: nn.Module) -> Iterator[None]:
+    """What layers with ``cached=True`` keep of a graph is put away while the body runs."""
+    with ExitStack() as stack:
+        for layer in filter(is_message_passing, module.modules()):
+            for name in [name for name in vars(layer) if name.startswith("_cached_")]:
+                stack.enter_context(instance_attribute(layer, name, None))
+        yield
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedLayer:
     """The forward of a layer, node by node.
@@ -130,6 +141,7 @@ def open_layer(
 
 def _traced(layer: nn.Module, arguments: Arguments, tensors: Mapping[str, Tensor]) -> Trace:
     methods = {name: Mixing(layer, name) for name in MIXING_METHODS}
-    return trace_concretely(
-        layer, arguments, LeafPolicy.of(layer, ()), tensors, whole_methods=methods
-    )
+    with without_caches(layer):
+        return trace_concretely(
+            layer, arguments, LeafPolicy.of(layer, ()), tensors, whole_methods=methods
+        )

@@ -17,6 +17,7 @@ from lightning_gpp.jobs.search.memory_limit import memory_limit_note
 from lightning_gpp.jobs.search.searched import Searched, check_planner, search
 from lightning_gpp.jobs.spmd import HAP, explain_program
 from lightning_gpp.planner import (
+    GRAPHPIPE,
     PLANNERS,
     Plan,
     PlanEvaluation,
@@ -158,7 +159,7 @@ def planners(config: DictConfig) -> Sequence[str]:
 
 def chosen_planner(config: DictConfig) -> str:
     """The planner that training would ask."""
-    return str(strategy_option(config, "planner") or config.planner)
+    return str(strategy_option(config, "planner") or config.planner or GRAPHPIPE)
 
 
 def plan_metrics(chosen: Chosen) -> dict[str, float]:

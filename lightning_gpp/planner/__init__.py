@@ -10,7 +10,15 @@ Folders beside theirs: ``plan`` has plans as data, ``units`` the model as planne
 from lightning_gpp.planner.all_devices import num_devices_used, on_all_devices
 from lightning_gpp.planner.base import Planner, PlanRequest
 from lightning_gpp.planner.best_plan import refusal_notes
-from lightning_gpp.planner.make_plan import PLANNERS, answer, ask, make_plan, plan_request
+from lightning_gpp.planner.make_plan import (
+    BALANCED,
+    GRAPHPIPE,
+    PLANNERS,
+    answer,
+    ask,
+    make_plan,
+    plan_request,
+)
 from lightning_gpp.planner.plan.manual import PlanLike, resolve_plan
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
@@ -22,6 +30,8 @@ from lightning_gpp.planner.units.units import num_separable
 from lightning_gpp.planner.ways.plan_in_ways import first_way, plan_in_ways
 
 __all__ = [
+    "BALANCED",
+    "GRAPHPIPE",
     "PLANNERS",
     "Answered",
     "Plan",

@@ -31,7 +31,7 @@ def balanced(request: PlanRequest) -> Plan:
     Raises:
         ValueError: there are more devices than units that can be separated.
     """
-    num_microbatches = request.num_microbatches or _default_microbatches(request)
+    num_microbatches = balanced_microbatches(request)
     profile = request.profile(request.minibatch_size / num_microbatches)
     units = coarse_units(request.graph, profile, request.num_devices)
     _check_enough(units, request)
@@ -46,9 +46,12 @@ def balanced(request: PlanRequest) -> Plan:
     return judge.plan(best, name)
 
 
-def _default_microbatches(request: PlanRequest) -> int:
-    """Enough to fill the pipeline: twice the number of devices, where the mini-batch has them."""
-    return min(2 * request.num_devices, request.minibatch_size)
+def balanced_microbatches(request: PlanRequest) -> int:
+    """How many there are: those asked for, or enough to fill the pipeline.
+
+    That is twice the number of devices, where the mini-batch has them.
+    """
+    return request.num_microbatches or min(2 * request.num_devices, request.minibatch_size)
 
 
 def _cuts(units: UnitGraph, request: PlanRequest) -> Iterator[StageUnits]:

@@ -28,6 +28,9 @@ from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.validate import validate_plan
 from lightning_gpp.planner.sequential import search_chains, sequential
 
+GRAPHPIPE, BALANCED = "graphpipe", "balanced"
+"""Who is asked by default, and by default for one graph."""
+
 PLANNERS: Mapping[str, Planner] = MappingProxyType(
     {
         "balanced": balanced,
@@ -56,7 +59,7 @@ def make_plan(
     cluster: Cluster | int,
     *,
     minibatch_size: int,
-    planner: str = "graphpipe",
+    planner: str = GRAPHPIPE,
     costs: Costs | Profile | None = None,
     num_microbatches: int | None = None,
     schedule: str = "1f1b",

@@ -8,12 +8,13 @@ the receiver takes what it has kept. So nothing is assumed; an input that does c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from lightning_gpp.num_changes import num_changes
 from lightning_gpp.runtime.payload import Payload
 
 
@@ -49,6 +50,23 @@ class StayingInputs:
     kept: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     _contents: dict[str, _LastContent] = field(default_factory=dict)
     _compared: dict[tuple[object, ...], int] = field(default_factory=dict)
+
+    def are_at(self, stage: int, rank: int, tensors: Mapping[str, Tensor]) -> None:
+        """On the rank that feeds the pipeline: what a stage has before the first run.
+
+        Args:
+            stage: of the plan.
+            rank: where it is.
+            tensors: inputs by name.
+        """
+        for name in tensors.keys() & self.names:
+            if name not in self._contents:
+                self._contents[name] = _LastContent(0, _copy(tensors[name]))
+            self.sent[rank, stage, name] = self._contents[name].number
+
+    def keep(self, stage: int, tensors: Mapping[str, Tensor]) -> None:
+        """On another rank: inputs that a stage has before the first run."""
+        self.kept |= {(stage, name): tensors[name] for name in tensors.keys() & self.names}
 
     def begin(self) -> None:
         """A run of a program begins: nothing is compared yet."""
@@ -99,8 +117,7 @@ class StayingInputs:
 
     def _number(self, name: str, tensor: Tensor) -> int:
         """The number of a tensor's content; within one run a tensor is looked at once."""
-        version = None if tensor.is_inference() else tensor._version
-        key = (name, tensor.data_ptr(), version, tensor.shape, tensor.stride())
+        key = (name, tensor.data_ptr(), num_changes(tensor), tensor.shape, tensor.stride())
         if key not in self._compared:
             known = self._contents.get(name)
             if known is None or not known.is_that_of(tensor):

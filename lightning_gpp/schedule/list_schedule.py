@@ -63,44 +63,46 @@ class ListSchedule:
             ValueError: queues wait for each other in a circle.
         """
         missing, users, ready, free = queues.missing, queues.users, self._ready, self._free
-        lines, units, urgency = self.lines, queues.units, queues.urgency
-        queue_of: dict[int, int] = {}  # the heads of the queues
-        rest = [iter(numbers) for numbers in queues.numbers]
+        lines, units, urgency, devices = self.lines, queues.units, queues.urgency, queues.devices
         keys = [urgency[number] for numbers in queues.numbers for number in numbers]
         least = min(keys, default=0)
         scale = max(keys, default=0) - least + 1
-        work = (number for numbers in queues.numbers for number in numbers)
-        number_of = {key - least: number for key, number in zip(keys, work)}
+        number_of: dict[int, int] = {}
+        device_of: dict[int, int] = {}
+        behind: dict[int, int] = {}  # of all work but the last of a queue, what follows
         heap: list[int] = []
-
-        def show(queue: int) -> None:
-            """Looks at the next work of a queue."""
-            number = next(rest[queue], None)
-            if number is not None:
-                queue_of[number] = queue
+        for numbers, device in zip(queues.numbers, devices):
+            number_of |= zip([urgency[number] - least for number in numbers], numbers)
+            device_of |= dict.fromkeys(numbers, device)
+            behind |= zip(numbers, numbers[1:])
+            for number in numbers[1:]:
+                missing[number] += 1  # the one before it in its queue
+            for number in numbers[:1]:
                 if not missing[number]:
-                    heapq.heappush(heap, ready[number] * scale + urgency[number] - least)
-
-        for queue in range(len(rest)):
-            show(queue)
+                    heap.append(ready[number] * scale + urgency[number] - least)
+        heapq.heapify(heap)
+        left = len(keys)
         while heap:
-            entry = heapq.heappop(heap)
-            start, key = divmod(entry, scale)
+            start, key = divmod(heap[0], scale)
             number = number_of[key]
-            queue = queue_of[number]
-            device = queues.devices[queue]
+            device = device_of[number]
             if free[device] > start:  # it got busy since
-                heapq.heappush(heap, free[device] * scale + key)
+                heapq.heapreplace(heap, free[device] * scale + key)
                 continue
-            del queue_of[number]
+            heapq.heappop(heap)
+            left -= 1
             lines[device].append(number)
             end = free[device] = start + units[number]
             for user in users[number]:
                 missing[user] -= 1
                 if ready[user] < end:
                     ready[user] = end
-                if not missing[user] and user in queue_of:
+                if not missing[user]:
                     heapq.heappush(heap, ready[user] * scale + urgency[user] - least)
-            show(queue)
-        if queue_of:
+            if number in behind:
+                user = behind[number]
+                missing[user] -= 1
+                if not missing[user]:
+                    heapq.heappush(heap, ready[user] * scale + urgency[user] - least)
+        if left:
             raise ValueError("the orders of the stages wait for each other in a circle")

@@ -8,13 +8,14 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from torch import Tensor
 
 from lightning_gpp.capture import CapturedModel, StageModule, capture, placed
 from lightning_gpp.capture.values.structure import received, sendable
 from lightning_gpp.cost import Costs
-from lightning_gpp.gnn import ChunkedModel
+from lightning_gpp.gnn import ChunkedModel, without_caches
 from lightning_gpp.gnn.chunked_model import ChunkStage
-from lightning_gpp.graph import StageGraph
+from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
 from lightning_gpp.runtime.executor import Executor
@@ -71,11 +72,13 @@ class Builder:
         """
         args, kwargs = self._shared(example)
         call = None
-        if self.settings.full_graph is not None:
+        if self.settings.full_graph is None:
+            captured = self._captured(args, kwargs, train_modes)
+        else:
             module = pipelined_module(self.module, self.settings.module)
             call = GraphCall.of(module, args, kwargs)
-        seen = (args, kwargs) if call is None else (call.args, call.kwargs)
-        captured = self._captured(*seen, train_modes)
+            with without_caches(module):
+                captured = self._captured(call.args, call.kwargs, train_modes)
         found = self.control.gather(
             DeviceAtHand.of(self.device), "collecting what devices there are"
         )
@@ -100,7 +103,28 @@ class Builder:
             # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
             decided = replace(planned.plan, num_microbatches=1), ONE_F_ONE_B_ASYNC.name
         plan, schedule = self.control.share(decided, "waiting for rank 0's plan")
-        return self._joined(captured, plan, schedule, planned, chunked)
+        pipeline = self._joined(captured, plan, schedule, planned, chunked)
+        if chunked is not None and call is not None:
+            self._leave_graph(pipeline, chunked, call.tensors)
+        return pipeline
+
+    def _leave_graph(
+        self, pipeline: Pipeline, chunked: ChunkedModel, tensors: Mapping[str, Tensor]
+    ) -> None:
+        """Stages keep what they read of the graph, which all ranks have seen, and no more."""
+        staying, graph = pipeline.executor.staying, pipeline.placed
+        read = {name for code in pipeline.executor.stages.values() for name in code.inputs}
+        chunked.keep_arguments(read)
+        if not self.control.is_leader:
+            kept = placed({name: tensors[name] for name in tensors.keys() & read}, self.device)
+            for stage in pipeline.executor.stages:
+                staying.keep(stage, kept)
+            return
+        ranks = [pipeline.rank_of_device[devices[0]] for devices in graph.devices]
+        for edge in graph.stages.edges:
+            if edge.source == FEED and ranks[edge.target] != self.transport.rank:
+                sent = {name: tensors[name] for name in tensors.keys() & set(edge.values)}
+                staying.are_at(edge.target, ranks[edge.target], sent)
 
     def _shared(self, example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Rank 0's first micro-batch, where the model is captured."""

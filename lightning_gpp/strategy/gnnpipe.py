@@ -8,8 +8,10 @@ from typing import Any, Literal
 from lightning_gpp.checks import check_whole
 from lightning_gpp.gnn import Techniques
 from lightning_gpp.gnn.history import REFRESH_EVERY
+from lightning_gpp.planner import BALANCED
 from lightning_gpp.schedule import GPIPE, GPIPE_REVERSED
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
+from lightning_gpp.strategy.planning.full_graph import check_masks
 from lightning_gpp.strategy.refusals import check_name
 from lightning_gpp.strategy.settings import FullGraph
 
@@ -43,7 +45,8 @@ class GNNPipeStrategy(GraphPipeStrategy):
             which every layer sees all vertices.
         seed: of the division and of the order of chunks; by default the seed of ``torch``, which
             ``seed_everything`` sets.
-        planner: name of the planner; by default one stage per device, of equal work.
+        planner: name of the planner; by default ``"balanced"``: one stage per device, of equal
+            work.
         options: of :class:`GraphPipeStrategy`, those left out that cut batches (``schedule``,
             ``num_microbatches``, ``weights``).
 
@@ -62,7 +65,7 @@ class GNNPipeStrategy(GraphPipeStrategy):
         historical_gradients: bool = False,
         history: Literal["zeros", "exact"] = "zeros",
         seed: int | None = None,
-        planner: str = "balanced",
+        planner: str | None = None,
         **options: Any,
     ) -> None:
         refused = {"schedule", "num_microbatches", "weights", "blocks"} & options.keys()
@@ -72,15 +75,19 @@ class GNNPipeStrategy(GraphPipeStrategy):
                 "are the chunks of one graph; see chunks and mode"
             )
         check_name("mode", mode, MODES)
-        check_name("history", history, BEGINNINGS)
+        check_name("history option", history, BEGINNINGS)
         check_whole("ways", ways)
         if chunks is not None:
             check_whole("chunks", chunks)
         techniques = Techniques(shuffle, refresh_every, historical_gradients)
-        super().__init__(planner=planner, **options)
+        super().__init__(planner=planner or BALANCED, **options)
         if mode == "exact" and ways == 1:
             self.settings = replace(self.settings, schedule=GPIPE.name, num_microbatches=1)
             return
         chunks = 1 if mode == "exact" else chunks
         full_graph = FullGraph(chunks, techniques, history == "exact", seed, ways)
         self.settings = replace(self.settings, schedule=GPIPE_REVERSED.name, full_graph=full_graph)
+
+    def _step(self, name: str, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        check_masks(batch)
+        return super()._step(name, batch, *args, **kwargs)

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.graph import StageGraph
-from lightning_gpp.planner import PLANNERS, Plan
+from lightning_gpp.planner import GRAPHPIPE, PLANNERS, Plan
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
 from lightning_gpp.strategy.devices.accelerators import OurStrategy
@@ -90,7 +90,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             where a plan fits into memory with it, else ``"1f1b"``, and the report says so.
             ``"1f1b-async"`` keeps the pipeline full across steps: batches in flight meet weights
             that change meanwhile, as ``weights`` says.
-        planner: name of the planner that makes the plan.
+        planner: name of the planner that makes the plan; by default ``"graphpipe"``.
         plan: a plan made by hand instead: a :class:`~lightning_gpp.Plan`, its JSON file, or a list
             with the module names of each stage.
         module: qualified name of the sub-module whose forward is pipelined; by default the
@@ -124,7 +124,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         self,
         num_microbatches: int | None = None,
         schedule: str | None = None,
-        planner: str = "graphpipe",
+        planner: str | None = None,
         plan: PlanLike | None = None,
         module: str | None = None,
         *,
@@ -152,6 +152,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         )
         if schedule is not None:
             check_name("schedule", schedule, {**SCHEDULES, _ASYNC: ONE_F_ONE_B_ASYNC})
+        planner = planner or GRAPHPIPE
         check_name("planner", planner, PLANNERS)
         if num_microbatches is not None and num_microbatches < 1:
             raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")

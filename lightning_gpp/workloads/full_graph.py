@@ -8,15 +8,15 @@ dropout, normalisation and residual.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from lightning_gpp.checks import check_counts
 from lightning_gpp.cost import Line, OpWork
-from lightning_gpp.graph import GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
 from lightning_gpp.graph.graph_parallel import VertexShares, WaysGraph, in_ways
-from lightning_gpp.workloads.layers import FLOAT_BYTES, INDEX_BYTES, LINEAR_KERNELS
+from lightning_gpp.workloads.layers import FLOAT_BYTES, INDEX_BYTES, ModelBuilder
 from lightning_gpp.workloads.workload import Workload
 
 REDDIT_VERTICES, REDDIT_EDGES = 232_965, 114_848_857
@@ -42,6 +42,15 @@ class LayerWork:
     rows_kept: int
     reads_first: bool = False
 
+    def per_vertex(self, width: int, edge_bytes: float) -> OpWork:
+        """The work of a layer of a width, with what it reads along the edges into a vertex."""
+        return OpWork(
+            flops=Line(2.0 * self.products * width**2),
+            moved_bytes=Line(FLOAT_BYTES * self.rows_moved * width + edge_bytes),
+            activation_bytes=Line(float(FLOAT_BYTES * self.rows_kept * width)),
+            num_kernels=self.kernels,
+        )
+
 
 LAYER_WORK: Mapping[str, LayerWork] = MappingProxyType(
     {
@@ -66,10 +75,10 @@ class FullGraphWorkload(Workload):
     """A network on one graph.
 
     Attributes:
-        mirrors: at a number of ways, vertices whose rows another way reads, over all pairs.
+        mirrors: number of ways -> vertices whose rows another way reads, over all pairs.
     """
 
-    mirrors: tuple[int, float] = (2, 0.0)
+    mirrors: Mapping[int, float] = field(default_factory=dict)
 
     def minibatch_size(self, num_devices: int) -> int:
         """All vertices, whatever the number of devices."""
@@ -78,15 +87,17 @@ class FullGraphWorkload(Workload):
     def mirrors_of(self, num_ways: int) -> float:
         """Vertices whose rows another way reads, over all pairs of ways.
 
-        From those that are known at another number of ways, as if neighbours were spread evenly: a
-        way of twice as many vertices is read by whom either half is read.
+        Where that is not known, from the nearest number of ways at which it is, as if neighbours
+        were spread evenly: a way of twice as many vertices is read by whom either half is read.
         """
-        known_ways, known = self.mirrors
-        if num_ways == 1 or known_ways == 1:
+        if num_ways == 1 or not self.mirrors:
             return 0.0
+        if num_ways in self.mirrors:
+            return float(self.mirrors[num_ways])
+        nearest = min(self.mirrors, key=lambda ways: abs(math.log(ways / num_ways)))
         num_vertices = self.samples_per_device
-        unread = 1 - known / (known_ways - 1) / num_vertices
-        return float((num_ways - 1) * num_vertices * (1 - unread ** (known_ways / num_ways)))
+        unread = 1 - self.mirrors[nearest] / (nearest - 1) / num_vertices
+        return float((num_ways - 1) * num_vertices * (1 - unread ** (nearest / num_ways)))
 
     def shares(self, num_ways: int) -> VertexShares:
         """Vertices of equal ways, and what each exchanges with each other."""
@@ -140,8 +151,7 @@ def full_graph(
     layer: str = "gcn",
     layers: int = 32,
     width: int = 100,
-    mirrors: float | None = None,
-    mirror_ways: int = 8,
+    mirrors: Mapping[int, float] | None = None,
     edge_reads: float = 1.0,
 ) -> FullGraphWorkload:
     """A network on one graph; by default of Reddit's size.
@@ -154,86 +164,56 @@ def full_graph(
         layer: one of :data:`LAYER_WORK`.
         layers: how many of them.
         width: features of a vertex inside.
-        mirrors: vertices whose rows another way reads, over all pairs of ``mirror_ways`` ways; by
+        mirrors: number of ways -> vertices whose rows another way reads, over all pairs of them; by
             default as many as edges between vertices at random lead to.
-        mirror_ways: see ``mirrors``.
         edge_reads: share of neighbours' rows that come out of memory, and not out of a cache.
 
     Raises:
         ValueError: an unknown layer, or a number makes no sense.
     """
     check_counts(num_vertices=num_vertices, num_edges=num_edges, num_features=num_features)
-    check_counts(num_classes=num_classes, layers=layers, width=width, mirror_ways=mirror_ways)
+    check_counts(num_classes=num_classes, layers=layers, width=width)
     if layer not in LAYER_WORK:
         raise ValueError(f"unknown layer {layer!r}; expected one of {', '.join(LAYER_WORK)}")
+    degree = num_edges / num_vertices
     if mirrors is None:
-        chance = 1 - (1 - 1 / mirror_ways) ** (num_edges / num_vertices)
-        mirrors = (mirror_ways - 1) * num_vertices * chance
-    if not 0 <= mirrors <= (mirror_ways - 1) * num_vertices:
-        raise ValueError(
-            f"each of {num_vertices} vertices is read by at most {mirror_ways - 1} other ways, got "
-            f"mirrors={mirrors:g}"
-        )
-    builder = _Network(num_vertices, num_edges / num_vertices, edge_reads)
-    value = first = builder.linear("stem", "x", num_features, width)
+        mirrors = {RANDOM_WAYS: (RANDOM_WAYS - 1) * num_vertices * _chance(degree)}
+    _check_mirrors(mirrors, num_vertices)
+    builder = ModelBuilder("float32", num_vertices)
+    x = builder.floats("x", num_features, stays=True)
+    edges = builder.edges("edge_index", num_edges)
+    what = LAYER_WORK[layer]
+    work = what.per_vertex(width, degree * (edge_reads * FLOAT_BYTES * width + INDEX_BYTES))
+    value = first = builder.linear("stem", x, num_features, width)
     for index in range(layers):
-        value = builder.layer(f"convs.{index}", value, first, width, LAYER_WORK[layer])
-    value = builder.linear("head", value, width, num_classes)
-    inputs = (
-        GraphInput(Value("x", (builder.rows(num_features),)), stays=True),
-        GraphInput(Value("edge_index", (TensorSpec((2, num_edges), "int64"),)), stays=True),
-    )
-    graph = ModelGraph(inputs, tuple(builder.operators), (value,), tuple(builder.parameters))
+        others = [first] if what.reads_first and value != first else []
+        weight_bytes = FLOAT_BYTES * what.products * width**2
+        sources = [value, *others, edges]
+        value = builder.operator(f"convs.{index}", sources, width, work, weight_bytes)
+    output = builder.linear("head", value, width, num_classes)
     name = f"{layer}-{layers}x{width}"
     return FullGraphWorkload(
-        name, graph, builder.works, num_vertices, SOURCE, (mirror_ways, mirrors)
+        name, builder.graph([output]), builder.works, num_vertices, SOURCE, dict(mirrors)
     )
 
 
-class _Network:
-    """Collects the operators of a network."""
+RANDOM_WAYS = 8
+"""At which the mirrors of a graph are reckoned that nobody has divided."""
 
-    def __init__(self, num_vertices: int, degree: float, edge_reads: float) -> None:
-        self._num_vertices, self._degree, self._edge_reads = num_vertices, degree, edge_reads
-        self.operators: list[OpNode] = []
-        self.parameters: list[Parameter] = []
-        self.works: dict[str, OpWork] = {}
 
-    def rows(self, width: int) -> TensorSpec:
-        """A row per vertex."""
-        return TensorSpec((self._num_vertices, width), "float32", 0)
+def _chance(degree: float) -> float:
+    """That a vertex is read by one of so many ways, where its edges lead anywhere."""
+    return 1 - float((1 - 1 / RANDOM_WAYS) ** degree)
 
-    def linear(self, name: str, source: str, in_features: int, out_features: int) -> str:
-        """A matrix, a bias and an activation function."""
-        work = OpWork(
-            flops=Line(2.0 * in_features * out_features),
-            moved_bytes=Line(FLOAT_BYTES * (in_features + 3.0 * out_features)),
-            activation_bytes=Line(FLOAT_BYTES * 2.0 * out_features),
-            num_kernels=LINEAR_KERNELS,
+
+def _check_mirrors(mirrors: Mapping[int, float], num_vertices: int) -> None:
+    if not isinstance(mirrors, Mapping):
+        raise ValueError(
+            f"mirrors: expected counts by numbers of ways ({{8: 5000}}), got {mirrors}"
         )
-        num_weights = (in_features + 1) * out_features
-        return self._add(name, (source,), out_features, work, num_weights)
-
-    def layer(self, name: str, source: str, first: str, width: int, what: LayerWork) -> str:
-        """A message-passing layer."""
-        along_edges = self._degree * (self._edge_reads * FLOAT_BYTES * width + INDEX_BYTES)
-        work = OpWork(
-            flops=Line(2.0 * what.products * width**2),
-            moved_bytes=Line(FLOAT_BYTES * what.rows_moved * width + along_edges),
-            activation_bytes=Line(float(FLOAT_BYTES * what.rows_kept * width)),
-            num_kernels=what.kernels,
-        )
-        others = (first,) if what.reads_first and first != source else ()
-        num_weights = what.products * width**2
-        return self._add(name, (source, *others, "edge_index"), width, work, num_weights)
-
-    def _add(
-        self, name: str, inputs: tuple[str, ...], width: int, work: OpWork, num_weights: int
-    ) -> str:
-        identifier = name.replace(".", "_")
-        value = Value(f"{identifier}_out", (self.rows(width),))
-        weight = Parameter(f"{name}.weight", FLOAT_BYTES * num_weights)
-        self.operators.append(OpNode(identifier, name, name, inputs, (value,), (weight.name,)))
-        self.parameters.append(weight)
-        self.works[identifier] = work
-        return value.name
+    for ways, count in mirrors.items():
+        if ways < 2 or not 0 <= count <= (ways - 1) * num_vertices:
+            raise ValueError(
+                f"mirrors: of at least 2 ways each vertex is read by all others at most, which is "
+                f"{num_vertices} vertices times ways less one; got {{{ways}: {count:g}}}"
+            )

@@ -33,6 +33,7 @@ class ModelBuilder:
     Args:
         dtype: what matrix products are computed in, see
             :attr:`~lightning_gpp.cost.OpWork.dtype`.
+        num_samples: that the sizes of values are of; work is always of one.
 
     Raises:
         ValueError: there is no such dtype.
@@ -43,23 +44,27 @@ class ModelBuilder:
     ('layer.weight',)
     """
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, num_samples: int = 1) -> None:
         if dtype not in PRODUCT_DTYPES:
             raise ValueError(f"unknown dtype {dtype!r}; expected {', '.join(PRODUCT_DTYPES)}")
-        self.dtype = dtype
+        self.dtype, self._num_samples = dtype, num_samples
         self.works: dict[str, OpWork] = {}
         self._inputs: list[GraphInput] = []
         self._operators: list[OpNode] = []
         self._parameters: list[Parameter] = []
         self._values: dict[str, Value] = {}
 
-    def floats(self, name: str, *shape: int) -> str:
+    def floats(self, name: str, *shape: int, stays: bool = False) -> str:
         """An argument of real numbers; gives the value's name, as all methods do."""
-        return self._input(Value(name, (_floats(*shape),)))
+        return self._input(Value(name, (self._floats(*shape),)), stays=stays)
 
     def indices(self, name: str, *shape: int) -> str:
         """An argument of integers."""
-        return self._input(Value(name, (TensorSpec((1, *shape), "int64", 0),)))
+        return self._input(Value(name, (TensorSpec((self._num_samples, *shape), "int64", 0),)))
+
+    def edges(self, name: str, num_edges: int) -> str:
+        """The edges of a graph, which stay."""
+        return self._input(Value(name, (TensorSpec((2, num_edges), "int64"),)), stays=True)
 
     def linear(
         self, name: str, source: str, in_features: int, out_features: int, rows: int = 1
@@ -75,7 +80,7 @@ class ModelBuilder:
             dtype=self.dtype,
         )
         shape = (out_features,) if rows == 1 else (rows, out_features)
-        return self._operator(name, [source], _floats(*shape), work, weight_bytes)
+        return self._operator(name, [source], self._floats(*shape), work, weight_bytes)
 
     def attention(self, name: str, source: str, length: int, hidden: int, num_heads: int) -> str:
         """Multi-head self-attention on ``length x hidden``.
@@ -92,7 +97,7 @@ class ModelBuilder:
             num_kernels=ATTENTION_KERNELS,
             dtype=self.dtype,
         )
-        return self._operator(name, [source], _floats(length, hidden), work, weight_bytes)
+        return self._operator(name, [source], self._floats(length, hidden), work, weight_bytes)
 
     def embedding(self, name: str, source: str, num_entries: int, bag: int, width: int) -> str:
         """Looks up the rows of a bag of indices, one behind the other: ``bag * width`` wide."""
@@ -103,7 +108,7 @@ class ModelBuilder:
             dtype=self.dtype,
         )
         table_bytes = FLOAT_BYTES * num_entries * width
-        return self._operator(name, [source], _floats(bag * width), work, table_bytes)
+        return self._operator(name, [source], self._floats(bag * width), work, table_bytes)
 
     def concat(self, name: str, sources: Sequence[str]) -> str:
         """Joins values along their last dimension.
@@ -135,10 +140,24 @@ class ModelBuilder:
         """The model that returns a value, as a workload."""
         return Workload(name, self.graph([output]), self.works, samples_per_device, source)
 
-    def _input(self, value: Value) -> str:
-        self._inputs.append(GraphInput(value))
+    def _input(self, value: Value, *, stays: bool = False) -> str:
+        self._inputs.append(GraphInput(value, stays=stays))
         self._values[value.name] = value
         return value.name
+
+    def _floats(self, *shape: int) -> TensorSpec:
+        return TensorSpec((self._num_samples, *shape), "float32", 0)
+
+    def operator(
+        self,
+        name: str,
+        sources: Sequence[str],
+        width: int,
+        work: OpWork,
+        parameter_bytes: int = 0,
+    ) -> str:
+        """Some other operator, which gives so many real numbers for a sample."""
+        return self._operator(name, sources, self._floats(width), work, parameter_bytes)
 
     def _operator(
         self,
@@ -165,7 +184,3 @@ class ModelBuilder:
         self._values[value.name] = value
         self.works[identifier] = work
         return value.name
-
-
-def _floats(*shape: int) -> TensorSpec:
-    return TensorSpec((1, *shape), "float32", 0)

@@ -116,15 +116,17 @@ class FullGraphJob:
     epochs: int = 8
 
 
-def sent_bytes(job: FullGraphJob, strategy: Mapping[str, Any], num_ranks: int) -> float:
-    """Bytes of all messages between ranks in the third step; on rank 0."""
+def sent_bytes(
+    job: FullGraphJob, strategy: Mapping[str, Any], num_ranks: int, step: int = 2
+) -> float:
+    """Bytes of all messages between ranks in one of the first three steps; on rank 0."""
     from lightning_gpp import TimelineCallback
     from lightning_gpp.strategy import GNNPipeStrategy
 
     module, graph = job.module().double(), random_graph(**job.graph)
     loader = DataLoader([graph], batch_size=None)  # type: ignore[arg-type]
     with quiet(), tempfile.TemporaryDirectory() as folder:
-        callback = TimelineCallback([2], dirpath=folder)
+        callback = TimelineCallback([step], dirpath=folder)
         trainer = lp.Trainer(
             strategy=GNNPipeStrategy(timeout=60.0, **strategy),
             devices=num_ranks,
@@ -135,7 +137,7 @@ def sent_bytes(job: FullGraphJob, strategy: Mapping[str, Any], num_ranks: int) -
         trainer.fit(module, loader)
     if trainer.global_rank:
         return 0.0
-    messages = list(callback.timelines[2].messages())
+    messages = list(callback.timelines[step].messages())
     return sum(sent.size_bytes or 0 for sent, _ in messages)
 
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
+FLOWS = ("target_to_source", "source_to_target")
+
 
 class Net(nn.Module):
     """A layer in front, some message-passing layers, a layer behind.
@@ -27,6 +29,7 @@ class Net(nn.Module):
 
         makers: dict[str, Callable[[int], nn.Module]] = {
             "gcn": lambda _: pyg.GCNConv(width, width),
+            "both_ways": lambda i: pyg.GCNConv(width, width, flow=FLOWS[i % 2]),
             "sage": lambda _: pyg.SAGEConv(width, width),
             "gcn2": lambda i: pyg.GCN2Conv(width, alpha=0.1, theta=0.5, layer=i + 1),
             "gin": lambda _: pyg.GINConv(nn.Linear(width, width), train_eps=True),

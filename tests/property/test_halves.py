@@ -108,7 +108,7 @@ def test_planners_play_it_so(data, schedule, is_chain):
     plan, request = data.draw(questions(graph, schedule, is_chain=is_chain))
     run = pipeline_run(plan, request)
     found = evaluate_plan(plan, request).stages
-    starts_s = [replicas[0] for replicas in run.play(found).start_s]
+    starts_s = [replicas[0] for replicas in run.play().start_s]
     middle = len(starts_s[-1]) // 2
     outputs_s = starts_s[-1][middle - 1] + found[-1].forward_s
     program = run.graph.program(run.num_microbatches, schedule=schedule)

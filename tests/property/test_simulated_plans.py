@@ -20,7 +20,7 @@ def test_without_replicas_the_step_is_that_of_the_evaluation(data, schedule, is_
     plan, request = data.draw(questions(graph, schedule, is_chain=is_chain))
     found = simulate_plan(plan, request)
     evaluation = evaluate_plan(plan, request)
-    played = pipeline_run(plan, request).play(evaluation.stages)
+    played = pipeline_run(plan, request).play()
     assert found.step_s == pytest.approx(played.step_s, rel=1e-9)
     for device in evaluation.devices:
         peak_bytes = max(size for _, size in found.device_memory[device.device])

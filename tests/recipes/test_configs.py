@@ -57,6 +57,15 @@ def resolved(config: DictConfig) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.parametrize(
+    ("strategy", "default"), [("graphpipe", "graphpipe"), ("gnnpipe", "balanced")]
+)
+def test_the_planner_of_the_run_reaches_the_strategy(strategy: str, default: str) -> None:
+    for overrides, expected in (((), default), (("planner=piper",), "piper")):
+        config = composed(f"strategy={strategy}", *overrides)
+        assert instantiate(config.strategy).settings.planner == expected
+
+
 def test_there_are_choices() -> None:
     assert "recipe=multimodal" in CHOICES
     assert "strategy=graphpipe" in CHOICES

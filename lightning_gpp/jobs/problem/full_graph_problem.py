@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.cost import roofline_costs
 from lightning_gpp.jobs.problem.problem import PlanningProblem, strategy_option
-from lightning_gpp.planner import plan_request
+from lightning_gpp.planner import BALANCED, plan_request
 from lightning_gpp.planner.ways.answers import (
     WaysAnswer,
     WaysQuestion,
@@ -19,9 +19,6 @@ from lightning_gpp.planner.ways.answers import (
 )
 from lightning_gpp.schedule import GPIPE_REVERSED
 from lightning_gpp.workloads import FullGraphWorkload
-
-BALANCED = "balanced"
-"""The planner that strategy="gnnpipe" asks by default."""
 
 CHUNKS_PER_DEVICE = 4
 """Of GNNPipe's experiments (arXiv 2308.10087)."""
@@ -37,9 +34,8 @@ def is_full_graph(config: DictConfig) -> bool:
 
 def full_graph_planner(config: DictConfig) -> str:
     """The planner that divides the layers of a model on one graph."""
-    return (
-        str(strategy_option(config, "planner") or BALANCED) if is_full_graph(config) else BALANCED
-    )
+    asked = strategy_option(config, "planner") if is_full_graph(config) else config.planner
+    return str(asked or BALANCED)
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,8 @@ def exclusive_plans(problem: Problem, name: str) -> DraftJudge:
         judge.show(plan)
         starts.setdefault(tuple(stage.num_replicas for stage in plan.plan.stages), plan)
     judge.allow(BUDGET)
-    drafts = [*judge.drafts(starts.values()), *best_deals(judge, may_share=False)]
-    climb_from(judge, drafts, OwnHomes)
+    deals = best_deals(judge, may_share=False)
+    climb_from(judge, judge.drafts(starts.values()), deals, OwnHomes)
     return judge
 
 

@@ -46,7 +46,7 @@ def device_times(evaluation: PlanEvaluation, request: PlanRequest) -> tuple[Devi
     Played as :func:`~lightning_gpp.planner.step_time.evaluate.evaluate_plan` plays it.
     """
     run = pipeline_run(evaluation.plan, request)
-    timing = run.play(evaluation.stages)
+    timing = run.play()
     work: dict[int, list[_Work]] = {found.device: [] for found in evaluation.devices}
     for found, replicas in zip(evaluation.stages, timing.start_s):
         for device, replica, starts in zip(found.stage.devices, found.replicas, replicas):

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.request_tables import StageCompute
+from lightning_gpp.planner.step_time.least_step import ROUNDING
 from lightning_gpp.planner.step_time.pipeline_run import PipelineRun, pipeline_run
 from lightning_gpp.planner.step_time.stage_costs import (
     StageMemory,
@@ -22,9 +23,6 @@ from lightning_gpp.planner.step_time.stage_costs import (
 )
 
 Bound = Literal["compute", "communication"]
-
-ROUNDING = 1e-9
-"""By so much the sums of a lower bound may be rounded up, relatively."""
 
 
 class ReplicaEvaluation(NamedTuple):
@@ -89,11 +87,6 @@ class StageEvaluation:
     def compute_s(self) -> float:
         """Seconds of its forward and backward."""
         return self.slowest.compute_s
-
-    @property
-    def replica_s(self) -> Sequence[tuple[float, float]]:
-        """Seconds of the forward and the backward of every replica."""
-        return [(replica.forward_s, replica.backward_s) for replica in self.replicas]
 
     @property
     def memory(self) -> StageMemory:
@@ -229,12 +222,12 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
     run = pipeline_run(plan, request)
-    stages = evaluate_stages(run)
-    if _takes_longer(run, stages, at_most_s):
+    if at_most_s < math.inf and run.least_step_s() * (1 - ROUNDING) > at_most_s:
         return None
-    step_s = run.play(stages).step_s
+    step_s = run.step_s(at_most_s)
     if step_s > at_most_s:
         return None
+    stages = evaluate_stages(run)
     return PlanEvaluation(
         plan=plan,
         minibatch_size=request.minibatch_size,
@@ -257,13 +250,7 @@ def least_step_s(plan: Plan, request: PlanRequest) -> float:
     Raises:
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
-    run = pipeline_run(plan, request)
-    return run.least_step_s(evaluate_stages(run)) * (1 - ROUNDING)
-
-
-def _takes_longer(run: PipelineRun, stages: Sequence[StageEvaluation], at_most_s: float) -> bool:
-    """Whether a lower bound says so."""
-    return at_most_s < math.inf and run.least_step_s(stages) * (1 - ROUNDING) > at_most_s
+    return pipeline_run(plan, request).least_step_s() * (1 - ROUNDING)
 
 
 def evaluate_stages(run: PipelineRun) -> tuple[StageEvaluation, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
-from lightning_gpp.planner.step_time.evaluate import ROUNDING, StageEvaluation, evaluate_stages
+from lightning_gpp.planner.step_time.least_step import ROUNDING
 from lightning_gpp.planner.step_time.pipeline_run import PipelineRun, pipeline_run
 from lightning_gpp.planner.units.contiguous import StageUnits
 from lightning_gpp.planner.units.units import UnitGraph
@@ -35,7 +35,7 @@ class Judge:
         self._units = units
         self._scores: dict[StageUnits, tuple[float, int]] = {}
         self._least_s: dict[StageUnits, float] = {}
-        self._runs: dict[StageUnits, tuple[PipelineRun, tuple[StageEvaluation, ...]]] = {}
+        self._runs: dict[StageUnits, PipelineRun] = {}
         self._place = {operator.name: place for place, operator in enumerate(request.graph)}
         self._actions_per_plan = 2 * request.num_devices * num_microbatches
 
@@ -76,19 +76,16 @@ class Judge:
     def _score(self, candidate: StageUnits) -> tuple[float, int]:
         found = self._scores.get(candidate)
         if found is None:
-            known = self._runs.get(candidate)
-            run, stages = known or self._run(candidate)
-            step_s = run.play(stages).step_s
-            found = self._scores[candidate] = step_s, sum(run.in_flight.values())
+            run = self._runs.get(candidate) or self._run(candidate)
+            found = self._scores[candidate] = run.step_s(), sum(run.in_flight.values())
         return found
 
     def _least_step_s(self, candidate: StageUnits) -> float:
         found = self._least_s.get(candidate)
         if found is None:
-            run, stages = self._runs[candidate] = self._run(candidate)
-            found = self._least_s[candidate] = run.least_step_s(stages)
+            run = self._runs[candidate] = self._run(candidate)
+            found = self._least_s[candidate] = run.least_step_s()
         return found
 
-    def _run(self, candidate: StageUnits) -> tuple[PipelineRun, tuple[StageEvaluation, ...]]:
-        run = pipeline_run(self.plan(candidate, planner="candidate"), self._request)
-        return run, evaluate_stages(run)
+    def _run(self, candidate: StageUnits) -> PipelineRun:
+        return pipeline_run(self.plan(candidate, planner="candidate"), self._request)

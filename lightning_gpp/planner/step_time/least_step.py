@@ -26,6 +26,9 @@ from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
 
+ROUNDING = 1e-9
+"""By so much the sums of a lower bound may be rounded up, relatively."""
+
 
 class TimedStage(NamedTuple):
     """A stage as a line of time, that of its last replica.

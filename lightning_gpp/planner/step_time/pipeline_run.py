@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
@@ -14,22 +14,11 @@ from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.step_time.gradients import NO_SUMS, StageSums, stage_sums
 from lightning_gpp.planner.step_time.least_edge import EdgeEnd, LeastEdge
 from lightning_gpp.planner.step_time.least_step import TimedEdge, TimedStage, least_step_s
+from lightning_gpp.planner.step_time.stage_costs import replica_computes
 from lightning_gpp.planner.step_time.step_work import StepWork
-from lightning_gpp.planner.step_time.timing import play
+from lightning_gpp.planner.step_time.timing import Work, play
 from lightning_gpp.planner.step_time.traffic import Traffic, plan_traffic
 from lightning_gpp.schedule import Steps, find_schedule
-
-
-class StageSeconds(Protocol):
-    """What a stage takes for one of its micro-batches, and at the end of the step."""
-
-    @property
-    def replica_s(self) -> Sequence[tuple[float, float]]:
-        """Seconds of a forward and of a backward of every replica."""
-
-    @property
-    def reduce_s(self) -> float:
-        """Seconds after its last backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +27,10 @@ class Timing:
 
     Attributes:
         step_s: seconds until everything is done.
-        end_s: when every stage is done, the sums of its gradients included.
         start_s: when every step of every replica of every stage starts.
     """
 
     step_s: float
-    end_s: tuple[float, ...]
     start_s: tuple[tuple[tuple[float, ...], ...], ...]
 
 
@@ -63,25 +50,28 @@ class PipelineRun:
     graph: PlanGraph
     num_microbatches: int
 
-    def play(self, stages: Sequence[StageSeconds]) -> Timing:
-        """Plays the orders of all devices: what a step takes.
+    def step_s(self, at_most_s: float = math.inf) -> float:
+        """Seconds of the step; infinite where it takes longer than is of interest.
 
         Args:
-            stages: what the plan's stages take.
+            at_most_s: the longest step that is.
 
         Raises:
             ValueError: devices wait for each other for ever.
         """
-        numbered = StepWork(
-            self.request, self.graph, self.plan.num_stages, self.num_microbatches, self.steps
-        )
-        work = numbered.work(
-            [found.replica_s for found in stages],
-            [self.sums(stage).buckets for stage in self.plan.stages],
-        )
-        played = play(work)
-        sums_s = {found.stage: end_s for found, end_s in zip(work.sums, played.sums_s)}
-        ends_s, starts_s = [], []
+        played = play(self._work(self._numbered), at_most_s)
+        return math.inf if played is None else played.step_s
+
+    def play(self) -> Timing:
+        """Plays the orders of all devices: what a step takes, and when everything begins.
+
+        Raises:
+            ValueError: devices wait for each other for ever.
+        """
+        numbered = self._numbered
+        played = play(self._work(numbered))
+        assert played is not None  # no step is too long
+        starts_s = []
         for stage, steps in self.steps.items():
             first, count = numbered.first[stage], numbered.shares[stage].num_microbatches
             replicas = range(numbered.shares[stage].num_replicas)
@@ -92,29 +82,44 @@ class PipelineRun:
                     for replica in replicas
                 )
             )
-            last_s = max(played.start_s[last] + work.seconds[last] for last in numbered.last(stage))
-            ends_s.append(max(last_s, sums_s.get(stage, 0.0)))
-        step_s = max(*ends_s, *played.line_s, *played.sent_s)
-        return Timing(step_s, tuple(ends_s), tuple(starts_s))
+        return Timing(played.step_s, tuple(starts_s))
 
-    def least_step_s(self, stages: Sequence[StageSeconds]) -> float:
-        """Seconds that playing takes at least, found in no time (see :mod:`.least_step`).
-
-        Args:
-            stages: what the plan's stages take.
-        """
-        busiest_s = self._busiest_s(stages)
+    def least_step_s(self) -> float:
+        """Seconds that playing takes at least, found in no time (see :mod:`.least_step`)."""
+        busiest_s = self._busiest_s()
         if any(stage.shares for stage in self.plan.stages):
             return busiest_s
         edges = [self._timed_edge(edge) for edge in self.graph.stages.edges]
-        return max(busiest_s, least_step_s(self._timed(stages), edges, self._residents))
+        return max(busiest_s, least_step_s(self._timed(), edges, self._residents))
 
-    def _busiest_s(self, stages: Sequence[StageSeconds]) -> float:
+    @cached_property
+    def replica_s(self) -> Sequence[Sequence[tuple[float, float]]]:
+        """Of every stage of the plan, seconds of a forward and a backward of every replica."""
+        unit_size = self.request.minibatch_size / self.num_microbatches
+        return [
+            [
+                (one.forward_s, one.backward_s)
+                for one in replica_computes(self.request, stage, unit_size)
+            ]
+            for stage in self.plan.stages
+        ]
+
+    @property
+    def _numbered(self) -> StepWork:
+        return StepWork(
+            self.request, self.graph, self.plan.num_stages, self.num_microbatches, self.steps
+        )
+
+    def _work(self, numbered: StepWork) -> Work:
+        buckets = [self.sums(stage).buckets for stage in self.plan.stages]
+        return numbered.work(self.replica_s, buckets)
+
+    def _busiest_s(self) -> float:
         """Seconds that the busiest device computes."""
         busy_s: dict[int, float] = {}
-        for stage, found in zip(self.plan.stages, stages):
+        for stage, replicas in zip(self.plan.stages, self.replica_s):
             count = self.num_microbatches // stage.microbatch_multiple
-            for device, (forward_s, backward_s) in zip(stage.devices, found.replica_s):
+            for device, (forward_s, backward_s) in zip(stage.devices, replicas):
                 busy_s[device] = busy_s.get(device, 0.0) + count * (forward_s + backward_s)
         return max(busy_s.values())
 
@@ -145,8 +150,11 @@ class PipelineRun:
         unit_size = self.request.minibatch_size / self.num_microbatches
         return stage_sums(self.request, stage, unit_size, self.graph.own_parameters[stage.id])
 
-    def _timed(self, stages: Sequence[StageSeconds]) -> list[TimedStage]:
-        seconds = [(*fastest(found.replica_s), found.reduce_s) for found in stages]
+    def _timed(self) -> list[TimedStage]:
+        seconds = [
+            (*fastest(replicas), self.sums(stage).after_s)
+            for stage, replicas in zip(self.plan.stages, self.replica_s)
+        ]
         multiples, homes = self.graph.multiples, self.graph.devices
         seconds += [(0.0, 0.0, 0.0)] * (len(multiples) - len(seconds))  # the loss
         return [

@@ -8,9 +8,11 @@ sums of gradients behind them. A search can afford it for thousands of stages an
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lightning_gpp.planner.step_time.least_step import ROUNDING
 from lightning_gpp.planner.step_time.shares import EdgeMessages
 
 Send = tuple[int, float, tuple[int, ...]]
@@ -110,13 +112,14 @@ class Work:
             sender: the number of the first work that sends.
             receiver: likewise of what receives.
         """
+        if not any(sends):
+            return
         missing, found = self.missing, self.sends
         for own, other, kind in messages.each:
-            send = sends[kind]
-            if send is not None:
+            if send := sends[kind]:
                 target = receiver + other
                 missing[target] += 1
-                found[sender + own] += ((target, *send),)
+                found[sender + own] += ((target, send[0], send[1]),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,25 +138,45 @@ class Played:
     sent_s: list[float]
     sums_s: list[float]
 
+    @property
+    def step_s(self) -> float:
+        """Seconds until everything is done."""
+        return max(*self.line_s, *self.sent_s, *self.sums_s)
 
-def play(work: Work) -> Played:
-    """Plays the orders of all devices.
+
+def play(work: Work, at_most_s: float = math.inf) -> Played | None:
+    """Plays the orders of all devices; None where a device is done too late.
 
     A device goes on until it has to wait. Its messages leave one after the other; where they need
     channels that others use, too, they are served in the order in which they are ready (see
     :mod:`lightning_gpp.cluster.channels`).
 
+    Args:
+        work: what they do.
+        at_most_s: the longest step that is of interest. Most of those that are longer are seen to
+            be before their end: a device has waited longer than its work leaves time for.
+
     Raises:
         ValueError: devices wait for each other for ever.
     """
-    return _Player(work).run()
+    try:
+        return _Player(work, at_most_s).run()
+    except _TooLateError:
+        return None
+
+
+class _TooLateError(Exception):
+    """A device cannot be done in time."""
 
 
 class _Player:
     """State while a step is played."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, at_most_s: float) -> None:
         self.work = work
+        most_s = at_most_s * (1 + ROUNDING)
+        of = work.seconds.__getitem__
+        self.spare_s = [most_s - sum(map(of, line)) for line in work.lines]
         self.start_s = [0.0] * len(work.seconds)
         self.ready_s = [0.0] * len(work.seconds)
         self.missing = list(work.missing)
@@ -208,6 +231,7 @@ class _Player:
         seconds, sends = work.seconds, work.sends
         start_s, ready_s, missing, waiting = self.start_s, self.ready_s, self.missing, self.waiting
         clock_s, sent_s = self.line_s[number], self.sent_s[number]
+        spare_s = self.spare_s[number]
         sums_of = self.sums_of
         for position in range(self.position[number], len(line)):
             step = line[position]
@@ -215,6 +239,9 @@ class _Player:
                 waiting[step] = number
                 break
             if ready_s[step] > clock_s:
+                spare_s += clock_s - ready_s[step]
+                if spare_s < 0.0:
+                    raise _TooLateError
                 clock_s = ready_s[step]
             start_s[step] = clock_s
             clock_s += seconds[step]
@@ -236,6 +263,7 @@ class _Player:
         else:
             position = len(line)
         self.line_s[number], self.sent_s[number], self.position[number] = clock_s, sent_s, position
+        self.spare_s[number] = spare_s
 
     def push(
         self, now_s: float, line: int, target: int, seconds: float, channels: tuple[int, ...]

@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lightning_gpp.cluster import Link
 from lightning_gpp.graph import FEED
@@ -36,20 +37,29 @@ class SegmentCosts:
     stage_s: list[list[float]]
     cut_bytes: list[list[float]]
 
+    def slowest_s(self, borders: Sequence[int]) -> float:
+        """Seconds of the slowest piece between some borders."""
+        return max(self.stage_s[stop][start] for start, stop in pairwise(borders))
+
+    def kept(self, costs: list[list[float]], limit_s: float) -> list[list[float]]:
+        """Costs of the pieces that keep to a limit, and infinite ones of all others."""
+        return [
+            [cost if seconds <= limit_s else math.inf for cost, seconds in zip(*rows)]
+            for rows in zip(costs, self.stage_s)
+        ]
+
 
 def contiguous_cuts(
     units: UnitGraph, order: Sequence[int], num_stages: int, link: Link
 ) -> Iterator[StageUnits]:
     """Good cuts of an order into exactly ``num_stages`` stages."""
     costs = segment_costs(units, order, link)
-    borders = best_borders(costs.stage_s, num_stages, max)
+    even = [stage * len(order) // num_stages for stage in range(num_stages + 1)]
+    borders = best_borders(costs.kept(costs.stage_s, costs.slowest_s(even)), num_stages, max)
     yield _pieces(order, borders)
-    bottleneck_s = max(costs.stage_s[stop][start] for start, stop in zip(borders, borders[1:]))
+    bottleneck_s = costs.slowest_s(borders)
     for slack in SLACKS:
-        cut_bytes = [
-            [size if seconds <= bottleneck_s * slack else math.inf for size, seconds in zip(*rows)]
-            for rows in zip(costs.cut_bytes, costs.stage_s)
-        ]
+        cut_bytes = costs.kept(costs.cut_bytes, bottleneck_s * slack)
         yield _pieces(order, best_borders(cut_bytes, num_stages, operator.add))
 
 
@@ -61,7 +71,8 @@ def best_borders(
     """Borders ``0 = b_0 < b_1 < … = num_units`` with the smallest combined cost of the pieces.
 
     Args:
-        costs: ``costs[stop][start]`` of the piece from ``start`` up to (not including) ``stop``.
+        costs: ``costs[stop][start]`` of the piece from ``start`` up to (not including) ``stop``;
+            infinite where there may be none.
         num_stages: number of pieces, none empty.
         combine: joins the costs of two neighbouring runs of pieces (``max`` or a sum).
 
@@ -73,12 +84,18 @@ def best_borders(
     num_units = len(costs) - 1
     best = [0.0] + [math.inf] * num_units
     choices: list[list[int]] = []
+    first = [
+        next((at for at, cost in enumerate(row) if cost < math.inf), at)
+        for at, row in enumerate(costs)
+    ]
     for stage in range(1, num_stages + 1):
         reached, choice = [math.inf] * (num_units + 1), [0] * (num_units + 1)
         for stop in range(stage, num_units - (num_stages - stage) + 1):
-            values = list(map(combine, best[stage - 1 : stop], costs[stop][stage - 1 : stop]))
-            reached[stop] = min(values)
-            choice[stop] = stage - 1 + values.index(reached[stop])
+            start = max(stage - 1, first[stop])
+            if start < stop:
+                values = list(map(combine, best[start:stop], costs[stop][start:stop]))
+                reached[stop] = min(values)
+                choice[stop] = start + values.index(reached[stop])
         best = reached
         choices.append(choice)
     borders = [num_units]
@@ -143,4 +160,4 @@ class _Flows:
 
 
 def _pieces(order: Sequence[int], borders: Sequence[int]) -> StageUnits:
-    return tuple(tuple(sorted(order[start:stop])) for start, stop in zip(borders, borders[1:]))
+    return tuple(tuple(sorted(order[start:stop])) for start, stop in pairwise(borders))

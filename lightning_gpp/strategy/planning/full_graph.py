@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,13 +92,38 @@ class GraphCall:
         """
         arguments = Arguments.of(module, args, kwargs)
         tensors = arguments.tensors(args, kwargs)
-        check_edges(*the_graph(tensors))
+        edges, num_vertices = the_graph(tensors)
+        if edges.is_meta:
+            raise GraphTrainingError(
+                "a graph is divided by its edges, of which the shape is not enough: emulate with "
+                'tensors="real"'
+            )
+        check_edges(edges, num_vertices)
         sizes = {size for parameter in module.parameters() for size in parameter.shape}
         example = small_graph(tensors, sizes)
         if example is None:
             return cls(tuple(args), dict(kwargs), tensors, None)
         small_args, small_kwargs = arguments.rebuild(example)
         return cls(tuple(small_args), dict(small_kwargs), tensors, example)
+
+
+def check_masks(batch: Any) -> None:
+    """Checks that the masks of a graph have an entry per vertex, if the batch is a ``Data``.
+
+    Raises:
+        GraphTrainingError: one has not.
+    """
+    library = sys.modules.get("torch_geometric.data")
+    if library is None or not isinstance(batch, library.Data):
+        return
+    num_vertices = batch.num_nodes
+    for name, mask in batch:
+        is_mask = name.endswith("_mask") and isinstance(mask, Tensor)
+        if is_mask and mask.shape[:1] != (num_vertices,):
+            raise GraphTrainingError(
+                f"{name} has to have an entry per vertex, which are {num_vertices}, got shape "
+                f"{tuple(mask.shape)}"
+            )
 
 
 def the_graph(tensors: Mapping[str, Tensor]) -> tuple[Tensor, int]:

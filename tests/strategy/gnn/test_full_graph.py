@@ -66,7 +66,7 @@ def trained_by_definition(
 
 EXACT = [
     *(("gcn", *places) for places in [(2, 1), (3, 1), (3, 3)]),
-    *((kind, 2, 2) for kind in ["gcn", "sage", "gcn2", "gin", "gat", "resgcn"]),
+    *((kind, 2, 2) for kind in ["both_ways", "sage", "gcn2", "gin", "gat", "resgcn"]),
     *((kind, 4, 2) for kind in ["gcn2", "gat", "resgcn"]),
 ]
 
@@ -250,6 +250,15 @@ def test_a_pipeline_sends_the_rows_at_its_border(
     found = pool.run(sent_bytes, job, strategy, 2, num_ranks=2)[0]
     num_vertices = random_graph().num_nodes
     assert found == 2 * ITEM_BYTES * num_vertices * WIDTH * num_values
+
+
+def test_the_graph_is_on_all_ranks_when_training_begins(pool: WorkerPool) -> None:
+    """No step sends the edges: the first one is not longer than the third."""
+    strategy = {"chunks": 5, "seed": SEED, "plan": BY_HAND}
+    first, third = (
+        pool.run(sent_bytes, FullGraphJob(), strategy, 2, step, num_ranks=2)[0] for step in (0, 2)
+    )
+    assert first == third
 
 
 @pytest.mark.parametrize(("ways", "mode"), [(2, "historical"), (3, "exact")])

@@ -21,7 +21,9 @@ from helpers.workers import WorkerPool
 from torch_geometric import nn as pyg
 from torch_geometric.data import Batch, Data
 
+from lightning_gpp.gnn import GraphTrainingError
 from lightning_gpp.strategy import GNNPipeStrategy
+from lightning_gpp.strategy.planning.full_graph import GraphCall
 
 
 def changed(**parts: Any) -> Data:
@@ -73,7 +75,7 @@ CASES: list[tuple[Data, type[lp.LightningModule], dict[str, Any], str]] = [
         changed(train_mask=torch.ones(30, dtype=torch.bool)),
         NodeClassifier,
         {},
-        "IndexError: The shape of the mask [30] at index 0 does not match",
+        "GraphTrainingError: train_mask has to have an entry per vertex, which are 31, got shape",
     ),
 ]
 
@@ -109,6 +111,12 @@ def test_values_of_an_adjacency_that_a_layer_takes_no_weights_for(pool: WorkerPo
     (found,) = pool.run(refusal, random_graph(), module, {}, num_ranks=1)
     assert "OfAdjacency.forward cannot be captured" in found
     assert "output  differs by" in found
+
+
+def test_a_graph_that_is_a_shape_alone() -> None:
+    graph = random_graph().to("meta")
+    with pytest.raises(GraphTrainingError, match='emulate with tensors="real"'):
+        GraphCall.of(NodeClassifier(), (graph.x, graph.edge_index), {})
 
 
 def test_options_of_other_strategies() -> None:

@@ -15,7 +15,14 @@ from torch_geometric import nn as pyg
 from torch_geometric.utils import dropout_edge
 
 from lightning_gpp.capture import capture
-from lightning_gpp.gnn import ChunkedModel, GraphTrainingError, Techniques, partition, small_graph
+from lightning_gpp.gnn import (
+    ChunkedModel,
+    GraphTrainingError,
+    Techniques,
+    partition,
+    small_graph,
+    without_caches,
+)
 from lightning_gpp.gnn.check import check_in_chunks
 
 H = 4
@@ -202,6 +209,74 @@ def test_layers_captured_with_a_small_graph(kind: str) -> None:
     given, example = (captured.inputs(tuple(each.values()), {}) for each in (tensors, small))
     chunks = partition(tensors["edge_index"], num_vertices, 5)
     check_in_chunks(captured, given, chunks, flags(module), example)
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+def test_a_layer_that_has_cached_a_graph(is_small: bool) -> None:
+    """What it keeps of the whole graph is not looked at where a chunk or a small graph runs."""
+    torch.manual_seed(0)
+    net = Stack("gcn").double()
+    net.convs = nn.ModuleList(pyg.GCNConv(H, H, cached=True) for _ in range(2)).double()
+    count = 400 if is_small else 12
+    edges = torch.randint(0, count, (2, 4 * count))
+    x, weight = torch.randn(count, 3).double(), torch.rand(4 * count).double() + 0.1
+    given = {"x": x, "edge_index": edges, "edge_weight": weight, "more": weight}
+    net.train()(*given.values())
+    assert net.convs[0]._cached_edge_index is not None
+    example = small_graph(given, {3, H, 2}) or given
+    assert (len(example["x"]) < count) == is_small
+    with without_caches(net):
+        captured = capture(net, tuple(example.values()))
+    chunks = partition(edges, count, 3)
+    check_in_chunks(captured, given, chunks, flags(net), example if is_small else None)
+
+
+@pytest.mark.parametrize("what", ["x", "edge_index", "edge_weight"])
+def test_arguments_that_change_in_place(what: str) -> None:
+    """What was computed of the graph is computed anew."""
+    net, generator = Stack("gcn").eval(), torch.Generator().manual_seed(1)
+    given = {
+        "x": torch.randn(12, 3),
+        "edge_index": torch.randint(0, 12, (2, 40), generator=generator),
+        "edge_weight": torch.rand(40) + 0.1,
+        "more": torch.zeros(40, 2),
+    }
+    captured = capture(net, tuple(given.values()))
+    chunks = partition(given["edge_index"], 12, 1)
+    model = ChunkedModel(captured, given, chunks, Techniques(), flags(net))
+    names = [operator.name for operator in model.graph]
+    stage = model.stage(names, list(given), model.graph.outputs)
+    for _ in range(2):
+        (found,) = stage(list(given.values()), 0, training=False)
+        torch.testing.assert_close(found, net(*given.values()))
+        given[what].copy_(given[what].flip(-1))
+
+
+def test_arguments_that_nobody_reads_are_let_go() -> None:
+    """A later stage knows the size of ``x`` and runs, in both modes, without it."""
+    net, generator = Stack("gcn2").eval(), torch.Generator().manual_seed(1)
+    x, weight = torch.randn(12, 3), torch.rand(40) + 0.1
+    edges = torch.randint(0, 12, (2, 40), generator=generator)
+    captured = capture(net, (x, edges, weight, weight))
+    tensors = captured.inputs((x, edges, weight, weight), {})
+    model = ChunkedModel(captured, tensors, partition(edges, 12, 1), Techniques(), flags(net))
+    expected = net(x, edges, weight, weight)
+    names = [operator.name for operator in model.graph]
+    first = next(i for i, name in enumerate(names) if "convs" in name)
+    border = [value.name for name in names[:first] for value in model.graph.operator[name].outputs]
+    rest = {n for name in names[first:] for n in model.graph.operator[name].inputs}
+    later = [name for name in border if name in rest]
+    (made,) = [model.stage(names[:first], ["x"], later)([x], 0, training=False)]
+    read = sorted(rest & tensors.keys())
+    assert "x" not in read
+    stage = model.stage(names[first:], [*later, *read], model.graph.outputs)
+    model.keep_arguments(read)
+    given = [*made, *(tensors[name] for name in read)]
+    (found,) = stage(given, 0, training=False)
+    torch.testing.assert_close(found, expected)
+    weight.mul_(2)
+    (found,) = stage(given, 0, training=False)
+    torch.testing.assert_close(found, net(x, edges, weight, weight))
 
 
 class BySize(nn.Module):

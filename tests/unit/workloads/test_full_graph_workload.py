@@ -45,14 +45,14 @@ def sent_bytes(found: WaysAnswer) -> float:
 @pytest.mark.parametrize(("layer", "expected_gib"), [("gcn", 1.215), ("gcn2", 2.430)])
 def test_a_pipeline_sends_what_was_published(layer: str, expected_gib: float) -> None:
     """GNNPipe's logs, Reddit on eight devices: 2 V H (S - 1), and twice that with h⁰."""
-    found = answered(full_graph(layer=layer, mirrors=REDDIT_MIRRORS, num_classes=41), 1)
+    found = answered(full_graph(layer=layer, mirrors={8: REDDIT_MIRRORS}, num_classes=41), 1)
     assert found.message_bytes / GIB == pytest.approx(expected_gib, abs=5e-4)
     assert sent_bytes(found) == pytest.approx(found.message_bytes, rel=1e-9)
 
 
 def test_graph_parallelism_sends_mirrors_before_every_layer() -> None:
     """And at the end the classes of the other ways' vertices."""
-    workload = full_graph(layer="gcn", mirrors=REDDIT_MIRRORS, num_classes=41)
+    workload = full_graph(layer="gcn", mirrors={8: REDDIT_MIRRORS}, num_classes=41)
     found = answered(workload, 8)
     mirrors = 56 * round(REDDIT_MIRRORS / 56)
     others = sum(workload.shares(8).rows[1:])
@@ -61,7 +61,7 @@ def test_graph_parallelism_sends_mirrors_before_every_layer() -> None:
 
 
 def test_a_hybrid_sends_both() -> None:
-    workload = full_graph(layer="gcn2", mirrors=REDDIT_MIRRORS, num_classes=41)
+    workload = full_graph(layer="gcn2", mirrors={8: REDDIT_MIRRORS}, num_classes=41)
     found = answered(workload, 2)
     num_vertices, shares = workload.samples_per_device, workload.shares(2)
     mirrors = sum(shares.mirrors.values())
@@ -72,12 +72,15 @@ def test_a_hybrid_sends_both() -> None:
 
 def test_mirrors_of_other_numbers_of_ways() -> None:
     """As known; none without others; more ways have more of them, each vertex fewer readers."""
-    workload = full_graph(1000, 8000, mirrors=2100)
+    workload = full_graph(1000, 8000, mirrors={8: 2100})
     assert workload.mirrors_of(8) == pytest.approx(2100)
     assert workload.mirrors_of(1) == 0
     per_pair = [workload.mirrors_of(ways) / (ways - 1) for ways in (2, 4, 8)]
     assert sorted(per_pair, reverse=True) == per_pair
     assert workload.mirrors_of(2) < 1000
+    both = full_graph(1000, 8000, mirrors={2: 300, 8: 2100})
+    assert both.mirrors_of(2) == 300
+    assert both.mirrors_of(16) == workload.mirrors_of(16)  # from eight, which are nearer
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,11 @@ def test_mirrors_of_other_numbers_of_ways() -> None:
     [
         ({"layer": "transformer"}, "unknown layer 'transformer'; expected one of gcn, sage"),
         ({"num_vertices": 0}, "num_vertices must be"),
-        ({"num_vertices": 10, "num_edges": 20, "mirrors": 80}, "at most 7 other ways, got"),
+        (
+            {"num_vertices": 10, "num_edges": 20, "mirrors": {8: 80}},
+            r"10 vertices times ways less one; got \{8: 80\}",
+        ),
+        ({"mirrors": 80}, "expected counts by numbers of ways"),
     ],
 )
 def test_bad_numbers_are_refused(options: dict[str, object], text: str) -> None:

@@ -8,7 +8,7 @@ from lightning_gpp.planner.graphpipe.divide.frontier import Cut, Way
 from lightning_gpp.planner.graphpipe.place.draft import Units
 from lightning_gpp.planner.graphpipe.space.crew import Crew, Interval
 from lightning_gpp.planner.graphpipe.space.space import Space
-from lightning_gpp.planner.step_time.evaluate import ROUNDING
+from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,9 @@ from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.graphpipe.space.space import Space
 
 
-def divided(problem: Problem, name: str, *, is_chain: bool = False) -> DraftJudge:
+def divided(
+    problem: Problem, name: str, *, is_chain: bool = False, below_s: float = math.inf
+) -> DraftJudge:
     """A judge that has seen the best divisions of a model in a line.
 
     Where none fits all divisions are tried, however long that takes, for a memory that hardly any
@@ -31,10 +33,11 @@ def divided(problem: Problem, name: str, *, is_chain: bool = False) -> DraftJudg
         problem: what to divide.
         name: of the planner.
         is_chain: whether every stage waits for the one before it.
+        below_s: steps that are not shorter are of no interest.
     """
-    judge = DraftJudge(problem.tables, name, BUDGET, is_chain=is_chain)
+    judge = DraftJudge(problem.tables, name, BUDGET, is_chain=is_chain, below_s=below_s)
     choose(problem, judge)
-    if judge.best is None:
+    if judge.best_s == math.inf:
         judge.allow(math.inf)
         _look_everywhere(replace(problem, tries_all=True), judge)
     return judge

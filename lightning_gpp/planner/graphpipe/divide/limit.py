@@ -6,7 +6,7 @@ import math
 
 from lightning_gpp.planner.graphpipe.space.crew import Interval
 from lightning_gpp.planner.graphpipe.space.rates import CrewRates
-from lightning_gpp.planner.step_time.evaluate import ROUNDING
+from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 
 class Limit:

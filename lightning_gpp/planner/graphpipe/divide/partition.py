@@ -26,7 +26,7 @@ from lightning_gpp.planner.graphpipe.divide.frontier import (
 from lightning_gpp.planner.graphpipe.divide.limit import Limit
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.space import Space
-from lightning_gpp.planner.step_time.evaluate import ROUNDING
+from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 
 class LimitedWays:

@@ -38,4 +38,4 @@ def share_by_speed(
     for one in fitting:
         judge.show(one)
     judge.allow(BUDGET)
-    climb_from(judge, judge.drafts(fitting), homes)
+    climb_from(judge, judge.drafts(fitting), homes=homes)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 
 from lightning_gpp.planner.graphpipe.place.draft import Draft
@@ -81,21 +84,35 @@ class Climber:
 
 
 def climb_from(
-    judge: DraftJudge, starts: Sequence[tuple[Draft, float]], homes: type[Homes] = Homes
+    judge: DraftJudge,
+    starts: Iterable[tuple[Draft, float]],
+    deals: Iterable[tuple[float, Draft]] = (),
+    homes: type[Homes] = Homes,
 ) -> None:
     """Climbs from the best starts, then from twice as many with twice the patience, and so on.
 
     Args:
         judge: keeps what is found, and ends the search when its budget is spent.
         starts: drafts and the seconds of their steps.
+        deals: lower bounds of the steps of further ones, ascending, and these; they are played
+            when they may be among the best.
         homes: the groups of devices that stages may go to.
     """
     climbers = [Climber(draft, step_s, judge, homes) for draft, step_s in starts]
+    unplayed = deque(deals)
     patience = FIRST_PATIENCE
-    while climbers and not judge.is_spent:
-        climbers.sort(key=lambda one: one.step_s)
-        at: dict[Draft, Climber] = {}
+    while (climbers or unplayed) and not judge.is_spent:
         count = patience // 2
+        climbers.sort(key=lambda one: one.step_s)
+        while unplayed and not judge.is_spent:
+            least_s, draft = unplayed[0]
+            if len(climbers) >= count and climbers[count - 1].step_s <= least_s:
+                break
+            unplayed.popleft()
+            step_s = judge.step_s(draft, math.inf)
+            if step_s < math.inf:
+                insort(climbers, Climber(draft, step_s, judge, homes), key=lambda one: one.step_s)
+        at: dict[Draft, Climber] = {}
         for climber in climbers[:count]:
             if climber.run(patience):
                 at.setdefault(climber.draft, climber)

@@ -8,9 +8,10 @@ and a join beside a branch is a stage of its own on the same devices.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from bisect import insort
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
+from operator import itemgetter
 
 from lightning_gpp.planner.graphpipe.place.climb import FIRST_PATIENCE
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
@@ -19,8 +20,8 @@ from lightning_gpp.planner.graphpipe.place.redealt import balanced
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
 
 
-def best_deals(judge: DraftJudge, *, may_share: bool = True) -> Iterator[tuple[Draft, float]]:
-    """The best deals of every number of replicas, by their bounds, and the seconds of their steps.
+def best_deals(judge: DraftJudge, *, may_share: bool = True) -> list[tuple[float, Draft]]:
+    """The most promising deals of every number of replicas, with lower bounds of their steps.
 
     Where stages may share devices, those on all devices and on fewer count apart, so that neither
     take the places of the others.
@@ -30,15 +31,15 @@ def best_deals(judge: DraftJudge, *, may_share: bool = True) -> Iterator[tuple[D
         may_share: whether stages may have devices in common.
     """
     num_devices = judge.tables.request.num_devices
-    num_played: Counter[tuple[int, bool]] = Counter()
-    for _, draft in judge.promising(deals(judge.tables, may_share=may_share), math.inf):
+    found: dict[tuple[int, bool], list[tuple[float, Draft]]] = {}
+    for draft in deals(judge.tables, may_share=may_share):
         uses_all = may_share and draft.num_devices == num_devices
-        kind = draft.stages[0].num_replicas, uses_all
-        if num_played[kind] < FIRST_PATIENCE and not judge.is_spent:
-            num_played[kind] += 1
-            step_s = judge.step_s(draft, math.inf)
-            if step_s < math.inf:
-                yield draft, step_s
+        some = found.setdefault((draft.stages[0].num_replicas, uses_all), [])
+        limit_s = some[-1][0] if len(some) == FIRST_PATIENCE else math.inf
+        for one in judge.promising([draft], limit_s):
+            insort(some, one, key=itemgetter(0))
+            del some[FIRST_PATIENCE:]
+    return sorted(chain.from_iterable(found.values()), key=itemgetter(0))
 
 
 def deals(tables: UnitTables, *, may_share: bool = True) -> Iterator[Draft]:

@@ -12,13 +12,15 @@ from lightning_gpp.planner.graphpipe.place.drafted import draft_of, plan_of
 from lightning_gpp.planner.graphpipe.place.least import DraftBounds
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.planner.step_time.evaluate import ROUNDING, PlanEvaluation, evaluate_below
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_below
+from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 LOOKS_PER_BOUND = 8
 """So many looks at what the devices compute are taken in the time of one lower bound."""
 
 ACTIONS_PER_LOOK = 4
 """So many forwards and backwards are played in the time of one look."""
+
 
 FEW_DEVICES = 16
 """On twice as many devices a played action counts half: steps have more of them there, and searches
@@ -34,6 +36,7 @@ class DraftJudge:
         budget: looks that may be taken; see :attr:`is_spent`.
         least_devices: plans on fewer devices are left out.
         is_chain: whether every stage waits for the one before it.
+        below_s: steps that are not shorter are of no interest.
 
     Attributes:
         name: of the planner.
@@ -48,8 +51,10 @@ class DraftJudge:
         *,
         least_devices: int = 1,
         is_chain: bool = False,
+        below_s: float = math.inf,
     ) -> None:
         self.tables = tables
+        self._below_s = below_s
         self._is_chain = is_chain
         self._least_devices = least_devices
         self.best: PlanEvaluation | None = None
@@ -65,8 +70,8 @@ class DraftJudge:
 
     @property
     def best_s(self) -> float:
-        """Seconds of the step of the best plan; infinite without one."""
-        return math.inf if self.best is None else self.best.step_s
+        """Seconds of the step of the best plan; without one those that are of interest."""
+        return self._below_s if self.best is None else self.best.step_s
 
     def drafts(self, found: Iterable[PlanEvaluation]) -> list[tuple[Draft, float]]:
         """Plans as drafts, each with its step; those that divide units are left out."""

@@ -36,11 +36,11 @@ class _Line(NamedTuple):
     """A stage as lines of time.
 
     Attributes:
-        fastest: with the seconds that none of its replicas goes below.
-        work_s: seconds of all forwards and backwards of every replica.
+        replica_s: seconds of a forward and a backward of every replica.
+        work_s: seconds of all of them.
     """
 
-    fastest: TimedStage
+    replica_s: tuple[tuple[float, float], ...]
     work_s: tuple[float, ...]
 
 
@@ -55,6 +55,7 @@ class DraftBounds:
         self._tables = tables
         self._request = tables.request
         self._stages: dict[tuple[DraftStage, int], _Line | None] = {}
+        self._timed: dict[tuple[DraftStage, int], TimedStage] = {}
         self._numbers: dict[tuple[End, int], int] = {}
         self._edges: dict[tuple[int, int, bool], EdgeSeconds | None] = {}
         self._fixed: dict[Units, int] = {}
@@ -86,8 +87,7 @@ class DraftBounds:
             draft: with its stages in order, and otherwise able to run.
         """
         count = draft.num_microbatches
-        stages = [self._stages[stage, count] for stage in draft.stages]
-        timed = [line.fastest for line in stages if line is not None]
+        timed = [self._timed_stage(stage, count) for stage in draft.stages]
         ends: list[End] = [(*stage[:3], stage.shares) for stage in draft.stages]
         last = draft.stages[-1]
         if last.num_replicas > 1:  # the loss is a stage of its own
@@ -132,18 +132,32 @@ class DraftBounds:
         return all(limit is None or size <= limit for size, limit in zip(used, self._limits))
 
     def _stage(self, stage: DraftStage, count: int) -> _Line:
-        request = self._request
-        unit_size = request.minibatch_size / count
+        unit_size = self._request.minibatch_size / count
         planned = Stage(0, self._tables.operators(stage.units), *stage[1:])
-        computes = replica_computes(request, planned, unit_size)
-        seconds = [(compute.forward_s, compute.backward_s) for compute in computes]
-        end_s = 0.0
-        if stage.num_replicas > 1:
-            own = self._tables.own_parameters(stage.units)
-            end_s = stage_sums(request, planned, unit_size, own).after_s
+        computes = replica_computes(self._request, planned, unit_size)
         times = count // stage.multiple
-        line = TimedStage(stage.multiple, stage.num_replicas, times, *fastest(seconds), end_s)
-        return _Line(line, tuple([times * (there_s + back_s) for there_s, back_s in seconds]))
+        return _Line(
+            tuple([(one.forward_s, one.backward_s) for one in computes]),
+            tuple([times * (one.forward_s + one.backward_s) for one in computes]),
+        )
+
+    def _timed_stage(self, stage: DraftStage, count: int) -> TimedStage:
+        """A stage with the seconds that none of its replicas goes below."""
+        found = self._timed.get((stage, count))
+        if found is None:
+            request, line = self._request, self._line(stage, count)
+            assert line is not None  # the draft can run
+            end_s = 0.0
+            if stage.num_replicas > 1:
+                own = self._tables.own_parameters(stage.units)
+                planned = Stage(0, self._tables.operators(stage.units), *stage[1:])
+                end_s = stage_sums(request, planned, request.minibatch_size / count, own).after_s
+            times = count // stage.multiple
+            found = TimedStage(
+                stage.multiple, stage.num_replicas, times, *fastest(line.replica_s), end_s
+            )
+            self._timed[stage, count] = found
+        return found
 
     def _all_edges(self, ends: list[End], count: int) -> list[TimedEdge] | None:
         """The edges between stages, none before those to its source; None where one cannot be."""

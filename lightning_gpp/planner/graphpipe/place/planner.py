@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from lightning_gpp.planner.balanced import balanced
+from lightning_gpp.planner.balanced import balanced, balanced_microbatches
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.data_parallel import shared_by_all
 from lightning_gpp.planner.graphpipe.choose.choice import divided
@@ -22,6 +22,7 @@ from lightning_gpp.planner.graphpipe.planner import exclusive_plans, result_of, 
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
+from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 NAME = "graphpipe"
 
@@ -80,7 +81,7 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
     judge = exclusive_plans(problem, name)
     exclusive = judge.found
     judge.allow(budget)
-    others = [*([judge.best] if judge.best else []), *_other_planners(problem, name)]
+    others = [*([judge.best] if judge.best else []), *_other_planners(problem, name, judge.best_s)]
     _climb(judge, [*others, *_on_half(request)])
     share_by_speed(judge, exclusive, OwnHomes)
     share_by_speed(judge, judge.found)
@@ -111,23 +112,33 @@ def _climb(judge: DraftJudge, starts: Iterable[PlanEvaluation]) -> None:
     fitting = [one for one in starts if one.is_feasible]
     for one in fitting:
         judge.show(one)
-    climb_from(judge, [*judge.drafts(fitting), *best_deals(judge)])
+    climb_from(judge, judge.drafts(fitting), best_deals(judge))
 
 
-def _other_planners(problem: Problem, name: str) -> Iterator[PlanEvaluation]:
-    """The plans of other planners, where they have one that fits."""
+def _other_planners(problem: Problem, name: str, best_s: float) -> Iterator[PlanEvaluation]:
+    """The plans of other planners that fit, where they may have a shorter step than the best."""
     request = problem.request
     shared = shared_by_all(request, name)
     if shared is not None:
         yield shared
-    chain = divided(problem, name, is_chain=True).best
+    chain = divided(problem, name, is_chain=True, below_s=best_s).best
     if chain is not None:
         yield chain
-    try:
-        plan = balanced(request)
-    except ValueError:  # it has none for so many devices
-        return
-    yield evaluate_plan(replace(plan, planner=name), request)
+    if _least_balanced_s(problem.tables) * (1 - ROUNDING) < best_s:
+        try:
+            plan = balanced(request)
+        except ValueError:  # it has none for so many devices
+            return
+        yield evaluate_plan(replace(plan, planner=name), request)
+
+
+def _least_balanced_s(tables: UnitTables) -> float:
+    """What ``balanced`` takes at least: no replicas, so one device has the longest unit."""
+    request = tables.request
+    count = balanced_microbatches(request)
+    kinds = [tables.each_s(request.minibatch_size / count, kind) for kind in request.cluster.kinds]
+    fastest: list[float] = [min(seconds) for seconds in zip(*kinds)]
+    return count * max(max(fastest), sum(fastest) / request.num_devices)
 
 
 def _on_half(request: PlanRequest) -> Iterator[PlanEvaluation]:

@@ -17,7 +17,7 @@ from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.space.contents import Content, Contents
 from lightning_gpp.planner.graphpipe.space.crew import Crew, Interval
 from lightning_gpp.planner.graphpipe.space.load import Load
-from lightning_gpp.planner.step_time.evaluate import ROUNDING
+from lightning_gpp.planner.step_time.least_step import ROUNDING
 from lightning_gpp.planner.step_time.stage_costs import reduce_line
 from lightning_gpp.planner.units.units import UnitGraph
 

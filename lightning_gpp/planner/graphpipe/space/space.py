@@ -9,7 +9,7 @@ from functools import cached_property
 from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.rates import Rates
 from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
-from lightning_gpp.planner.step_time.evaluate import ROUNDING
+from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 
 class Space:
