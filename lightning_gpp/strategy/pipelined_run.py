@@ -108,8 +108,7 @@ class PipelinedRun:
             self._leader_state.close()
         self._leader_state = LeaderState(module, optimizers)
         if self.settings.is_asynchronous:
-            predicts = self.settings.policy.predicts
-            self.last_steps = [LastSteps(each, are_asked_for=predicts) for each in optimizers]
+            self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
         if self.control.is_leader:
             self._early_modules = EarlyModules(module, self.device)
             self._early_modules.start()

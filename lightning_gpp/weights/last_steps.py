@@ -1,85 +1,47 @@
-r"""What the last update of an optimizer did to its parameters, from its state or from a copy.
+r"""What the last update of an optimizer did to its parameters, from a copy or from its state.
 
 PipeOptim (arXiv 2312.00839, section 3) predicts the weights of ``s`` updates ahead as
 
 .. math:: \hat W_{t+s} = W_t - \mathit{lr} \cdot s \cdot \Delta W_t
 
 where :math:`\Delta W_t` is what the last completed update subtracted, but for the learning rate.
-For SGD with momentum that is the momentum buffer; for Adam and AdamW the corrected first moment
-over the root of the second (the decay of AdamW is left out); for RMSprop with momentum its buffer.
-These are in the optimizer's state. What other optimizers did (SGD without momentum or with
-Nesterov's, Adagrad, NAdam, RAdam, any of a user's own) is measured: the parameters before the
-update, minus those after it. It is the same quantity, so the definition holds for every optimizer,
-clipping, decay and parameter groups included, and costs one more copy of the parameters.
+So :math:`\mathit{lr} \cdot \Delta W_t = W_{t-1} - W_t`, whatever the optimizer, its decay, its
+parameter groups and clipping: the parameters before every update are kept, and the prediction is
+written over them, in one pass over the memory and with one copy of the parameters for both. For
+SGD and RMSprop with momentum it is the momentum buffer of the optimizer's state, and nothing is
+kept before updates.
+
+Whoever resumes does not know the parameters before the last update. They follow from the state of
+Adam and AdamW; with other optimizers nothing is predicted until the next update. The paper leaves
+AdamW's decay out of the prediction; here it is in it, as it is in the update.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 Group = Mapping[str, Any]
-State = Mapping[Tensor, Mapping[str, Any]]
-Rule = Callable[[Group, Sequence[Tensor], State], "_Steps"]
 
 
-class _Steps(NamedTuple):
-    """What an update subtracted: ``factors * directions / (roots of squares + added)``.
+@dataclass(slots=True)
+class _AsKept:
+    """The parameter some updates ahead, as if each did what the last one did.
 
-    Without squares, ``factors * directions``.
+    Attributes:
+        values: of the parameter before the update, or of its prediction.
+        ahead: how many updates; -1 before the update, 0 if nothing is known.
+        lr: learning rate of the last update.
     """
 
-    directions: Sequence[Tensor]
-    factors: Sequence[float]
-    squares: Sequence[Tensor] = ()
-    added: Sequence[float] = ()
-
-
-def _momentum_buffers(group: Group, parameters: Sequence[Tensor], state: State) -> _Steps:
-    buffers = [state[parameter]["momentum_buffer"] for parameter in parameters]
-    return _Steps(buffers, [_signed_lr(group)] * len(buffers))
-
-
-def _adam(group: Group, parameters: Sequence[Tensor], state: State) -> _Steps:
-    r"""With :math:`m / (1 - \beta_1^t)` over :math:`\sqrt{v / (1 - \beta_2^t)} + \epsilon`.
-
-    Both sides are multiplied by :math:`\sqrt{1 - \beta_2^t}`, which saves one pass over the memory.
-    """
-    first_decay, second_decay = group["betas"]
-    second = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
-    counts = [float(state[parameter]["step"]) for parameter in parameters]
-    corrections = [math.sqrt(1 - second_decay**count) for count in counts]
-    factors = [
-        _signed_lr(group) * correction / (1 - first_decay**count)
-        for correction, count in zip(corrections, counts, strict=True)
-    ]
-    return _Steps(
-        [state[parameter]["exp_avg"] for parameter in parameters],
-        factors,
-        [state[parameter][second] for parameter in parameters],
-        [group["eps"] * correction for correction in corrections],
-    )
-
-
-def _signed_lr(group: Group) -> float:
-    return -float(group["lr"]) if group.get("maximize") else float(group["lr"])
-
-
-def _rule(kind: type[Optimizer], group: Group) -> Rule | None:
-    """How the last step follows from the state; None where it does not.
-
-    Sub-classes may step otherwise, so only the classes themselves are known.
-    """
-    if kind is SGD and group["momentum"] and not group["nesterov"]:
-        return _momentum_buffers
-    if kind is RMSprop and group["momentum"]:
-        return _momentum_buffers
-    return _adam if kind in (Adam, AdamW) else None
+    values: Tensor
+    ahead: float = 0.0
+    lr: float = 0.0
 
 
 class LastSteps:
@@ -87,88 +49,104 @@ class LastSteps:
 
     Args:
         optimizer: it is stepped by its owner.
-        are_asked_for: whether its last steps are; otherwise none is measured.
 
     Attributes:
         before_update: called before every update.
     """
 
-    def __init__(self, optimizer: Optimizer, *, are_asked_for: bool = True) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._are_asked_for = are_asked_for
         self.before_update: list[Callable[[], None]] = []
-        self._before: dict[Tensor, Tensor] = {}
-        self._measured: dict[Tensor, tuple[Tensor, float]] = {}
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._compare),
-        ]
+        self._kept: dict[Tensor, _AsKept] = {}
+        self._hook = optimizer.register_step_pre_hook(self._before_step)
 
     def predicted(
-        self, parameters: Iterable[Tensor], ahead: int, into: Mapping[Tensor, Tensor] | None = None
+        self, parameters: Iterable[Tensor], ahead: int, *, anew: bool = False
     ) -> dict[Tensor, Tensor]:
         """Parameters some updates ahead, as if each did what the last one did.
 
-        Those that it has not updated yet are left out. With the learning rate of now, which a
-        schedule may have changed since.
+        Those that it has not updated are left out; from the first time on that a parameter is asked
+        for, its updates are noticed. With the learning rate of now, which a schedule may have
+        changed since.
 
         Args:
             parameters: of any optimizer.
             ahead: how many updates.
-            into: parameter -> the tensor that its prediction is written into; new ones if not
-                given.
+            anew: whether predictions have memory of their own; otherwise they are written over the
+                last ones.
         """
         wanted, found = set(parameters), dict[Tensor, Tensor]()
         for group in self._optimizer.param_groups:
-            own = [p for p in group["params"] if p in wanted]
-            known = self._known(group, own)
-            if known:
-                steps = self._last(group, known)
-                values = [parameter.detach() for parameter in known]
-                if into is None:
-                    found |= zip(known, _moved(values, steps, -ahead), strict=True)
-                    continue
-                targets = [into[parameter] for parameter in known]
-                _move_into(targets, values, steps, -ahead)
-                found |= zip(known, targets, strict=True)
+            own = [parameter for parameter in group["params"] if parameter in wanted]
+            if _has_buffers(type(self._optimizer), group):
+                found |= self._from_buffers(own, group, ahead, anew=anew)
+            else:
+                found |= self._from_copies(own, group, ahead, anew=anew)
         return found
 
-    def _known(self, group: Group, own: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Parameters of a group that have been updated."""
-        if _rule(type(self._optimizer), group) is None:
-            return [parameter for parameter in own if parameter in self._measured]
-        return [p for p in own if _has_stepped(self._optimizer.state.get(p))]
+    def _from_buffers(
+        self, own: Sequence[Tensor], group: Group, ahead: int, *, anew: bool
+    ) -> dict[Tensor, Tensor]:
+        """With the momentum buffers of the optimizer's state."""
+        buffers = {p: self._optimizer.state.get(p, {}).get("momentum_buffer") for p in own}
+        known = {p: buffer for p, buffer in buffers.items() if buffer is not None}
+        targets = [torch.empty_like(p) if anew else self._of(p).values for p in known]
+        values = [p.detach() for p in known]
+        _add_into(targets, values, list(known.values()), -ahead * float(group["lr"]))
+        return dict(zip(known, targets, strict=True))
 
-    def _last(self, group: Group, known: Sequence[Tensor]) -> _Steps:
-        """What the last update subtracted from parameters of a group."""
-        if (rule := _rule(type(self._optimizer), group)) is not None:
-            return rule(group, known, self._optimizer.state)
-        factors = [self._scale(parameter, group) for parameter in known]
-        return _Steps([self._measured[parameter][0] for parameter in known], factors)
+    def _from_copies(
+        self, own: Sequence[Tensor], group: Group, ahead: int, *, anew: bool
+    ) -> dict[Tensor, Tensor]:
+        """With the parameters before the last update, or their last prediction.
+
+        What is kept is ``W + a Δ``; ``W + b Δ`` lies ``1 - b / a`` of the way from there to ``W``.
+        """
+        found, lr = dict[Tensor, Tensor](), float(group["lr"])
+        alike: dict[float, list[Tensor]] = {}
+        for parameter in own:
+            kept = self._of(parameter)
+            if not kept.ahead:
+                self._recall(parameter, kept, group)
+            further = ahead * (lr / kept.lr if kept.lr else 1.0)
+            if kept.ahead and (further or anew):
+                alike.setdefault(1 - further / kept.ahead, []).append(parameter)
+                if not anew:
+                    kept.ahead = further
+        for way, parameters in alike.items():
+            values = [parameter.detach() for parameter in parameters]
+            copies = [self._kept[parameter].values for parameter in parameters]
+            if anew:
+                copies = list(torch._foreach_lerp(copies, values, way))
+            elif way:
+                torch._foreach_lerp_(copies, values, way)
+            found |= zip(parameters, copies, strict=True)
+        return found
+
+    def _recall(self, parameter: Tensor, kept: _AsKept, group: Group) -> None:
+        """The parameter before its last update, if that follows from the optimizer's state."""
+        state = self._optimizer.state.get(parameter, {})
+        if type(self._optimizer) in (Adam, AdamW) and "exp_avg" in state:
+            kept.values.copy_(_before_adam(parameter.detach(), group, state))
+            kept.ahead, kept.lr = -1.0, float(group["lr"])
+
+    def _of(self, parameter: Tensor) -> _AsKept:
+        if parameter not in self._kept:
+            self._kept[parameter] = _AsKept(torch.empty_like(parameter, requires_grad=False))
+        return self._kept[parameter]
+
+    def copies(self, parameters: Iterable[Tensor]) -> Iterable[Tensor]:
+        """What is held of parameters beside them."""
+        return [self._kept[p].values for p in parameters if p in self._kept]
 
     def forget(self) -> None:
-        """Forgets what was measured, as whoever resumes does not know it."""
-        self._measured.clear()
+        """Forgets what was kept before updates, as whoever resumes does."""
+        for kept in self._kept.values():
+            kept.ahead = 0.0
 
     def close(self) -> None:
         """Watches no more."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def _scale(self, parameter: Tensor, group: Group) -> float:
-        """The learning rate of now over that of the step that was measured."""
-        lr, now = self._measured[parameter][1], float(group["lr"])
-        return now / lr if lr else 1.0
-
-    def _unknown(self) -> list[tuple[Tensor, float]]:
-        """Parameters that are about to be updated, whose steps do not follow from the state."""
-        return [
-            (parameter, float(group["lr"]))
-            for group in self._optimizer.param_groups
-            if self._are_asked_for and _rule(type(self._optimizer), group) is None
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
+        self._hook.remove()
 
     def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> Any:
         """The update begins now; or when the closure has run that makes the gradients."""
@@ -187,59 +165,50 @@ class LastSteps:
     def _keep(self) -> None:
         for notify in self.before_update:
             notify()
-        self._before = {parameter: parameter.detach().clone() for parameter, _ in self._unknown()}
-
-    def _compare(self, *_: Any) -> None:
-        for parameter, lr in self._unknown():
-            if parameter in self._before:
-                step = self._before.pop(parameter).sub_(parameter.detach())
-                self._measured[parameter] = step, lr
-        self._before = {}
-
-
-def _has_stepped(state: Mapping[str, Any] | None) -> bool:
-    return any((state or {}).get(name) is not None for name in ("momentum_buffer", "exp_avg"))
+        for group in self._optimizer.param_groups:
+            if _has_buffers(type(self._optimizer), group):
+                continue
+            updated = [p for p in group["params"] if p in self._kept and p.grad is not None]
+            if updated:
+                copies = [self._kept[p].values for p in updated]
+                torch._foreach_copy_(copies, [p.detach() for p in updated])
+            for parameter in updated:
+                kept = self._kept[parameter]
+                kept.ahead, kept.lr = -1.0, float(group["lr"])
 
 
-def _moved(values: Sequence[Tensor], steps: _Steps, times: int) -> Sequence[Tensor]:
-    """Values plus a step some times, as new tensors; few kernels for many parameters."""
-    factors = [times * factor for factor in steps.factors]
-    directions = list(steps.directions)
-    if steps.squares:
-        roots = torch._foreach_sqrt(list(steps.squares))
-        torch._foreach_add_(roots, list(steps.added))
-        return torch._foreach_addcdiv(list(values), directions, roots, factors)
-    if len(set(factors)) == 1:
-        return torch._foreach_add(list(values), directions, alpha=factors[0])
-    return torch._foreach_add(list(values), torch._foreach_mul(directions, factors))
+def _has_buffers(kind: type[Optimizer], group: Group) -> bool:
+    """Whether the last update is the momentum buffer times the learning rate.
 
-
-_IN_CACHE = 2**17
-"""Elements that are worked on at a time, so that what is needed twice stays in a core's cache."""
-
-
-def _move_into(
-    targets: Sequence[Tensor], values: Sequence[Tensor], steps: _Steps, times: int
-) -> None:
-    """The same into tensors that are there, for processors.
-
-    New memory costs them more than the arithmetic does.
+    Sub-classes may step otherwise, so only the classes themselves are known.
     """
-    if not steps.squares:
-        for target, value, direction, factor in zip(
-            targets, values, steps.directions, steps.factors, strict=True
-        ):
-            torch.add(value, direction, alpha=times * factor, out=target)
+    if kind is SGD:
+        return bool(group["momentum"]) and not group["nesterov"]
+    return kind is RMSprop and bool(group["momentum"])
+
+
+def _before_adam(value: Tensor, group: Group, state: Mapping[str, Any]) -> Tensor:
+    r"""A parameter before the update of Adam, or of AdamW, that made it this value.
+
+    That subtracted :math:`m / (1 - \beta_1^t)` over :math:`\sqrt{v / (1 - \beta_2^t)} + \epsilon`
+    times the learning rate.
+    """
+    (first_decay, second_decay), count = group["betas"], float(state["step"])
+    squares = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+    roots = (squares / (1 - second_decay**count)).sqrt_().add_(group["eps"])
+    rate = float(group["lr"]) / (1 - first_decay**count)
+    before = torch.addcdiv(value, state["exp_avg"], roots, value=rate)
+    is_apart = group.get("decoupled_weight_decay", False)
+    return before / (1 - float(group["lr"]) * group["weight_decay"]) if is_apart else before
+
+
+def _add_into(
+    targets: list[Tensor], values: list[Tensor], others: list[Tensor], factor: float
+) -> None:
+    """Writes ``values + factor * others``: in one pass on processors, in few kernels elsewhere."""
+    if all(target.device.type == "cpu" for target in targets):
+        for target, value, other in zip(targets, values, others, strict=True):
+            torch.add(value, other, alpha=factor, out=target)
         return
-    for number, tensors in enumerate(zip(targets, values, steps.directions, steps.squares)):
-        added, factor = steps.added[number], times * steps.factors[number]
-        for target, value, direction, square in _pieces(tensors):
-            root = square.sqrt().add_(added)
-            torch.addcdiv(value, direction, root, value=factor, out=target)
-
-
-def _pieces(tensors: Sequence[Tensor]) -> Iterable[Sequence[Tensor]]:
-    """Tensors of one shape piece by piece; as they are where their memory has gaps."""
-    if not all(tensor.is_contiguous() for tensor in tensors):
-        return [tensors]
-    return zip(*(torch.split(tensor.view(-1), _IN_CACHE) for tensor in tensors), strict=True)
+    torch._foreach_copy_(targets, values)
+    torch._foreach_add_(targets, others, alpha=factor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +73,6 @@ class StageWeights:
         self._newest: weakref.ref[_VersionInUse] | None = None
         self._before: _VersionInUse | None = None
         self._copies: weakref.WeakSet[Tensor] = weakref.WeakSet()
-        self._buffers: dict[Tensor, Tensor] | None = None
         for watched in last_steps:
             watched.before_update.append(self._keep_newest)
         self.most_versions = 1
@@ -82,8 +81,8 @@ class StageWeights:
     def num_versions(self) -> int:
         """Copies of the weights that are alive, the parameters included."""
         one = sum(parameter.numel() for parameter in self._parameters.values())
-        held = sum(copy.numel() for copy in self._copies)
-        return 1 + (round(held / one) if one else 0)
+        held = {copy.data_ptr(): copy.numel() for copy in (*self._copies, *self._kept())}
+        return 1 + (round(sum(held.values()) / one) if one else 0)
 
     def forward(self, place: Place) -> ForwardWeights:
         """What the forward of a mini-batch runs with.
@@ -104,7 +103,7 @@ class StageWeights:
 
         The next update changes these, or the next prediction is written over them.
         """
-        changing = [*self._parameters.values(), *(self._buffers or {}).values()]
+        changing = [*self._parameters.values(), *self._kept()]
         own = {tensor.untyped_storage().data_ptr() for tensor in changing}
 
         def kept(leaf: Any) -> Any:
@@ -162,15 +161,15 @@ class StageWeights:
         if not ahead:
             return {name: own.detach() for name, own in self._parameters.items()}
         found: dict[Tensor, Tensor] = {}
-        parameters = self._parameters.values()
-        into = self._buffers
-        if into is None and all(own.device.type == "cpu" for own in parameters):
-            into = {own: torch.empty_like(own) for own in parameters}
-            if self._policy.backward is not BackwardWeights.OF_FORWARD:
-                self._buffers = into
+        anew = self._policy.backward is BackwardWeights.OF_FORWARD
         for watched in self._last_steps:
-            found |= watched.predicted(parameters, ahead, into)
+            found |= watched.predicted(self._parameters.values(), ahead, anew=anew)
         return {name: found.get(own, own.detach()) for name, own in self._parameters.items()}
+
+    def _kept(self) -> Iterator[Tensor]:
+        """What is held for predictions."""
+        for watched in self._last_steps:
+            yield from watched.copies(self._parameters.values())
 
     def _note_copies(self, tensors: Iterable[Tensor]) -> None:
         own = {parameter.data_ptr() for parameter in self._parameters.values()}

@@ -6,7 +6,7 @@ backward ``n``. What the two passes run with is the policy's definition, by hand
 
 - stash (PipeDream, SOSP 2019): both with ``W_k[u]``;
 - pipeoptim (arXiv 2312.00839, section 3): forward ``W_k[u] + (n - u) (W_k[u] - W_k[u - 1])``,
-  where weight decay that is decoupled from the gradient is left out; backward ``W_k[n]``;
+  backward ``W_k[n]``;
 - spectrain (arXiv 1809.02839): forward ``n - u + k // 2`` ahead, backward ``k // 2``;
 - xpipe (arXiv 1911.04610): forward ``n - u + k - k // 2`` ahead, backward ``k // 2``.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from lightning_gpp.graph import FEED, StageGraph
 
@@ -39,14 +39,10 @@ class DelayedStage:
         return cls([own.detach().clone()], make([own]), own)
 
     def update(self, gradient: Tensor) -> None:
-        group = self.optimizer.param_groups[0]
         self.weight.grad = gradient
         self.optimizer.step()
         new = self.weight.detach().clone()
-        before = self.versions[-1]
-        if type(self.optimizer) is AdamW:
-            before = before * (1 - group["lr"] * group["weight_decay"])
-        self.steps.append(before - new)
+        self.steps.append(self.versions[-1] - new)
         self.versions.append(new)
 
     def predicted(self, version: int, ahead: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lightning_gpp.cost import Profile
@@ -60,17 +60,10 @@ def refit(
     _check_plan(program, plan, request)
     messages = recorded.messages()
     receive = fit_receive(messages)
-    loss = program.loss_stage
-    is_empty = program.replica(loss).stage >= plan.num_stages
-    loss_s = recorded.action_s(loss, SpanKind.LOSS)
-    loss_s += recorded.action_s(loss, SpanKind.FORWARD) if is_empty else 0.0
-    found = Refit(
+    found = replace(
+        refit_of_actions(recorded.action_s, program, plan, request),
         steps=tuple(timeline.step for timeline in used if timeline.step is not None),
         step_s=statistics.median(timeline.step_s for timeline in used),
-        schedule=program.schedule.name,
-        num_microbatches=program.num_microbatches,
-        minibatch_size=request.minibatch_size,
-        stages=_stage_records(recorded, plan, request),
         devices=tuple(
             replace(
                 held,
@@ -81,10 +74,6 @@ def refit(
         ),
         data_s=recorded.data_s(),
         prepare_s=recorded.prepare_s(),
-        feed_s=recorded.action_s(FEED, SpanKind.FEED),
-        feed_backward_s=recorded.action_s(FEED, SpanKind.BACKWARD),
-        loss_s=loss_s,
-        loss_backward_s=recorded.action_s(loss, SpanKind.BACKWARD) if is_empty else 0.0,
         turn_s=recorded.turn_s(),
         action_s=recorded.gap_s(),
         send=fit_send(messages),
@@ -92,6 +81,41 @@ def refit(
         links=fit_links(messages, receive, request.cluster),
     )
     return replace(found, reduce=_reduce_overhead(found, recorded, plan, request))
+
+
+def refit_of_actions(
+    action_s: Callable[[int, SpanKind], float], program: Program, plan: Plan, request: PlanRequest
+) -> Refit:
+    """What the forwards and backwards of stages, and the parts of the user's step in them, took.
+
+    Args:
+        action_s: seconds of the spans of one kind of a stage of the program.
+        program: what ran.
+        plan: what it was made from.
+        request: the question that the plan answers.
+
+    Returns:
+        A refit of a mini-batch; what comes beside its actions is left at nothing.
+    """
+    count = num_microbatches(plan, request)
+    per_step = count // request.num_minibatches
+    loss = program.loss_stage
+    is_empty = program.replica(loss).stage >= plan.num_stages
+    loss_s = action_s(loss, SpanKind.LOSS)
+    loss_s += action_s(loss, SpanKind.FORWARD) if is_empty else 0.0
+    return Refit(
+        steps=(),
+        step_s=0.0,
+        schedule=program.schedule.name,
+        num_microbatches=per_step,
+        minibatch_size=request.minibatch_size // request.num_minibatches,
+        stages=_stage_records(action_s, program, plan, request),
+        devices=(),
+        feed_s=action_s(FEED, SpanKind.FEED),
+        feed_backward_s=action_s(FEED, SpanKind.BACKWARD),
+        loss_s=loss_s,
+        loss_backward_s=action_s(loss, SpanKind.BACKWARD) if is_empty else 0.0,
+    )
 
 
 def _reduce_overhead(
@@ -135,10 +159,11 @@ def _check_plan(program: Program, plan: Plan, request: PlanRequest) -> None:
         )
 
 
-def _stage_records(recorded: Recorded, plan: Plan, request: PlanRequest) -> tuple[StageRecord, ...]:
+def _stage_records(
+    action_s: Callable[[int, SpanKind], float], program: Program, plan: Plan, request: PlanRequest
+) -> tuple[StageRecord, ...]:
     """Every stage on every kind of device that it runs on; replicas of one kind together."""
-    program = recorded.program
-    unit_size = request.minibatch_size / program.num_microbatches
+    unit_size = request.minibatch_size / num_microbatches(plan, request)
     replicas: dict[tuple[int, str], list[int]] = {}
     for number in range(program.num_stages):
         stage = program.replica(number).stage
@@ -158,8 +183,8 @@ def _stage_records(recorded: Recorded, plan: Plan, request: PlanRequest) -> tupl
                 one.operators,
                 share,
                 one.recompute,
-                statistics.fmean(recorded.action_s(n, SpanKind.FORWARD) for n in numbers),
-                statistics.fmean(recorded.action_s(n, SpanKind.BACKWARD) for n in numbers),
+                statistics.fmean(action_s(n, SpanKind.FORWARD) for n in numbers),
+                statistics.fmean(action_s(n, SpanKind.BACKWARD) for n in numbers),
                 forward_s,
                 backward_s,
             )

@@ -1,8 +1,8 @@
-"""Costs of recorded windows, where the pipeline does not drain between steps.
+"""A refit of recorded windows, where the pipeline does not drain between steps.
 
 Seconds of forwards, backwards, messages and the user's step are means. What a rank does between two
 windows (results are joined and told, the optimizer, hooks, data) is one number: the median, as a
-validation may come between; it is the update of the simulation. Links are as they are taken for.
+validation may come between; it is the optimizer's of the refit. Links are as they are taken for.
 """
 
 from __future__ import annotations
@@ -12,26 +12,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from lightning_gpp.graph import FEED
+from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate.program_costs import ProgramCosts
 from lightning_gpp.simulate.refit.fit import fit_receive, fit_send
+from lightning_gpp.simulate.refit.from_timelines import refit_of_actions
 from lightning_gpp.simulate.refit.recorded import timeline_messages
+from lightning_gpp.simulate.refit.records import devices_of
+from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.simulate.timeline.span import SpanKind
 from lightning_gpp.simulate.timeline.timeline import Timeline
+from lightning_gpp.simulate.timeline.windows import pace_s
 
 
-def windows_costs(
-    timelines: Sequence[Timeline], program: Program, costs: ProgramCosts
-) -> ProgramCosts:
-    """The costs of a program with the seconds that its recorded windows took.
+def refit_windows(
+    timelines: Sequence[Timeline], program: Program, plan: Plan, request: PlanRequest
+) -> Refit:
+    """What recorded windows say about the costs that their plan was made from.
 
     Args:
         timelines: of windows; at least one.
         program: that has them, or windows of the same stages.
-        costs: of the program, for what timelines do not show.
+        plan: what it was made from.
+        request: the question that the plan answers, with the costs to correct.
     """
-    loss, loss_s = program.loss_stage, _mean_s(timelines, program.loss_stage, SpanKind.LOSS)
+
+    def action_s(stage: int, kind: SpanKind) -> float:
+        return _mean([s.duration_s for s in spans if s.kind is kind and s.stage == stage])
+
+    spans = [span for timeline in timelines for span in timeline.spans]
     messages = [list(timeline_messages(timeline)) for timeline in timelines]
     gaps = [gap for timeline in timelines for gap in _gaps(timeline)]
     between_s: dict[int, list[float]] = {}
@@ -39,36 +47,18 @@ def windows_costs(
         if gap.is_between:
             between_s.setdefault(gap.device, []).append(gap.seconds)
     return replace(
-        costs,
-        stages=tuple(
-            replace(
-                known,
-                forward_s=_mean_s(timelines, stage, SpanKind.FORWARD) + (stage == loss) * loss_s,
-                backward_s=_mean_s(timelines, stage, SpanKind.BACKWARD),
-            )
-            for stage, known in enumerate(costs.stages)
+        refit_of_actions(action_s, program, plan, request),
+        steps=tuple(timeline.step for timeline in timelines if timeline.step is not None),
+        step_s=statistics.median(pace_s(timeline) or timeline.step_s for timeline in timelines),
+        devices=tuple(
+            replace(held, optimizer_s=statistics.median(between_s[held.device]))
+            if held.device in between_s
+            else held
+            for held in devices_of(plan, request.graph)
         ),
-        step=replace(
-            costs.step,
-            feed_s=_mean_s(timelines, FEED, SpanKind.FEED),
-            loss_s=loss_s,
-            optimizer_s={device: statistics.median(found) for device, found in between_s.items()},
-            send=fit_send(messages),
-            receive=fit_receive(messages),
-            action_s=_mean([gap.seconds for gap in gaps if not gap.is_between]),
-        ),
-    )
-
-
-def _mean_s(timelines: Sequence[Timeline], stage: int, kind: SpanKind) -> float:
-    """Seconds of the spans of one kind of a stage."""
-    return _mean(
-        [
-            span.duration_s
-            for timeline in timelines
-            for span in timeline.spans
-            if span.kind is kind and span.stage == stage
-        ]
+        send=fit_send(messages),
+        receive=fit_receive(messages),
+        action_s=_mean([gap.seconds for gap in gaps if not gap.is_between]),
     )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from lightning_gpp.planner import Plan
 from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate import ProgramCosts, Timeline
+from lightning_gpp.simulate import Timeline
 from lightning_gpp.simulate.refit.compare import Comparison
 from lightning_gpp.simulate.refit.from_timelines import WARM_UP_STEPS
 from lightning_gpp.simulate.refit.recorded import check_program, timeline_actions
@@ -46,7 +47,7 @@ class StepReports:
 
     def __init__(self) -> None:
         self._recorded: list[tuple[Program, int, Timeline]] = []
-        self._windows: list[tuple[ProgramCosts, Timeline]] = []
+        self._windows: list[tuple[Plan, int, Timeline]] = []
 
     def report(self, pipeline: Pipeline, timeline: Timeline) -> StepReport | str:
         """The report on the step that was run last, or why there is none.
@@ -103,22 +104,24 @@ class StepReports:
         if timeline.step < WARM_UP_STEPS:
             notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
             return self._made(timeline, predicted, notes, None)
-        earlier = [known for costs, known in self._windows if costs == question.costs]
-        self._windows.append((question.costs, timeline))
+        key = question.plan, question.request.minibatch_size
+        earlier = [t for *known, t in self._windows if tuple(known) == key]
+        self._windows.append((*key, timeline))
+        last = question.refit([*earlier, timeline])
         if earlier:
-            predicted["refit"] = question.predicted(earlier)
+            predicted["refit"] = question.predicted(question.refit(earlier))
             notes.append(f"refit: of the steps recorded before (from {_steps(earlier)} on).")
         else:
-            predicted["fit"] = question.predicted([timeline])
+            predicted["fit"] = question.predicted(last)
             notes.append("fit: the same with the seconds of these steps, so no prediction of them.")
         if pace_s(timeline) is not None:
             paces = "".join(f", {name} {_pace(each)}" for name, each in predicted.items())
             notes.append(f"From the end of a step to that of the next: {_pace(timeline)}{paces}.")
         notes.append(
             "In steps that overlap what a rank does between two of them is refitted as one number, "
-            "the optimizer's. It is not kept for other runs."
+            "the optimizer's."
         )
-        return self._made(timeline, predicted, notes, None)
+        return self._made(timeline, predicted, notes, last)
 
     def _made(
         self,

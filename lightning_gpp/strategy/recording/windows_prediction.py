@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import (
-    ProgramCosts,
+    StepCosts,
     Timeline,
     TimelineStage,
     predicted_timeline,
     program_costs,
     simulate,
 )
-from lightning_gpp.simulate.refit.windows import windows_costs
+from lightning_gpp.simulate.refit.refit import Refit
+from lightning_gpp.simulate.refit.windows import refit_windows
 from lightning_gpp.simulate.timeline.windows import windows_of
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.recording.timeline_stages import timeline_stages
@@ -32,7 +34,9 @@ class WindowsQuestion:
         program: of some mini-batches before them, theirs, and those that were in flight at the end.
         windows: their numbers in it.
         updates: of the parameters before every one.
-        costs: of the program.
+        plan: that they are of.
+        request: the question that it answers.
+        step: what a step is taken to cost besides, where that is known.
         stages: what timelines show of them.
         rank_of_device: rank of every device.
     """
@@ -40,7 +44,9 @@ class WindowsQuestion:
     program: Program
     windows: range
     updates: tuple[int, ...]
-    costs: ProgramCosts
+    plan: Plan
+    request: PlanRequest
+    step: StepCosts
     stages: tuple[TimelineStage, ...]
     rank_of_device: tuple[int, ...]
 
@@ -52,24 +58,31 @@ class WindowsQuestion:
         plan, request, known = planned.plan, planned.request, planned.refit
         before = min(windows[0].since, MOST_BEFORE)
         count = before + len(windows) + windows[-1].remaining
-        step = None if known is None else known.step_costs(plan, request.graph)
+        step = StepCosts() if known is None else known.step_costs(plan, request.graph)
         return cls(
             pipeline.placed.program(count, schedule=pipeline.schedule, check=False),
             range(before, before + len(windows)),
             tuple(window.updates for window in windows),
-            program_costs(plan, request, step=step),
+            plan,
+            request,
+            step,
             timeline_stages(pipeline),
             pipeline.rank_of_device,
         )
 
-    def predicted(self, recorded: Sequence[Timeline] = ()) -> Timeline:
-        """The windows as they are simulated: with the costs of the plan, or of recorded windows."""
-        costs = self.costs
-        if recorded:
-            costs = windows_costs(recorded, self.program, costs)
+    def predicted(self, found: Refit | None = None) -> Timeline:
+        """The windows as they are simulated: with the costs of the plan, or refitted."""
+        request, step = self.request, self.step
+        if found is not None:
+            request = found.request(request)
+            step = found.step_costs(self.plan, request.graph, base=step)
         whole = predicted_timeline(
-            simulate(self.program, costs),
+            simulate(self.program, program_costs(self.plan, request, step=step)),
             stages=self.stages,
             rank_of_device=self.rank_of_device,
         )
         return windows_of(whole, self.program, self.windows, updates=self.updates)
+
+    def refit(self, timelines: Sequence[Timeline]) -> Refit:
+        """What recorded windows of the same plan say."""
+        return refit_windows(timelines, self.program, self.plan, self.request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -22,6 +23,7 @@ from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
 from lightning_gpp.schedule import Kind, Windows, most_ahead, version_differences
 from lightning_gpp.simulate import SpanKind, Timeline
 from lightning_gpp.simulate.refit.recorded import timeline_actions
+from lightning_gpp.simulate.refit.refit import load_refit
 from lightning_gpp.strategy.recording.step_reports import StepReport
 
 pytestmark = pytest.mark.timeout(120)
@@ -145,7 +147,8 @@ def test_some_steps_in_a_row_are_one_timeline(
     check_versions(timeline, ranks[0].differences, first=4)
     check_prediction(ranks[0], timeline)
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["timeline.html", "timeline.png", "trace.json"]
+    kept = [] if is_emulated else ["refit.json"]
+    assert files == [*kept, "timeline.html", "timeline.png", "trace.json"]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert any("updates_before" in event.get("args", {}) for event in events)
     assert not any(rank.is_on for rank in ranks)
@@ -153,6 +156,7 @@ def test_some_steps_in_a_row_are_one_timeline(
         kinds = [span.kind for span in timeline.spans]
         assert kinds.count(SpanKind.OPTIMIZER) == 3 * 5 and kinds.count(SpanKind.LOSS) == 5
         assert SpanKind.DATA in kinds and SpanKind.VALIDATION in kinds
+        check_refit(tmp_path / "refit.json", timeline)
 
 
 def test_an_update_of_several_mini_batches_is_counted_once(
@@ -208,17 +212,30 @@ def check_prediction(leader: Recorded, timeline: Timeline) -> None:
     report = leader.reports[4]
     found = report.comparison.predicted
     (name, fit) = found
-    assert fit == "fit" and report.refit is None
+    assert fit == "fit" and report.refit is not None
     for predicted in found.values():
         assert predicted.num_minibatches == 5
         assert {s.action: s.updates for s in predicted.spans if s.updates is not None} == {
             s.action: s.updates for s in timeline.spans if s.updates is not None
         }
-    assert "It is not kept for other runs" in report.describe()
     (row,) = (row for row in leader.logged if f"prediction/{name}/error" in row)
     assert row["step"] == 4
     assert 0 < row["timeline/minibatch_s"] < timeline.step_s
     assert row["timeline/step_s"] == pytest.approx(timeline.step_s)
+
+
+def check_refit(path: Path, timeline: Timeline) -> None:
+    """What is kept for the next run is what the stages took."""
+    found = load_refit(path)
+    assert found.schedule == "1f1b-async" and found.minibatch_size == 4
+    for stage in found.stages:
+        seconds = [
+            span.duration_s
+            for span in timeline.spans
+            if span.kind is SpanKind.BACKWARD and span.stage == stage.stage
+        ]
+        assert stage.backward_s == pytest.approx(statistics.fmean(seconds))
+    assert all((device.optimizer_s or 0) > 0 for device in found.devices)
 
 
 def test_a_timeline_ends_with_its_epoch(pool: WorkerPool, tmp_path: Path) -> None:

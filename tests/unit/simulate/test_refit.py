@@ -24,7 +24,9 @@ from lightning_gpp.simulate.refit.fit import fit_link
 from lightning_gpp.simulate.refit.from_timelines import refit
 from lightning_gpp.simulate.refit.recorded import Message
 from lightning_gpp.simulate.refit.refit import Refit, load_refit
+from lightning_gpp.simulate.refit.windows import refit_windows
 from lightning_gpp.simulate.timeline.predicted import predicted_timeline
+from lightning_gpp.simulate.timeline.windows import pace_s, windows_of
 
 #   a ─▶ b ─▶ c ─▶ d
 CHAIN = literal_graph({"a": "x", "b": "a", "c": "b", "d": "c"})
@@ -82,6 +84,36 @@ def test_the_refitted_prediction_is_the_recorded_step(plan: Plan) -> None:
     assert again == pytest.approx(timeline.step_s, rel=2e-3)
     before_s = simulate(program(plan, asked), program_costs(plan, asked)).step_s
     assert abs(before_s / timeline.step_s - 1) > 0.2
+
+
+def test_windows_that_overlap_are_refitted_to_what_made_them() -> None:
+    """A gap between actions, unequal optimizers, the user's step in forwards."""
+    plan = replace(HALVES, num_microbatches=1)
+    asked = replace(request(), max_replicas=1).scheduled("1f1b-async")
+    whole = plan_graph(plan, CHAIN).program(12, schedule=asked.schedule)
+    step = replace(STEP, data_s=0.0, prepare_s=0.0, optimizer_s={0: 3e-3, 1: 1e-3})
+    true = replace(asked, costs=Costs((TRUE,)))
+
+    def windows(asked: PlanRequest, step: StepCosts) -> Timeline:
+        costs = program_costs(plan, asked, step=step)
+        return windows_of(predicted_timeline(simulate(whole, costs)), whole, range(4, 9))
+
+    timeline = windows(true, step)
+    found = refit_windows([replace(timeline, step=4)], whole, plan, asked)
+    assert (found.schedule, found.num_microbatches, found.minibatch_size) == ("1f1b-async", 1, 32)
+    assert found.steps == (4,) and found.step_s == pytest.approx(pace_s(timeline))
+    assert (found.feed_s, found.loss_s) == pytest.approx((step.feed_s, step.loss_s))
+    assert found.action_s == pytest.approx(step.action_s)
+    for device in found.devices:
+        between_s = step.optimizer_s[device.device] + step.action_s
+        assert device.optimizer_s == pytest.approx(between_s, abs=1.1 * step.action_s)
+    found = Refit.from_json(found.to_json())
+    again = windows(found.request(asked), found.step_costs(plan, CHAIN))
+    assert again.step_s == pytest.approx(timeline.step_s, rel=5e-3)
+    for one, other in zip(again.spans, timeline.spans, strict=True):
+        if one.kind in (SpanKind.FORWARD, SpanKind.BACKWARD):
+            assert one.duration_s == pytest.approx(other.duration_s)
+    assert abs(windows(asked, step).step_s / timeline.step_s - 1) > 0.2
 
 
 def test_links_and_overheads_are_read_off_messages() -> None:

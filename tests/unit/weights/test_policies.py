@@ -202,7 +202,8 @@ def test_versions_that_are_alive() -> None:
     """PipeOptim needs two at most however deep the pipeline; stashing one per batch in flight."""
     assert assert_by_definition("chain", "pipeoptim", "adam") == {0: 2, 1: 2, 2: 2, 3: 1}
     assert assert_by_definition("chain", "stash", "adam") == {0: 4, 1: 3, 2: 2, 3: 1}
-    assert assert_by_definition("chain", "pipeoptim-at-predicted", "adam")[1] == 4
+    assert assert_by_definition("chain", "pipeoptim-at-predicted", "momentum")[1] == 4
+    assert assert_by_definition("chain", "pipeoptim-at-predicted", "adam")[1] == 5
     assert assert_by_definition("chain", "none", "adam") == dict.fromkeys(range(4), 1)
 
 

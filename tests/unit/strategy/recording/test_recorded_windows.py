@@ -28,18 +28,15 @@ from lightning_gpp.schedule import (
 )
 from lightning_gpp.simulate import (
     MessageBytes,
-    Overhead,
     ProgramCosts,
     SpanKind,
     StageCosts,
-    StepCosts,
     Timeline,
     TimelineStage,
     predicted_timeline,
     simulate,
 )
 from lightning_gpp.simulate.refit.recorded import timeline_actions
-from lightning_gpp.simulate.refit.windows import windows_costs
 from lightning_gpp.simulate.timeline.windows import pace_s, windows_of
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 
@@ -133,17 +130,18 @@ def measured(records: Sequence[RankRecord], step: int) -> Timeline:
     )
 
 
-def costs_of(step: StepCosts, *stages: StageCosts) -> ProgramCosts:
-    sizes = {(edge.source, edge.target): MessageBytes(1.0) for edge in DIAMOND.edges}
-    return ProgramCosts(uniform_cluster(4, Link(10.0)), stages, sizes, sizes, step=step)
+SIZES = {(edge.source, edge.target): MessageBytes(1.0) for edge in DIAMOND.edges}
+COSTS = ProgramCosts(
+    uniform_cluster(4, Link(10.0)),
+    (StageCosts(1.0, 2.0, activation_bytes=1.0),) * 4,
+    SIZES,
+    SIZES,
+)
 
 
-COSTS = costs_of(StepCosts(), *(StageCosts(1.0, 2.0, activation_bytes=1.0),) * 4)
-
-
-def predicted(windows: range, count: int = COUNT, costs: ProgramCosts = COSTS) -> Timeline:
+def predicted(windows: range, count: int = COUNT) -> Timeline:
     whole = program(count)
-    found = predicted_timeline(simulate(whole, costs))
+    found = predicted_timeline(simulate(whole, COSTS))
     return windows_of(found, whole, windows, updates=[100 + number for number in windows])
 
 
@@ -217,28 +215,3 @@ def test_simulated_windows_by_hand() -> None:
     assert row == ["0F2", "0B0"]
     assert one.memory[0].used_bytes[0] == 3.0 and one.memory[0].times_s[0] == 0.0
     assert one.critical_path
-
-
-def test_costs_come_back_from_windows_that_were_made_with_them() -> None:
-    """An optimizer and a gap between actions, the user's step in forwards, unequal stages."""
-    step = StepCosts(
-        feed_s=0.25,
-        loss_s=0.5,
-        optimizer_s={0: 0.5, 1: 0.125, 2: 0.125, 3: 0.0625},
-        send=Overhead(0.125),
-        action_s=0.0625,
-    )
-    stages = [StageCosts(1.0 + stage, 2.0 + stage) for stage in range(4)]
-    stages[3] = StageCosts(4.5, 5.0)  # the user's step is in it
-    known = costs_of(step, *stages)
-    found = windows_costs([predicted(range(4, 9), costs=known)], program(COUNT), COSTS)
-    for seconds, expected in zip(found.stages, known.stages, strict=True):
-        assert seconds.forward_s == pytest.approx(expected.forward_s)
-        assert seconds.backward_s == pytest.approx(expected.backward_s)
-    assert (found.step.feed_s, found.step.loss_s) == pytest.approx((0.25, 0.5))
-    assert found.step.send.fixed_s == pytest.approx(0.125)
-    assert found.step.action_s == pytest.approx(0.0625)
-    for device, seconds in step.optimizer_s.items():
-        assert found.step.optimizer_s[device] == pytest.approx(seconds, abs=0.0626)
-    again = predicted(range(4, 9), costs=found)
-    assert again.step_s == pytest.approx(predicted(range(4, 9), costs=known).step_s, rel=0.02)
