@@ -324,12 +324,13 @@ class Settled:
         most_s = label.seconds * (1 + TOLERANCE)
         if not label.memory and self._least.get(label.state, float("inf")) <= most_s:
             return True
-        return any(self._makes_superfluous(other, label, most_s) for other in self.labels)
+        return any(
+            other.seconds <= most_s and self._makes_superfluous(other, label, most_s)
+            for other in self.labels
+        )
 
     def _makes_superfluous(self, one: Label, other: Label, most_s: float) -> bool:
         seconds, memory = one.seconds, one.memory
-        if seconds > most_s:
-            return False
         for table, has, wanted in zip(self._tables, one.state, other.state):
             if has == wanted:
                 continue
@@ -339,5 +340,6 @@ class Settled:
             seconds += lift[0]
             if seconds > most_s:
                 return False
-            memory = plus(memory, lift[1])
+            if memory:
+                memory = plus(memory, lift[1])
         return all(a <= b * (1 + TOLERANCE) for a, b in zip(memory, other.memory))
