@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.run.export import export_forward
+from lightning_gpp.spmd.run.export import ExportedForward, export_forward
 
 WIDTH, HEADS, SEQUENCE, VOCABULARY = 768, 12, 128, 33278
 SAMPLES_PER_DEVICE = 32
@@ -202,9 +202,14 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], Batch]]] = {
 """Name -> module and batch, by the number of devices (samples)."""
 
 
-def hap_graph(name: str, num_devices: int) -> SpmdGraph:
-    """The operators of a model for so many devices, 32 samples each."""
+def hap_export(name: str, num_devices: int) -> ExportedForward:
+    """A model for so many devices, 32 samples each: its operators and how they are called."""
     module, batch = MODELS[name]
     with torch.device("meta"):
         built = module(num_devices)
-    return export_forward(built.train(), batch(SAMPLES_PER_DEVICE * num_devices)).graph
+    return export_forward(built.train(), batch(SAMPLES_PER_DEVICE * num_devices))
+
+
+def hap_graph(name: str, num_devices: int) -> SpmdGraph:
+    """The operators of such a model."""
+    return hap_export(name, num_devices).graph
