@@ -124,7 +124,7 @@ def _other_planners(problem: Problem, name: str, best_s: float) -> Iterator[Plan
     chain = divided(problem, name, is_chain=True, below_s=best_s).best
     if chain is not None:
         yield chain
-    if _least_balanced_s(problem.tables) * (1 - ROUNDING) < best_s:
+    if least_balanced_s(problem.tables) * (1 - ROUNDING) < best_s:
         try:
             plan = balanced(request)
         except ValueError:  # it has none for so many devices
@@ -132,7 +132,7 @@ def _other_planners(problem: Problem, name: str, best_s: float) -> Iterator[Plan
         yield evaluate_plan(replace(plan, planner=name), request)
 
 
-def _least_balanced_s(tables: UnitTables) -> float:
+def least_balanced_s(tables: UnitTables) -> float:
     """What ``balanced`` takes at least: no replicas, so one device has the longest unit."""
     request = tables.request
     count = balanced_microbatches(request)
