@@ -34,6 +34,19 @@ class ProcessLauncher(MultiProcessingLauncher):
             self._strategy.checkpoint_io.remove_checkpoint(output.weights_path)
         return output._replace(weights_path=None)
 
+    def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
+        """What rank 0 hands back beside: also which plan a person has seen."""
+        return super().get_extra_results(trainer) | {"shown_plan": self._our_strategy.shown_plan}
+
+    def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
+        """Takes it over in the starting process, from which the next loop's ranks are started."""
+        super().update_main_process_results(trainer, extra)
+        self._our_strategy.shown_plan = extra["shown_plan"]
+
+    @property
+    def _our_strategy(self) -> Any:
+        return self._strategy
+
     def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
         """A rank. One that ends early must not end with 0: its starter would wait for a result.
 
