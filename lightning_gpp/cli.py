@@ -19,10 +19,11 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException
+from hydra.errors import CompactHydraException, HydraException
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_gpp.did_you_mean import suggestions
 from lightning_gpp.job_scope import is_sweep, job_scope
 from lightning_gpp.jobs.files import save_config
 
@@ -39,6 +40,16 @@ def main() -> None:
     try:
         hydra_main()
         sys.stdout.flush()
+    except SystemExit as end:
+        refused = end.__context__
+        if isinstance(refused, HydraException) and not isinstance(refused, RunError):
+            sys.stderr.writelines(f"{line}\n" for line in suggestions(sys.argv[1:], str(refused)))
+        raise
+    except HydraException as refused:  # of --help and --cfg, which Hydra lets through
+        if "HYDRA_FULL_ERROR" in os.environ:
+            raise
+        print(refused, *suggestions(sys.argv[1:], str(refused)), sep="\n", file=sys.stderr)
+        sys.exit(1)
     except BrokenPipeError:
         raise _nobody_reads() from None
 
@@ -52,7 +63,7 @@ def hydra_main(config: DictConfig) -> float | None:
     """
     try:
         with job_scope(HydraConfig.get().runtime.cwd):
-            return run_job(config, Path(config.output_dir))
+            return run_job(config, Path(config.paths.output_dir))
     except BrokenPipeError:
         raise _nobody_reads() from None
     except Exception as error:

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from lightning_gpp import cli
@@ -42,12 +43,53 @@ class TestInThisProcess:
         metrics = json.loads((run / "metrics.json").read_text())
         assert set(metrics) == {"train_loss", "val_loss", "val_acc"}
         config = OmegaConf.load(run / "config.yaml")
-        assert config.output_dir == str(run)
+        assert config.paths.output_dir == str(run)
         assert config.trainer.max_epochs == 1
         assert not (run / "plan.json").exists()
         printed = capsys.readouterr().out
         assert f"val_acc     {metrics['val_acc']:.4g}" in printed
         assert f"written to {run}" in printed
+
+    def test_checkpoint_is_tested_evaluated_and_predicts(
+        self, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recipe = [
+            "strategy=single_device",
+            "data._target_=helpers.tested_digits.TestedDigits",
+            "recipe.module._target_=helpers.tested_digits.TestedClassifier.for_data",
+            *FAST,
+        ]
+        graphpipe(*recipe, "callbacks=[default,model_checkpoint]", monkeypatch=monkeypatch)
+        trained = json.loads((run_folder / "run" / "metrics.json").read_text())
+        checkpoint = f"ckpt_path={run_folder}/run/checkpoints/epoch_000.ckpt"
+
+        graphpipe("job=eval", checkpoint, *recipe, monkeypatch=monkeypatch)
+        evaluated = json.loads((run_folder / "run" / "metrics.json").read_text())
+        assert evaluated == {"test_acc": pytest.approx(trained["test_acc"])}
+
+        # Without a test the same checkpoint is validated.
+        graphpipe("job=eval", checkpoint, "data=digits", *recipe[2:], "strategy=single_device",
+                  monkeypatch=monkeypatch)  # fmt: skip
+        evaluated = json.loads((run_folder / "run" / "metrics.json").read_text())
+        assert evaluated["val_loss"] == pytest.approx(trained["val_loss"])
+
+        graphpipe("job=predict", checkpoint, *recipe, monkeypatch=monkeypatch)
+        predicted = torch.load(run_folder / "run" / "predictions.pt")
+        assert [len(classes) for classes in predicted] == [64] * 5 + [40]
+
+    @pytest.mark.parametrize("job", ["eval", "predict"])
+    def test_checkpoint_has_to_be_there(
+        self,
+        job: str,
+        run_folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+        for options, text in (([], "ckpt_path=FILE"), (["ckpt_path=none.ckpt"], "is no file")):
+            with pytest.raises(SystemExit):
+                graphpipe(f"job={job}", *options, monkeypatch=monkeypatch)
+            assert text in capsys.readouterr().err
 
     def test_configuration_runs_again(
         self, run_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -55,7 +97,7 @@ class TestInThisProcess:
         graphpipe("strategy=single_device", *FAST, monkeypatch=monkeypatch)
         first = json.loads((run_folder / "run" / "metrics.json").read_text())
         config = OmegaConf.load(run_folder / "run" / "config.yaml")
-        config.trainer.logger = False
+        config.logger = None
         config.trainer.enable_checkpointing = False
         assert train(config) == first  # type: ignore[arg-type]
 

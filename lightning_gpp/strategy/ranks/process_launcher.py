@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 from lightning_gpp.runtime.processes.rank_processes import end_with_starter, ended_after_error
 from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher, SIGTERMException
 from lightning_gpp.strategy.ranks.failure import PeerError
+from lightning_gpp.strategy.ranks.handed_back import handed_back, take_back
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
@@ -33,6 +34,15 @@ class ProcessLauncher(MultiProcessingLauncher):
         if output.weights_path is not None:
             self._strategy.checkpoint_io.remove_checkpoint(output.weights_path)
         return output._replace(weights_path=None)
+
+    def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
+        """What rank 0 sends beside weights; called there."""
+        return {**super().get_extra_results(trainer), "handed_back": handed_back(trainer)}
+
+    def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
+        """Gives the starter's Trainer what rank 0 has sent."""
+        super().update_main_process_results(trainer, extra)
+        take_back(trainer, extra["handed_back"])
 
     def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
         """A rank. One that ends early must not end with 0: its starter would wait for a result.
