@@ -43,12 +43,12 @@ def main() -> None:
     except SystemExit as end:
         refused = end.__context__
         if isinstance(refused, HydraException) and not isinstance(refused, RunError):
-            sys.stderr.writelines(f"{line}\n" for line in suggestions(sys.argv[1:], str(refused)))
+            _explain(refused, says_itself=False)
         raise
     except HydraException as refused:  # of --help and --cfg, which Hydra lets through
         if "HYDRA_FULL_ERROR" in os.environ:
             raise
-        print(refused, *suggestions(sys.argv[1:], str(refused)), sep="\n", file=sys.stderr)
+        _explain(refused)
         sys.exit(1)
     except BrokenPipeError:
         raise _nobody_reads() from None
@@ -68,6 +68,13 @@ def hydra_main(config: DictConfig) -> float | None:
         raise _nobody_reads() from None
     except Exception as error:
         raise RunError(first_error(error)) from error
+
+
+def _explain(refused: HydraException, *, says_itself: bool = True) -> None:
+    """Writes what is wrong with the options, and what may have been meant."""
+    lines = [str(refused)] if says_itself else []
+    lines += suggestions(sys.argv[1:], str(refused))
+    sys.stderr.writelines(f"{line}\n" for line in lines)
 
 
 def _nobody_reads() -> SystemExit:

@@ -66,7 +66,8 @@ def suggestions(arguments: Sequence[str], error: str) -> list[str]:
 def suggestion(name: str, value: str, job: str, known: Known) -> str | None:
     """A line about one option; None where nothing is wrong or nothing like it is known.
 
-    >>> known = Known({"recipe": ["dlrm"]}, {"train": frozenset({"seed"}), "plan": frozenset({"graph"})})
+    >>> options = {"train": frozenset({"seed"}), "plan": frozenset({"graph"})}
+    >>> known = Known({"recipe": ["dlrm"]}, options)
     >>> suggestion("recipe", "dlmr", "train", known)
     'recipe=dlmr: did you mean recipe=dlrm?'
     >>> suggestion("sed", "1", "train", known)
@@ -124,8 +125,8 @@ def _listed(items: Sequence[str], word: str = "and") -> str:
 def config_dir(arguments: Sequence[str]) -> str | None:
     """The folder of the user's own configurations, as ``--config-dir`` names it.
 
-    >>> config_dir(["--config-dir", "conf", "recipe=mine"]), config_dir(["-cd=conf"]), config_dir([])
-    ('conf', 'conf', None)
+    >>> config_dir(["--config-dir", "conf", "recipe=mine"]), config_dir(["seed=1"])
+    ('conf', None)
     """
     for index, argument in enumerate(arguments):
         name, _, value = argument.partition("=")
@@ -144,9 +145,10 @@ def known_names(given: Sequence[tuple[str, ...]], folder: str | None) -> Known:
     path = [] if folder is None else [f"hydra.searchpath=[file://{folder}]"]
     with initialize_config_module(CONFIGS, version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        compose("config", overrides=path)  # so that the loader sees the folder
-        groups = loader.list_groups("")
-        choices = {group: loader.get_group_options(group, ObjectType.CONFIG) for group in groups}
+        choices = {
+            group: loader.get_group_options(group, ObjectType.CONFIG, "config", path)
+            for group in loader.list_groups("")
+        }
         chosen = [
             f"{name}={value}"
             for name, value in given

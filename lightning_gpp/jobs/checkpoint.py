@@ -17,7 +17,7 @@ def checkpoint_of(config: DictConfig) -> str:
     path = config.ckpt_path
     if path is None:
         raise ValueError(
-            "ckpt_path=FILE has to be given: the checkpoint to load, which a training run leaves in "
+            "ckpt_path=FILE has to be given: the checkpoint to load; a training run leaves one in "
             "lightning/checkpoints of its folder"
         )
     if not Path(path).is_file():

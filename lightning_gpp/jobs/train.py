@@ -42,6 +42,7 @@ def train(config: DictConfig, watching: Sequence[Callback] = ()) -> dict[str, fl
     trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path)
     metrics = dict(trainer.callback_metrics)
     if config.test and has_test(module, data):
+        keep_logged_tables(trainer)
         trainer.test(module, datamodule=data, ckpt_path=best_checkpoint(trainer))
         metrics |= trainer.callback_metrics
     return as_numbers(metrics)
@@ -59,12 +60,12 @@ def build_run(
     Raises:
         ValueError: the processes would run a sweep again, or the data need a folder.
     """
-    callbacks = instances(config.callbacks)
+    callbacks = instances(config.get("callbacks"))
     module, data = build_recipe(config)
     trainer: Trainer = instantiate(
         config.trainer,
         strategy=build_strategy(config.strategy),
-        logger=instances(config.logger) or False,
+        logger=instances(config.get("logger")) or False,
         callbacks=[*callbacks, *watching],
     )
     if is_sweep():
@@ -75,6 +76,17 @@ def build_run(
 def instances(group: DictConfig | None) -> list[Any]:
     """What the entries of a group describe; an entry that is null is left out."""
     return [instantiate(entry) for entry in (group or {}).values() if entry]
+
+
+def keep_logged_tables(trainer: Trainer) -> None:
+    """Takes away loggers of tables, where new processes would begin them again."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher
+
+    if isinstance(trainer.strategy.launcher, MultiProcessingLauncher):
+        kept = [logger for logger in trainer.loggers if not isinstance(logger, CSVLogger)]
+        trainer.loggers = kept
 
 
 def has_test(module: LightningModule, data: LightningDataModule) -> bool:

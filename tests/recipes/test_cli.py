@@ -63,18 +63,18 @@ class TestInThisProcess:
         trained = json.loads((run_folder / "run" / "metrics.json").read_text())
         checkpoint = f"ckpt_path={run_folder}/run/checkpoints/epoch_000.ckpt"
 
-        graphpipe("job=eval", checkpoint, *recipe, monkeypatch=monkeypatch)
-        evaluated = json.loads((run_folder / "run" / "metrics.json").read_text())
-        assert evaluated == {"test_acc": pytest.approx(trained["test_acc"])}
+        def found(job: str, *options: str) -> dict[str, float]:
+            folder = f"hydra.run.dir={job}-{len(options)}"
+            graphpipe(f"job={job}", folder, checkpoint, *options, monkeypatch=monkeypatch)
+            written = (run_folder / folder.partition("=")[2] / "metrics.json").read_text()
+            return dict(json.loads(written))
 
+        assert found("eval", *recipe) == {"test_acc": pytest.approx(trained["test_acc"])}
         # Without a test the same checkpoint is validated.
-        graphpipe("job=eval", checkpoint, "data=digits", *recipe[2:], "strategy=single_device",
-                  monkeypatch=monkeypatch)  # fmt: skip
-        evaluated = json.loads((run_folder / "run" / "metrics.json").read_text())
+        evaluated = found("eval", "strategy=single_device", *recipe[2:])
         assert evaluated["val_loss"] == pytest.approx(trained["val_loss"])
-
-        graphpipe("job=predict", checkpoint, *recipe, monkeypatch=monkeypatch)
-        predicted = torch.load(run_folder / "run" / "predictions.pt")
+        found("predict", *recipe)
+        predicted = torch.load(run_folder / f"predict-{len(recipe)}" / "predictions.pt")
         assert [len(classes) for classes in predicted] == [64] * 5 + [40]
 
     @pytest.mark.parametrize("job", ["eval", "predict"])
