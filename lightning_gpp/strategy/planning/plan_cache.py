@@ -33,6 +33,8 @@ CacheLike = bool | str | Path
 
 log = logging.getLogger(__name__)
 
+OF_EARLIER_RUN = " is of an earlier run"
+
 _PROFILE_ROOMS = ("capture", "cost", "graph")
 _REFIT_ROOMS = (*_PROFILE_ROOMS, "planner", "schedule", "simulate")
 _PLAN_ROOMS = ("graph", "cluster", "cost", "schedule", "planner")
@@ -97,7 +99,7 @@ class PlanCache:
         found = self._documents.read(kind, key, parse)
         if found is not None:
             note = (
-                f"The {kind} is of an earlier run: {self._documents.path(kind, key)}; delete the "
+                f"The {kind}{OF_EARLIER_RUN}: {self._documents.path(kind, key)}; delete the "
                 "file, or use GraphPipeStrategy(cache=False), to make it anew."
             )
             log.debug("%s", note)
@@ -105,6 +107,11 @@ class PlanCache:
         made = make()
         self._documents.write(kind, key, write(made))
         return made, ()
+
+
+def is_of_earlier_run(note: str) -> bool:
+    """Whether a note says that something was found again, and nothing more."""
+    return OF_EARLIER_RUN in note.partition(":")[0]
 
 
 def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]:

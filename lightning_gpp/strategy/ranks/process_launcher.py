@@ -42,13 +42,19 @@ class ProcessLauncher(MultiProcessingLauncher):
         return output._replace(weights_path=None)
 
     def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
-        """What rank 0 sends beside weights; called there."""
-        return {**super().get_extra_results(trainer), "handed_back": handed_back(trainer)}
+        """What rank 0 sends beside weights: how far training came, and the plan that was shown."""
+        own = {"handed_back": handed_back(trainer), "shown_plan": self._our_strategy.shown_plan}
+        return super().get_extra_results(trainer) | own
 
     def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
-        """Gives the starter's Trainer what rank 0 has sent."""
+        """Takes it over in the starting process, from which the next loop's ranks are started."""
         super().update_main_process_results(trainer, extra)
         take_back(trainer, extra["handed_back"])
+        self._our_strategy.shown_plan = extra["shown_plan"]
+
+    @property
+    def _our_strategy(self) -> Any:
+        return self._strategy
 
     def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
         """A rank. One that ends early must not end with 0: its starter would wait for a result.
