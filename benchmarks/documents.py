@@ -19,7 +19,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from helpers.documents import PAGES, commands
 
-LEFT_OUT = ("two_hosts", "recipe=mine", "graph=FILE", "outputs/", "data.root", "from_file")
+LEFT_OUT = (
+    "two_hosts",
+    "gnnpipe_reddit",
+    "recipe=mine",
+    "graph=FILE",
+    "outputs/",
+    "data.root",
+    "from_file",
+)
 JOBS_WITHOUT_TRAINING = ("job=plan", "job=simulate", "job=compare", "--", "-sc")
 FIRST_RUN = ["data=digits", "debug=limit", "strategy=single_device", "hydra.run.dir=first"]
 LIMIT_S = 900
