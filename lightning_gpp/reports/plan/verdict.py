@@ -90,7 +90,9 @@ class PlanVerdict:
     @property
     def most_here(self) -> float:
         """The same at best where processes share cores, which compute no more than they can."""
-        return self.one_device_s / max(self.step_s, self.compute_s / max(1, self.num_cores))
+        if not self.num_sharing:
+            return self.speedup
+        return self.one_device_s / max(self.step_s, self.compute_s / self.num_cores)
 
     def text(self, max_width: int = 100) -> str:
         """One sentence, or two where processes share cores."""

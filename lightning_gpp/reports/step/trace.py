@@ -109,8 +109,10 @@ def _path(timeline: Timeline, pid: int, tid: int) -> Iterator[dict[str, Any]]:
         yield from _thread(pid, tid, "critical path", order=-1)
     for segment in segments:
         item = segment.item
-        is_span = isinstance(item, Span)
-        name = event_name(item, timeline) if is_span else f"{words_of(item, timeline)}, on its way"
+        if isinstance(item, Span):
+            name = event_name(item, timeline)
+        else:
+            name = f"{words_of(item, timeline)}, on its way"
         category = item.kind.category.value if isinstance(item, Span) else "communication"
         where = {"rank": item.rank} if isinstance(item, Span) else {"ranks": list(item.ranks)}
         if segment.duration_s:

@@ -13,7 +13,7 @@ from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan, plan_
 from lightning_gpp.reports.plan.verdict import PlanVerdict, best_alone
 
 GRAPH = literal_graph({"a": "x", "b": "x", "cat()": "a b"})
-TWO = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1,)), Stage(2, ("cat()",), (1,))))
+TWO = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1,)), Stage(2, ("cat",), (1,))))
 FREE, DEAR = Link(1e30), Link(1.0)
 
 
