@@ -37,6 +37,7 @@ class RunError(CompactHydraException):
 
 def main() -> None:
     """The command; it ends quietly where its output is not read to the end (``| head``)."""
+    sys.argv[1:] = map(with_quoted_path, sys.argv[1:])
     try:
         hydra_main()
         sys.stdout.flush()
@@ -68,6 +69,20 @@ def hydra_main(config: DictConfig) -> float | None:
         raise _nobody_reads() from None
     except Exception as error:
         raise RunError(first_error(error)) from error
+
+
+def with_quoted_path(argument: str) -> str:
+    """A checkpoint's path in the quotes that Hydra's grammar asks for: Lightning's names have ``=``.
+
+    >>> with_quoted_path("ckpt_path=run/epoch=9-step=50.ckpt")
+    "ckpt_path='run/epoch=9-step=50.ckpt'"
+    >>> with_quoted_path("ckpt_path=last.ckpt"), with_quoted_path("seed=1")
+    ('ckpt_path=last.ckpt', 'seed=1')
+    """
+    name, _, path = argument.partition("=")
+    if name != "ckpt_path" or "=" not in path or path[0] in "'\"" or "\\" in path:
+        return argument
+    return f"{name}='{path}'"
 
 
 def _explain(refused: HydraException, *, says_itself: bool = True) -> None:
