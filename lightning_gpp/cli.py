@@ -72,7 +72,7 @@ def hydra_main(config: DictConfig) -> float | None:
 
 
 def with_quoted_path(argument: str) -> str:
-    """A checkpoint's path in the quotes that Hydra's grammar asks for: Lightning's names have ``=``.
+    """A checkpoint's path in the quotes that Hydra asks for, as Lightning's names have ``=``.
 
     >>> with_quoted_path("ckpt_path=run/epoch=9-step=50.ckpt")
     "ckpt_path='run/epoch=9-step=50.ckpt'"
