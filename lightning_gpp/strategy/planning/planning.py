@@ -43,6 +43,7 @@ from lightning_gpp.strategy.planning.costs_given import LAST_REFIT
 from lightning_gpp.strategy.planning.measuring import Measured
 from lightning_gpp.strategy.planning.plan_cache import PlanCache, refit_key
 from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.step.async_refusals import refuse_async_plan
 from lightning_gpp.units_of_measure import seconds_text
 
 
@@ -120,6 +121,8 @@ def plan_pipeline(
     key = refit_key(captured, device)
     if settings.plan is not None:
         plan = resolve_plan(settings.plan, captured.graph)
+        if settings.is_asynchronous:
+            refuse_async_plan(plan.stages)
         _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
         costs = _given(settings) if measured is None else measured.costs
         question = _request(settings, captured, example, cluster, costs, plan)
