@@ -91,7 +91,7 @@ def test_a_pipeline_that_drains_is_one_of_all_devices() -> None:
     """It is for comparison: on one device alone it would be as quick."""
     options = {"schedule": "1f1b-async", "weights": "flush", "num_microbatches": None}
     found = planned(10_000, **options)
-    assert [stage.devices for stage in found.plan.stages] == [(0,), (1,)]
+    assert [stage.devices for stage in found.plan.stages] == [(1,), (0,)]  # by rank
 
 
 def test_a_planner_that_is_to_hold_all_names_the_remedy() -> None:
