@@ -171,7 +171,8 @@ def best_alone(request: PlanRequest) -> PlanEvaluation:
     kinds = [device.kind for device in request.cluster.devices]
     first_of_kind = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     is_one_graph = bool(request.graph.staying)
-    count = request.num_microbatches if is_one_graph else request.num_minibatches
+    chunks = request.num_microbatches if is_one_graph else None
+    count = chunks or request.num_minibatches
     operators = tuple(operator.name for operator in request.graph)
     whole = replace(request, num_microbatches=count)
     plans = [
