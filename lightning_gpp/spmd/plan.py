@@ -96,7 +96,7 @@ def plan_hap(
     if allowed is None:
         # Prices know nothing of sums of gradients beside the backward, which these have most of.
         for name in BASELINES:
-            pairs.add(plan_baseline(graph, machine, name).program, 0.0, is_searched=False)
+            pairs.add(plan_baseline(graph, machine, name, theory).program, 0.0, is_searched=False)
     return pairs.best()
 
 
@@ -206,20 +206,23 @@ class BaselinePlan:
     evaluation: ProgramEvaluation
 
 
-def plan_baseline(graph: SpmdGraph, machine: Machine, name: str) -> BaselinePlan:
+def plan_baseline(
+    graph: SpmdGraph, machine: Machine, name: str, theory: Theory | None = None
+) -> BaselinePlan:
     """A baseline's program.
 
     Args:
         graph: the model.
         machine: the devices.
         name: one of :data:`BASELINES`.
+        theory: of the graph, where it has been made before.
 
     Raises:
         ValueError: there is no such baseline.
     """
     if name not in BASELINES:
         raise ValueError(f"unknown baseline {name!r}; known ones: {', '.join(BASELINES)}")
-    theory = Theory(graph, machine.num_devices)
+    theory = theory or Theory(graph, machine.num_devices)
     limits, is_even = BASELINES[name]
     even = (1 / machine.num_devices,) * machine.num_devices
     shares = (even if is_even else machine.speeds.shares,)

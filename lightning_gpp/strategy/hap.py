@@ -9,7 +9,6 @@ import lightning.pytorch as pl
 from torch.optim import Optimizer
 
 from lightning_gpp.schedule import GPIPE
-from lightning_gpp.spmd.by_samples import by_samples
 from lightning_gpp.spmd.placement import check_shares
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
@@ -21,11 +20,8 @@ from lightning_gpp.strategy.spmd.spmd_calls import SpmdCalls
 from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
 from lightning_gpp.strategy.spmd.spmd_run import ProgramPlanner, SpmdRun
 
-PROGRAM_PLANNERS: Mapping[str, ProgramPlanner | None] = {
-    "hap": None,
-    "data_parallel": by_samples,
-}
-"""Planners of SPMD programs by name; HAP's is made for the devices of a run."""
+PROGRAM_PLANNERS = ("hap", "data_parallel")
+"""Planners of SPMD programs by name; they are made for the devices of a run."""
 
 _OF_PIPELINES = frozenset(
     {
@@ -70,11 +66,8 @@ class HAPStrategy(GraphPipeStrategy):
             check_given_shares(shares)
         if isinstance(planner, str):
             check_name("planner", planner, PROGRAM_PLANNERS)
-            made = PROGRAM_PLANNERS[planner]
-        else:
-            made = planner
         super().__init__(schedule=GPIPE.name, num_microbatches=1, **options)
-        self.shares, self.program_planner = shares, made
+        self.shares, self.program_planner = shares, planner
         self.program: SpmdProgram | None = None
 
     def _configure_launcher(self) -> None:

@@ -17,8 +17,9 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue
 from lightning_gpp.spmd.placement import R_SAME, Placement
 from lightning_gpp.spmd.plan import plan_hap
 from lightning_gpp.spmd.program import SpmdProgram
+from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search.find import SearchOptions, find_program
-from lightning_gpp.spmd.search.limits import Allowed
+from lightning_gpp.spmd.search.limits import Allowed, DataParallel
 
 _SIDE = 384
 """Side of the matrices whose product is timed: some milliseconds on a slow core."""
@@ -132,10 +133,12 @@ class HapPlanner:
     Attributes:
         machine: the devices.
         has_shares: whether the user gave the shares; otherwise they are found with the program.
+        is_data_parallel: whether samples are dealt by the given shares, and nothing else.
     """
 
     machine: Machine
     has_shares: bool
+    is_data_parallel: bool = False
 
     def __call__(
         self,
@@ -146,6 +149,10 @@ class HapPlanner:
         """The program of an export."""
         is_training = any(value.requires_grad for value in graph.values)
         machine = replace(self.machine, is_training=is_training)
+        if self.is_data_parallel:
+            theory = Theory(graph, machine.num_devices)
+            options = SearchOptions(allowed=DataParallel(graph, theory), name="data parallel")
+            return find_program(graph, machine, (tuple(shares),), options, theory).program
         if storage is None and not self.has_shares:
             # One share vector: later programs (other batch sizes, evaluation) are dealt by it, too.
             program = plan_hap(graph, machine, has_segments=False).program

@@ -69,7 +69,7 @@ def test_no_shares_on_a_grid_are_better(seed: int) -> None:
         prices = PriceList(graph, machine_, shares)
         total = 0.0
         for instruction in program.instructions:
-            for cost in prices.costs_of(instruction):
+            for cost in prices.of(instruction).costs:
                 lines = tuple(
                     dataclasses.replace(line, units=fine if line.units else 0)
                     for line in cost.lines
