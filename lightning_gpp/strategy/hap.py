@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 from torch.optim import Optimizer
 
+from lightning_gpp.checks import is_number
 from lightning_gpp.schedule import GPIPE
 from lightning_gpp.spmd.placement import check_shares
 from lightning_gpp.spmd.program import SpmdProgram
@@ -126,8 +127,11 @@ def check_given_shares(shares: Sequence[float]) -> None:
     """Refuses what are no shares of devices that all work.
 
     Raises:
-        ValueError: one is zero or less, or they do not sum to 1.
+        ValueError: they are no numbers, one is zero or less, or they do not sum to 1.
     """
+    numbers = shares if isinstance(shares, Sequence) else ()
+    if not numbers or not all(map(is_number, numbers)):
+        raise ValueError(f"shares: expected one number per device, got {shares!r}")
     for device, share in enumerate(shares):
         if share <= 0:
             raise ValueError(
