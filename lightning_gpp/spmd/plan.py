@@ -28,6 +28,7 @@ from lightning_gpp.spmd.search.find import (
 )
 from lightning_gpp.spmd.search.fitting import find_fitting
 from lightning_gpp.spmd.search.limits import Allowed, DataParallel, ShardedDataParallel
+from lightning_gpp.without_collection import without_collection
 
 MOST_TURNS = 8
 """Turns of search and shares; the published models need two or three."""
@@ -62,6 +63,7 @@ class SpmdPlan:
         return max(0.0, 1 - self.least_s / self.evaluation.price_s)
 
 
+@without_collection()
 def plan_hap(
     graph: SpmdGraph,
     machine: Machine,
