@@ -161,6 +161,10 @@ class Partition:
         tensors = (self._tensor(name) for name in self.owners.held_by(self._rank))
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
 
+    def held_values(self) -> list[Tensor]:
+        """Parameters and buffers that this rank holds, each once, in an order that all know."""
+        return [self._tensor(name) for name in self.owners.held_by(self._rank)]
+
     def held_with_others(self) -> dict[str, nn.Parameter]:
         """Parameters that this rank and others hold, by name."""
         found = {}
