@@ -336,6 +336,8 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         self._scopes.close()
         session, self._session = self._session, None
         if session is not None:
+            if self.joined is not None and session.run.has_module:
+                compute_alike(session.run.module, None)
             if session.run.failures.has_failed:
                 self._optimized = None
             session.close(on_all_ranks=not isinstance(self._launcher, ProcessLauncher))

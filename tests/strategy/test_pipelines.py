@@ -34,17 +34,14 @@ PLAN = [["left", "right"], ["fuse", "norm", "head"]]
 DATA = DataSpec(num_inputs=2, num_samples=40, batch_size=4)
 
 
-def as_ddp(pool: WorkerPool, training: Training, pipelines: int) -> list[Result]:
-    """Trains with Lightning's DDP, one process for each pipeline."""
-    strategy = {"strategy": "ddp"} | dict(training.trainer)
-    return pool.run(
-        train, replace(training, trainer=strategy), None, pipelines, num_ranks=pipelines
-    )
+def as_ddp(pool: WorkerPool, training: Training, kind: str = "ddp") -> list[Result]:
+    """Trains with Lightning's DDP, one process for each of two pipelines."""
+    return pool.run(train, training, {"kind": kind}, 2, num_ranks=2)
 
 
 def assert_as_ddp(pool: WorkerPool, training: Training, ranks: int, **strategy: Any) -> None:
     """Trains both ways and compares what each rank of DDP has with its pipeline."""
-    expected = as_ddp(pool, training, 2)
+    expected = as_ddp(pool, training)
     results = train_pipeline(pool, training, num_ranks=2 * ranks, pipelines=2, **strategy)
     tolerance = RELATIVE_TOLERANCE[training.data.dtype]
     assert not weight_differences(results[0].weights, expected[0].weights, tolerance)
@@ -73,10 +70,8 @@ def test_values_reduced_over_pipelines(pool: WorkerPool) -> None:
 
 
 def test_a_layer_that_one_pipeline_does_not_use(pool: WorkerPool) -> None:
-    training = Training(UnusedParameterModel, DATA, trainer={"strategy": "ddp"})
-    training = replace(training, trainer={"strategy": "ddp_find_unused_parameters_true"})
-    expected = pool.run(train, training, None, 2, num_ranks=2)
-    training = replace(training, trainer={})
+    training = Training(UnusedParameterModel, DATA)
+    expected = as_ddp(pool, training, "ddp_find_unused_parameters_true")
     results = train_pipeline(pool, training, num_ranks=4, pipelines=2, num_microbatches=2)
     assert not weight_differences(results[0].weights, expected[0].weights, 1e-9)
 

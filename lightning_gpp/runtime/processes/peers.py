@@ -54,9 +54,9 @@ class Peers:
         """Connections of a running process have no copy: a copy of peers is None."""
         return type(None), ()
 
-    def begin(self) -> None:
-        """Another run begins: what ended the last one is over."""
-        self._error = None
+    def leave(self) -> None:
+        """Ends the connections after an error: the others see at once that this rank is gone."""
+        self._group = None
 
     def abort(self, error: BaseException) -> None:
         """Makes this rank's wait, and every later one, raise ``error``."""
@@ -72,7 +72,8 @@ class Peers:
             purpose: of the sum, for errors.
         """
         buckets = [_Bucket(part) for part in _in_buckets(tensors)]
-        works = [self._group.allreduce([bucket.flat]) for bucket in buckets]
+        group = self._open_group(purpose)
+        works = [group.allreduce([bucket.flat]) for bucket in buckets]
         for bucket, work in zip(buckets, works, strict=True):
             self._wait(work, purpose)
             bucket.flat.div_(self.num_pipelines)
@@ -83,7 +84,7 @@ class Peers:
         options = dist.AllreduceOptions()
         options.reduceOp = op  # type: ignore[assignment]
         summed = tensor.detach().cpu().clone()
-        self._wait(self._group.allreduce([summed], options), purpose)
+        self._wait(self._open_group(purpose).allreduce([summed], options), purpose)
         return summed.to(tensor.device)
 
     def gather(self, obj: Any, purpose: str) -> list[Any]:
@@ -113,12 +114,19 @@ class Peers:
 
     def meet(self, purpose: str) -> None:
         """Waits until all peers are here."""
-        self._wait(self._group.barrier(), purpose)
+        self._wait(self._open_group(purpose).barrier(), purpose)
 
     def _broadcast(self, tensor: Tensor, root: int, purpose: str) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = root
-        self._wait(self._group.broadcast([tensor], options), purpose)
+        self._wait(self._open_group(purpose).broadcast([tensor], options), purpose)
+
+    def _open_group(self, purpose: str) -> Any:
+        if self._group is None:
+            raise TransportError(
+                f"{purpose}: after an error this rank is no longer joined with other pipelines"
+            )
+        return self._group
 
     def _wait(self, work: dist.Work, purpose: str) -> None:
         self._woken = woken = threading.Event()

@@ -45,6 +45,13 @@ class JoinedPipelines:
     host: str
     run: int = 0
 
+    def again(self, timeout_s: float) -> JoinedPipelines:
+        """All ranks: the same for another run, whatever has become of the last one."""
+        run, mine = self.run + 1, self.peers.pipeline
+        self.peers.leave()
+        store = PrefixStore(f"place {dist.get_rank()}, run {run}", self.store)
+        return replace(self, peers=Peers(store, mine, self.num_pipelines, timeout_s), run=run)
+
     def tell_failure(self, text: str) -> None:
         """Tells the other pipelines of a failure in this one; the first that is told counts."""
         self.store.compare_set(self._failure, "", text)
@@ -83,8 +90,7 @@ def join_pipelines(
     global _joined
     if dist.is_initialized():
         if is_joined(_joined) and _joined.num_pipelines == num_pipelines:
-            _joined = replace(_joined, run=_joined.run + 1)
-            _joined.peers.begin()
+            _joined = _joined.again(timeout_s)
             return _joined
         raise RuntimeError(_OTHER_LAYOUT.format(num_pipelines))
     rank, num_ranks = environment.global_rank(), environment.world_size() // num_pipelines
@@ -102,7 +108,7 @@ def join_pipelines(
         world_size=num_ranks,
         timeout=timeout,
     )
-    peers_store = PrefixStore(f"place {place}", store)
+    peers_store = PrefixStore(f"place {place}, run 0", store)
     peers = Peers(peers_store, pipeline, num_pipelines, timeout_s)
     world = dist.group.WORLD
     assert world is not None
