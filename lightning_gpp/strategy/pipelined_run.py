@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -105,6 +105,7 @@ class PipelinedRun:
         self._has_shown_state = False
         self._early_modules: EarlyModules | None = None
         self._is_end_agreed = False
+        self._changing: frozenset[str] = frozenset()
 
     def __reduce__(self) -> Any:
         """Connections of a running process have no copy: a copy of a run is None."""
@@ -192,11 +193,16 @@ class PipelinedRun:
                 parameter.grad = gradient.to(parameter.device)
 
     def average_gradients(self) -> None:
-        """All ranks of all pipelines: gradients become their mean over the pipelines."""
+        """All ranks of all pipelines: gradients become their mean over the pipelines.
+
+        Buffers that training changes become those of the first pipeline, as in DDP.
+        """
         if self.peers is None:
             return
         is_asked = self.control.is_leader and self.failures.terminated is not None
         ends = average_gradients(self._stash_parameters or (), self.peers, is_asked_to_end=is_asked)
+        buffers = self.partition.held_values(self._changing)
+        self.peers.spread(buffers, "taking over the buffers of the first pipeline")
         if ends and self.control.is_leader:
             self._is_end_agreed = True
             self.failures.terminated = self.failures.terminated or 0
@@ -384,9 +390,13 @@ class PipelinedRun:
         if self._has_shown_state or num_microbatches == 1 or self.is_shape_only:
             return
         self._has_shown_state = True
-        prefix = f"{self.settings.module}." if self.settings.module else ""
-        if names := [f"{prefix}{name}" for name in self.built.captured.unsteady]:
+        if names := self._names_in_module(self.built.captured.unsteady):
             warn_of_state(names, num_microbatches)
+
+    def _names_in_module(self, names: Iterable[str]) -> list[str]:
+        """Names in the LightningModule of what has these in the pipelined module."""
+        prefix = f"{self.settings.module}." if self.settings.module else ""
+        return [f"{prefix}{name}" for name in names]
 
     @property
     def _num_microbatches(self) -> int:
@@ -436,6 +446,7 @@ class PipelinedRun:
             PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
         ]
         pipeline.partition.spread()
+        self._changing = frozenset(self._names_in_module(pipeline.captured.changing))
         if self.peers is not None:
             values = pipeline.partition.held_values()
             self.peers.spread(values, "waiting for the initial weights of the first pipeline")

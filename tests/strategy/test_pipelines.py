@@ -12,6 +12,14 @@ import torch
 from helpers.faults import FAULTY_BATCH, FailingStepModel
 from helpers.models import DataSpec, ExportableModel
 from helpers.modules import MetricsModel, UnusedParameterModel
+from helpers.plans import captured_graph, random_plan
+from helpers.random_models import (
+    BranchyModel,
+    ModelSpec,
+    OptimizerSpec,
+    model_specs,
+    optimizer_specs,
+)
 from helpers.reference import (
     RELATIVE_TOLERANCE,
     assert_equal_copies,
@@ -22,7 +30,10 @@ from helpers.reference import (
     weight_differences,
 )
 from helpers.training import Result, Training, train
+from helpers.user_modules import BatchNormModel
 from helpers.workers import WorkerPool
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_gpp.strategy import GNNPipeStrategy, GraphPipeStrategy, HAPStrategy
@@ -62,6 +73,42 @@ def test_as_many_replicas_of_ddp(pool: WorkerPool, schedule: str) -> None:
         Training(BUILD, DATA), trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}
     )
     assert_as_ddp(pool, training, 2, schedule=schedule, plan=PLAN, num_microbatches=2)
+
+
+# Shrinking would train hundreds of pipelines; the models are small enough to read as they are.
+@settings(
+    max_examples=max(4, settings.default.max_examples // 4),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
+@given(
+    spec=model_specs(),
+    optimizer=optimizer_specs(),
+    schedule=st.sampled_from(["gpipe", "1f1b"]),
+    num_microbatches=st.integers(1, 3),
+    plan_seed=st.integers(0, 999),
+)
+def test_random_models(
+    pool: WorkerPool,
+    spec: ModelSpec,
+    optimizer: OptimizerSpec,
+    schedule: str,
+    num_microbatches: int,
+    plan_seed: int,
+) -> None:
+    """Two pipelines of up to two devices; the last batch of each has fewer samples."""
+    data = DataSpec(num_inputs=spec.num_inputs, num_samples=26, batch_size=4)
+    training = Training(partial(BranchyModel, spec, optimizer), data, num_steps=10)
+    graph = captured_graph(training)
+    plan = random_plan(graph, num_devices=min(2, len(graph)), seed=plan_seed)
+    options = {"schedule": schedule, "plan": plan, "num_microbatches": num_microbatches}
+    assert_as_ddp(pool, training, plan.num_devices, **options)
+
+
+def test_buffers_are_those_of_the_first_pipeline(pool: WorkerPool) -> None:
+    """Running statistics, which validation in the second one sees, too."""
+    assert_as_ddp(
+        pool, Training(BatchNormModel, replace(DATA, num_inputs=1)), 2, num_microbatches=1
+    )
 
 
 def test_values_reduced_over_pipelines(pool: WorkerPool) -> None:

@@ -105,12 +105,11 @@ class Peers:
 
     def spread(self, tensors: Sequence[Tensor], purpose: str) -> None:
         """Gives the values of the first pipeline's tensors to those of the others."""
-        for tensor in tensors:
-            value = tensor.detach().cpu().contiguous()
-            self._broadcast(value.reshape(-1).view(torch.uint8), 0, purpose)
+        for part in _in_buckets(tensors):
+            bucket = _Bucket(part)
+            self._broadcast(bucket.flat.view(torch.uint8), 0, purpose)
             if self.pipeline != 0:
-                with torch.no_grad():
-                    tensor.copy_(value)
+                bucket.unpack()
 
     def meet(self, purpose: str) -> None:
         """Waits until all peers are here."""
