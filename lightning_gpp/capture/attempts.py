@@ -16,7 +16,6 @@ from torch.nn.parameter import is_lazy
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
 from lightning_gpp.capture.checks.check import (
-    Result,
     ValuesDifferError,
     compare,
     in_float64,
@@ -24,6 +23,7 @@ from lightning_gpp.capture.checks.check import (
     replay,
     sample_in_float64,
 )
+from lightning_gpp.capture.checks.references import MODES, Pass, References
 from lightning_gpp.capture.checks.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
 from lightning_gpp.capture.model import CapturedModel
@@ -34,7 +34,7 @@ from lightning_gpp.capture.operators.normalize import (
     protect_inputs,
     without_guard,
 )
-from lightning_gpp.capture.operators.observe import observe
+from lightning_gpp.capture.operators.observe import Observation, observe
 from lightning_gpp.capture.steady_state import other_content, steady_names
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.fx_tracer import trace_symbolically
@@ -42,18 +42,15 @@ from lightning_gpp.capture.tracing.keep_whole import DrawError, KeepWholeError, 
 from lightning_gpp.capture.tracing.leaves import LeafPolicy, has_stacks
 from lightning_gpp.capture.tracing.library_switches import uncompiled
 from lightning_gpp.capture.tracing.modes import check_same_graph, mode_flags
-from lightning_gpp.capture.tracing.reads import watched_reads
 from lightning_gpp.capture.tracing.trace import Trace, guard
 from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
+from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample
 from lightning_gpp.capture.values.withheld import withheld_outputs
 
 _logger = logging.getLogger(__name__)
 
 Tracer = Callable[[LeafPolicy], Trace]
 E = TypeVar("E", bound=BaseException)
-_Other = tuple[Sample, dict[bool, Result]]
-"""Another input, and what the module itself computes on it in each mode."""
 
 
 def capture(
@@ -104,15 +101,15 @@ def capture(
             )
         captured = session.first_success(leaf_modules, blocks)
         captured.steady = session.steady_state(captured)
-        changed = _outside_of_leaves(captured, session.expected[True].changed)
-        kept = _outside_of_leaves(captured, session.expected[True].kept)
+        changed = _outside_of_leaves(captured, session.references.given.changed)
+        kept = _outside_of_leaves(captured, session.references.given.kept)
         if kept:
             raise CaptureError(
                 f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
                 "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "
                 "it from forward instead"
             )
-        if withheld := withheld_outputs(session.expected[True].output):
+        if withheld := withheld_outputs(session.references.given.output):
             _logger.warning(
                 "not handed out by the pipelined forward, an error if read: %s. Keys and values "
                 "that transformers keep for generation are not for training: "
@@ -121,7 +118,7 @@ def capture(
             )
         captured.reads = tuple(
             read
-            for read in session.reads
+            for read in session.references.reads
             if not _is_inside(captured, read.path)
             and ".".join(filter(None, (read.path, read.name))) not in changed
         )
@@ -164,22 +161,16 @@ class _Session:
                 "begin with another batch. Later ones may be empty"
             )
         self.flags = mode_flags(module, train_modes)
-        with watched_reads(module) as reads:
-            expected = self._reference(self.sample, True)
-        self.reads = reads
-        self.expected = {True: expected, False: self._reference(self.sample, False)}
-        self.without_gradients = self._reference_without_gradients()
-        self.others = list(other_samples(self.sample))
-        self._found: dict[int, _Other | None] = {}
+        self.references = References(module, self.arguments, self.sample, self.flags)
 
     def close(self) -> None:
         """Forgets all values: errors that were kept on the way refer to it from their frames."""
         vars(self).clear()
 
     @functools.cached_property
-    def across(self) -> _Other | None:
+    def across(self) -> Sample:
         """One sample instead of several, or two instead of one."""
-        return self._other_reference(few_samples(self.sample, 1 + (self.sample.num_samples == 1)))
+        return few_samples(self.sample, 1 + (self.sample.num_samples == 1))
 
     def first_success(
         self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None
@@ -211,13 +202,15 @@ class _Session:
     def steady_state(self, captured: CapturedModel) -> frozenset[str]:
         """The buffers that forward changes in training mode, whatever it is called with."""
         changing = captured.changing
-        other = self._other_reference(other_content(self.sample)) if changing else None
-        if other is None:
+        if not changing:
             return frozenset()
-        _, results = other
-        return steady_names(
-            self.module, changing, self.expected[True].buffers, results[True].buffers
-        )
+        try:
+            other = self.references.of(Pass(other_content(self.sample), True))
+        except Exception as error:  # the model itself may not take this size
+            _logger.info("which buffers change alike cannot be told: %s", error)
+            return frozenset()
+        given = self.references.given.buffers
+        return steady_names(self.module, changing, given, other.buffers)
 
     def _attempts(
         self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None
@@ -284,25 +277,20 @@ class _Session:
             raise KeepWholeError(str(error), _scope_of(error, traces[True])) from error
 
     def _checked(self, method: str, traces: dict[bool, Trace]) -> CapturedModel:
-        traces, second = self._fitting(method, traces)
-        captured = self._model(method, traces, second[0] if second else None)
-        for mode in (True, False):
-            self._check(captured, self.sample, self.expected[mode], mode)
-            if second:
-                self._check(captured, second[0], second[1][mode], mode)
-        if self.without_gradients is not None:
-            with torch.no_grad():
-                self._check(captured, self.sample, self.without_gradients, False)
+        fit = self._fitting(method, traces)
+        captured = self._model(method, fit)
+        for run in self.references.passes(fit.second, gradients=not fit.has_gradients):
+            self._check(captured, run)
         return captured
 
-    def _model(
-        self, method: str, traces: dict[bool, Trace], second: Sample | None
-    ) -> CapturedModel:
+    def _model(self, method: str, fit: _Fit) -> CapturedModel:
+        nodes = [node for node in fit.traces[True].graph.nodes if node.op != "output"]
+        seen = {node: observation(node) for node in nodes}
         captured = CapturedModel(
             self.module,
             self.arguments,
-            traces,
-            self._cuts(traces[True], second),
+            fit.traces,
+            Cuts.of(seen, self.sample, fit.seen, fit.second),
             method,
             next(iter(self.sample.tensors.values())).device,
         )
@@ -317,7 +305,7 @@ class _Session:
             observations = self._observe(trace, self.sample, mode)
         return normalize(trace, observations)
 
-    def _observe(self, trace: Trace, sample: Sample, mode: bool) -> dict[fx.Node, Any]:
+    def _observe(self, trace: Trace, sample: Sample, mode: bool) -> dict[fx.Node, Observation]:
         with self._in_mode(mode):
             return observe(trace.graph, self.module, sample.fresh())
 
@@ -326,47 +314,26 @@ class _Session:
         with rollback(self.module), training_flags(self.module, self.flags[mode]), seeded(0):
             yield
 
-    def _reference(self, sample: Sample, mode: bool) -> Result:
-        return reference(self.module, self.arguments, sample, self.flags[mode])
-
-    def _reference_without_gradients(self) -> Result | None:
-        try:
-            with torch.no_grad():
-                return self._reference(self.sample, False)
-        except Exception as error:  # the model itself may need gradients
-            _logger.info("the model does not run without gradients: %s", error)
-            return None
-
-    def _other_reference(self, sample: Sample) -> _Other | None:
-        try:
-            return sample, {mode: self._reference(sample, mode) for mode in (True, False)}
-        except Exception as error:  # the model itself may not take this size
-            _logger.info("the model does not run on %d samples: %s", sample.num_samples, error)
-            return None
-
-    def _fitting(
-        self, method: str, traces: dict[bool, Trace]
-    ) -> tuple[dict[bool, Trace], _Other | None]:
+    def _fitting(self, method: str, traces: dict[bool, Trace]) -> _Fit:
         """The traces without idle decisions, and a second input whose size the others allow.
 
         Raises:
             GuardError: a sub-module decides by the number of samples.
         """
+        fit = _Fit(traces)
         try:
-            traces = self._without_idle_decisions(method, traces)
+            fit = self._without_idle_decisions(method, fit)
         except GuardError as error:
             self._accept(error, traces[True], 1)
-        for number, sample in enumerate(self.others):
-            if number not in self._found:
-                self._found[number] = self._other_reference(sample)
-            second = self._found[number]
-            if second is None:
+        for sample in self.references.others:
+            is_smaller = sample.num_samples < self.sample.num_samples
+            if not self.references.runs(sample, backward=is_smaller and not fit.has_gradients):
                 continue
-            failed = self._failing_guard(traces[True], second[0])
-            if failed is None:
-                return traces, second
-            self._accept(failed, traces[True], second[0].num_samples)
-        return traces, None
+            seen = self._seen(fit.traces[True], sample)
+            if not isinstance(seen, GuardError):
+                return dataclasses.replace(fit, second=sample, seen=seen)
+            self._accept(seen, fit.traces[True], sample.num_samples)
+        return fit
 
     def _accept(self, error: GuardError, trace: Trace, num_samples: int) -> None:
         """Warns of a decision of the captured module; one of a sub-module can be kept whole."""
@@ -379,7 +346,7 @@ class _Session:
             error,
         )
 
-    def _without_idle_decisions(self, method: str, traces: dict[bool, Trace]) -> dict[bool, Trace]:
+    def _without_idle_decisions(self, method: str, fit: _Fit) -> _Fit:
         """The traces without decisions between one sample and several that change nothing.
 
         So is ``if len(x) != 1: x = x.expand(...)``: the graph of either way computes both.
@@ -387,63 +354,89 @@ class _Session:
         Raises:
             GuardError: the first of them, where they do change something.
         """
-        num_samples = self.sample.num_samples
-        other = None if self.sample.graphs is not None else self.across
-        first = failed = None if other is None else self._failing_guard(traces[True], other[0])
-        if other is None or first is None:
-            return traces
-        if num_samples > 2 and self._failing_guard(traces[True], few_samples(self.sample, 2)):
-            return traces  # it is not about one sample
+        if self.sample.graphs is not None:
+            return fit
+        traces, across = fit.traces, self.across
+        try:
+            first = failed = self._failing_guard(traces[True], across)
+        except Exception:
+            if self.references.runs(across, backward=True):
+                raise
+            return fit  # the model itself does not take so few
+        if first is None or not self.references.runs(across, backward=True):
+            return fit
+        few = few_samples(self.sample, 2)
+        if self.sample.num_samples > 2 and self._failing_guard(traces[True], few):
+            return fit  # it is not about one sample
         try:
             while failed is not None:
                 traces = {mode: without_guard(trace, failed.name) for mode, trace in traces.items()}
-                failed = self._failing_guard(traces[True], other[0])
-            captured = self._model(method, traces, None)
-            for mode in (True, False):
-                self._check(captured, other[0], other[1][mode], mode)
+                failed = self._failing_guard(traces[True], across)
+            without = _Fit(traces, has_gradients=True)
+            captured = self._model(method, without)
+            for mode in MODES:
+                self._check(captured, Pass(across, mode, backward=True))
         except Exception:  # the graph of the other way may do anything
             raise first from None
-        return traces
+        return without
 
     def _failing_guard(self, trace: Trace, sample: Sample) -> GuardError | None:
+        seen = self._seen(trace, sample)
+        return seen if isinstance(seen, GuardError) else None
+
+    def _seen(self, trace: Trace, sample: Sample) -> dict[fx.Node, Observation] | GuardError:
+        """What the nodes do in training with a sample, or the decision that comes out otherwise."""
         try:
-            self._observe(trace, sample, mode=True)
+            return self._observe(trace, sample, mode=True)
         except GuardError as error:
             return error.with_traceback(None)  # its frames hold all values
-        return None
 
-    def _check(self, captured: CapturedModel, sample: Sample, expected: Result, mode: bool) -> None:
-        got = replay(captured, sample, self.flags[mode], training=mode)
-        what = f"{'train' if mode else 'eval'} mode, {sample.num_samples} samples"
-        if not torch.is_grad_enabled():
-            what += ", without gradients"
+    def _check(self, captured: CapturedModel, run: Pass) -> None:
+        expected, mode = self.references.of(run), run.training
+        with torch.set_grad_enabled(run.is_recorded):
+            got = replay(
+                captured, run.sample, self.flags[mode], training=mode, backward=run.backward
+            )
         try:
-            compare(expected, got, what)
+            compare(expected, got, str(run))
         except ValuesDifferError as error:
-            if error.is_large or not self._agrees_in_float64(captured, sample, mode):
+            if error.is_large or not self._agrees_in_float64(captured, run):
                 raise
 
-    def _agrees_in_float64(self, captured: CapturedModel, sample: Sample, mode: bool) -> bool:
+    def _agrees_in_float64(self, captured: CapturedModel, run: Pass) -> bool:
         """Whether a difference is rounding: in a higher precision there is none.
 
         A gradient that large terms cancel into loses most of its digits in float32.
         """
-        sample, flags = sample_in_float64(sample), self.flags[mode]
+        sample, flags, mode = sample_in_float64(run.sample), self.flags[run.training], run.training
         try:
-            with in_float64(self.module):
-                expected = reference(self.module, self.arguments, sample, flags)
-                compare(expected, replay(captured, sample, flags, training=mode), "in float64")
+            with in_float64(self.module), torch.set_grad_enabled(run.is_recorded):
+                expected = reference(
+                    self.module, self.arguments, sample, flags, backward=run.backward
+                )
+                got = replay(captured, sample, flags, training=mode, backward=run.backward)
+                compare(expected, got, "in float64")
         except Exception as error:  # it differs, or the model runs in its own precision only
             _logger.info("the captured graph differs, and in float64: %s", error)
             return False
         return True
 
-    def _cuts(self, trace: Trace, second: Sample | None) -> Cuts:
-        """How values can be cut, from what they are at two numbers of samples."""
-        nodes = [node for node in trace.graph.nodes if node.op != "output"]
-        others = self._observe(trace, second, mode=True) if second else None
-        seen = {node: observation(node) for node in nodes}
-        return Cuts.of(seen, self.sample, others, second)
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Fit:
+    """Traces, and how they fit inputs of other sizes than those that they were made with.
+
+    Attributes:
+        traces: by mode.
+        second: inputs of another size; None where they fit none.
+        seen: what the nodes do with these in training.
+        has_gradients: whether gradients were compared with the module's on a small sample.
+    """
+
+    traces: dict[bool, Trace]
+    second: Sample | None = None
+    seen: dict[fx.Node, Observation] | None = None
+    has_gradients: bool = False
 
 
 def _without_values(error: E) -> E:
