@@ -101,6 +101,7 @@ def capture(
             )
         captured = session.first_success(leaf_modules, blocks)
         captured.steady = session.steady_state(captured)
+        captured.is_random = session.references.given.draws
         changed = _outside_of_leaves(captured, session.references.given.changed)
         kept = _outside_of_leaves(captured, session.references.given.kept)
         if kept:

@@ -34,6 +34,7 @@ class Result:
         buffers: by name, after the forward.
         changed: qualified names of the plain attributes that forward changed.
         kept: those of them that now hold a tensor which gradients flow through.
+        draws: whether forward drew random numbers from torch.
     """
 
     output: Any
@@ -41,6 +42,7 @@ class Result:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    draws: bool = False
 
 
 def reference(
@@ -157,9 +159,10 @@ def _run(
     backward: bool,
 ) -> Result:
     with rollback(module) as changes, unchanged_parameters(module):
-        output, gradients = _computed(forward, module, sample, flags, backward)
+        output, gradients, draws = _computed(forward, module, sample, flags, backward)
         buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
-    return Result(output, gradients, buffers, tuple(changes.attributes), tuple(changes.kept))
+    kept = tuple(changes.kept)
+    return Result(output, gradients, buffers, tuple(changes.attributes), kept, draws)
 
 
 def _computed(
@@ -168,14 +171,16 @@ def _computed(
     sample: Sample,
     flags: Mapping[str, bool],
     backward: bool,
-) -> tuple[Any, dict[str, Tensor | None]]:
+) -> tuple[Any, dict[str, Tensor | None], bool]:
     with training_flags(module, flags), seeded(_SEED):
         inputs = sample.fresh()
         # a view, so that an in-place change is as legal as for an input that some layer made
         views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
+        generator = torch.get_rng_state()
         output = forward(views)
+        draws = not torch.equal(generator, torch.get_rng_state())
         if not backward:
-            return _detached(output), {}
+            return _detached(output), {}, draws
         for parameter in module.parameters():
             parameter.grad = None  # rollback puts it back
         loss = _any_loss(output)
@@ -183,7 +188,7 @@ def _computed(
             loss.backward()  # type: ignore[no-untyped-call]
         sources = dict(module.named_parameters()) | inputs
         gradients = {name: item.grad for name, item in sources.items() if item.requires_grad}
-        return _detached(output), gradients
+        return _detached(output), gradients, draws
 
 
 def _any_loss(output: Any) -> Tensor | None:

@@ -115,12 +115,19 @@ class OperatorProbe:
         inputs = [values[name] for name in self.stage.inputs]
         parameters = [self.module.get_parameter(name) for name in self.stage.parameter_names]
         self.own_storages = {_storage(parameter) for parameter in parameters}
-        return OpProfile(
-            0.0, activation_bytes=self._kept_bytes(inputs), forward_flops=self._count_flops(inputs)
-        )
+        counter = FlopCounterMode(display=False)
+        try:
+            with counter:
+                kept_bytes = self._kept_bytes(inputs)
+        except Exception as error:  # the counter looks into every call, and may not know one
+            kept_bytes = self._kept_bytes(inputs)
+            _logger.info("the flops of %s cannot be counted: %s", self.name, error)
+            return OpProfile(0.0, activation_bytes=kept_bytes)
+        flops = float(counter.get_total_flops())
+        return OpProfile(0.0, activation_bytes=kept_bytes, forward_flops=flops)
 
     def _kept_bytes(self, values: Sequence[Any]) -> int:
-        """Bytes of the tensors that the forward keeps for the backward."""
+        """Runs the forward; the bytes of the tensors that it keeps for the backward."""
         saved: dict[Any, int] = {}
         inputs = [_map_tensors(value, _detached_copy) for value in values]
         with torch.autograd.graph.saved_tensors_hooks(
@@ -128,18 +135,6 @@ class OperatorProbe:
         ):
             self._keep(self.stage(inputs, training=self.training))
         return sum(saved.values())
-
-    def _count_flops(self, values: Sequence[Any]) -> float:
-        """Floating-point operations of the forward, as far as torch's counter knows them."""
-        inputs = [_map_tensors(value, _detached_copy) for value in values]
-        counter = FlopCounterMode(display=False)
-        try:
-            with counter:
-                self.stage(inputs, training=self.training)
-        except Exception as error:  # the counter looks into every call, and may not know one
-            _logger.info("the flops of %s cannot be counted: %s", self.name, error)
-            return 0.0
-        return float(counter.get_total_flops())
 
     def _keep(self, outputs: Sequence[Any]) -> None:
         """Keeps what it made without the graph: that holds more than what a backward frees."""

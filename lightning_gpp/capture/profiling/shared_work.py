@@ -87,10 +87,11 @@ class SharedWork:
     ) -> Sequence[Any]:
         """Times an operator, or not; returns the values that it makes."""
         group = self._groups.get(probe.name)
-        enough = group is not None and len(timed.get(group, ())) >= repeats
-        if enough and all(map(_may_stand_in, leaves_of(timed[group][0].results))):
-            return timed[group][0].results
-        seen = probe.look(values)
+        members = timed.get(group, [])
+        is_timed = len(members) < repeats
+        if members and not is_timed and all(map(_may_stand_in, leaves_of(members[0].results))):
+            return members[0].results
+        seen = members[0].cost if members and is_timed else probe.look(values)
         if group is None:
             group = self._groups[probe.name] = self._group_of(probe, values, seen)
         members = timed.setdefault(group, [])

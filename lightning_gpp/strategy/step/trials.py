@@ -3,7 +3,8 @@
 The forward alone runs: in one piece, once more (to see whether it is random), and cut. In training
 mode layers are random (dropout) or compare samples on purpose (batch normalisation, which takes the
 statistics of a micro-batch as it does of a process under DDP); what training mode cannot tell is
-found out in evaluation mode.
+found out in evaluation mode. Of a forward that drew random numbers at capture, training mode only
+tells whether it fails when it is cut.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def why_not_cut(
     few = [2 if min(units) > 1 else 1] * len(units)
     first = first_samples(captured, inputs, sum(few), sum(units))
     training = captured.module.training
-    verdict = _tried(run, first, Trial(few, is_trained, training), averaged)
+    is_random = training and captured.is_random
+    verdict = _tried(run, first, Trial(few, is_trained, training, is_random), averaged)
     normalizes = any(operator.state for operator in captured.graph)
     is_open = not verdict.is_sure or (verdict.why_not is not None and normalizes)
     if training and is_open and not verdict.fails:
@@ -112,16 +114,18 @@ def _tried(
     num_first = _num_apart(trial.units, run.built.placed.units_at_a_time)
     others = with_other_neighbours(captured, inputs, num_samples, num_first or num_samples)
     cut_sizes = run.built.call_sizes(trial.units, is_trained=trial.is_trained)
-    passes = [(inputs, [num_samples]), (inputs, [num_samples]), (others, [num_samples])]
+    whole_passes = [inputs, inputs, others][: trial.num_whole]
     boundaries = [
         CallBoundary.of(captured, {n: t.clone() for n, t in given.items()}, sizes)
-        for given, sizes in (*passes, (inputs, cut_sizes))
+        for given, sizes in (*((each, [num_samples]) for each in whole_passes), (inputs, cut_sizes))
     ]
     run.lead(trial)
     with run.control.together():
         errors = take_part(run, trial, boundaries)
     if errors:
         return Verdict(True, f"forward fails on a part of the samples ({errors[0]})", fails=True)
+    if trial.is_random:
+        return Verdict(False, None)
     if averaged is not None:
         for boundary in boundaries:
             boundary.leave_only(averaged)
@@ -147,12 +151,17 @@ def _why_not(boundary: CallBoundary, whole: Values, averages: bool) -> str | Non
 
 
 def take_part(
-    run: PipelinedRun, trial: Trial, boundaries: Sequence[Boundary | None] = (None,) * 4
+    run: PipelinedRun, trial: Trial, boundaries: Sequence[Boundary] | None = None
 ) -> list[str]:
     """All ranks: runs the forward in one piece, three times, and cut; leaves no trace.
 
     The second time shows whether it does the same twice, the third, with other samples in the
-    place of half of them, whether they matter to the rest.
+    place of half of them, whether they matter to the rest. A random one is only cut.
+
+    Args:
+        run: whose pipeline runs it.
+        trial: what is tried.
+        boundaries: on rank 0 those of all passes, the one that is cut last.
 
     Returns:
         On rank 0 the errors, those of stages that got nothing from others last.
@@ -161,12 +170,13 @@ def take_part(
     pipeline.record(None)
     whole = [sum(trial.units)]
     errors: list[str] = []
+    *of_whole, of_cut = boundaries or [None] * (trial.num_whole + 1)
     with rollback(run.module), torch.no_grad():
         run.module.train(trial.training)
-        for boundary in boundaries[:-1]:
+        for boundary in of_whole:
             pipeline.run_forward(whole, training=trial.training, boundary=boundary, errors=errors)
         try_cut = pipeline.try_forward if trial.is_trained else pipeline.run_forward
-        try_cut(trial.units, training=trial.training, boundary=boundaries[-1], errors=errors)
+        try_cut(trial.units, training=trial.training, boundary=of_cut, errors=errors)
     found = run.control.gather(errors, "waiting for what a trial of the forward showed")
     return sorted(itertools.chain(*found), key=lambda text: NothingCameError.__name__ in text)
 
