@@ -19,10 +19,11 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException
+from hydra.errors import CompactHydraException, HydraException
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_gpp.did_you_mean import suggestions
 from lightning_gpp.job_scope import is_sweep, job_scope
 from lightning_gpp.jobs.files import save_config
 
@@ -36,9 +37,20 @@ class RunError(CompactHydraException):
 
 def main() -> None:
     """The command; it ends quietly where its output is not read to the end (``| head``)."""
+    sys.argv[1:] = map(with_quoted_path, sys.argv[1:])
     try:
         hydra_main()
         sys.stdout.flush()
+    except SystemExit as end:
+        refused = end.__context__
+        if isinstance(refused, HydraException) and not isinstance(refused, RunError):
+            _explain(refused, says_itself=False)
+        raise
+    except HydraException as refused:  # of --help and --cfg, which Hydra lets through
+        if "HYDRA_FULL_ERROR" in os.environ:
+            raise
+        _explain(refused)
+        sys.exit(1)
     except BrokenPipeError:
         raise _nobody_reads() from None
 
@@ -52,11 +64,32 @@ def hydra_main(config: DictConfig) -> float | None:
     """
     try:
         with job_scope(HydraConfig.get().runtime.cwd):
-            return run_job(config, Path(config.output_dir))
+            return run_job(config, Path(config.paths.output_dir))
     except BrokenPipeError:
         raise _nobody_reads() from None
     except Exception as error:
         raise RunError(first_error(error)) from error
+
+
+def with_quoted_path(argument: str) -> str:
+    """A checkpoint's path in the quotes that Hydra asks for, as Lightning's names have ``=``.
+
+    >>> with_quoted_path("ckpt_path=run/epoch=9-step=50.ckpt")
+    "ckpt_path='run/epoch=9-step=50.ckpt'"
+    >>> with_quoted_path("ckpt_path=last.ckpt"), with_quoted_path("seed=1")
+    ('ckpt_path=last.ckpt', 'seed=1')
+    """
+    name, _, path = argument.partition("=")
+    if name != "ckpt_path" or "=" not in path or path[0] in "'\"" or "\\" in path:
+        return argument
+    return f"{name}='{path}'"
+
+
+def _explain(refused: HydraException, *, says_itself: bool = True) -> None:
+    """Writes what is wrong with the options, and what may have been meant."""
+    lines = [str(refused)] if says_itself else []
+    lines += suggestions(sys.argv[1:], str(refused))
+    sys.stderr.writelines(f"{line}\n" for line in lines)
 
 
 def _nobody_reads() -> SystemExit:

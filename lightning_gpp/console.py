@@ -12,6 +12,8 @@ UNDERSTOOD_WARNINGS = (
     r"The '\w+' does not have many workers",
     # Lightning 2.6 with torch 2.13; nothing that the person at the console can change.
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    # job=eval and job=predict need no state of callbacks.
+    r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint",
 )
 """Regular expressions for the beginnings of warnings that say nothing about the run."""
 

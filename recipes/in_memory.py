@@ -71,6 +71,10 @@ class InMemoryData(LightningDataModule):
         """Mini-batches of the validation samples, in a fixed order."""
         return self._loader(self.validation_set, shuffle=False)
 
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """Those of the validation samples."""
+        return self.val_dataloader()
+
     def _loader(self, dataset: BatchGathering | None, *, shuffle: bool) -> DataLoader[Any]:
         if dataset is None:
             raise RuntimeError("call setup() before asking for a loader")

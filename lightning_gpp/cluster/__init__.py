@@ -22,7 +22,7 @@ from lightning_gpp.cluster.json_form import cluster_from_json, cluster_to_json, 
 from lightning_gpp.cluster.known_kinds import DEVICE_KINDS, known_kind
 from lightning_gpp.cluster.layout import ClusterLayout, HostGroup
 from lightning_gpp.cluster.presets import PRESETS, cluster_preset
-from lightning_gpp.cluster.this_machine import host_memory_bytes
+from lightning_gpp.cluster.this_machine import host_memory_bytes, num_cores
 
 __all__ = [
     "BUCKET_BYTES",
@@ -47,6 +47,7 @@ __all__ = [
     "host_memory_bytes",
     "known_kind",
     "load_cluster",
+    "num_cores",
     "ring_lines",
     "uniform_cluster",
 ]

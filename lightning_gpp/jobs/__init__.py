@@ -1,4 +1,4 @@
-"""What the console command can do, one job each: train, plan, compare.
+"""What the console command can do: a module for each job, such as train, evaluate and plan.
 
 A job is a function from the resolved configuration and the run's folder to the metrics that a
 sweep shows, chosen by the configuration group ``job``. Modules here import torch and Lightning

@@ -13,8 +13,9 @@ from lightning_gpp.graph import ModelGraph, graph_to_json
 
 CONFIG = "config.yaml"
 METRICS = "metrics.json"
+PREDICTIONS = "predictions.pt"
 FILES = (
-    *(METRICS, "plan.json", "plan.png", "program.json", "compare.json", "compare.csv"),
+    *(METRICS, PREDICTIONS, "plan.json", "plan.png", "program.json", "compare.json", "compare.csv"),
     *("policies.json", "policies.csv"),
     *("simulation.json", "speedup.png", "graph.json", "costs.json"),
     *("timeline.png", "timeline.html", "trace.json", "refit.json", CONFIG),

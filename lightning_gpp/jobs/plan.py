@@ -31,7 +31,7 @@ from lightning_gpp.planner import (
 )
 from lightning_gpp.planner.graphpipe import SearchResult
 from lightning_gpp.planner.plan.forks_and_joins import forks_and_joins
-from lightning_gpp.reports import describe_plan
+from lightning_gpp.reports import PlanVerdict, describe_plan
 from lightning_gpp.reports.plan.explain import (
     describe_alternatives,
     describe_device_columns,
@@ -130,6 +130,7 @@ def _by_hand(plan: Plan, problem: PlanningProblem) -> Chosen:
 def explanation(chosen: Chosen, names: Sequence[str], width: int) -> Iterator[str]:
     """Texts that say what the plan is and why; each is made when it is asked for."""
     found, request, searched = chosen.evaluation, chosen.request, chosen.searched
+    yield PlanVerdict.of(found, request).text(width)
     yield describe_plan(found, request, max_width=width)
     notes = [*chosen.notes, *forks_and_joins(found.plan, request.graph)]
     notes += memory_limit_note(searched, request)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.job_scope import is_sweep, refuse_script_launcher
 from lightning_gpp.jobs.files import save_metrics, written_to
@@ -24,14 +24,12 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
         The final metrics by name.
     """
     metrics = train(config)
-    if is_first_rank():
-        save_metrics(metrics, folder)
-        print(describe_run(metrics, folder))
+    report_run(metrics, folder)
     return metrics
 
 
 def train(config: DictConfig, watching: Sequence[Callback] = ()) -> dict[str, float]:
-    """Trains as the configuration says.
+    """Trains as the configuration says, and tests where there is a test.
 
     Args:
         config: of the run.
@@ -40,29 +38,110 @@ def train(config: DictConfig, watching: Sequence[Callback] = ()) -> dict[str, fl
     Returns:
         The final metrics by name.
     """
-    callbacks = [instantiate(callback) for callback in config.callbacks.values() if callback]
-    callbacks += watching
+    trainer, module, data = build_run(config, watching)
+    trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path)
+    metrics = dict(trainer.callback_metrics)
+    if config.test and has_test(module, data):
+        keep_logged_tables(trainer)
+        trainer.test(module, datamodule=data, ckpt_path=best_checkpoint(trainer))
+        metrics |= trainer.callback_metrics
+    return as_numbers(metrics)
+
+
+def build_run(
+    config: DictConfig, watching: Sequence[Callback] = ()
+) -> tuple[Trainer, LightningModule, LightningDataModule]:
+    """The Trainer, the module and the data of a configuration.
+
+    Args:
+        config: of the run.
+        watching: callbacks beside its own.
+
+    Raises:
+        ValueError: the processes would run a sweep again, or the data need a folder.
+    """
+    callbacks = instances(config.get("callbacks"))
     module, data = build_recipe(config)
     trainer: Trainer = instantiate(
         config.trainer,
         strategy=build_strategy(config.strategy),
-        callbacks=callbacks,
+        logger=instances(config.get("logger")) or False,
+        callbacks=[*callbacks, *watching],
     )
     if is_sweep():
         refuse_script_launcher(trainer)
-    trainer.fit(module, datamodule=data)
-    return {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+    return trainer, module, data
+
+
+def instances(group: DictConfig | None) -> list[Any]:
+    """What the entries of a group describe; an entry that is null is left out."""
+    return [instantiate(entry) for entry in (group or {}).values() if entry]
+
+
+def keep_logged_tables(trainer: Trainer) -> None:
+    """Takes away loggers of tables, where new processes would begin them again."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher
+
+    if isinstance(trainer.strategy.launcher, MultiProcessingLauncher):
+        kept = [logger for logger in trainer.loggers if not isinstance(logger, CSVLogger)]
+        trainer.loggers = kept
+
+
+def has_test(module: LightningModule, data: LightningDataModule) -> bool:
+    """Whether there is something to test, and a way to."""
+    from lightning_gpp.strategy.lightning_private import is_overridden
+
+    return is_overridden("test_step", module) and is_overridden("test_dataloader", data)
+
+
+def best_checkpoint(trainer: Trainer) -> str | None:
+    """The checkpoint that a metric has chosen as the best; None: the weights as they are."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    found = [
+        callback.best_model_path
+        for callback in trainer.checkpoint_callbacks
+        if isinstance(callback, ModelCheckpoint) and callback.monitor
+    ]
+    return next(filter(None, found), None)
+
+
+def as_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics by name, sorted."""
+    return {name: float(value) for name, value in sorted(metrics.items())}
 
 
 def build_recipe(config: DictConfig) -> tuple[LightningModule, LightningDataModule]:
-    """The module and the data of a configuration, from its seed."""
+    """The module and the data of a configuration, from its seed.
+
+    Raises:
+        ValueError: the data need a folder that was not named.
+    """
     from lightning.pytorch import seed_everything
 
+    check_data_folder(config)
     seed_everything(config.seed, workers=True, verbose=False)
     data = instantiate(config.data)
     # A recipe builds its module for the data; a module that needs none says takes_data: false.
     arguments = [data] if config.recipe.get("takes_data", True) else []
     return instantiate(config.recipe.module, *arguments), data
+
+
+def check_data_folder(config: DictConfig) -> None:
+    """Refuses data that are read from a folder where none is named.
+
+    Raises:
+        ValueError: the text says how to name it.
+    """
+    root = OmegaConf.to_container(config.data, resolve=False).get("root")  # type: ignore[union-attr]
+    is_below = isinstance(root, str) and root.startswith("${paths.data_dir}")
+    if is_below and config.paths.data_dir is None:
+        raise ValueError(
+            f"{config.data._target_} reads files: name their folder by paths.data_dir=FOLDER or "
+            "the environment variable LIGHTNING_GPP_DATA"
+        )
 
 
 def build_strategy(config: DictConfig | str) -> Strategy | str:
@@ -71,6 +150,13 @@ def build_strategy(config: DictConfig | str) -> Strategy | str:
         return config
     strategy: Strategy = instantiate(config, _convert_="all")
     return strategy
+
+
+def report_run(metrics: Mapping[str, float], folder: Path) -> None:
+    """Writes and shows the metrics of a run, on its first rank."""
+    if is_first_rank():
+        save_metrics(metrics, folder)
+        print(describe_run(metrics, folder))
 
 
 def is_first_rank() -> bool:

@@ -27,6 +27,7 @@ from lightning_gpp.planner.piper import piper
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.validate import validate_plan
 from lightning_gpp.planner.sequential import search_chains, sequential
+from lightning_gpp.planner.without_collection import without_collection
 
 GRAPHPIPE, BALANCED = "graphpipe", "balanced"
 """Who is asked by default, and by default for one graph."""
@@ -119,11 +120,12 @@ def ask(request: PlanRequest, planner: str) -> SearchResult:
     """
     if planner not in PLANNERS:
         raise ValueError(f"unknown planner {planner!r}; known planners: {', '.join(PLANNERS)}")
-    if planner in RANKING:
-        result = RANKING[planner](request)
-    else:
-        plan = PLANNERS[planner](request)
-        result = SearchResult(plan, refusal_notes(plan))
+    with without_collection():
+        if planner in RANKING:
+            result = RANKING[planner](request)
+        else:
+            plan = PLANNERS[planner](request)
+            result = SearchResult(plan, refusal_notes(plan))
     try:
         validate_plan(result.best, request.graph, request.num_devices)
     except ValueError as error:

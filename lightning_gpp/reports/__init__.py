@@ -13,16 +13,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_gpp.reports.plan.describe import describe_plan
+    from lightning_gpp.reports.plan.describe import describe_plan, describe_what
     from lightning_gpp.reports.plan.picture_text import draw_stage_graph
     from lightning_gpp.reports.plan.plan_picture import write_plan_picture
+    from lightning_gpp.reports.plan.verdict import PlanVerdict
     from lightning_gpp.reports.step.page import write_page
     from lightning_gpp.reports.step.picture import timeline_figure, write_picture
     from lightning_gpp.reports.step.trace import trace_events, write_trace
     from lightning_gpp.reports.step.write_step import write_step
 
 _HOMES = {
+    "PlanVerdict": "plan.verdict",
     "describe_plan": "plan.describe",
+    "describe_what": "plan.describe",
     "draw_stage_graph": "plan.picture_text",
     "timeline_figure": "step.picture",
     "trace_events": "step.trace",
@@ -34,7 +37,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "PlanVerdict",
     "describe_plan",
+    "describe_what",
     "draw_stage_graph",
     "timeline_figure",
     "trace_events",

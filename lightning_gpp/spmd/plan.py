@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from lightning_gpp.spmd.costs.judge import ProgramEvaluation, evaluate_program
 from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph
+from lightning_gpp.spmd.placement import units_per_device
 from lightning_gpp.spmd.program import Computation, SpmdProgram
 from lightning_gpp.spmd.ratios import best_shares
 from lightning_gpp.spmd.rules.theory import Theory
@@ -81,7 +82,7 @@ def plan_hap(
     """
     theory = Theory(graph, machine.num_devices)
     options = SearchOptions(allowed=allowed or Allowed())
-    pairs = _Pairs(graph, machine)
+    pairs = _Pairs(theory, machine)
     even = (1 / machine.num_devices,) * machine.num_devices
     starts: list[Shares] = [(machine.speeds.shares,), (even,)]
     refused = [_take_turns(pairs, start, options, theory) for start in dict.fromkeys(starts)]
@@ -121,12 +122,14 @@ def other_units(program: SpmdProgram) -> dict[str, int]:
 def _take_turns(
     pairs: _Pairs, shares: Shares, options: SearchOptions, theory: Theory
 ) -> NoProgramFitsError | None:
-    """Search and shares in turn, until the shares have been met before.
+    """Search and shares in turn, until shares come to units that have been met before.
 
     Returns:
         Why it ended early, where no program fits with some shares.
     """
     for _ in range(MOST_TURNS):
+        if not pairs.is_new(shares):
+            return None
         try:
             fitting = find_fitting(pairs.graph, pairs.machine, shares, options, theory)
         except NoProgramFitsError as error:
@@ -135,8 +138,6 @@ def _take_turns(
         pairs.add(program, fitting.least_s)
         pairs.expansions += fitting.found.effort.expansions
         better = best_shares(program, pairs.graph, pairs.machine)
-        if better in pairs.shares:
-            return None
         # The new program may do without what the shares were for; the pair counts, too.
         pairs.add(replace(program, shares=better), fitting.least_s, is_searched=False)
         shares = better
@@ -146,12 +147,20 @@ def _take_turns(
 class _Pairs:
     """Programs with shares, as they were met."""
 
-    def __init__(self, graph: SpmdGraph, machine: Machine) -> None:
-        self.graph = graph
+    def __init__(self, theory: Theory, machine: Machine) -> None:
+        self.graph = theory.graph
         self.machine = machine
         self.tried: list[tuple[SpmdProgram, ProgramEvaluation, float | None]] = []
-        self.shares: set[Shares] = set()
         self.expansions = 0
+        self._units = theory.units
+        self._met: set[tuple[tuple[int, ...], ...]] = set()
+
+    def is_new(self, shares: Shares) -> bool:
+        """Whether shares deal anything otherwise than all that were asked about before."""
+        dealt = tuple(units_per_device(units, vector) for vector in shares for units in self._units)
+        is_new = dealt not in self._met
+        self._met.add(dealt)
+        return is_new
 
     def add(self, program: SpmdProgram, least_s: float, *, is_searched: bool = True) -> None:
         """A program; one that does not fit is left out.
@@ -161,8 +170,6 @@ class _Pairs:
             least_s: bound of the search that found it.
             is_searched: whether the search was with these shares.
         """
-        if is_searched:
-            self.shares.add(program.shares)
         evaluation = evaluate_program(program, self.graph, self.machine)
         if evaluation.fits(self.machine):
             self.tried.append((program, evaluation, least_s if is_searched else None))

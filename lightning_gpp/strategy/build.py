@@ -29,11 +29,11 @@ from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, reduce_groups
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
     cluster_at_hand,
-    warn_of_misplaced,
 )
 from lightning_gpp.strategy.emulation.emulation import Emulation, begin_emulation
 from lightning_gpp.strategy.emulation.shape_only import META
-from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, rank_of_device
+from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module
+from lightning_gpp.strategy.planning.by_rank import rank_of_device
 from lightning_gpp.strategy.planning.full_graph import GraphCall, model_in_chunks
 from lightning_gpp.strategy.planning.measuring import Measured, measure_kinds
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
@@ -201,8 +201,6 @@ class Builder:
             stages.check_updates()
             refuse_short_updates(self.module, settings, stages.stages)
         ranks = rank_of_device(plan, transport.num_ranks)
-        if planned is not None and settings.emulated is None:
-            warn_of_misplaced(planned.request.cluster, ranks)
         codes, readers = _codes(settings, captured, plan, stages, ranks, transport.rank, chunked)
         partition = Partition(
             self.module,

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lightning.pytorch as pl
 import torch
@@ -51,8 +51,9 @@ from lightning_gpp.strategy.planning.costs_given import CostsLike, resolve_costs
 from lightning_gpp.strategy.planning.plan_cache import CacheLike
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
 from lightning_gpp.strategy.ranks.termination import ended_together
+from lightning_gpp.strategy.recording.batch_clock import BatchClock
 from lightning_gpp.strategy.refusals import check_name, refuse_callbacks
-from lightning_gpp.strategy.report import describe_planned, show
+from lightning_gpp.strategy.report import Report, describe_planned, show, verdict_on
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Settings
 from lightning_gpp.strategy.state.finetuning import finetuning_hooks
@@ -112,6 +113,8 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         weights: with ``schedule="1f1b-async"``: with which weights forwards and backwards run
             (:data:`lightning_gpp.weights.policies.POLICIES`); by default ``"pipeoptim"``, which
             predicts those that the backward will meet.
+        report: what is printed of a plan: ``"short"``, the verdict and three lines, or ``"full"``
+            with the stages as a table and as a picture.
         timeout: seconds after which a wait for another rank ends in an error.
         start_method: how processes are started on this host.
 
@@ -135,6 +138,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         costs: CostsLike | None = None,
         use_all_devices: bool = True,
         weights: str | None = None,
+        report: Report = "short",
         timeout: float = 1800.0,
         start_method: StartMethod = "popen",
         accelerator: Accelerator | None = None,
@@ -168,6 +172,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
                 f"got {num_microbatches}"
             )
         check_cluster(cluster)
+        check_name("report", report, get_args(Report))
         if timeout <= 0:
             raise ValueError(f"timeout is in seconds and must be positive, got {timeout}")
         self.settings = Settings(
@@ -184,7 +189,9 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             use_all_devices=use_all_devices,
             costs=resolve_costs(costs),
             weights=weights or PIPEOPTIM.name,
+            report=report,
         )
+        self.shown_plan = ""
         self.plan: Plan | None = None
         self.stage_graph: StageGraph | None = None
         self.emulation_report: EmulationReport | None = None
@@ -192,6 +199,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         self.num_nodes = 1
         self._start_method = start_method
         self._session: Session | None = None
+        self._batch_clock: BatchClock | None = None
         self._hooks: HookRelay | None = None
         self._optimized: pl.LightningModule | None = None
         self._scopes = contextlib.ExitStack()
@@ -332,6 +340,8 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the user's step; a backward of the loss it returns is run by all ranks."""
+        if self._batch_clock is not None and (measured := self._batch_clock.begin()) is not None:
+            show(measured)
         with self.precision_plugin.train_step_context():
             result = self._step("training_step", *args, **kwargs)
         self.skips_step = result is None and self._module().automatic_optimization
@@ -383,10 +393,16 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             return super().optimizer_step(optimizer, told, model, **kwargs)
 
     def _show(self, pipeline: Pipeline) -> None:
-        """Keeps the plan and prints it once, where a person looks."""
+        """Keeps the plan and prints it where a person looks, not again in each of the loops."""
         self.plan, self.stage_graph = pipeline.plan, pipeline.placed.stages
-        if pipeline.planned is not None:
-            show(describe_planned(pipeline.planned))
+        if pipeline.planned is None:
+            return
+        if self.settings.emulated is None:
+            self._batch_clock = BatchClock(verdict_on(pipeline.planned, self.settings))
+        key = repr((pipeline.plan, pipeline.schedule))
+        if key != self.shown_plan:
+            self.shown_plan = key
+            show(describe_planned(pipeline.planned, self.settings))
 
     def _show_emulated(self, report: EmulationReport) -> None:
         """Prints what the emulated steps took, and keeps it where the starting process finds it."""

@@ -28,7 +28,10 @@ PROGRAM_PLANNERS: Mapping[str, ProgramPlanner | None] = {
 """Planners of SPMD programs by name; HAP's is made for the devices of a run."""
 
 _OF_PIPELINES = frozenset(
-    {"schedule", "num_microbatches", "weights", "blocks", "plan", "use_all_devices", "costs"}
+    {
+        *("schedule", "num_microbatches", "weights", "blocks", "plan"),
+        *("use_all_devices", "costs", "report"),
+    }
 )
 
 

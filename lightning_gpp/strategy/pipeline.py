@@ -248,15 +248,3 @@ def pipelined_module(module: nn.Module, name: str | None) -> nn.Module:
 def share_parameters(pipeline: Pipeline, target: nn.Module) -> None:
     """Tells the executor the parameters, once they are in place; for those on several ranks."""
     pipeline.executor.shared = dict(target.named_parameters())
-
-
-def rank_of_device(plan: Plan, num_ranks: int) -> tuple[int, ...]:
-    """Rank of every device: the device of the loss has rank 0, the others follow in order.
-
-    >>> from lightning_gpp.planner import Stage
-    >>> rank_of_device(Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1,)))), num_ranks=3)
-    (1, 0, 2)
-    """
-    loss_device = plan.stages[-1].devices[0]
-    others = iter(range(1, num_ranks))
-    return tuple(0 if device == loss_device else next(others) for device in range(num_ranks))

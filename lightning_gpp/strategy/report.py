@@ -3,19 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from tqdm.auto import tqdm
 
+from lightning_gpp.cluster import num_cores
 from lightning_gpp.planner import evaluate_plan
-from lightning_gpp.reports import describe_plan
+from lightning_gpp.reports import PlanVerdict, describe_plan, describe_what
+from lightning_gpp.strategy.planning.plan_cache import is_of_earlier_run
 from lightning_gpp.strategy.planning.planning import Planned
+from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.text_table import wrapped
+from lightning_gpp.units_of_measure import bytes_text, count_text, devices_text
+
+Report = Literal["short", "full"]
+
+WIDTH = 100
+"""Columns."""
 
 
-def describe_planned(planned: Planned) -> str:
-    """The plan as a table, what bounds the step, the stage graph as a picture, and notes."""
+def verdict_on(planned: Planned, settings: Settings) -> PlanVerdict:
+    """The verdict on a plan, which runs on the cores of this host unless others are meant."""
     evaluation = evaluate_plan(planned.plan, planned.request)
-    return "\n\n".join((describe_plan(evaluation, planned.request), *planned.notes))
+    cores = num_cores() if settings.cluster is None and settings.emulated is None else None
+    return PlanVerdict.of(evaluation, planned.request, num_cores=cores)
+
+
+def describe_planned(planned: Planned, settings: Settings) -> str:
+    """The verdict on a plan; then a few lines about it, or all that there is to say."""
+    evaluation = evaluate_plan(planned.plan, planned.request)
+    verdict = verdict_on(planned, settings).text(WIDTH)
+    if settings.report == "full":
+        described = describe_plan(evaluation, planned.request, max_width=WIDTH)
+        return "\n\n".join((verdict, described, *planned.notes))
+    slowest, fullest = evaluation.bottleneck, max(evaluation.devices, key=lambda d: d.memory_bytes)
+    limit = "" if fullest.limit_bytes is None else f" of {bytes_text(fullest.limit_bytes)}"
+    notes = [note for note in planned.notes if not is_of_earlier_run(note)]
+    also = f", with {count_text(len(notes) - 1, 'more note')}" if len(notes) > 1 else ""
+    earlier = "; made of what earlier runs kept" if len(notes) < len(planned.notes) else ""
+    lines = (
+        describe_what(evaluation, planned.request),
+        f"Pace: stage {slowest.stage.id} ({devices_text(slowest.stage.devices)}), by "
+        f"{slowest.bound}. Fullest: device {fullest.device}, "
+        f"{bytes_text(fullest.memory_bytes)}{limit}.",
+        *notes[:1],
+        f'More: report="full" of the strategy, or `graphpipe job=plan`{also}{earlier}.',
+    )
+    return f"{verdict}\n{wrapped(lines, WIDTH)}"
 
 
 def show(text: str) -> None:

@@ -145,7 +145,7 @@ class Session:
     def module_state_dict(self) -> dict[str, Any]:
         """On rank 0 the state dict of the whole module; elsewhere with ``meta`` tensors."""
         partition = self.run.partition
-        self._async_steps.begins_anew = True  # as a run does that is resumed from this
+        self._async_steps.begin_anew()
         if partition.is_partial:
             self._check_together()
         with self.run.failures.guard():
@@ -204,6 +204,7 @@ class Session:
     def _end_together(self, on_all_ranks: bool) -> None:
         """All ranks: the module is whole again."""
         model = self.run.model
+        self._async_steps.begin_anew()  # buffers hold nothing of what is in flight
         if model is not None:
             self._report_emulation(model)
             if not self.run.is_shape_only:

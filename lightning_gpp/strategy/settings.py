@@ -79,6 +79,7 @@ class Settings:
     costs: GivenCosts | None = None
     weights: str = PIPEOPTIM.name
     full_graph: FullGraph | None = None
+    report: str = "short"
 
     @property
     def is_asynchronous(self) -> bool:

@@ -147,6 +147,12 @@ class DLRM(LightningModule):
         self.log("val_auc", self.val_auc, prog_bar=True, batch_size=len(labels))
         self.log("val_acc", self.val_acc, batch_size=len(labels))
 
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The probability of a click for every sample."""
+        dense, categories, _ = batch
+        probabilities: Tensor = self(dense, categories).sigmoid()
+        return probabilities
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimizer that was asked for, over all parameters."""
         return self.optimizer_class(self.parameters(), **self.optimizer_options)

@@ -61,6 +61,10 @@ class FullGraphData(LightningDataModule):
         """The same graph; the step looks at other vertices."""
         return self._loader()
 
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """The graph."""
+        return self._loader()
+
     def _loader(self) -> DataLoader[Any]:
         return DataLoader([self.graph], batch_size=None)  # type: ignore[arg-type]
 

@@ -159,6 +159,11 @@ class GraphNetwork(LightningModule):
         self.log("val_loss", self.loss(out, batch.y), prog_bar=True, batch_size=size)
         self.log(name, value, prog_bar=True, batch_size=size)
 
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The most likely class of every graph, or its number."""
+        out: Tensor = self(batch)
+        return out if self.num_classes is None else out.argmax(dim=1)
+
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         """Cross entropy of classes, squared error of numbers; the mean over graphs."""
         if self.num_classes is None:

@@ -110,6 +110,11 @@ class NodeNetwork(LightningModule):
         self.log("val_acc", right[batch.val_mask].mean(), prog_bar=True, batch_size=1)
         self.log("test_acc", right[batch.test_mask].mean(), prog_bar=True, batch_size=1)
 
+    def predict_step(self, batch: Data, batch_idx: int) -> Tensor:
+        """The most likely class of every vertex."""
+        classes: Tensor = self(batch.x, batch.edge_index).argmax(dim=1)
+        return classes
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam."""
         return torch.optim.Adam(

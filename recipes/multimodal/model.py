@@ -120,6 +120,12 @@ class MultimodalClassifier(LightningModule):
         self.log("val_loss", self.loss(logits, labels), prog_bar=True, batch_size=len(labels))
         self.log("val_acc", accuracy, prog_bar=True, batch_size=len(labels))
 
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The most likely class of every sample."""
+        views, _ = batch
+        classes: Tensor = self(views).argmax(dim=1)
+        return classes
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW."""
         return torch.optim.AdamW(

@@ -24,7 +24,7 @@ def train_configuration(overrides: Sequence[str], folder: Path) -> dict[str, flo
         The final metrics by name, as the run would report them.
     """
     with initialize_config_module("lightning_gpp.configs", version_base="1.3"):
-        config = compose("config", overrides=[*overrides, f"output_dir={folder}"])
+        config = compose("config", overrides=[*overrides, f"paths.output_dir={folder}"])
     with quiet():
         return train(config)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import lightning.pytorch as lp
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lightning_gpp  # noqa: F401  (registers the strategies)
 from helpers.faults import FailOnRank
@@ -46,13 +47,15 @@ class Leave(lp.Callback):
 
 
 def main(strategy: str, folder: Path, fault: str) -> None:
-    """Trains a few steps; rank 0 saves the trained weights and the logged loss."""
+    """Trains a few steps; the script's own process saves what it then knows of the training."""
     torch.set_num_threads(1)
     callbacks: list[lp.Callback] = [WritePid(folder)]
     if fault == "leave":
         callbacks.append(Leave())
     elif fault in ("raise", "kill"):
         callbacks.append(FailOnRank(1, fault))
+    kept = ModelCheckpoint(monitor="val_loss")
+    callbacks.append(kept)
     with quiet():
         trainer = lp.Trainer(
             accelerator="cpu",
@@ -62,7 +65,8 @@ def main(strategy: str, folder: Path, fault: str) -> None:
             max_epochs=-1,
             callbacks=callbacks,
             logger=False,
-            enable_checkpointing=False,
+            log_every_n_steps=1,
+            default_root_dir=folder / strategy,
             enable_progress_bar=False,
             enable_model_summary=False,
         )
@@ -74,6 +78,9 @@ def main(strategy: str, folder: Path, fault: str) -> None:
             {
                 "weights": {name: value.clone() for name, value in module.state_dict().items()},
                 "val_loss": torch.as_tensor(trainer.callback_metrics["val_loss"]),
+                "logged": trainer.logged_metrics,
+                "best_score": kept.best_model_score,
+                "progress": (trainer.global_step, trainer.current_epoch),
             },
             folder / f"{strategy}.pt",
         )

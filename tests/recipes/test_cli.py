@@ -10,11 +10,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from lightning_gpp import cli
 from lightning_gpp.jobs.train import train
 from lightning_gpp.planner import load_plan, num_devices_used
+from lightning_gpp.recipes.multimodal import Digits
 
 FAST = [
     "trainer.max_epochs=1",
@@ -42,12 +44,55 @@ class TestInThisProcess:
         metrics = json.loads((run / "metrics.json").read_text())
         assert set(metrics) == {"train_loss", "val_loss", "val_acc"}
         config = OmegaConf.load(run / "config.yaml")
-        assert config.output_dir == str(run)
+        assert config.paths.output_dir == str(run)
         assert config.trainer.max_epochs == 1
         assert not (run / "plan.json").exists()
         printed = capsys.readouterr().out
         assert f"val_acc     {metrics['val_acc']:.4g}" in printed
         assert f"written to {run}" in printed
+
+    def test_checkpoint_is_tested_evaluated_and_predicts(
+        self, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recipe = [
+            "strategy=single_device",
+            "data._target_=helpers.tested_digits.TestedDigits",
+            "recipe.module._target_=helpers.tested_digits.TestedClassifier.for_data",
+            *FAST,
+        ]
+        graphpipe(*recipe, "callbacks=[default,model_checkpoint]", monkeypatch=monkeypatch)
+        trained = json.loads((run_folder / "run" / "metrics.json").read_text())
+        checkpoint = f"ckpt_path={run_folder}/run/checkpoints/epoch_000.ckpt"
+
+        def found(job: str, *options: str) -> dict[str, float]:
+            folder = f"hydra.run.dir={job}-{len(options)}"
+            graphpipe(f"job={job}", folder, checkpoint, *options, monkeypatch=monkeypatch)
+            written = (run_folder / folder.partition("=")[2] / "metrics.json").read_text()
+            return dict(json.loads(written))
+
+        assert found("eval", *recipe) == {"test_acc": pytest.approx(trained["test_acc"])}
+        # Without a test the same checkpoint is validated.
+        evaluated = found("eval", "strategy=single_device", *recipe[2:])
+        assert evaluated["val_loss"] == pytest.approx(trained["val_loss"])
+        found("predict", *recipe)
+        predicted = torch.load(run_folder / f"predict-{len(recipe)}" / "predictions.pt")
+        data = Digits()
+        data.setup()
+        assert sum(map(len, predicted)) == len(data.validation_set or ())
+
+    @pytest.mark.parametrize("job", ["eval", "predict"])
+    def test_checkpoint_has_to_be_there(
+        self,
+        job: str,
+        run_folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+        for options, text in (([], "ckpt_path=FILE"), (["ckpt_path=none.ckpt"], "is no file")):
+            with pytest.raises(SystemExit):
+                graphpipe(f"job={job}", *options, monkeypatch=monkeypatch)
+            assert text in capsys.readouterr().err
 
     def test_configuration_runs_again(
         self, run_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -55,7 +100,7 @@ class TestInThisProcess:
         graphpipe("strategy=single_device", *FAST, monkeypatch=monkeypatch)
         first = json.loads((run_folder / "run" / "metrics.json").read_text())
         config = OmegaConf.load(run_folder / "run" / "config.yaml")
-        config.trainer.logger = False
+        config.logger = None
         config.trainer.enable_checkpointing = False
         assert train(config) == first  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from click_files import write_small_tables
 from graph_files import write_small_graphs
 from hydra import compose, initialize_config_module
 from hydra.errors import ConfigCompositionException, MissingConfigException
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from node_files import write_all_node_files
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_gpp.jobs.train import check_data_folder, instances
 from lightning_gpp.recipes.dlrm import DLRM, Adult, Clicks
 from lightning_gpp.recipes.gnn import BlockModel, GraphNetwork, Motifs, NodeNetwork, TUFiles
 from lightning_gpp.recipes.multimodal import Digits, MultimodalClassifier, MultipleFeatures
@@ -23,7 +25,7 @@ CONFIGS = importlib.resources.files("lightning_gpp.configs")
 CHOICES = sorted(
     f"{group.name}={choice.name.removesuffix('.yaml')}"
     for group in CONFIGS.iterdir()
-    if group.is_dir() and not group.name.startswith("_") and group.name != "experiment"
+    if group.is_dir() and group.name not in ("__pycache__", "experiment", "hparams_search")
     for choice in group.iterdir()
     if choice.name.endswith(".yaml")
 )
@@ -49,7 +51,7 @@ MODULE_OF = {
 
 def composed(*overrides: str) -> DictConfig:
     with initialize_config_module("lightning_gpp.configs", version_base="1.3"):
-        return compose("config", overrides=["output_dir=run", *overrides])
+        return compose("config", overrides=["paths.output_dir=run", *overrides])
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
@@ -84,6 +86,54 @@ def test_choice_composes_and_instantiates(
     module = instantiate(config.recipe.module, instantiate(config.data))
     given = [item for item in (choice, *NEEDED_BY.get(choice, ())) if item in MODULE_OF]
     assert type(module) is MODULE_OF[given[0] if given else "recipe=multimodal"]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_says_what_it_is_for(choice: str) -> None:
+    """The first line is a sentence; Hydra's line about the package may stand before it."""
+    group, _, name = choice.partition("=")
+    text = CONFIGS.joinpath(group, f"{name}.yaml").read_text().removeprefix("# @package _global_\n")
+    sentence = text.partition("\n\n")[0].partition("\n_target_")[0]
+    assert sentence.startswith("# ") and (set(sentence) & set(".?"))
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [choice for choice in CHOICES if choice.startswith(("logger=", "callbacks=", "trainer="))],
+)
+def test_options_are_those_of_the_classes(choice: str) -> None:
+    """What cannot be built here (a GPU, a logger's package) is at least called as it can be."""
+    config = composed(choice)
+    for node in [config.trainer, *config.logger.values(), *config.callbacks.values()]:
+        if node is None:
+            continue
+        options = {name for name in resolved(node) if name != "_target_"}
+        parameters = inspect.signature(get_object(node._target_)).parameters
+        others = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
+        assert options <= {*parameters} or others, node._target_
+
+
+def test_several_callbacks_and_loggers() -> None:
+    config = composed("callbacks=[default,early_stopping]", "logger=[csv,tensorboard]")
+    assert {"timeline", "early_stopping"} <= {*config.callbacks}
+    assert [*config.logger] == ["csv", "tensorboard"]
+    for overrides in (("logger=none", "callbacks=none"), ("~logger", "~callbacks")):
+        config = composed(*overrides)
+        assert instances(config.get("logger")) == instances(config.get("callbacks")) == []
+
+
+def test_debugging_changes_the_trainer() -> None:
+    assert composed("debug=fast_dev_run").trainer.fast_dev_run is True
+    assert composed("debug=overfit", "experiment=schedules").trainer.overfit_batches == 3
+    assert composed("debug=profiler").trainer.profiler == "simple"
+
+
+def test_data_without_their_folder_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIGHTNING_GPP_DATA", raising=False)
+    with pytest.raises(ValueError, match=r"MultipleFeatures reads files: .*paths.data_dir=FOLDER"):
+        check_data_folder(composed("data=mfeat"))
+    check_data_folder(composed("data=mfeat", "paths.data_dir=there"))
+    check_data_folder(composed("data=multimodal"))
 
 
 def test_the_root_selects_the_data(monkeypatch: pytest.MonkeyPatch) -> None:

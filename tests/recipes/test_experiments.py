@@ -30,8 +30,13 @@ from lightning_gpp.jobs import train as train_job
 from lightning_gpp.planner import load_plan, num_devices_used
 from lightning_gpp.recipes.multimodal import MultipleFeatures
 
-FILES = sorted(importlib.resources.files("lightning_gpp.configs").joinpath("experiment").iterdir())
-NAMES = [file.name.removesuffix(".yaml") for file in FILES]
+GROUPS = ("experiment", "hparams_search")
+FILES = {
+    f"{group}={file.name.removesuffix('.yaml')}": file
+    for group in GROUPS
+    for file in sorted(importlib.resources.files("lightning_gpp.configs").joinpath(group).iterdir())
+}
+NAMES = [*FILES]
 SHORT = (
     "trainer.max_epochs=1",
     "+trainer.limit_train_batches=2",
@@ -51,7 +56,7 @@ def composed(name: str, *overrides: str) -> DictConfig:
     with initialize_config_module("lightning_gpp.configs", version_base="1.3"):
         return compose(
             "config",
-            overrides=[f"experiment={name}", "output_dir=run", *overrides],
+            overrides=[name, "paths.output_dir=run", *overrides],
             return_hydra_config=True,
         )
 
@@ -75,15 +80,15 @@ def data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_there_are_experiments() -> None:
-    names = {file.name for file in FILES}
-    assert {"multimodal_mfeat.yaml", "plan_by_hand.yaml", "schedules.yaml"} <= names
+    assert {"experiment=multimodal_mfeat", "experiment=schedules", "hparams_search=optuna"} <= {
+        *NAMES
+    }
 
 
-@pytest.mark.parametrize("name", [file.name for file in FILES])
+@pytest.mark.parametrize("name", NAMES)
 def test_says_what_it_shows(name: str) -> None:
-    assert name.endswith(".yaml"), f"{name} is no configuration"
-    (text,) = [file.read_text() for file in FILES if file.name == name]
-    package, comment, *_ = text.splitlines()
+    assert FILES[name].name.endswith(".yaml"), f"{name} is no configuration"
+    package, comment, *_ = FILES[name].read_text().splitlines()
     assert package == "# @package _global_"
     assert comment.startswith("# ") and comment.endswith(".")
 
@@ -94,8 +99,7 @@ def test_one_device_to_compare_with(name: str) -> None:
 
     Who plans is no matter of the experiment: each strategy has its own default.
     """
-    (text,) = [file.read_text() for file in FILES if file.name == f"{name}.yaml"]
-    skip_without_plugins(text)
+    skip_without_plugins(FILES[name].read_text())
     pipeline, config = composed(name), composed(name, "strategy=single_device")
     others = ("_target_", "planner")
     options = {key: value for key, value in pipeline.strategy.items() if key not in others}
@@ -116,8 +120,7 @@ def test_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (text,) = [file.read_text() for file in FILES if file.name == f"{name}.yaml"]
-    skip_without_plugins(text)
+    skip_without_plugins(FILES[name].read_text())
     config = composed(name)
     if config.hydra.mode == RunMode.MULTIRUN:
         overrides = sweep_overrides(name, config)
@@ -137,7 +140,7 @@ def check_run(name: str, config: DictConfig, pool: WorkerPool) -> None:
     """Trains with as many ranks as the experiment says; a plan by hand is kept."""
     num_ranks = config.trainer.devices
     assert num_ranks <= MAX_RANKS
-    overrides = [f"experiment={name}", *SHORT, "strategy.start_method=popen"]
+    overrides = [name, *SHORT, "strategy.start_method=popen"]
     if "root" in config.data:  # the workers of the pool have the environment that they started in
         overrides.append(f"data.root={config.data.root}")
     results = pool.run(train_configuration, overrides, Path("run"), num_ranks=num_ranks)
@@ -148,7 +151,7 @@ def check_run(name: str, config: DictConfig, pool: WorkerPool) -> None:
 
 def sweep_overrides(name: str, config: DictConfig) -> list[str]:
     """Two jobs, of two ranks where there are any; a search only on one device."""
-    overrides = [f"experiment={name}", *SHORT, "trainer.devices=2", "hydra.sweep.dir=sweep"]
+    overrides = [name, *SHORT, "trainer.devices=2", "hydra.sweep.dir=sweep"]
     if "n_trials" in config.hydra.sweeper:
         overrides += ["hydra.sweeper.n_trials=2", "strategy=single_device"]
     elif "recipe.module.encoder_width" in config.hydra.sweeper.params:

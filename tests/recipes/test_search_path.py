@@ -35,7 +35,8 @@ def main(config):
         data = instantiate(config.pipeline.data)
         module = instantiate(config.pipeline.recipe.module, data)
         strategy = instantiate(config.strategy)
-        trainer = instantiate(config.trainer, strategy=strategy)
+        logger = [instantiate(each) for each in config.logger.values()]
+        trainer = instantiate(config.trainer, strategy=strategy, logger=logger)
         found |= {"module": type(module).__name__, "strategy": type(trainer.strategy).__name__,
                   "num_processes": trainer.strategy.num_processes}
     found["config"] = OmegaConf.to_container(config, resolve=True)
@@ -51,9 +52,12 @@ defaults:
   - /lightning_gpp/recipe@pipeline.recipe: multimodal
   - lightning_gpp/strategy@strategy: graphpipe
   - lightning_gpp/trainer@trainer: cpu
+  - lightning_gpp/logger@logger: csv
+  - lightning_gpp/paths@paths: default
   - trainer: own
   - _self_
-output_dir: results
+paths:
+  output_dir: results
 """
 OWN_TRAINER = "max_epochs: 77\n"
 
@@ -141,7 +145,7 @@ def test_foreign_application_composes(environment: Environment) -> None:
     assert Path(found["plugin"]).is_relative_to(environment.folder)
     assert not found["torch"], "Hydra's scan of plug-ins imported torch"
     config = found["config"]
-    assert set(config) == {"pipeline", "strategy", "trainer", "output_dir"}
+    assert set(config) == {"pipeline", "strategy", "trainer", "logger", "paths"}
     assert config["strategy"]["_target_"] == "lightning_gpp.strategy.GraphPipeStrategy"
     assert config["pipeline"]["recipe"]["module"]["encoder_width"] == 128
     # The application's group `trainer` is its own: ours merged below it, no choice of ours in it.

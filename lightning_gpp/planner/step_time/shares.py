@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -84,7 +85,7 @@ def _as_sent(found: list[tuple[int, int, int, int, int]]) -> EdgeMessages:
     """For every micro-batch those to the first replica first."""
     kinds: dict[MessageKind, int] = {}
     each = []
-    for sender, receiver, i, j, units in sorted(found, key=lambda one: (one[0], one[3])):
+    for sender, receiver, i, j, units in sorted(found, key=itemgetter(0, 3)):
         kind = kinds.setdefault(MessageKind((i, j), units), len(kinds))
         each.append((sender, receiver, kind))
     return EdgeMessages(tuple(kinds), tuple(each))

@@ -61,13 +61,7 @@ def describe_plan(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
 def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width: int = 100) -> str:
     """What the plan is, how fast, and what it holds with either schedule."""
     plan = evaluation.plan
-    has_loss = sized_stages(plan, request).num_stages > plan.num_stages
-    what = (
-        f"Plan {plan.planner!r}: {count_text(plan.num_stages, 'stage')} on "
-        f"{count_text(len(evaluation.devices), 'device')}, depth {evaluation.depth}"
-        f"{' with the loss' if has_loss else ''}, {describe_microbatches(evaluation, request)}, "
-        f"schedule {request.schedule}"
-    )
+    what = describe_what(evaluation, request)
     in_a_row = request.num_minibatches
     step = (
         f"Predicted step: {seconds_text(evaluation.minibatch_s)} for "
@@ -77,6 +71,18 @@ def describe_head(evaluation: PlanEvaluation, request: PlanRequest, *, max_width
     if in_a_row > 1:
         step += f" (the mean of {in_a_row} that overlap, from an empty pipeline to an empty one)"
     return wrapped([what, step, describe_held(plan, request)], max_width)
+
+
+def describe_what(evaluation: PlanEvaluation, request: PlanRequest) -> str:
+    """Stages, devices, micro-batches and schedule in a line."""
+    plan = evaluation.plan
+    has_loss = sized_stages(plan, request).num_stages > plan.num_stages
+    return (
+        f"Plan {plan.planner!r}: {count_text(plan.num_stages, 'stage')} on "
+        f"{count_text(len(evaluation.devices), 'device')}, depth {evaluation.depth}"
+        f"{' with the loss' if has_loss else ''}, {describe_microbatches(evaluation, request)}, "
+        f"schedule {request.schedule}"
+    )
 
 
 def describe_held(plan: Plan, request: PlanRequest) -> str:

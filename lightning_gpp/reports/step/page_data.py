@@ -25,6 +25,7 @@ from lightning_gpp.simulate.timeline.shares import shares
 from lightning_gpp.simulate.timeline.span import Span
 from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline
 from lightning_gpp.simulate.timeline.transfer import Transfer, transfer_lanes
+from lightning_gpp.simulate.timeline.words import words_of
 from lightning_gpp.units_of_measure import count_text, percent_text
 
 WHOLE_ROW = -1
@@ -86,7 +87,7 @@ def _timeline(timeline: Timeline, measured: Timeline | None, texts: _Texts) -> d
         "lines": [text for text in (subtitle(timeline), path_text(timeline)) if text],
         "step": timeline.step_s,
         "stages": [
-            {"label": stage.label, "operators": ", ".join(stage.operators)}
+            {"title": stage.title, "label": stage.label, "operators": ", ".join(stage.operators)}
             for stage in timeline.stages
         ],
         "lanes": [
@@ -112,7 +113,7 @@ def _rank_lanes(timeline: Timeline, texts: _Texts) -> Iterator[dict[str, Any]]:
             "note": f"bubble {percent_text(found[rank].bubble_share, 1)}",
             "stages": [stage.id for stage in timeline.stages_of(rank)],
             "sub": [_sub_lane(span, lanes) for span in spans],
-            **_items(spans, [index in timeline.critical_spans for index in indices], texts),
+            **_items(timeline, spans, [i in timeline.critical_spans for i in indices], texts),
         }
 
 
@@ -140,19 +141,22 @@ def _link_lanes(timeline: Timeline, texts: _Texts) -> Iterator[dict[str, Any]]:
             "kind": "link",
             "label": lane.name,
             "note": f"busy {percent_text(busy_s, timeline.step_s)}",
-            **_items(transfers, critical, texts),
+            **_items(timeline, transfers, critical, texts),
         }
 
 
 def _items(
-    items: Sequence[Span | Transfer], critical: Sequence[bool], texts: _Texts
+    timeline: Timeline,
+    items: Sequence[Span | Transfer],
+    critical: Sequence[bool],
+    texts: _Texts,
 ) -> dict[str, Any]:
     """The columns that spans and transfers have in common."""
     return {
         "start": [_seconds(item.start_s) for item in items],
         "seconds": [_seconds(item.duration_s) for item in items],
         "paint": [PAINTS.index(PAINT_OF[item.kind]) for item in items],
-        "name": [texts.number(item.name) for item in items],
+        "name": [texts.number(words_of(item, timeline)) for item in items],
         "what": [texts.number(_what(item)) for item in items],
         "bytes": [item.size_bytes for item in items],
         "stage": [item.stage if isinstance(item, Span) else None for item in items],

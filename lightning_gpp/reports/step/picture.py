@@ -38,6 +38,8 @@ TICKS_IN, AXIS_IN, LEGEND_IN, STAGE_LINE_IN = 0.40, 0.55, 0.35, 0.21
 MEMORY_ROW = 0.7
 """Height of a row of memory in parts of a lane."""
 TITLE_PT = 13.0
+TOO_UNLIKE = 3.0
+"""A step shorter by more than this factor has an axis of its own: on the other it is a stripe."""
 
 
 def write_picture(timelines: Timeline | Sequence[Timeline], path: Path) -> None:
@@ -80,6 +82,7 @@ class _Panel:
         rows: where its rows are, from the top of the axes.
         lines: what is written above the rows; the first line is the title.
         is_memory: whether it shows memory.
+        until_s: the end of its axis.
         top_in: inches from the top of the picture to its first line.
     """
 
@@ -87,6 +90,7 @@ class _Panel:
     rows: Rows
     lines: tuple[str, ...]
     is_memory: bool
+    until_s: float
     top_in: float = 0.0
 
     @property
@@ -111,7 +115,6 @@ class _Page:
 
     panels: tuple[_Panel, ...]
     stages: tuple[tuple[str, ...], ...]
-    until_s: float
     width_in: float
     height_in: float
     right_in: float
@@ -126,7 +129,6 @@ class _Page:
         return cls(
             panels=tuple(panels),
             stages=stages,
-            until_s=max(timeline.step_s for timeline in timelines),
             width_in=max(_width_in(panel) for panel in panels),
             height_in=top_in + (AXIS_IN - TICKS_IN) + LEGEND_IN + STAGE_LINE_IN * len(stages) + 0.1,
             right_in=RIGHT_OF_MEMORY_IN if any(p.is_memory for p in panels) else RIGHT_IN,
@@ -150,22 +152,38 @@ def _panels(timelines: Sequence[Timeline]) -> list[_Panel]:
     """The steps, and then their memory."""
     height_in = lane_in(timelines)
     measured = next((t for t in timelines if t.source != "predicted"), None)
-    panels = []
+    until_s, panels = _axes_until_s(timelines), []
     for timeline in timelines:
         lines = [title(timeline, measured), subtitle(timeline), path_text(timeline)]
+        if until_s[timeline.full_name] < max(until_s.values()):
+            lines[0] += " — on a scale of its own"
         rows = Rows.of(timeline, height_in)
-        panels.append(_Panel(timeline, rows, tuple(filter(None, lines)), False))
+        found_s = until_s[timeline.full_name]
+        panels.append(_Panel(timeline, rows, tuple(filter(None, lines)), False, found_s))
     for timeline in timelines:
         if timeline.memory:
             rows = Rows.of_ranks(timeline.num_ranks, height_in * MEMORY_ROW)
-            panels.append(_Panel(timeline, rows, (memory_text(timeline, rows.lane_in),), True))
+            lines = [memory_text(timeline, rows.lane_in)]
+            found_s = until_s[timeline.full_name]
+            panels.append(_Panel(timeline, rows, tuple(lines), True, found_s))
     return panels
+
+
+def _axes_until_s(timelines: Sequence[Timeline]) -> dict[str, float]:
+    """Where the axis of each timeline ends: of all at one moment, unless they are too unlike."""
+    longest_s = max(timeline.step_s for timeline in timelines)
+    return {
+        timeline.full_name: timeline.step_s
+        if timeline.step_s * TOO_UNLIKE < longest_s
+        else longest_s
+        for timeline in timelines
+    }
 
 
 def _draw_panel(figure: Figure, page: _Page, panel: _Panel) -> None:
     axes: Axes = figure.add_axes(page.box(LEFT_IN, panel.axes_top_in, panel.rows.height_in))  # type: ignore[arg-type]
     draw = draw_memory if panel.is_memory else draw_timeline
-    draw(panel.timeline, panel.rows, axes, page.until_s)
+    draw(panel.timeline, panel.rows, axes, panel.until_s)
     if panel is page.panels[-1]:
         axes.set_xlabel("time since the step began (ms)", size=TEXT_PT)
     left, top_in = LEFT_IN / page.width_in, panel.top_in

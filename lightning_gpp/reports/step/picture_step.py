@@ -160,7 +160,7 @@ def _draw_names(timeline: Timeline, rows: Rows, axes: Axes) -> None:
             write.far_left(top + height / 2, f"rank {rank}")
     for stage, (top, height) in rows.lane.items():
         if timeline.stages[stage].rank % rows.every == 0:
-            write.left(top + height / 2, f"stage {stage}")
+            write.left(top + height / 2, timeline.stages[stage].title)
     write.head("bubble")
     for rank, found in enumerate(shares(timeline).ranks):
         if rank % rows.every == 0:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lightning_gpp.simulate.timeline.shares import path_shares, shares
 from lightning_gpp.simulate.timeline.span import SpanKind
-from lightning_gpp.simulate.timeline.timeline import Timeline, TimelineStage
+from lightning_gpp.simulate.timeline.timeline import LOSS, Timeline, TimelineStage
 from lightning_gpp.units_of_measure import count_text, number_text, percent_text
 
 
@@ -36,14 +36,20 @@ def title(timeline: Timeline, measured: Timeline | None = None) -> str:
 
 def subtitle(timeline: Timeline) -> str:
     """The schedule, the stages and ranks, the micro-batches."""
+    num_stages = _num_stages(timeline.stages)
     parts = [
         f"schedule {timeline.schedule}",
-        f"{count_text(len(timeline.stages), 'stage')} on {count_text(timeline.num_ranks, 'rank')}",
+        f"{count_text(num_stages, 'stage')} on {count_text(timeline.num_ranks, 'rank')}",
         _batches(timeline),
     ]
     if error_s := max(timeline.clock_error_s, default=0.0):
         parts.append(f"clocks agree within {error_s * 1e3:.2g} ms")
     return "  ·  ".join(parts)
+
+
+def _num_stages(stages: Sequence[TimelineStage]) -> int:
+    """As the plan counts them: replicas are one stage, and the loss is none."""
+    return len({stage.title.partition(".")[0] for stage in stages if stage.title != LOSS})
 
 
 def _batches(timeline: Timeline) -> str:
@@ -77,7 +83,15 @@ def num_microbatches(timeline: Timeline) -> int:
 def stage_lines(stages: Sequence[TimelineStage], columns: int) -> list[list[str]]:
     """What the stages are, in lines of some columns."""
     most = 130 // columns
-    texts = [f"stage {stage.id}: {stage.label}" for stage in stages if stage.label]
+    replicas: dict[tuple[str, str], list[str]] = {}
+    for stage in stages:
+        of_plan = stage.title.partition(".")[0]
+        replicas.setdefault((of_plan, stage.label), []).append(stage.name)
+    texts = [
+        f"{of_plan}: {label}" + (f", replicas {names[0]} to {names[-1]}" if len(names) > 1 else "")
+        for (of_plan, label), names in replicas.items()
+        if label
+    ]
     texts = [text if len(text) <= most else f"{text[: most - 1]}…" for text in texts]
     num_lines = -(-len(texts) // columns)
     return [texts[number::num_lines] for number in range(num_lines)]

@@ -20,6 +20,7 @@ from lightning_gpp.simulate.timeline.shares import shares
 from lightning_gpp.simulate.timeline.span import Span, SpanKind
 from lightning_gpp.simulate.timeline.timeline import MemoryCurve, PathSegment, Timeline
 from lightning_gpp.simulate.timeline.transfer import Transfer, TransferLane, transfer_lanes
+from lightning_gpp.simulate.timeline.words import stage_title, words_of
 
 _US_PER_S = 1e6
 
@@ -69,15 +70,15 @@ def trace_events(timeline: Timeline, pid: int = 0) -> Iterator[dict[str, Any]]:
     yield _metadata(pid, 0, "process_name", name=timeline.full_name)
     yield _metadata(pid, 0, "process_sort_index", sort_index=pid)
     for rank in range(timeline.num_ranks):
-        stages = ", ".join(str(stage.id) for stage in timeline.stages_of(rank))
-        what = f" · stage {stages}" if stages else ""
+        stages = ", ".join(stage.title for stage in timeline.stages_of(rank))
+        what = f" · {stages}" if stages else ""
         yield from _thread(pid, rank, f"rank {rank}{what}")
     for index, span in enumerate(timeline.spans):
         yield _span(timeline, span, pid, is_critical=index in timeline.critical_spans)
     lanes = transfer_lanes(timeline.transfers)
     for tid, lane in enumerate(lanes, start=timeline.num_ranks):
         yield from _lane(timeline, lane, pid, tid)
-    yield from _path(timeline.path_segments, pid, timeline.num_ranks + len(lanes))
+    yield from _path(timeline, pid, timeline.num_ranks + len(lanes))
     yield from _messages(timeline, pid)
     for curve in timeline.memory:
         yield from _memory(curve, pid)
@@ -96,16 +97,22 @@ def _lane(timeline: Timeline, lane: TransferLane, pid: int, tid: int) -> Iterato
         }
         if transfer.size_bytes is not None:
             arguments["bytes"] = transfer.size_bytes
-        yield _complete(pid, tid, transfer, transfer.name, "communication", arguments)
+        yield _complete(
+            pid, tid, transfer, words_of(transfer, timeline), "communication", arguments
+        )
 
 
-def _path(segments: Sequence[PathSegment], pid: int, tid: int) -> Iterator[dict[str, Any]]:
+def _path(timeline: Timeline, pid: int, tid: int) -> Iterator[dict[str, Any]]:
     """A thread, above all others, for the critical path."""
+    segments = timeline.path_segments
     if segments:
         yield from _thread(pid, tid, "critical path", order=-1)
     for segment in segments:
         item = segment.item
-        name = event_name(item) if isinstance(item, Span) else f"{item.name} on its way"
+        if isinstance(item, Span):
+            name = event_name(item, timeline)
+        else:
+            name = f"{words_of(item, timeline)}, on its way"
         category = item.kind.category.value if isinstance(item, Span) else "communication"
         where = {"rank": item.rank} if isinstance(item, Span) else {"ranks": list(item.ranks)}
         if segment.duration_s:
@@ -146,7 +153,9 @@ def _metadata(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
 
 def _span(timeline: Timeline, span: Span, pid: int, *, is_critical: bool) -> dict[str, Any]:
     arguments = _arguments(timeline, span) | {"critical": is_critical}
-    return _complete(pid, span.rank, span, event_name(span), span.kind.category.value, arguments)
+    return _complete(
+        pid, span.rank, span, event_name(span, timeline), span.kind.category.value, arguments
+    )
 
 
 def _complete(
@@ -170,17 +179,11 @@ def _complete(
     }
 
 
-def event_name(span: Span) -> str:
-    """What a span is called: its action, with what part of it this is.
-
-    >>> event_name(Span(0, SpanKind.FORWARD, 0.0, 1.0, "2F0"))
-    '2F0'
-    >>> event_name(Span(0, SpanKind.WAIT, 0.0, 1.0, "3RF0<2"))
-    'wait 3RF0<2'
-    """
+def event_name(span: Span, timeline: Timeline) -> str:
+    """What a span is called: its action in words, with what part of it this is."""
     if span.kind in (SpanKind.WAIT, SpanKind.LOSS, SpanKind.FEED) and span.action is not None:
-        return f"{span.kind.value} {span.action}"
-    return span.name
+        return f"{span.kind.value}: {words_of(span, timeline)}"
+    return words_of(span, timeline)
 
 
 def _arguments(timeline: Timeline, span: Span) -> dict[str, Any]:
@@ -188,12 +191,13 @@ def _arguments(timeline: Timeline, span: Span) -> dict[str, Any]:
     arguments: dict[str, Any] = {"kind": span.kind.value}
     if span.action is not None:
         action = Action.parse(span.action)
-        arguments |= {"stage": action.stage, "microbatch": action.microbatch}
+        arguments |= {"stage": stage_title(action.stage, timeline.stages)}
+        arguments |= {"microbatch": action.microbatch, "action": span.action}
         if action.kind.is_compute and action.stage != FEED:
             stage = timeline.stages[action.stage]
             arguments |= {"label": stage.label, "operators": ", ".join(stage.operators)}
         if action.peer is not None:
-            arguments["peer"] = action.peer
+            arguments["peer"] = stage_title(action.peer, timeline.stages)
     if span.size_bytes is not None:
         arguments["bytes"] = span.size_bytes
     if span.updates is not None:

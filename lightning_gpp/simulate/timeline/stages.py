@@ -8,7 +8,7 @@ from lightning_gpp.graph import ModelGraph
 from lightning_gpp.graph.operator_names import summarize_operators
 from lightning_gpp.planner import Plan
 from lightning_gpp.schedule import Program
-from lightning_gpp.simulate.timeline.timeline import TimelineStage
+from lightning_gpp.simulate.timeline.timeline import LOSS, TimelineStage
 
 
 def plan_stages(
@@ -31,9 +31,9 @@ def plan_stages(
 def _stage(program: Program, plan: Plan, graph: ModelGraph, id: int, rank: int) -> TimelineStage:
     replica = program.replica(id)
     if replica.stage == plan.num_stages:
-        return TimelineStage(id, rank, "loss")
+        return TimelineStage(id, rank, name=LOSS)
     operators = plan.stages[replica.stage].operators
-    label = summarize_operators(graph, operators)
-    if replica.count > 1 or replica.stage != id:  # ids count replicas, those of the plan do not
-        label = f"{label} ({replica})"
-    return TimelineStage(id, rank, label, operators)
+    name = str(replica.stage)
+    if replica.count > 1:
+        name = f"{name}.{replica.index}"
+    return TimelineStage(id, rank, summarize_operators(graph, operators), operators, name)

@@ -18,16 +18,32 @@ class TimelineStage:
     """A stage, as far as a timeline shows it.
 
     Attributes:
-        id: of the stage.
+        id: of the stage in the program, which counts replicas.
         rank: where it runs.
         label: a short text for its operators.
         operators: their names.
+        name: what the plan calls it: its number there, ``"3.1"`` for replica 1 of stage 3,
+            ``"loss"`` for the stage that only takes the outputs of replicas.
     """
 
     id: int
     rank: int
     label: str = ""
     operators: tuple[str, ...] = ()
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        """What it is called wherever a person reads.
+
+        >>> TimelineStage(5, 0, name="3.1").title, TimelineStage(5, 0).title
+        ('stage 3.1', 'stage 5')
+        """
+        return self.name if self.name == LOSS else f"stage {self.name or self.id}"
+
+
+LOSS = "loss"
+"""Name of the stage that only takes the outputs of replicas."""
 
 
 @dataclass(frozen=True, slots=True)

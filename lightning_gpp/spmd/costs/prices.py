@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -25,7 +27,7 @@ from lightning_gpp.spmd.program import (
 from lightning_gpp.spmd.rules.rule import Rule
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Machine:
     """The devices that a program is for.
 
@@ -48,6 +50,16 @@ class Machine:
     def num_devices(self) -> int:
         """Number of devices."""
         return len(self.memory_bytes)
+
+    @cached_property
+    def alike(self) -> tuple[tuple[int, ...], ...]:
+        """The devices in groups of equal speeds and memory, by the first of each."""
+        speeds = self.speeds
+        columns = (speeds.flops_per_s, speeds.memory_bytes_per_s, speeds.launch_s)
+        found: dict[tuple[float, ...], list[int]] = {}
+        for device, key in enumerate(zip(*(c.tolist() for c in (*columns, self.memory_bytes)))):
+            found.setdefault(key, []).append(device)
+        return tuple(map(tuple, found.values()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,6 +124,7 @@ class PriceList:
             is_training=training,
         )
         self._none = np.zeros(machine.num_devices)
+        self._known: dict[Hashable, Price] = {}
 
     def costs_of(self, instruction: Instruction) -> tuple[ShareCost, ...]:
         """What an instruction takes, as functions of the shares, one after the other."""
@@ -182,7 +195,17 @@ class PriceList:
         return Price(self.total_s(self._moves.give(value, placement)), self._none)
 
     def computation(self, operator: SpmdOperator, rule: Rule) -> Price:
-        """An operator by a rule."""
+        """An operator by a rule; worked out once for all that are alike (equal layers)."""
+        values = [self.graph.value_of[name] for name in (*operator.inputs, *operator.outputs)]
+        alike = (
+            *(operator.kind, operator.flops, rule.inputs, rule.outputs, rule.option),
+            *((value.size_bytes, value.requires_grad) for value in values),
+        )
+        if alike not in self._known:
+            self._known[alike] = self._computation(operator, rule)
+        return self._known[alike]
+
+    def _computation(self, operator: SpmdOperator, rule: Rule) -> Price:
         costs = self._computations.of(operator, rule.inputs, rule.outputs, rule.option)
         memory = self._memory.made(operator, rule.outputs)
         seconds, method = self.total_s(costs), Method.NONE

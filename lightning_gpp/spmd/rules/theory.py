@@ -30,6 +30,7 @@ class Theory:
             name: spec for name, spec in found.items() if spec is not None
         }
         self._axes = Axes(graph, self.specs)
+        self._rules: dict[tuple[str, int], tuple[Rule, ...]] = {}
 
     def rules(self, operator: SpmdOperator, segment: int = 0) -> tuple[Rule, ...]:
         """The rules of an operator; those of every operator where nothing is known of it.
@@ -38,6 +39,12 @@ class Theory:
             operator: of the graph.
             segment: whose shares deal what it deals.
         """
+        key = operator.name, segment
+        if key not in self._rules:
+            self._rules[key] = self._rules_of(operator, segment)
+        return self._rules[key]
+
+    def _rules_of(self, operator: SpmdOperator, segment: int) -> tuple[Rule, ...]:
         gradients = tuple(
             self.graph.value_of[name].requires_grad
             for name in (*operator.inputs, *operator.outputs)
@@ -60,6 +67,12 @@ class Theory:
         """All ways to hold a tensor; without a gradient, ``R`` is ``R=``."""
         summed = (R_SUMMED,) if self.graph.value_of[value].requires_grad else ()
         return (R_SAME, *summed, *self.shards(value, segment), PARTIAL)
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """All numbers of units that anything is dealt in."""
+        placed = (placement for value in self.graph.values for placement in self.shards(value.name))
+        return tuple(sorted({placement.units or 0 for placement in placed}))
 
     @property
     def unknown(self) -> Sequence[SpmdOperator]:

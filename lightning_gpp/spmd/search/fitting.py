@@ -5,19 +5,20 @@ several costs), which large models have too many of: every parameter may be kept
 There the memory gets a price instead (Lagrange multipliers; Everett, "Generalized Lagrange
 Multiplier Method", Operations Research 1963): with a price ``p`` per byte the cheapest program of
 ``seconds + p * bytes`` is found as fast as without, and ``its cost - p * limit`` is less than any
-program takes that fits. The price is bisected: the best program that fits is kept, and so is the
-best bound.
+program takes that fits. The next price is always the one at which the last program that fits and
+the last one that does not cost the same (Handler and Zang, "A dual algorithm for the constrained
+shortest path problem", Networks 1980); where none costs less there, no other price would help.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lightning_gpp.spmd.costs.judge import evaluate_program
 from lightning_gpp.spmd.costs.prices import Machine
-from lightning_gpp.spmd.costs.share_cost import Vector
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search.find import (
@@ -29,10 +30,11 @@ from lightning_gpp.spmd.search.find import (
 from lightning_gpp.spmd.search.labels import TooManyExpansionsError
 
 EXACT_EXPANSIONS = 300
-"""A search that counts memory exactly gives up here: a few seconds."""
+"""A search that counts memory exactly gives up here: a few seconds. It needs at least about as many
+as one that does not count it."""
 
-BISECTIONS = 12
-"""Prices tried between one too low and one high enough: it is met to a part in a thousand."""
+MOST_PRICES = 12
+"""Tried between one too low and one high enough; a few are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +73,35 @@ def find_fitting(
     used = evaluate_program(free.program, graph, machine).memory_bytes
     if (used <= machine.memory_bytes).all():
         return FittingProgram(free, free.least_s)
-    try:
+    if free.effort.expansions <= EXACT_EXPANSIONS:
         exact = replace(options, limits_memory=True, most_expansions=EXACT_EXPANSIONS)
-        found = find_program(graph, machine, shares, exact, theory)
-    except TooManyExpansionsError:
-        return _Bisection(graph, machine, shares, options, theory, free.seconds).best()
-    return FittingProgram(found, found.least_s)
+        with contextlib.suppress(TooManyExpansionsError):
+            found = find_program(graph, machine, shares, exact, theory)
+            return FittingProgram(found, found.least_s)
+    return _Pricing(graph, machine, shares, options, theory).best(free)
 
 
-class _Bisection:
-    """The price of memory, between one too low and one high enough."""
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """A program that costs least at some price of memory.
+
+    Attributes:
+        seconds: of its instructions.
+        memory_bytes: on all devices with a limit, together.
+        fits: whether it fits every one of them.
+    """
+
+    seconds: float
+    memory_bytes: float
+    fits: bool
+
+    def cost(self, price: float) -> float:
+        """Seconds, with its memory at a price per byte."""
+        return self.seconds + price * self.memory_bytes
+
+
+class _Pricing:
+    """Programs at prices of memory."""
 
     def __init__(
         self,
@@ -89,54 +110,67 @@ class _Bisection:
         shares: tuple[tuple[float, ...], ...],
         options: SearchOptions,
         theory: Theory,
-        free_s: float,
     ) -> None:
         self._question = (graph, machine, shares)
         self._options = options
         self._theory = theory
-        self._limits: Vector = np.where(
-            np.isfinite(machine.memory_bytes), machine.memory_bytes, 0.0
-        )
-        self._counts: Vector = np.isfinite(machine.memory_bytes).astype(float)
-        # At this price all memory there is costs as much as the whole step.
-        self._unit_s = free_s / float(self._limits.sum())
+        self._has_limit = np.isfinite(machine.memory_bytes)
+        self._limit_bytes = float(machine.memory_bytes[self._has_limit].sum())
         self._best: FoundProgram | None = None
-        self._least_s = free_s
+        self._least_s = 0.0
 
-    def best(self) -> FittingProgram:
-        """The cheapest that was met.
+    def best(self, free: FoundProgram) -> FittingProgram:
+        """The cheapest that is met.
+
+        Args:
+            free: the cheapest program where memory costs nothing; it does not fit.
 
         Raises:
             NoProgramFitsError: none fits at any price.
         """
-        low, high = 0.0, self._unit_s
-        while not self._fits_at(high):
-            low, high = high, high * 8
-            if high > self._unit_s * HIGHEST:
+        self._least_s = free.least_s
+        low, price = self._judged(free), free.seconds / self._limit_bytes
+        highest = price * HIGHEST
+        while not (high := self._at(price)).fits:
+            low, price = high, price * 8
+            if price > highest:
                 raise NoProgramFitsError(
                     "no program was found that fits the memory, even where memory counts for "
                     "more than time; use more or larger devices, a smaller batch, or an optimizer "
                     "with less state"
                 )
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self._fits_at(middle) else (middle, high)
+        for _ in range(MOST_PRICES):
+            if low.memory_bytes <= high.memory_bytes:
+                break
+            price = (high.seconds - low.seconds) / (low.memory_bytes - high.memory_bytes)
+            found = self._at(price)
+            if found.cost(price) >= high.cost(price) * (1 - TOLERANCE):
+                break
+            low, high = (low, found) if found.fits else (found, high)
         assert self._best is not None
         return FittingProgram(self._best, self._least_s)
 
-    def _fits_at(self, price_s: float) -> bool:
+    def _at(self, price: float) -> _Priced:
+        """The cheapest program at a price per byte."""
         graph, machine, shares = self._question
-        prices = self._counts * price_s
-        options = replace(self._options, memory_price=tuple(prices.tolist()))
+        prices = tuple((price * self._has_limit).tolist())
+        options = replace(self._options, memory_price=prices)
         found = find_program(graph, machine, shares, options, self._theory)
-        self._least_s = max(self._least_s, found.seconds - float(prices @ self._limits))
-        evaluation = evaluate_program(found.program, graph, machine)
-        if not evaluation.fits(machine):
-            return False
-        if self._best is None or evaluation.price_s < self._best.seconds:
-            self._best = replace(found, seconds=evaluation.price_s)
-        return True
+        self._least_s = max(self._least_s, found.least_s - price * self._limit_bytes)
+        return self._judged(found)
 
+    def _judged(self, found: FoundProgram) -> _Priced:
+        graph, machine, _ = self._question
+        evaluation = evaluate_program(found.program, graph, machine)
+        fits = evaluation.fits(machine)
+        if fits and (self._best is None or evaluation.price_s < self._best.seconds):
+            self._best = replace(found, seconds=evaluation.price_s)
+        memory_bytes = float(evaluation.memory_bytes[self._has_limit].sum())
+        return _Priced(evaluation.price_s, memory_bytes, fits)
+
+
+TOLERANCE = 1e-9
+"""Relative; costs that are equal but for the order of their sums."""
 
 HIGHEST = 8**8
 """Times the first price: then a step's seconds no longer count beside its memory."""

@@ -18,14 +18,20 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from lightning_gpp.spmd.search.steps import PricedRule, SearchStep
 from lightning_gpp.spmd.search.value_table import Memory, Obtained, ValueTable, plus
 
 State = tuple[int, ...]
 """Placements, as bits, of the live values."""
+
+_FIRST_LABELS = 16
+"""At a position, before its arrays grow."""
 
 TOLERANCE = 1e-12
 """Relative; two sums of the same prices in another order are equal."""
@@ -269,8 +275,9 @@ class LabelSearch:
         Raises:
             TooManyExpansionsError: the effort's limit ended it.
         """
-        settled: list[Settled] = [
-            Settled(self.tables_at(position)) for position in range(start.position, end + 1)
+        height = 1 + len(start.memory)
+        settled = [
+            Settled(self.tables_at(position), height) for position in range(start.position, end + 1)
         ]
         number = itertools.count()
         base_s = self.remaining_s[end]
@@ -278,19 +285,20 @@ class LabelSearch:
         while heap:
             _, _, _, label = heapq.heappop(heap)
             place = settled[label.position - start.position]
+            if place.has(label):
+                continue
             if label.position != end and self.effort.is_full(len(place.labels)):
                 continue
-            if not place.add(label):
-                continue
+            place.add(label)
             if label.position == end:
                 if is_goal:
                     return [label]
                 continue
             self.effort.count()
             for after in (successors or self.successors)(label):
-                if (is_goal and not self.fits(after)) or settled[
-                    after.position - start.position
-                ].has(after):
+                if is_goal and not self.fits(after):
+                    continue
+                if not settled[after.position - start.position].is_new(after):
                     continue
                 self.effort.made += 1
                 bound_s = after.seconds + self.remaining_s[after.position] - base_s
@@ -301,45 +309,48 @@ class LabelSearch:
 class Settled:
     """Labels at a position, none of which makes another one superfluous when it is added.
 
+    All are compared at once: costs of labels in columns, and what it takes to lift each live value
+    of each to the wanted placements (:meth:`ValueTable.lifts`) added to them.
+
     Args:
         tables: of the values that are live there.
+        num_costs: seconds, and bytes of every class of devices.
     """
 
-    def __init__(self, tables: tuple[ValueTable, ...]) -> None:
+    def __init__(self, tables: tuple[ValueTable, ...], num_costs: int) -> None:
         self._tables = tables
         self.labels: list[Label] = []
-        self._least: dict[State, float] = {}
+        self._least: dict[tuple[State, Memory], float] = {}
+        self._costs = np.empty((num_costs, _FIRST_LABELS))
+        self._states = np.empty((len(tables), _FIRST_LABELS), dtype=np.intp)
 
-    def add(self, label: Label) -> bool:
-        """Adds a label unless it is superfluous; whether it was added."""
-        if self.has(label):
+    def is_new(self, label: Label) -> bool:
+        """Whether none with its state and memory was asked about that was as fast."""
+        key = label.state, label.memory
+        if self._least.get(key, math.inf) <= label.seconds * (1 + TOLERANCE):
             return False
-        self.labels.append(label)
-        if not label.memory:
-            self._least[label.state] = label.seconds
+        self._least[key] = label.seconds
         return True
+
+    def add(self, label: Label) -> None:
+        """Adds a label."""
+        count = len(self.labels)
+        if count == self._costs.shape[1]:  # room for twice as many
+            self._costs = np.hstack([self._costs, self._costs])
+            self._states = np.hstack([self._states, self._states])
+        self._costs[:, count] = (label.seconds, *label.memory)
+        self._states[:, count] = [t.number(has) for t, has in zip(self._tables, label.state)]
+        self.labels.append(label)
 
     def has(self, label: Label) -> bool:
         """Whether a label is superfluous."""
-        most_s = label.seconds * (1 + TOLERANCE)
-        if not label.memory and self._least.get(label.state, float("inf")) <= most_s:
-            return True
-        return any(
-            other.seconds <= most_s and self._makes_superfluous(other, label, most_s)
-            for other in self.labels
-        )
-
-    def _makes_superfluous(self, one: Label, other: Label, most_s: float) -> bool:
-        seconds, memory = one.seconds, one.memory
-        for table, has, wanted in zip(self._tables, one.state, other.state):
-            if has == wanted:
-                continue
-            lift = table.lift(has, wanted)
-            if lift is None:
-                return False
-            seconds += lift[0]
-            if seconds > most_s:
-                return False
-            if memory:
-                memory = plus(memory, lift[1])
-        return all(a <= b * (1 + TOLERANCE) for a, b in zip(memory, other.memory))
+        count = len(self.labels)
+        if not count:
+            return False
+        costs = self._costs[:, :count]
+        for table, numbers, wanted in zip(self._tables, self._states[:, :count], label.state):
+            costs = costs + table.lifts(wanted).take(numbers, axis=1)
+        if costs[0].min() > label.seconds * (1 + TOLERANCE):
+            return False
+        limits = np.array((label.seconds, *label.memory)) * (1 + TOLERANCE)
+        return bool((costs <= limits[:, None]).all(axis=0).any())

@@ -6,6 +6,7 @@ The placements in which a tensor is there are a set, written as the bits of a nu
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -38,7 +39,7 @@ class Obtained:
 
 def plus(one: Memory, other: Memory) -> Memory:
     """The sum."""
-    return tuple([a + b for a, b in zip(one, other)])
+    return tuple([a + b for a, b in zip(one, other)]) if one else one
 
 
 @dataclass(eq=False)
@@ -66,12 +67,13 @@ class ValueTable:
     _ways: dict[tuple[int, int, bool], tuple[Obtained, ...]] = field(
         init=False, repr=False, default_factory=dict
     )
-    _lifts: dict[tuple[int, int], tuple[float, Memory] | None] = field(
-        init=False, repr=False, default_factory=dict
-    )
+    _no_lifts: np.ndarray = field(init=False, repr=False)
+    _numbers: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+    _lifts: dict[int, np.ndarray] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         count = len(self.placements)
+        self._no_lifts = np.empty((1 + len(self.classes), 0))
         self._direct = [[self._conversion(i, j) for j in range(count)] for i in range(count)]
         self._shortest = self._closure()
 
@@ -159,39 +161,38 @@ class ValueTable:
             for step in steps
         ]
 
-    def lift(self, placements: int, wanted: int) -> tuple[float, Memory] | None:
-        """At most what it takes to have the value in the wanted placements as well.
+    def number(self, placements: int) -> int:
+        """The column of :meth:`lifts` of a value that is there in these placements (bits)."""
+        return self._numbers.setdefault(placements, len(self._numbers))
 
-        Args:
-            placements: in which it is there, as bits.
-            wanted: as bits.
+    def lifts(self, wanted: int) -> np.ndarray:
+        """At most what it takes to have the value in the wanted placements (bits) as well.
 
         Returns:
-            Seconds and memory; None if there is no way, or the value has begun here but not there.
+            Seconds, then bytes per class: a row each, a column per :meth:`number`; infinite where
+            there is no way, or the value has begun at one side and not at the other.
         """
-        key = (placements, wanted)
-        if key not in self._lifts:
-            self._lifts[key] = self._lift(placements, wanted)
-        return self._lifts[key]
+        found = self._lifts.get(wanted, self._no_lifts)
+        known = found.shape[1]
+        if known < len(self._numbers):
+            new = itertools.islice(self._numbers, known, None)
+            more = np.array([self._lift(has, wanted) for has in new]).T
+            found = self._lifts[wanted] = np.hstack([found, more])
+        return found
 
-    def _lift(self, placements: int, wanted: int) -> tuple[float, Memory] | None:
-        none = (0.0,) * len(self.classes)
-        if placements == wanted:
-            return 0.0, none
-        if not placements or not wanted:
-            return None
-        seconds, memory = 0.0, none
-        count = len(self.placements)
+    def _lift(self, placements: int, wanted: int) -> tuple[float, ...]:
+        seconds, memory = 0.0, (0.0,) * len(self.classes)
+        if (not placements or not wanted) and placements != wanted:
+            seconds = float("inf")
+        count = len(self.placements) if placements else 0
         for target in range(count):
             if wanted >> target & 1 and not placements >> target & 1:
                 best = min(
                     (self._shortest[i][target] for i in range(count) if placements >> i & 1),
                     key=lambda way: way.seconds,
                 )
-                if best.seconds == float("inf"):
-                    return None
                 seconds, memory = seconds + best.seconds, plus(memory, best.memory)
-        return seconds, memory
+        return seconds, *memory
 
 
 def _then(one: Obtained, other: Obtained) -> Obtained:

@@ -33,6 +33,8 @@ CacheLike = bool | str | Path
 
 log = logging.getLogger(__name__)
 
+OF_EARLIER_RUN = " is of an earlier run"
+
 _PROFILE_ROOMS = ("capture", "cost", "graph")
 _REFIT_ROOMS = (*_PROFILE_ROOMS, "planner", "schedule", "simulate")
 _PLAN_ROOMS = ("graph", "cluster", "cost", "schedule", "planner")
@@ -97,7 +99,7 @@ class PlanCache:
         found = self._documents.read(kind, key, parse)
         if found is not None:
             note = (
-                f"The {kind} is of an earlier run: {self._documents.path(kind, key)}; delete the "
+                f"The {kind}{OF_EARLIER_RUN}: {self._documents.path(kind, key)}; delete the "
                 "file, or use GraphPipeStrategy(cache=False), to make it anew."
             )
             log.debug("%s", note)
@@ -105,6 +107,11 @@ class PlanCache:
         made = make()
         self._documents.write(kind, key, write(made))
         return made, ()
+
+
+def is_of_earlier_run(note: str) -> bool:
+    """Whether a note says that something was found again, and nothing more."""
+    return OF_EARLIER_RUN in note.partition(":")[0]
 
 
 def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]:
@@ -122,11 +129,26 @@ def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]
 
 
 def refit_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]:
-    """What a refit belongs to: what its profile depends on; the device is that of rank 0.
+    """What a refit belongs to: what its profile depends on, but for the samples of a micro-batch.
 
-    The module must be whole: its content is part of the key.
+    A refit knows with how many samples it was recorded, and schedules have micro-batches of other
+    sizes. The module must be whole: its content is part of the key. The device is that of rank 0.
     """
-    return profile_key(captured, device) | {"versions": _versions(_REFIT_ROOMS)}
+    graph = captured.graph
+    inputs = [
+        (given.value.name, spec.dtype, spec.batch_dim, _without(spec.shape, spec.batch_dim))
+        for given in graph.inputs
+        for spec in given.value.tensors
+    ]
+    names = [operator.name for operator in graph]
+    return profile_key(captured, device) | {
+        "graph": content_hash(repr((inputs, names, graph.parameters))),
+        "versions": _versions(_REFIT_ROOMS),
+    }
+
+
+def _without(shape: tuple[int, ...], dim: int | None) -> tuple[int, ...]:
+    return shape if dim is None else (*shape[:dim], *shape[dim + 1 :])
 
 
 def plan_key(request: PlanRequest, planner: str) -> dict[str, Any]:

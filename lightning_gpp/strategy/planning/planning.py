@@ -33,11 +33,17 @@ from lightning_gpp.planner import (
 )
 from lightning_gpp.planner.graphpipe import SearchResult
 from lightning_gpp.simulate.refit.refit import Refit
-from lightning_gpp.strategy.devices.devices_at_hand import in_plan_order, resolve_cluster
+from lightning_gpp.strategy.devices.devices_at_hand import (
+    in_plan_order,
+    resolve_cluster,
+    warn_of_misplaced,
+)
+from lightning_gpp.strategy.planning.by_rank import by_rank, note_of_ranks, rank_of_device
 from lightning_gpp.strategy.planning.costs_given import LAST_REFIT
 from lightning_gpp.strategy.planning.measuring import Measured
 from lightning_gpp.strategy.planning.plan_cache import PlanCache, refit_key
 from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.step.async_refusals import refuse_async_plan
 from lightning_gpp.units_of_measure import seconds_text
 
 
@@ -115,6 +121,8 @@ def plan_pipeline(
     key = refit_key(captured, device)
     if settings.plan is not None:
         plan = resolve_plan(settings.plan, captured.graph)
+        if settings.is_asynchronous:
+            refuse_async_plan(plan.stages)
         _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
         costs = _given(settings) if measured is None else measured.costs
         question = _request(settings, captured, example, cluster, costs, plan)
@@ -122,6 +130,8 @@ def plan_pipeline(
         found_plan = SearchResult(plan)
         answered = choose_schedule(question, settings.planned_schedule, lambda _: found_plan)
         notes = (*captured.kept_whole, *notes, *answered.notes)
+        notes += note_of_ranks(plan, num_devices)
+        _warn_of_misplaced(plan, answered.request, settings)
         return Planned(plan, answered.request, notes, found, key)
     costs, notes = (_given(settings), ()) if measured is None else (measured.costs, measured.notes)
     assert costs is not None, "the planner needs costs"
@@ -135,6 +145,8 @@ def plan_pipeline(
         notes += (why_fuller(plan, fuller, request),)
         plan = fuller
     _warn_of_idle_devices(plan, request, captured.kept_whole)
+    _warn_of_misplaced(plan, request, settings)
+    plan, request = by_rank(plan, request)
     return Planned(plan, request, notes, found, key)
 
 
@@ -200,6 +212,11 @@ def _check_microbatches(settings: Settings, stages: PlanGraph) -> None:
             f"{', '.join(map(str, sorted(set(stages.multiples))))} micro-batches at a time; use a "
             f"multiple of {at_a_time}, or leave num_microbatches to the plan"
         )
+
+
+def _warn_of_misplaced(plan: Plan, request: PlanRequest, settings: Settings) -> None:
+    if settings.emulated is None:
+        warn_of_misplaced(request.cluster, rank_of_device(plan, request.num_devices))
 
 
 def _warn_of_idle_devices(plan: Plan, request: PlanRequest, kept_whole: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 from lightning_gpp.runtime.processes.rank_processes import end_with_starter, ended_after_error
 from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher, SIGTERMException
 from lightning_gpp.strategy.ranks.failure import PeerError
+from lightning_gpp.strategy.ranks.handed_back import handed_back, take_back
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
@@ -26,13 +27,34 @@ class ProcessLauncher(MultiProcessingLauncher):
             return super().launch(*args, **kwargs)
 
     def _collect_rank_zero_results(self, trainer: pl.Trainer, results: Any) -> Any:
-        """What rank 0 hands back; weights only where they have values."""
+        """What the first rank of a host hands back; weights only where they are all there.
+
+        On other hosts than that of rank 0 those of other stages are missing; with
+        ``tensors="shape_only"`` none has values.
+        """
         output = super()._collect_rank_zero_results(trainer, results)
-        if output is None or not getattr(self._strategy, "is_shape_only", False):
+        has_weights = self._strategy.global_rank == 0
+        has_weights &= not getattr(self._strategy, "is_shape_only", False)
+        if output is None or has_weights:
             return output
         if output.weights_path is not None:
             self._strategy.checkpoint_io.remove_checkpoint(output.weights_path)
         return output._replace(weights_path=None)
+
+    def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
+        """What rank 0 sends beside weights: how far training came, and the plan that was shown."""
+        own = {"handed_back": handed_back(trainer), "shown_plan": self._our_strategy.shown_plan}
+        return super().get_extra_results(trainer) | own
+
+    def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
+        """Takes it over in the starting process, from which the next loop's ranks are started."""
+        super().update_main_process_results(trainer, extra)
+        take_back(trainer, extra["handed_back"])
+        self._our_strategy.shown_plan = extra["shown_plan"]
+
+    @property
+    def _our_strategy(self) -> Any:
+        return self._strategy
 
     def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
         """A rank. One that ends early must not end with 0: its starter would wait for a result.

@@ -22,6 +22,10 @@ from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports
 from lightning_gpp.strategy.recording.timeline_stages import timeline_stages
 from lightning_gpp.strategy.report import show
+from lightning_gpp.units_of_measure import seconds_text
+
+TYPICAL_OF = (3, 4, 5, 6, 7)
+"""Steps of which the median is shown: few, and after the warm-up of allocators and optimizers."""
 
 
 class TimelineCallback(pl.Callback):
@@ -47,13 +51,17 @@ class TimelineCallback(pl.Callback):
     far is kept: ``GraphPipeStrategy(costs="refit")`` plans with it the next time, and it is written
     to ``refit.json``, which ``GraphPipeStrategy(costs="refit.json")`` takes.
 
+    By default it records five early steps and shows the one of median length: single steps of a
+    machine that does other things as well are anything but typical.
+
     Steps that are not recorded cost a comparison per batch. A recorded one took 1.07 times the time
     of its unrecorded neighbour in the median of 100 pairs (quartiles 0.90 to 1.21: within the noise
     of the machine, two busy CPU cores; two ranks, eight micro-batches, steps of 21 ms;
     ``benchmarks/recording.py``). After it the clocks are compared and rank 0 draws the picture.
 
     Args:
-        steps: which optimizer steps, by the steps done before them (``trainer.global_step``).
+        steps: which optimizer steps, by the steps done before them (``trainer.global_step``), all
+            of which are shown; None shows a typical one of :data:`TYPICAL_OF`.
             The first ones hold warming-up, and are those in which an asynchronous pipeline fills.
         dirpath: where to write; by default the folder of the logger, or of the Trainer.
         picture: whether to write the picture.
@@ -71,14 +79,15 @@ class TimelineCallback(pl.Callback):
 
     def __init__(
         self,
-        steps: Sequence[int] | int = (3,),
+        steps: Sequence[int] | int | None = None,
         dirpath: str | Path | None = None,
         picture: bool = True,
         trace: bool = True,
         predict: bool = True,
         page: bool = True,
     ) -> None:
-        self.steps = (steps,) if isinstance(steps, int) else tuple(sorted(set(steps)))
+        chosen = TYPICAL_OF if steps is None else steps
+        self.steps = (chosen,) if isinstance(chosen, int) else tuple(sorted(set(chosen)))
         if not self.steps or self.steps[0] < 0:
             raise ValueError(
                 f"steps must name at least one optimizer step, counted from 0; got {steps}"
@@ -90,6 +99,8 @@ class TimelineCallback(pl.Callback):
         self.predict = predict
         self.timelines: dict[int, Timeline] = {}
         self.reports: dict[int, StepReport] = {}
+        self._is_typical = steps is None
+        self._recorded: list[tuple[Timeline, StepReport | str]] = []
         self._reports = StepReports()
         self._done: set[int] = set()
         self._step = -1
@@ -183,7 +194,7 @@ class TimelineCallback(pl.Callback):
             self._run.recorder.forget_read()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Shows steps that overlap and whose last ones never came; names those."""
+        """Shows steps of which the last ones never came; names those."""
         if self._run is None:
             return
         if self._overlaps and self._run.recorder.is_on:
@@ -191,6 +202,9 @@ class TimelineCallback(pl.Callback):
         elif self._run.recorder.is_on:
             self._stop(self._run.recorder)
         if not trainer.is_global_zero:
+            return
+        if self._recorded:
+            self._show_typical(trainer)
             return
         missing = [step for step in self.steps if step not in self._done]
         if never := [str(step) for step in missing if step >= trainer.global_step]:
@@ -226,17 +240,54 @@ class TimelineCallback(pl.Callback):
     def _show(
         self, trainer: pl.Trainer, timeline: Timeline, windows: Sequence[WindowRecord]
     ) -> None:
-        """Rank 0: files, loggers, and a line on the console.
+        """Rank 0: shows a step, or keeps it until the typical one of several is known.
 
         Args:
             trainer: of the run.
             timeline: of the step.
             windows: where the pipeline was, if it does not drain.
         """
-        assert self.dirpath is not None and timeline.step is not None
+        assert timeline.step is not None
         self.timelines[timeline.step] = timeline
-        self.dirpath.mkdir(parents=True, exist_ok=True)
         report = self._predicted(timeline, windows) if self.predict else ""
+        if windows:
+            what = f"{len(windows)} mini-batches that overlap, from step {timeline.step} on,"
+            self._tell(trainer, timeline, report, report, what)
+        elif not self._is_typical:
+            self._tell(trainer, timeline, report, report, f"Step {timeline.step}")
+        else:
+            self._recorded.append((timeline, report))
+            if len(self._recorded) == len(self.steps):
+                self._show_typical(trainer)
+
+    def _show_typical(self, trainer: pl.Trainer) -> None:
+        """Shows the step of median length, and forgets all."""
+        last_report = self._recorded[-1][1]
+        by_length = sorted(self._recorded, key=lambda found: found[0].step_s)
+        timeline, report = by_length[len(by_length) // 2]
+        what = f"Step {timeline.step}, the median of {len(by_length)},"
+        self._recorded = []
+        self._tell(trainer, timeline, report, last_report, what)
+
+    def _tell(
+        self,
+        trainer: pl.Trainer,
+        timeline: Timeline,
+        report: StepReport | str,
+        last_report: StepReport | str,
+        what: str,
+    ) -> None:
+        """Files, loggers, and a line on the console.
+
+        Args:
+            trainer: of the run.
+            timeline: of the step.
+            report: how it compares with its prediction, or why it does not.
+            last_report: of the last step recorded, which has the refit to all of them.
+            what: the step in words.
+        """
+        assert self.dirpath is not None and timeline.step is not None
+        self.dirpath.mkdir(parents=True, exist_ok=True)
         shown = [timeline]
         if isinstance(report, StepReport):
             shown.insert(0, report.predicted)
@@ -245,20 +296,27 @@ class TimelineCallback(pl.Callback):
         metrics = found.metrics()
         if (one_s := pace_s(timeline)) is not None:
             metrics["timeline/minibatch_s"] = one_s
+        predicted = ""
         if isinstance(report, StepReport):
             metrics |= report.comparison.metrics()
-            written += self._keep(report)
+            predicted = f", {seconds_text(report.predicted.step_s)} predicted"
+        if isinstance(last_report, StepReport):
+            written += self._keep(last_report)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=timeline.step)
-        what = f"Step {timeline.step}"
-        if windows:
-            what = f"{len(windows)} mini-batches that overlap, from step {timeline.step} on,"
-        show(
-            f"{what} ({timeline.source}) took {timeline.step_s * 1e3:.4g} ms, of "
-            f"which {found.bubble_share:.0%} bubble" + "".join(f"\n  {path}" for path in written)
+        line = (
+            f"{what} took {seconds_text(timeline.step_s)} ({timeline.source}{predicted}), "
+            f"{found.bubble_share:.0%} of it bubble"
         )
-        if report:
-            show(report.describe() if isinstance(report, StepReport) else report)
+        if written:
+            line += f"\n  {', '.join(path.name for path in written)} in {self.dirpath}"
+        show(line)
+        assert self._run is not None
+        if not isinstance(report, StepReport):
+            if report:
+                show(report)
+        elif self._run.settings.report == "full":
+            show(report.describe())
 
     def _write(self, shown: list[Timeline], step: int) -> list[Path]:
         """Picture, page and trace."""
@@ -275,6 +333,8 @@ class TimelineCallback(pl.Callback):
     @property
     def _is_only_one(self) -> bool:
         """Whether all chosen steps are in one timeline."""
+        if self._is_typical:
+            return True
         are_in_a_row = self.steps[-1] - self.steps[0] == len(self.steps) - 1
         return len(self.steps) == 1 or (self._overlaps and are_in_a_row)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import LBFGS
 
 from lightning_gpp.graph import StageGraph
+from lightning_gpp.planner import Stage
 from lightning_gpp.schedule import most_ahead
 from lightning_gpp.strategy.settings import Settings
 
@@ -42,6 +43,27 @@ def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
         yield "cannot evaluate a loss several times per step, as LBFGS does: use another optimizer"
     if is_overridden("configure_gradient_clipping", module):
         yield "clips gradients stage by stage: do not override configure_gradient_clipping"
+
+
+def refuse_async_plan(stages: Iterable[Stage]) -> None:
+    """Raises NotImplementedError, with the remedy, for stages that cannot go on without draining.
+
+    Args:
+        stages: of a plan.
+    """
+    for stage in stages:
+        if stage.num_replicas > 1:
+            raise NotImplementedError(
+                f"schedule='1f1b-async' updates every stage by itself, but stage {stage.id} has "
+                f"{stage.num_replicas} replicas, which would wait for each other's gradients "
+                f"before every update: give it one device, {_OR}"
+            )
+        if stage.recompute:
+            raise NotImplementedError(
+                f"schedule='1f1b-async' has no recomputation, but stage {stage.id} would run its "
+                "forward again, with other weights than those that others have the outputs of: "
+                f"use a plan without it, {_OR}"
+            )
 
 
 def refuse_short_updates(

@@ -68,9 +68,6 @@ class AsyncSteps:
     Args:
         run: whose pipeline runs them.
         follower: what other ranks do.
-
-    Attributes:
-        begins_anew: whether the next step forgets what is in flight, as a run that is resumed does.
     """
 
     def __init__(self, run: PipelinedRun, follower: Follower) -> None:
@@ -80,11 +77,11 @@ class AsyncSteps:
         self._open = _OpenSteps()
         self._state = RunState()
         self._windows: Windows | None = None
-        self._versions: WeightVersions
+        self._versions = WeightVersions()
         self._last: Window | None = None
         self._batches: LeadingBatches | None = None
         self._number = self._since = 0
-        self.begins_anew = False
+        self._begins_anew = False
 
     # Rank 0 ----------------------------------------------------------------------------------
 
@@ -123,13 +120,13 @@ class AsyncSteps:
         """A new iteration of the data begins with an empty pipeline; whether one does."""
         if batches is self._batches:
             return False
-        self._batches, self.begins_anew = batches, True
+        self._batches, self._begins_anew = batches, True
         self._open.abandon(list(self._open.steps))
         return True
 
     def _drops(self) -> bool:
         """Whether what is in flight is to be forgotten before this step."""
-        drops, self.begins_anew = self.begins_anew and self._last is not None, False
+        drops, self._begins_anew = self._begins_anew and self._last is not None, False
         if drops or self._last is None or self._run.settings.policy.drains:
             self._since = 0
         return drops
@@ -173,6 +170,11 @@ class AsyncSteps:
         run.follow_end(follower.until(StepEnd, doing=f"result of {name}"))
         return stash.loss(follower.value.to(run.device))
 
+    def begin_anew(self) -> None:
+        """The next step forgets what is in flight, as a run does that is resumed from here."""
+        self._begins_anew = True
+        self._versions.put_back_buffers(self._number)
+
     def close(self) -> None:
         """Ends the steps that wait; the optimizers are the user's again."""
         for watched in self._run.last_steps:
@@ -194,6 +196,7 @@ class AsyncSteps:
             assert self._last is not None
             shift = self._number - 1 - self._last.number
             run.drop_ahead(self._last, self._state, shift)
+            self._versions.put_back_buffers(self._number)
         if message.since == 0:
             self._versions.begin(self._number, is_epoch=message.is_epoch)
             for watched in run.last_steps:

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from lightning_gpp.capture.steady_state import keep
 from lightning_gpp.runtime.stage_run import StageCall, StageFunction
 from lightning_gpp.schedule import Windows, version_differences
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.weights.policies import Place
 from lightning_gpp.weights.versions import StageWeights
+
+
+@dataclass(slots=True)
+class BuffersAhead:
+    """The buffers that forwards of a stage change, as they were before those in flight.
+
+    Attributes:
+        keep: gives what puts them back to what they are now.
+        before: mini-batch -> puts them back to what they were before its forward.
+    """
+
+    keep: Callable[[], Callable[[], None]]
+    before: dict[int, Callable[[], None]] = field(default_factory=dict)
+
+    def note(self, number: int, ahead: int) -> None:
+        """The forward of a mini-batch begins; as many as the stage is ahead are in flight."""
+        self.before[number] = self.keep()
+        self.before.pop(number - ahead - 1, None)
+
+    def put_back(self, number: int) -> None:
+        """Only the mini-batches before this one count."""
+        if ahead := [each for each in self.before if each >= number]:
+            self.before[min(ahead)]()
+        self.before.clear()
 
 
 @dataclass(slots=True)
@@ -26,6 +52,7 @@ class WeightVersions:
         num_updates: updates since then.
         all_updates: updates since training began.
         stages: weights of every stage of this rank.
+        buffers: of those stages whose forward changes any.
     """
 
     first: int = 0
@@ -34,14 +61,11 @@ class WeightVersions:
     num_updates: int = 0
     all_updates: int = 0
     stages: dict[int, StageWeights] = field(default_factory=dict)
+    buffers: list[BuffersAhead] = field(default_factory=list)
 
     @classmethod
     def of(cls, run: PipelinedRun, windows: Windows) -> WeightVersions:
-        """Puts versions of weights into the stages of a rank's pipeline.
-
-        Raises:
-            NotImplementedError: a stage recomputes its activations.
-        """
+        """Puts versions of weights into the stages of a rank's pipeline."""
         built = run.built
         trainer = run.module.trainer
         versions = cls(per_update=trainer.accumulate_grad_batches, all_updates=trainer.global_step)
@@ -51,25 +75,27 @@ class WeightVersions:
         ahead = version_differences(windows.window(most + 1, most))
         codes = dict(built.executor.stages)
         for stage, code in codes.items():
-            if code.recompute:
-                raise NotImplementedError(
-                    "schedule='1f1b-async' has no recomputation of activations, which would run "
-                    "the forward with other weights; use a plan without it, or schedule='gpipe'"
-                )
-            operators = built.plan.stages[stage].operators
-            names = dict.fromkeys(
-                name
-                for operator in operators
-                for name in built.captured.graph.operator[operator].parameters
-            )
+            operators = [
+                built.captured.graph.operator[name] for name in built.plan.stages[stage].operators
+            ]
+            names = dict.fromkeys(name for each in operators for name in each.parameters)
             own = {name: built.captured.module.get_parameter(name) for name in names}
             weights = versions.stages[stage] = StageWeights(
                 run.settings.policy, own, run.last_steps
             )
-            function = VersionedStage(code.function, weights, versions, ahead[stage], most)
-            codes[stage] = replace(code, function=function)
+            buffers = None
+            if changing := sorted({name for each in operators for name in each.state}):
+                buffers = BuffersAhead(partial(keep, built.captured.module, changing))
+                versions.buffers.append(buffers)
+            function = VersionedStage(code.function, weights, versions, ahead[stage], most, buffers)
+            codes[stage] = replace(code, function=function, keep_state=None)
         built.executor.stages = codes
         return versions
+
+    def put_back_buffers(self, number: int) -> None:
+        """Buffers become what they were before the forward of a mini-batch, if it has begun."""
+        for buffers in self.buffers:
+            buffers.put_back(number)
 
     def count(self) -> None:
         """An update comes."""
@@ -106,6 +132,7 @@ class VersionedStage:
         versions: of the rank.
         ahead: mini-batches that the stage is ahead of its backward once the pipeline is full.
         most_ahead: the most that any stage is.
+        buffers: that its forward changes, if any.
     """
 
     function: StageFunction
@@ -113,11 +140,14 @@ class VersionedStage:
     versions: WeightVersions
     ahead: int
     most_ahead: int
+    buffers: BuffersAhead | None = None
 
     def __call__(self, values: Sequence[Any], call: StageCall) -> Sequence[Any]:
         """The values that leave it; forwards that no backward follows have the weights of now."""
         if not torch.is_grad_enabled():
             return self.function(values, call)
+        if self.buffers is not None:
+            self.buffers.note(call.microbatch, self.ahead)
         place = self.versions.place(call.microbatch, self.ahead, self.most_ahead)
         found = self.weights.forward(place)
         with found.saving:

@@ -273,6 +273,7 @@ CASES = [
     ),
     counted("no validation by limit", {"limit_val_batches": 0}),
     counted("overfit batches", {"overfit_batches": 2}),
+    counted("profiler", {"profiler": "simple"}),
     counted("fast run", {"fast_dev_run": True}, script=calls("fit", "test", "predict")),
     counted("fast run of two batches", {"fast_dev_run": 2}),
     counted("max steps", {"max_steps": 6, "max_epochs": -1}),

@@ -13,6 +13,7 @@ from helpers.workers import WorkerPool
 from lightning_gpp import TimelineCallback
 from lightning_gpp.simulate import SpanKind
 from lightning_gpp.simulate.refit.refit import load_refit
+from lightning_gpp.strategy.recording.timeline_callback import TYPICAL_OF
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -189,13 +190,12 @@ def test_replicas_are_rows_of_their_own(pool: WorkerPool, tmp_path: Path) -> Non
         fit_with_timeline, 3, {"steps": (2,), "dirpath": tmp_path}, plan=plan, num_ranks=3
     )
     timeline = runs[0].timelines[2]
-    assert [(stage.rank, stage.label.partition(" (stage")[2]) for stage in timeline.stages] == [
-        (1, ""),
-        (0, " 1, replica 0 of 2)"),
-        (2, " 1, replica 1 of 2)"),
-        (0, ""),
+    assert [(stage.rank, stage.title) for stage in timeline.stages] == [
+        (1, "stage 0"),
+        (0, "stage 1.0"),
+        (2, "stage 1.1"),
+        (0, "loss"),
     ]
-    assert timeline.stages[3].label == "loss"
     for rank, run in enumerate(runs):
         spans = [s for s in timeline.of_rank(rank) if s.kind not in PARTS]
         assert Counter(s.action for s in spans if s.action) == Counter(run.program)
@@ -222,3 +222,23 @@ def test_other_strategies_have_nothing_to_record(tmp_path: Path) -> None:
 def test_steps_are_counted_from_0(steps: object) -> None:
     with pytest.raises(ValueError, match="counted from 0"):
         TimelineCallback(steps)  # type: ignore[arg-type]
+
+
+def test_by_default_the_typical_step_is_shown(pool: WorkerPool, tmp_path: Path) -> None:
+    callback = {"dirpath": tmp_path, "picture": False, "page": False}
+    first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2, num_steps=9)
+    assert tuple(first.timelines) == TYPICAL_OF
+    (row,) = (row for row in first.logged if "timeline/bubble_share" in row)
+    lengths_s = sorted(timeline.step_s for timeline in first.timelines.values())
+    assert row["timeline/step_s"] == lengths_s[len(lengths_s) // 2]
+    assert first.timelines[row["step"]].step_s == row["timeline/step_s"]
+    assert load_refit(tmp_path / "refit.json").steps == TYPICAL_OF
+
+
+def test_a_short_training_has_a_typical_step_of_those_that_there_are(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    callback = {"dirpath": tmp_path, "picture": False, "page": False}
+    first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2, num_steps=5)
+    assert tuple(first.timelines) == TYPICAL_OF[:2]
+    assert sum("timeline/bubble_share" in row for row in first.logged) == 1

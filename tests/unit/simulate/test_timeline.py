@@ -30,6 +30,7 @@ from lightning_gpp.simulate import (
     predicted_timeline,
     shares,
 )
+from lightning_gpp.simulate.timeline.words import action_words
 
 # seconds  0         1         2         3         4         5         6         7         8
 # rank 0   |-1F0     |s        |   wait 1F0's input          |r|1F0    |1B0      |s|       opt|
@@ -175,12 +176,16 @@ class TestTrace:
         assert names["thread_name", 1] == "rank 1 · stage 0"
 
     def test_spans_are_in_microseconds_with_arguments(self, trace: dict) -> None:
-        (event,) = (event for event in trace["traceEvents"] if event["name"] == "0F0")
+        (event,) = (
+            event for event in trace["traceEvents"] if event["name"] == "forward 0 of stage 0"
+        )
         assert (event["ts"], event["dur"], event["tid"]) == (2e6, 2e6, 1)
         assert event["cat"] == "forward"
         assert event["args"]["operators"] == "tower_0, tower_1, tower_2"
         assert event["args"]["microbatch"] == 0
-        sent = next(event for event in trace["traceEvents"] if event["name"] == "-1SF0>0")
+        sent = next(
+            event for event in trace["traceEvents"] if event["name"] == "send inputs 0 to stage 0"
+        )
         assert sent["args"]["bytes"] == 64
         assert len([event for event in trace["traceEvents"] if event["ph"] == "X"]) == len(SPANS)
 
@@ -189,7 +194,7 @@ class TestTrace:
         flows = [event for event in trace["traceEvents"] if event["ph"] in "sf"]
         assert [flow["ph"] for flow in flows] == ["s", "f"] * 3
         for flow in flows:
-            ends = {"s": "S", "f": "R"}[flow["ph"]]
+            ends = {"s": "send", "f": "receive"}[flow["ph"]]
             assert any(
                 s["tid"] == flow["tid"]
                 and s["ts"] <= flow["ts"] <= s["ts"] + s["dur"]
@@ -248,7 +253,9 @@ class TestTraceOfTwo:
             for e in events
             if e["ph"] == "X" and e["pid"] == 0 and e["args"].get("critical")
         }
-        assert found == {"0F0", "0SF0>2", "2F0", "2B0", "2F1", "2B1", "2SB1>0", "2SB1>1", "1B1"}
+        actions = ["0F0", "0SF0>2", "2F0", "2B0", "2F1", "2B1", "2SB1>0", "2SB1>1", "1B1"]
+        stages = predicted_and_measured()[0].stages
+        assert found == {action_words(action, stages) for action in actions}
 
 
 class TestEverything:

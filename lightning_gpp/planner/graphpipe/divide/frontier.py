@@ -16,10 +16,6 @@ from typing import NamedTuple
 from lightning_gpp.planner.graphpipe.space.crew import Crew, Interval
 from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
 
-MAX_WAYS = 48
-"""Most ways that are kept for one place, so that many kinds of devices do not take long; those with
-the most devices are dropped first."""
-
 
 class Cut(NamedTuple):
     """A stage of a way.
@@ -79,8 +75,6 @@ def add_way(ways: list[Way], new: Way, usage: DeviceCounts) -> None:
         return
     ways[:] = [way for way in ways if not _is_as_good(new, way, usage)]
     ways.append(new)
-    if len(ways) > MAX_WAYS:
-        ways.remove(max(ways, key=lambda way: (usage.total(way.used), way.need)))
 
 
 def _is_as_good(one: Way, other: Way, usage: DeviceCounts) -> bool:

@@ -63,7 +63,7 @@ function drawLane(row, y) {
     write(lane.label, 12, middle, `${size}px`, "#111111", "left", 70);
     lane.stages.forEach((stage, number) => {
       const at = y + (number + 0.5) * height / lane.stages.length;
-      write(`stage ${stage}`, LEFT - 8, at, `${Math.min(size, 11)}px`, GREY, "right", 100);
+      write(timeline.stages[stage].title, LEFT - 8, at, `${Math.min(size, 11)}px`, GREY, "right", 100);
     });
   } else {
     write(lane.label, 12, middle, `${Math.min(size, 11)}px`, "#111111", "left", LEFT - 20);

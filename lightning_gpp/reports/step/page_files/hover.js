@@ -26,9 +26,12 @@ function lines(row, x, y) {
   const i = itemAt(row, x, y);
   if (i < 0) return x < LEFT ? stageLines(row, y) : null;
   const name = data.texts[lane.name[i]], what = data.texts[lane.what[i]];
-  const found = [name === what ? name : `${what} ${name}`];
+  const found = [name.startsWith(what) ? name : `${what}: ${name}`];
   const stage = lane.stage[i];
-  if (stage !== null && stage >= 0) found.push(`stage ${stage} ${timeline.stages[stage].label}`);
+  if (stage !== null && stage >= 0) {
+    const { title, label } = timeline.stages[stage];
+    found.push(label ? `${title}: ${label}` : title);
+  };
   if (stage === -1) found.push("the feed (your step before the forward)");
   if (lane.microbatch[i] !== null) {
     found.push(`micro-batch ${lane.microbatch[i]}`);
@@ -47,7 +50,7 @@ function stageLines(row, y) {
   const number = Math.floor((y + view.top - row.y) / row.height * row.lane.stages.length);
   const stage = row.timeline.stages[row.lane.stages[number]];
   if (!stage) return [row.lane.label];
-  const found = [`${row.lane.label}, stage ${row.lane.stages[number]} ${stage.label}`];
+  const found = [`${row.lane.label}, ${stage.title} ${stage.label}`];
   if (stage.operators) found.push(`operators: ${stage.operators}`);
   return found;
 }

@@ -22,6 +22,7 @@ from helpers.steps import predicted_and_measured, simulated
 from lightning_gpp.reports.step.page import page_html, write_page
 from lightning_gpp.reports.step.page_data import page_data
 from lightning_gpp.simulate import Span, SpanKind, Timeline, TimelineStage, predicted_timeline
+from lightning_gpp.simulate.timeline.words import words_of
 
 BROWSER = Path(helpers.__file__).with_name("page_browser.js")
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
@@ -41,7 +42,9 @@ class TestData:
         assert [row["label"] for row in rows] == ["rank 0", "rank 1", "rank 2"]
         for rank, row in enumerate(rows):
             spans = timelines[0].of_rank(rank)
-            assert [texts[name] for name in row["name"]] == [span.name for span in spans]
+            assert [texts[name] for name in row["name"]] == [
+                words_of(span, timelines[0]) for span in spans
+            ]
             assert row["start"] == [span.start_s for span in spans]
             assert row["seconds"] == [span.duration_s for span in spans]
 
@@ -118,7 +121,9 @@ class TestPage:
         reader = read(text)
         assert [tag for tag, _ in reader.tags].count("script") == 2
         data = json.loads(reader.scripts[0])
-        assert data["timelines"][0]["stages"] == [{"label": EVIL, "operators": EVIL}]
+        assert data["timelines"][0]["stages"] == [
+            {"title": "stage 0", "label": EVIL, "operators": EVIL}
+        ]
         assert EVIL in data["timelines"][0]["lines"][0]
 
     def test_numbers_are_json(self) -> None:
@@ -182,8 +187,8 @@ class TestScript:
             tmp_path, predicted_and_measured(), [at("pointermove", x, y), at("pointerleave", 0, 0)]
         )
         assert over["tip"].split("\n") == [
-            "backward 0B0",
-            "stage 0 ",
+            "backward 0 of stage 0",
+            "stage 0",
             "micro-batch 0",
             "from 6 s to 8 s",
             "takes 2 s",
@@ -277,7 +282,7 @@ class TestScript:
         )
         y = first_row(browse(tmp_path, [timeline], [])[0]) + 5
         (_, report) = browse(tmp_path, [timeline], [at("pointermove", LEFT + 20, y)])
-        assert f"stage 0 {EVIL}" in report["tip"] and f"operators: {EVIL}" in report["tip"]
+        assert f"stage 0: {EVIL}" in report["tip"] and f"operators: {EVIL}" in report["tip"]
 
 
 def compute(report: dict[str, Any]) -> list[dict[str, Any]]:

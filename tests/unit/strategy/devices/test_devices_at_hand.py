@@ -16,7 +16,7 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
     resolve_cluster,
     warn_of_misplaced,
 )
-from lightning_gpp.strategy.pipeline import rank_of_device
+from lightning_gpp.strategy.planning.by_rank import rank_of_device
 
 GPU = DeviceAtHand("cuda:0", "NVIDIA H200", 100, "gpus")
 CPU = DeviceAtHand("cpu", "cpu", 100, "cpus")

@@ -16,7 +16,7 @@ from lightning_gpp.cluster import uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, make_plan, plan_request
 from lightning_gpp.strategy.planning import plan_cache
-from lightning_gpp.strategy.planning.plan_cache import PlanCache, plan_key, profile_key
+from lightning_gpp.strategy.planning.plan_cache import PlanCache, plan_key, profile_key, refit_key
 
 CPU = torch.device("cpu")
 GRAPH = literal_graph({"a": "x", "b": "a"})
@@ -64,7 +64,6 @@ def test_equal_models_with_other_weights_have_equal_keys():
 @pytest.mark.parametrize(
     "other",
     [
-        lambda: captured(num_samples=8),
         lambda: captured(Repeated(width=6)),
         lambda: captured(Repeated(times=2)),
         lambda: captured(Squared()),
@@ -74,10 +73,20 @@ def test_equal_models_with_other_weights_have_equal_keys():
         lambda: captured(mode=False),
         lambda: captured(frozen=True),
     ],
-    ids=["samples", "width", "setting", "code", "option", "type", "dtype", "mode", "frozen"],
+    ids=["width", "setting", "code", "option", "type", "dtype", "mode", "frozen"],
 )
-def test_another_model_has_another_key(other: Callable[[], CapturedModel]):
-    assert profile_key(other(), CPU) != profile_key(captured(), CPU)
+@pytest.mark.parametrize("key", [profile_key, refit_key])
+def test_another_model_has_another_key(
+    other: Callable[[], CapturedModel], key: Callable[[CapturedModel, torch.device], object]
+):
+    assert key(other(), CPU) != key(captured(), CPU)
+
+
+def test_a_refit_is_found_with_other_sizes_of_micro_batches_a_profile_is_not():
+    """A schedule that cuts batches finds what was recorded where whole ones were in flight."""
+    few, many = captured(num_samples=4), captured(num_samples=8)
+    assert refit_key(few, CPU) == refit_key(many, CPU)
+    assert profile_key(few, CPU) != profile_key(many, CPU)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,180 @@
+"""What a plan gains over one device, in a sentence that a person can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.plan.plan import Plan, Stage
+from lightning_gpp.planner.step_time.evaluate import PlanEvaluation, evaluate_plan
+from lightning_gpp.text_table import wrapped
+from lightning_gpp.units_of_measure import (
+    bytes_text,
+    count_text,
+    number_text,
+    percent_text,
+    seconds_text,
+)
+
+AS_FAST = 1.05
+"""Gains below this factor are called none: predictions are not closer than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanVerdict:
+    """A plan beside one device of the same cluster that runs the whole model.
+
+    Both are predicted from operators and messages alone: the user's step, the data, the optimizer
+    and Lightning's loop are in neither.
+
+    Attributes:
+        num_devices: that the plan uses.
+        step_s: seconds of a step by the plan.
+        one_device_s: seconds of a step on the one device that is fastest.
+        memory_bytes: on the fullest device of the plan.
+        one_device_bytes: on the one device.
+        one_device_fits: whether they fit there.
+        longest_compute_s: seconds that the busiest device of the plan computes in a step.
+        compute_s: seconds that all its devices compute in a step.
+        num_sharing: processes of the plan that share the cores of one host; 0 where each has
+            devices of its own.
+        num_cores: cores that they share.
+    """
+
+    num_devices: int
+    step_s: float
+    one_device_s: float
+    memory_bytes: int
+    one_device_bytes: int
+    one_device_fits: bool
+    longest_compute_s: float
+    compute_s: float
+    num_sharing: int = 0
+    num_cores: int = 0
+
+    @classmethod
+    def of(
+        cls, evaluation: PlanEvaluation, request: PlanRequest, *, num_cores: int | None = None
+    ) -> PlanVerdict:
+        """The verdict on a plan.
+
+        Args:
+            evaluation: of the plan.
+            request: the question that it answers.
+            num_cores: of the host on which its CPU processes run, if they do run on this machine.
+        """
+        alone = best_alone(request)
+        on_cpus = sum(request.cluster.devices[d.device].kind == "cpu" for d in evaluation.devices)
+        is_shared = num_cores is not None and on_cpus > num_cores
+        per_step = evaluation.num_minibatches
+        busy_s = [device.busy_s / per_step for device in evaluation.devices]
+        return cls(
+            num_devices=len(evaluation.devices),
+            step_s=evaluation.minibatch_s,
+            one_device_s=alone.minibatch_s,
+            memory_bytes=evaluation.peak_memory_bytes,
+            one_device_bytes=alone.peak_memory_bytes,
+            one_device_fits=alone.is_feasible,
+            longest_compute_s=max(busy_s),
+            compute_s=sum(busy_s),
+            num_sharing=on_cpus if is_shared else 0,
+            num_cores=num_cores or 0 if is_shared else 0,
+        )
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as one device."""
+        return self.one_device_s / self.step_s
+
+    @property
+    def most_here(self) -> float:
+        """The same at best where processes share cores, which compute no more than they can."""
+        if not self.num_sharing:
+            return self.speedup
+        return self.one_device_s / max(self.step_s, self.compute_s / self.num_cores)
+
+    def text(self, max_width: int = 100) -> str:
+        """One sentence, or two where processes share cores."""
+        return wrapped(list(self._sentences()), max_width)
+
+    def measured_text(self, batch_s: float, num_batches: int, max_width: int = 100) -> str:
+        """What batches took, beside what was predicted of them and of one device.
+
+        Args:
+            batch_s: their median, from the beginning of one to that of the next.
+            num_batches: how many they were.
+            max_width: columns.
+        """
+        took = f"Measured: {seconds_text(batch_s)} a batch (median of {num_batches})"
+        if self.num_devices == 1:
+            return f"{took}, of which operators take {seconds_text(self.step_s)} (predicted)."
+        gain = self.one_device_s / batch_s
+        if gain >= AS_FAST:
+            beside = f"at least {number_text(round(gain, 2))} times as fast as one device"
+        elif self.one_device_fits:
+            beside = "so one device may be faster"
+        else:
+            beside = "more than the arithmetic of one device, which has no room for it"
+        sentence = (
+            f"{took}; predicted were {seconds_text(self.step_s)} and for one device "
+            f"{seconds_text(self.one_device_s)}, both without your step, data, optimizer and "
+            f"Lightning's loop: {beside}."
+        )
+        return wrapped([sentence], max_width)
+
+    def _sentences(self) -> Iterator[str]:
+        if self.num_devices == 1:
+            took = seconds_text(self.step_s)
+            yield f"Verdict: one device does it all, {took} a step (predicted)."
+            return
+        devices = count_text(self.num_devices, "device")
+        own = " of their own" if self.num_sharing else ""
+        steps = f"{seconds_text(self.step_s)} a step, one {seconds_text(self.one_device_s)}"
+        memory = f"{percent_text(self.memory_bytes, self.one_device_bytes)} of its memory"
+        if not self.one_device_fits:
+            yield (
+                f"Verdict: {devices}{own} train what one has no room for "
+                f"({bytes_text(self.one_device_bytes)}): {bytes_text(self.memory_bytes)} on the "
+                f"fullest, {seconds_text(self.step_s)} a step (predicted)."
+            )
+        elif self.speedup >= AS_FAST:
+            yield (
+                f"Verdict: {devices}{own} are {number_text(round(self.speedup, 2))} times as fast "
+                f"as one (predicted: {steps}), with {memory}."
+            )
+        else:
+            yield self._no_gain(devices, steps, memory)
+        if self.num_sharing:
+            yield (
+                f"Here {self.num_sharing} processes share {count_text(self.num_cores, 'core')}: "
+                f"at best {number_text(round(self.most_here, 2))} times one process."
+            )
+
+    def _no_gain(self, devices: str, steps: str, memory: str) -> str:
+        slower = "as fast as" if self.speedup > 1 / AS_FAST else "slower than"
+        other_s = max(0.0, self.step_s - self.longest_compute_s)
+        return (
+            f"Verdict: {devices} are {slower} one (predicted: {steps}), with {memory}: the busiest "
+            f"computes {seconds_text(self.longest_compute_s)} a step, messages and waiting cost "
+            f"{seconds_text(other_s)}. Larger batches or layers would change that; "
+            f"{count_text(1, 'device')} would do."
+        )
+
+
+def best_alone(request: PlanRequest) -> PlanEvaluation:
+    """What the whole model would do on the one device of the cluster that is fastest for it.
+
+    It has the mini-batch whole; of one graph in chunks it has the chunks, which are what was
+    measured.
+    """
+    kinds = [device.kind for device in request.cluster.devices]
+    first_of_kind = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+    is_one_graph = bool(request.graph.staying)
+    count = request.num_microbatches if is_one_graph else request.num_minibatches
+    operators = tuple(operator.name for operator in request.graph)
+    whole = replace(request, num_microbatches=count)
+    plans = [
+        Plan((Stage(0, operators, (device,)),), num_microbatches=count) for device in first_of_kind
+    ]
+    return min((evaluate_plan(plan, whole) for plan in plans), key=lambda found: found.step_s)

@@ -1,0 +1,51 @@
+"""Which rank is which device of a plan, and plans whose devices are the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lightning_gpp.planner import Plan, PlanRequest, Stage
+
+
+def rank_of_device(plan: Plan, num_ranks: int) -> tuple[int, ...]:
+    """Rank of every device: the device of the loss has rank 0, the others follow in order.
+
+    >>> from lightning_gpp.planner import Stage
+    >>> rank_of_device(Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1,)))), num_ranks=3)
+    (1, 0, 2)
+    """
+    loss_device = plan.stages[-1].devices[0]
+    others = iter(range(1, num_ranks))
+    return tuple(0 if device == loss_device else next(others) for device in range(num_ranks))
+
+
+def by_rank(plan: Plan, request: PlanRequest) -> tuple[Plan, PlanRequest]:
+    """The same plan and question with every device numbered as the rank that it is.
+
+    So that device 1 of a report is rank 1 of a timeline. Nothing else changes: links go by what
+    devices are, not by their numbers.
+    """
+    ranks = rank_of_device(plan, request.num_devices)
+    devices = [request.cluster.devices[ranks.index(rank)] for rank in range(len(ranks))]
+    cluster = replace(request.cluster, devices=tuple(devices))
+    stages = tuple(_renumbered(stage, ranks) for stage in plan.stages)
+    return replace(plan, stages=stages), replace(request, cluster=cluster)
+
+
+def _renumbered(stage: Stage, ranks: Sequence[int]) -> Stage:
+    places = sorted(range(len(stage.devices)), key=lambda place: ranks[stage.devices[place]])
+    return replace(
+        stage,
+        devices=tuple(ranks[stage.devices[place]] for place in places),
+        shares=tuple(stage.shares[place] for place in places) if stage.shares else (),
+    )
+
+
+def note_of_ranks(plan: Plan, num_ranks: int) -> tuple[str, ...]:
+    """What to say of a plan made by hand whose devices are other ranks."""
+    ranks = rank_of_device(plan, num_ranks)
+    if ranks == tuple(range(num_ranks)):
+        return ()
+    pairs = ", ".join(f"{device} is rank {rank}" for device, rank in enumerate(ranks))
+    return (f"The loss is on rank 0, so of the plan's devices {pairs}.",)

@@ -1,0 +1,96 @@
+"""The verdict on a plan: what it says follows from the numbers, in every case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers.graphs import literal_graph, profile_of
+
+from lightning_gpp.cluster import Link, uniform_cluster
+from lightning_gpp.cost import Costs, OpProfile, Profile
+from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan, plan_request
+from lightning_gpp.reports.plan.verdict import PlanVerdict, best_alone
+
+GRAPH = literal_graph({"a": "x", "b": "x", "cat()": "a b"})
+TWO = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1,)), Stage(2, ("cat",), (1,))))
+FREE, DEAR = Link(1e30), Link(1.0)
+
+
+def question(link: Link = FREE, memory_bytes: int | None = None, **options: object) -> PlanRequest:
+    """Two branches of 3 ms each (forward and backward) and a join, on two devices."""
+    cluster = uniform_cluster(2, link)
+    devices = tuple(replace(device, memory_bytes=memory_bytes) for device in cluster.devices)
+    return plan_request(
+        GRAPH,
+        replace(cluster, devices=devices),
+        costs=profile_of(GRAPH),
+        minibatch_size=4,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def verdict(request: PlanRequest, **options: int) -> PlanVerdict:
+    plan = replace(TWO, num_microbatches=1)
+    return PlanVerdict.of(evaluate_plan(plan, request), request, **options)
+
+
+def test_branches_side_by_side_are_a_gain() -> None:
+    found = verdict(question())
+    assert found.speedup == pytest.approx(1.5)
+    assert found.text(200).startswith("Verdict: 2 devices are 1.5 times as fast as one (predicted:")
+    assert "Larger batches" not in found.text()
+
+
+def test_dear_messages_are_none_and_the_text_says_what_they_cost() -> None:
+    found = verdict(question(DEAR))
+    assert found.speedup < 0.01
+    text = found.text(400)
+    assert "2 devices are slower than one" in text
+    assert "messages and waiting cost" in text and "Larger batches or layers" in text
+
+
+def test_one_device_that_has_no_room_is_no_alternative() -> None:
+    alone = best_alone(question())
+    found = verdict(question(memory_bytes=alone.peak_memory_bytes - 1))
+    assert not found.one_device_fits
+    assert "train what one has no room for" in found.text(200)
+    assert "which has no room for it" in found.measured_text(1.0, 10, 400)
+
+
+@pytest.mark.parametrize(("num_cores", "most"), [(1, 1.0), (2, 1.5)])
+def test_processes_that_share_cores_gain_no_more_than_these_can(
+    num_cores: int, most: float
+) -> None:
+    found = verdict(question(), num_cores=num_cores)
+    assert found.most_here == pytest.approx(most)
+    assert ("Here 2 processes share 1 core: at best 1 times" in found.text()) == (num_cores == 1)
+
+
+def test_of_unequal_devices_the_fastest_is_the_one() -> None:
+    fast = Profile({o.name: OpProfile(1e-3, 2e-3, 100) for o in GRAPH}, 1, "cpu")
+    slow = Profile({o.name: OpProfile(1e-2, 2e-2, 100) for o in GRAPH}, 1, "gpu")
+    request = question()
+    first, second = request.cluster.devices
+    cluster = replace(request.cluster, devices=(replace(first, kind="gpu"), second))
+    unequal = replace(request, cluster=cluster, costs=Costs((fast, slow)))
+    alone = best_alone(unequal)
+    assert [stage.devices for stage in alone.plan.stages] == [(1,)]
+    assert alone.plan.stages[0].operators == tuple(operator.name for operator in GRAPH)
+
+
+def test_the_gain_over_one_device_does_not_depend_on_how_many_batches_overlap() -> None:
+    request = question(num_microbatches=None, max_replicas=1, schedule="1f1b-async")
+    alone = best_alone(request)
+    assert alone.num_minibatches > 1
+    assert alone.minibatch_s == pytest.approx(best_alone(question()).minibatch_s)
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "says"),
+    [(0.8, "at least 1.25 times as fast as one device"), (1.2, "so one device may be faster")],
+)
+def test_what_was_measured_is_told_beside_it(batch_s: float, says: str) -> None:
+    found = replace(verdict(question()), one_device_s=1.0, step_s=0.5)
+    text = found.measured_text(batch_s, 10, 400)
+    assert says in text and text.startswith("Measured: ")
