@@ -284,7 +284,7 @@ class _Session:
             self._check(captured, run)
         return captured
 
-    def _model(self, method: str, fit: _Fit) -> CapturedModel:
+    def _model(self, method: str, fit: _TraceFit) -> CapturedModel:
         nodes = [node for node in fit.traces[True].graph.nodes if node.op != "output"]
         seen = {node: observation(node) for node in nodes}
         captured = CapturedModel(
@@ -315,13 +315,13 @@ class _Session:
         with rollback(self.module), training_flags(self.module, self.flags[mode]), seeded(0):
             yield
 
-    def _fitting(self, method: str, traces: dict[bool, Trace]) -> _Fit:
+    def _fitting(self, method: str, traces: dict[bool, Trace]) -> _TraceFit:
         """The traces without idle decisions, and a second input whose size the others allow.
 
         Raises:
             GuardError: a sub-module decides by the number of samples.
         """
-        fit = _Fit(traces)
+        fit = _TraceFit(traces)
         try:
             fit = self._without_idle_decisions(method, fit)
         except GuardError as error:
@@ -347,7 +347,7 @@ class _Session:
             error,
         )
 
-    def _without_idle_decisions(self, method: str, fit: _Fit) -> _Fit:
+    def _without_idle_decisions(self, method: str, fit: _TraceFit) -> _TraceFit:
         """The traces without decisions between one sample and several that change nothing.
 
         So is ``if len(x) != 1: x = x.expand(...)``: the graph of either way computes both.
@@ -373,7 +373,7 @@ class _Session:
             while failed is not None:
                 traces = {mode: without_guard(trace, failed.name) for mode, trace in traces.items()}
                 failed = self._failing_guard(traces[True], across)
-            without = _Fit(traces, has_gradients=True)
+            without = _TraceFit(traces, has_gradients=True)
             captured = self._model(method, without)
             for mode in MODES:
                 self._check(captured, Pass(across, mode, backward=True))
@@ -424,7 +424,7 @@ class _Session:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Fit:
+class _TraceFit:
     """Traces, and how they fit inputs of other sizes than those that they were made with.
 
     Attributes:

@@ -28,7 +28,7 @@ from lightning_gpp.cost import OpProfile
 
 
 @dataclass(frozen=True, slots=True)
-class _Timed:
+class _TimedOperator:
     """An operator of a group that was timed: its costs, and the values that it made."""
 
     cost: OpProfile
@@ -70,7 +70,7 @@ class SharedWork:
         values: dict[str, Any] = {}
         for name, tensor in tensors.items():
             values[name] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        timed: dict[Hashable, list[_Timed]] = {}
+        timed: dict[Hashable, list[_TimedOperator]] = {}
         for probe in self._probes:
             with self._visits.of((*probe.stage.parameter_names, *probe.stage.buffer_names)):
                 results = self._run(probe, values, timed, repeats)
@@ -82,7 +82,7 @@ class SharedWork:
         self,
         probe: OperatorProbe,
         values: Mapping[str, Any],
-        timed: dict[Hashable, list[_Timed]],
+        timed: dict[Hashable, list[_TimedOperator]],
         repeats: int,
     ) -> Sequence[Any]:
         """Times an operator, or not; returns the values that it makes."""
@@ -99,7 +99,7 @@ class SharedWork:
             least = math.ceil(repeats / self._num_alike[self._works[probe.name]])
             cost = probe.measure(values, least, self._deadline_s)
             cost = replace(seen, forward_s=cost.forward_s, backward_s=cost.backward_s)
-            members.append(_Timed(cost, list(probe.results.values())))
+            members.append(_TimedOperator(cost, list(probe.results.values())))
         return list(probe.results.values())
 
     def _group_of(
@@ -113,7 +113,7 @@ class SharedWork:
 
 def _form(leaf: Any) -> Hashable:
     if not isinstance(leaf, Tensor):
-        return type(leaf)
+        return type(leaf).__qualname__
     return leaf.shape, leaf.dtype, leaf.layout, leaf.requires_grad
 
 

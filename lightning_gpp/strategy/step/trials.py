@@ -151,7 +151,7 @@ def _why_not(boundary: CallBoundary, whole: Values, averages: bool) -> str | Non
 
 
 def take_part(
-    run: PipelinedRun, trial: Trial, boundaries: Sequence[Boundary] | None = None
+    run: PipelinedRun, trial: Trial, boundaries: Sequence[Boundary | None] = ()
 ) -> list[str]:
     """All ranks: runs the forward in one piece, three times, and cut; leaves no trace.
 
