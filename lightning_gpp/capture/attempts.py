@@ -23,7 +23,7 @@ from lightning_gpp.capture.checks.check import (
     replay,
     sample_in_float64,
 )
-from lightning_gpp.capture.checks.references import MODES, Pass, References
+from lightning_gpp.capture.checks.references import MODES, CheckedPass, References
 from lightning_gpp.capture.checks.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
 from lightning_gpp.capture.model import CapturedModel
@@ -206,7 +206,7 @@ class _Session:
         if not changing:
             return frozenset()
         try:
-            other = self.references.of(Pass(other_content(self.sample), True))
+            other = self.references.of(CheckedPass(other_content(self.sample), True))
         except Exception as error:  # the model itself may not take this size
             _logger.info("which buffers change alike cannot be told: %s", error)
             return frozenset()
@@ -376,7 +376,7 @@ class _Session:
             without = _TraceFit(traces, has_gradients=True)
             captured = self._model(method, without)
             for mode in MODES:
-                self._check(captured, Pass(across, mode, backward=True))
+                self._check(captured, CheckedPass(across, mode, backward=True))
         except Exception:  # the graph of the other way may do anything
             raise first from None
         return without
@@ -392,7 +392,7 @@ class _Session:
         except GuardError as error:
             return error.with_traceback(None)  # its frames hold all values
 
-    def _check(self, captured: CapturedModel, run: Pass) -> None:
+    def _check(self, captured: CapturedModel, run: CheckedPass) -> None:
         expected, mode = self.references.of(run), run.training
         with torch.set_grad_enabled(run.is_recorded):
             got = replay(
@@ -404,7 +404,7 @@ class _Session:
             if error.is_large or not self._agrees_in_float64(captured, run):
                 raise
 
-    def _agrees_in_float64(self, captured: CapturedModel, run: Pass) -> bool:
+    def _agrees_in_float64(self, captured: CapturedModel, run: CheckedPass) -> bool:
         """Whether a difference is rounding: in a higher precision there is none.
 
         A gradient that large terms cancel into loses most of its digits in float32.

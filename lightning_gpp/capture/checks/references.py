@@ -26,7 +26,7 @@ MODES = (True, False)
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class CheckedPass:
     """One run of a module and of a graph of it.
 
     Attributes:
@@ -78,12 +78,12 @@ class References:
         self.sample, self.others = sample, list(other_samples(sample))
         is_smallest = all(other.num_samples >= sample.num_samples for other in self.others)
         with watched_reads(module) as self.reads:
-            self.given = self.of(Pass(sample, True, backward=is_smallest))
-        self._unrecorded = Pass(sample, False, is_recorded=False)
+            self.given = self.of(CheckedPass(sample, True, backward=is_smallest))
+        self._unrecorded = CheckedPass(sample, False, is_recorded=False)
         if is_smallest or not self._is_there(self._unrecorded):
-            self.of(Pass(sample, False, backward=is_smallest))
+            self.of(CheckedPass(sample, False, backward=is_smallest))
 
-    def of(self, run: Pass) -> Result:
+    def of(self, run: CheckedPass) -> Result:
         """What the module computes; raises what it raises."""
         if run.is_recorded and not run.backward:
             found = self._results.get(_key(replace(run, backward=True)))
@@ -102,9 +102,9 @@ class References:
     def runs(self, sample: Sample, *, backward: bool) -> bool:
         """Whether the module runs on other inputs, in both modes."""
         # The other way round than with the given ones: what goes by the number of calls shows.
-        return all(self._is_there(Pass(sample, mode, backward)) for mode in reversed(MODES))
+        return all(self._is_there(CheckedPass(sample, mode, backward)) for mode in reversed(MODES))
 
-    def passes(self, second: Sample | None, *, gradients: bool) -> Iterator[Pass]:
+    def passes(self, second: Sample | None, *, gradients: bool) -> Iterator[CheckedPass]:
         """All that a graph is checked with.
 
         Args:
@@ -116,13 +116,13 @@ class References:
         unrecorded = self._is_there(self._unrecorded)
         for mode in MODES:
             for sample in samples:
-                run = Pass(sample, mode, backward=sample is smallest)
+                run = CheckedPass(sample, mode, backward=sample is smallest)
                 if not unrecorded or run.backward or mode or sample is not self.sample:
                     yield run
         if unrecorded:
             yield self._unrecorded
 
-    def _is_there(self, run: Pass) -> bool:
+    def _is_there(self, run: CheckedPass) -> bool:
         """Whether the module itself makes a pass; it need not take each size and mode."""
         key = _key(run)
         if self._results.get(key, run) is None:
@@ -136,5 +136,5 @@ class References:
         return True
 
 
-def _key(run: Pass) -> _Key:
+def _key(run: CheckedPass) -> _Key:
     return id(run.sample), run.training, run.backward, run.is_recorded
