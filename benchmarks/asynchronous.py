@@ -4,10 +4,11 @@ A chain of equal layers with Adam is cut into as many stages as there are proces
 each. All ways run in turn, some times; a row's ``ratio`` is the median over the turns of its step
 over that of one device. ``bound`` is the busiest stage's part of one device's step: what a pipeline
 without bubbles and without messages would take where every process has a core of its own (with more
-processes than cores nothing can reach it) and memory to itself. ``apart`` is the same with what
-processes beside each other cost: as many, each of which trains the layers of a stage by itself, on
-data of its own and without a message. The second table has what a prediction costs beside one
-forward and backward of the same parameters.
+processes than cores nothing can reach it) and memory to itself. ``apart`` is that bound measured:
+as many processes beside each other, each of which trains the layers of a stage by itself, on data
+of its own and without a message; the longest of them. The column ``of apart`` is that over the
+way's step, of the same turn. The second table has what a prediction costs beside a step of the same
+parameters.
 
     python benchmarks/asynchronous.py                     # two processes
     python benchmarks/asynchronous.py --devices 4 --turns 5
@@ -42,9 +43,10 @@ WIDTH, LAYERS, BATCH = 768, 8, 256
 class Chain(pl.LightningModule):
     """Equal layers."""
 
-    def __init__(self, count: int = LAYERS) -> None:
+    def __init__(self, count: int = LAYERS, *, is_first: bool = True) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(count))
+        self.is_first = is_first
 
     def forward(self, x: Tensor) -> Tensor:
         """All layers, one after the other."""
@@ -54,7 +56,8 @@ class Chain(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """A mean over samples."""
-        return (self(batch[0]) - batch[1]).square().mean()
+        x = batch[0] if self.is_first else batch[0].requires_grad_()
+        return (self(x) - batch[1]).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One whose steps are predicted from its state."""
@@ -78,7 +81,7 @@ class Clock(pl.Callback):
         pl_module.log("step_s", middle_s / (len(self.ends) - 1 - 2 * skip))
 
 
-def step_s(strategy: Any, num_devices: int, num_steps: int, num_layers: int = LAYERS) -> float:
+def step_s(strategy: Any, num_devices: int, num_steps: int, chain: Chain | None = None) -> float:
     """Mean seconds of the steps in the middle of a fit, when the pipeline is full."""
     torch.manual_seed(0)
     data = TensorDataset(*(torch.randn(num_steps * BATCH, WIDTH) for _ in range(2)))
@@ -93,24 +96,28 @@ def step_s(strategy: Any, num_devices: int, num_steps: int, num_layers: int = LA
         enable_model_summary=False,
         callbacks=[Clock()],
     )
-    trainer.fit(Chain(num_layers), DataLoader(data, BATCH))
+    trainer.fit(chain or Chain(), DataLoader(data, BATCH))
     return float(trainer.callback_metrics["step_s"])
 
 
 def apart_s(num_devices: int, num_steps: int) -> float:
-    """The mean step of processes that each train the layers of a stage, all at the same time."""
+    """The longest mean step of processes that each train a stage's layers, all at the same time.
+
+    All but the first stage compute the gradient of their input, too.
+    """
     context = multiprocessing.get_context("fork")
     found = context.SimpleQueue()
 
-    def train() -> None:
-        found.put(step_s(single_device("cpu"), 1, num_steps, LAYERS // num_devices))
+    def train(number: int) -> None:
+        chain = Chain(LAYERS // num_devices, is_first=not number)
+        found.put(step_s(single_device("cpu"), 1, num_steps, chain))
 
-    processes = [context.Process(target=train) for _ in range(num_devices)]
+    processes = [context.Process(target=train, args=(i,)) for i in range(num_devices)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    return statistics.mean(found.get() for _ in processes)
+    return max(found.get() for _ in processes)
 
 
 def ways(num_devices: int) -> dict[str, dict[str, Any]]:
@@ -128,7 +135,7 @@ def ways(num_devices: int) -> dict[str, dict[str, Any]]:
 
 
 def prediction() -> list[tuple[str, str]]:
-    """What predicting all weights costs, over a forward and backward that uses them.
+    """What predicting all weights costs, over a step (forward, backward, update) without it.
 
     With what is done for it before an update: hooks run in the order in which they were made.
     """
@@ -160,7 +167,8 @@ def prediction() -> list[tuple[str, str]]:
             weights.forward(Place(1, 1, 1))
             note()
             start, end, before, kept, stepped, predicted = moments
-            ratios.append((kept - before + predicted - stepped) / (end - start))
+            more_s = kept - before + predicted - stepped
+            ratios.append(more_s / (end - start + stepped - kept))
         rows.append((name, f"{statistics.median(ratios[4:]):.1%}"))
     return rows
 
@@ -191,12 +199,15 @@ def main() -> None:
         f"thread, {options.turns} turns, torch {torch.__version__}, {platform.machine()}; "
         f"one device: {1e3 * alone_s:.0f} ms a step, bound {1 / options.devices:.2f}"
     )
-    rows = [
-        (name, f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}")
-        for name, ratios in found.items()
-    ]
-    print(text_table(("way", "ratio", "spread"), rows))
-    print("over a forward and backward of a batch:")
+    rows = []
+    for name, ratios in found.items():
+        of_apart = [a / r for a, r in zip(found["apart"], ratios, strict=True)]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        rows.append(
+            (name, f"{statistics.median(ratios):.2f}", spread, f"{statistics.median(of_apart):.0%}")
+        )
+    print(text_table(("way", "ratio", "spread", "of apart"), rows))
+    print("over the step of a batch:")
     print(text_table(("optimizer", "prediction"), prediction()))
 
 

@@ -52,6 +52,14 @@ def test_scripts_are_there(page: Path) -> None:
     assert not [name for name in scripts(page) if not (ROOT / name).is_file()]
 
 
+@named
+def test_blocks_are_closed(page: Path) -> None:
+    """An open one swallows the rest of a page, snippets and all."""
+    fences = [line.strip() for line in page.read_text().splitlines() if line.strip()[:3] == "```"]
+    assert all(opening != "```" for opening in fences[::2])
+    assert all(closing == "```" for closing in fences[1::2]) and len(fences) % 2 == 0
+
+
 def test_every_page_is_in_the_table_of_contents() -> None:
     listed = set((ROOT / "docs" / "index.md").read_text().split())
     assert {page.stem for page in PAGES if page.parent.name == "docs"} - listed == {"index"}

@@ -61,6 +61,27 @@ GRAPHS = {
     "diamond": graph([(0, 1), (0, 2), (1, 3), (2, 3)]),
     "skip": graph([(0, 1), (1, 2), (0, 2)]),
 }
+
+
+class Lion(Optimizer):
+    """A user's own (Chen et al. 2023, arXiv 2302.06675): the sign of a mean that is not its state.
+
+    It knows nothing of the package, so its last update is what changed.
+    """
+
+    def __init__(self, parameters: list[Tensor], lr: float, decay: float) -> None:
+        super().__init__(parameters, {"lr": lr, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for own in group["params"]:
+                mean = self.state[own].setdefault("mean", torch.zeros_like(own))
+                own.mul_(1 - group["lr"] * group["decay"])
+                own.sub_(group["lr"] * torch.sign(0.9 * mean + 0.1 * own.grad))
+                mean.mul_(0.99).add_(own.grad, alpha=0.01)
+
+
 OPTIMIZERS: Mapping[str, Callable[[list[Tensor]], Optimizer]] = {
     "sgd": lambda p: SGD(p, 0.1),
     "momentum": lambda p: SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
@@ -75,6 +96,7 @@ OPTIMIZERS: Mapping[str, Callable[[list[Tensor]], Optimizer]] = {
     "adamax": lambda p: Adamax(p, 0.01),
     "nadam": lambda p: NAdam(p, 0.01),
     "radam": lambda p: RAdam(p, 0.01),
+    "lion": lambda p: Lion(p, 0.003, 0.1),
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
+from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES, Place, Policy
@@ -24,6 +24,8 @@ PLACE = Place(difference=2, ahead=2, most_ahead=3)
         lambda p: Adam(p, 0.01, amsgrad=True),
         lambda p: AdamW(p, 0.01, weight_decay=0.5),
         lambda p: NAdam(p, 0.01),
+        lambda p: RMSprop(p, 0.01, maximize=True),
+        lambda p: RMSprop(p, 0.01, momentum=0.5, weight_decay=0.1, maximize=True),
     ],
 )
 def test_predictions_in_memory_that_is_there(
