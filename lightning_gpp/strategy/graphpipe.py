@@ -51,9 +51,8 @@ from lightning_gpp.strategy.planning.costs_given import CostsLike, resolve_costs
 from lightning_gpp.strategy.planning.plan_cache import CacheLike
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
 from lightning_gpp.strategy.ranks.termination import ended_together
-from lightning_gpp.strategy.recording.batch_clock import BatchClock
 from lightning_gpp.strategy.refusals import check_name, refuse_callbacks
-from lightning_gpp.strategy.report import Report, describe_planned, show, verdict_on
+from lightning_gpp.strategy.report import PlanReports, Report, show
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Settings
 from lightning_gpp.strategy.state.finetuning import finetuning_hooks
@@ -191,7 +190,6 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             weights=weights or PIPEOPTIM.name,
             report=report,
         )
-        self.shown_plan = ""
         self.plan: Plan | None = None
         self.stage_graph: StageGraph | None = None
         self.emulation_report: EmulationReport | None = None
@@ -199,7 +197,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         self.num_nodes = 1
         self._start_method = start_method
         self._session: Session | None = None
-        self._batch_clock: BatchClock | None = None
+        self._reports = PlanReports()
         self._hooks: HookRelay | None = None
         self._optimized: pl.LightningModule | None = None
         self._scopes = contextlib.ExitStack()
@@ -340,8 +338,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the user's step; a backward of the loss it returns is run by all ranks."""
-        if self._batch_clock is not None and (measured := self._batch_clock.begin()) is not None:
-            show(measured)
+        self._reports.batch_begins(is_recorded=self._open_session().run.recorder.is_on)
         with self.precision_plugin.train_step_context():
             result = self._step("training_step", *args, **kwargs)
         self.skips_step = result is None and self._module().automatic_optimization
@@ -393,16 +390,19 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             return super().optimizer_step(optimizer, told, model, **kwargs)
 
     def _show(self, pipeline: Pipeline) -> None:
-        """Keeps the plan and prints it where a person looks, not again in each of the loops."""
+        """Keeps the plan and prints it where a person looks."""
         self.plan, self.stage_graph = pipeline.plan, pipeline.placed.stages
-        if pipeline.planned is None:
-            return
-        if self.settings.emulated is None:
-            self._batch_clock = BatchClock(verdict_on(pipeline.planned, self.settings))
-        key = repr((pipeline.plan, pipeline.schedule))
-        if key != self.shown_plan:
-            self.shown_plan = key
-            show(describe_planned(pipeline.planned, self.settings))
+        if pipeline.planned is not None:
+            self._reports.built(pipeline.planned, self.settings)
+
+    @property
+    def shown_plan(self) -> str:
+        """The plan that a person has seen, which is not printed again in other loops."""
+        return self._reports.shown_plan
+
+    @shown_plan.setter
+    def shown_plan(self, shown_plan: str) -> None:
+        self._reports.shown_plan = shown_plan
 
     def _show_emulated(self, report: EmulationReport) -> None:
         """Prints what the emulated steps took, and keeps it where the starting process finds it."""

@@ -13,6 +13,7 @@ from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.reports import PlanVerdict, describe_plan, describe_what
 from lightning_gpp.strategy.planning.plan_cache import is_of_earlier_run
 from lightning_gpp.strategy.planning.planning import Planned
+from lightning_gpp.strategy.recording.batch_clock import BatchClock
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.text_table import wrapped
 from lightning_gpp.units_of_measure import bytes_text, count_text, devices_text
@@ -51,6 +52,33 @@ def describe_planned(planned: Planned, settings: Settings) -> str:
         f'More: report="full" of the strategy, or `graphpipe job=plan`{also}{earlier}.',
     )
     return f"{verdict}\n{wrapped(lines, WIDTH)}"
+
+
+class PlanReports:
+    """Prints a plan once per Trainer, and once per fit what batches by it take; on rank 0.
+
+    Attributes:
+        shown_plan: the plan that a person has seen last.
+    """
+
+    def __init__(self) -> None:
+        self.shown_plan = ""
+        self._clock: BatchClock | None = None
+
+    def built(self, planned: Planned, settings: Settings) -> None:
+        """A pipeline of this plan has been built."""
+        is_emulated = settings.emulated is not None  # which has a report of its own
+        self._clock = None if is_emulated else BatchClock(verdict_on(planned, settings))
+        shown = repr((planned.plan, planned.request.schedule))
+        if shown != self.shown_plan:
+            self.shown_plan = shown
+            show(describe_planned(planned, settings))
+
+    def batch_begins(self, *, is_recorded: bool) -> None:
+        """A batch is trained; whether it is recorded."""
+        text = None if self._clock is None else self._clock.begin(is_recorded=is_recorded)
+        if text is not None:
+            show(text)
 
 
 def show(text: str) -> None:

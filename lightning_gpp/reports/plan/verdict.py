@@ -37,6 +37,7 @@ class PlanVerdict:
         one_device_fits: whether they fit there.
         longest_compute_s: seconds that the busiest device of the plan computes in a step.
         compute_s: seconds that all its devices compute in a step.
+        is_estimated: whether operators were not measured, but taken from data sheets.
         num_sharing: processes of the plan that share the cores of one host; 0 where each has
             devices of its own.
         num_cores: cores that they share.
@@ -50,6 +51,7 @@ class PlanVerdict:
     one_device_fits: bool
     longest_compute_s: float
     compute_s: float
+    is_estimated: bool = False
     num_sharing: int = 0
     num_cores: int = 0
 
@@ -78,6 +80,7 @@ class PlanVerdict:
             one_device_fits=alone.is_feasible,
             longest_compute_s=max(busy_s),
             compute_s=sum(busy_s),
+            is_estimated=request.is_estimated,
             num_sharing=on_cpus if is_shared else 0,
             num_cores=num_cores or 0 if is_shared else 0,
         )
@@ -108,7 +111,7 @@ class PlanVerdict:
         """
         took = f"Measured: {seconds_text(batch_s)} a batch (median of {num_batches})"
         if self.num_devices == 1:
-            return f"{took}, of which operators take {seconds_text(self.step_s)} (predicted)."
+            return f"{took}, of which operators take {seconds_text(self.step_s)} ({self._how})."
         gain = self.one_device_s / batch_s
         if gain >= AS_FAST:
             beside = f"at least {number_text(round(gain, 2))} times as fast as one device"
@@ -117,16 +120,20 @@ class PlanVerdict:
         else:
             beside = "more than the arithmetic of one device, which has no room for it"
         sentence = (
-            f"{took}; predicted were {seconds_text(self.step_s)} and for one device "
+            f"{took}; {self._how} were {seconds_text(self.step_s)} and for one device "
             f"{seconds_text(self.one_device_s)}, both without your step, data, optimizer and "
             f"Lightning's loop: {beside}."
         )
         return wrapped([sentence], max_width)
 
+    @property
+    def _how(self) -> str:
+        return "estimated, not measured" if self.is_estimated else "predicted"
+
     def _sentences(self) -> Iterator[str]:
         if self.num_devices == 1:
             took = seconds_text(self.step_s)
-            yield f"Verdict: one device does it all, {took} a step (predicted)."
+            yield f"Verdict: one device does it all, {took} a step ({self._how})."
             return
         devices = count_text(self.num_devices, "device")
         own = " of their own" if self.num_sharing else ""
@@ -136,12 +143,12 @@ class PlanVerdict:
             yield (
                 f"Verdict: {devices}{own} train what one has no room for "
                 f"({bytes_text(self.one_device_bytes)}): {bytes_text(self.memory_bytes)} on the "
-                f"fullest, {seconds_text(self.step_s)} a step (predicted)."
+                f"fullest, {seconds_text(self.step_s)} a step ({self._how})."
             )
         elif self.speedup >= AS_FAST:
             yield (
                 f"Verdict: {devices}{own} are {number_text(round(self.speedup, 2))} times as fast "
-                f"as one (predicted: {steps}), with {memory}."
+                f"as one ({self._how}: {steps}), with {memory}."
             )
         else:
             yield self._no_gain(devices, steps, memory)
@@ -155,9 +162,9 @@ class PlanVerdict:
         slower = "as fast as" if self.speedup > 1 / AS_FAST else "slower than"
         other_s = max(0.0, self.step_s - self.longest_compute_s)
         return (
-            f"Verdict: {devices} are {slower} one (predicted: {steps}), with {memory}: the busiest "
-            f"computes {seconds_text(self.longest_compute_s)} a step, messages and waiting cost "
-            f"{seconds_text(other_s)}. Larger batches or layers would change that; "
+            f"Verdict: {devices} are {slower} one ({self._how}: {steps}), with {memory}: the "
+            f"busiest computes {seconds_text(self.longest_compute_s)} a step, messages and waiting "
+            f"cost {seconds_text(other_s)}. Larger batches or layers would change that; "
             f"{count_text(1, 'device')} would do."
         )
 
@@ -171,7 +178,8 @@ def best_alone(request: PlanRequest) -> PlanEvaluation:
     kinds = [device.kind for device in request.cluster.devices]
     first_of_kind = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     is_one_graph = bool(request.graph.staying)
-    count = request.num_microbatches if is_one_graph else request.num_minibatches
+    chunks = request.num_microbatches if is_one_graph else None
+    count = chunks or request.num_minibatches
     operators = tuple(operator.name for operator in request.graph)
     whole = replace(request, num_microbatches=count)
     plans = [

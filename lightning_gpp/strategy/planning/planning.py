@@ -121,18 +121,7 @@ def plan_pipeline(
     key = refit_key(captured, device)
     if settings.plan is not None:
         plan = resolve_plan(settings.plan, captured.graph)
-        if settings.is_asynchronous:
-            refuse_async_plan(plan.stages)
-        _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
-        costs = _given(settings) if measured is None else measured.costs
-        question = _request(settings, captured, example, cluster, costs, plan)
-        question, notes, found = _refitted(settings, question, key)
-        found_plan = SearchResult(plan)
-        answered = choose_schedule(question, settings.planned_schedule, lambda _: found_plan)
-        notes = (*captured.kept_whole, *notes, *answered.notes)
-        notes += note_of_ranks(plan, num_devices)
-        _warn_of_misplaced(plan, answered.request, settings)
-        return Planned(plan, answered.request, notes, found, key)
+        return _by_hand(plan, settings, captured, example, cluster, measured, key)
     costs, notes = (_given(settings), ()) if measured is None else (measured.costs, measured.notes)
     assert costs is not None, "the planner needs costs"
     question = _request(settings, captured, example, cluster, costs, None)
@@ -148,6 +137,30 @@ def plan_pipeline(
     _warn_of_misplaced(plan, request, settings)
     plan, request = by_rank(plan, request)
     return Planned(plan, request, notes, found, key)
+
+
+def _by_hand(
+    plan: Plan,
+    settings: Settings,
+    captured: CapturedModel,
+    example: Example,
+    cluster: Cluster,
+    measured: Measured | None,
+    key: Mapping[str, Any],
+) -> Planned:
+    """A plan that the user made, with the schedule that runs it; its devices keep their numbers."""
+    if settings.is_asynchronous:
+        refuse_async_plan(plan.stages)
+    num_devices = cluster.num_devices
+    _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
+    costs = _given(settings) if measured is None else measured.costs
+    question = _request(settings, captured, example, cluster, costs, plan)
+    question, notes, found = _refitted(settings, question, key)
+    found_plan = SearchResult(plan)
+    answered = choose_schedule(question, settings.planned_schedule, lambda _: found_plan)
+    notes = (*captured.kept_whole, *notes, *answered.notes, *note_of_ranks(plan, num_devices))
+    _warn_of_misplaced(plan, answered.request, settings)
+    return Planned(plan, answered.request, notes, found, key)
 
 
 def _answered(settings: Settings, question: PlanRequest, ways: WaysGraph | None) -> Answered:

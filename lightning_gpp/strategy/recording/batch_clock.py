@@ -23,15 +23,24 @@ class BatchClock:
 
     def __init__(self, verdict: PlanVerdict) -> None:
         self._verdict = verdict
-        self._begun_s: list[float] = []
+        self._num_begun = 0
+        self._last_s: float | None = None
+        self._took_s: list[float] = []
 
-    def begin(self) -> str | None:
-        """A batch begins. What the batches before it took, once there are enough of them."""
-        if len(self._begun_s) > NUM_WARM_UP + NUM_COUNTED:
+    def begin(self, *, is_recorded: bool = False) -> str | None:
+        """A batch begins. What the batches before it took, once there are enough of them.
+
+        Args:
+            is_recorded: whether it is recorded: it takes longer, and is followed by the gathering
+                and the picture of the record, so it does not count.
+        """
+        if len(self._took_s) == NUM_COUNTED:
             return None
-        self._begun_s.append(time.monotonic())
-        if len(self._begun_s) <= NUM_WARM_UP + NUM_COUNTED:
+        now_s = time.monotonic()
+        if self._last_s is not None:
+            self._took_s.append(now_s - self._last_s)
+        self._num_begun += 1
+        self._last_s = None if is_recorded or self._num_begun <= NUM_WARM_UP else now_s
+        if len(self._took_s) < NUM_COUNTED:
             return None
-        counted = self._begun_s[NUM_WARM_UP:]
-        took_s = statistics.median(b - a for a, b in zip(counted, counted[1:], strict=False))
-        return self._verdict.measured_text(took_s, NUM_COUNTED)
+        return self._verdict.measured_text(statistics.median(self._took_s), NUM_COUNTED)

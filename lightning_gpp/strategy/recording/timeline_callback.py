@@ -299,7 +299,9 @@ class TimelineCallback(pl.Callback):
         predicted = ""
         if isinstance(report, StepReport):
             metrics |= report.comparison.metrics()
-            predicted = f", {seconds_text(report.predicted.step_s)} predicted"
+            sources = report.comparison.predicted.items()
+            (source,) = (name for name, shown_too in sources if shown_too is report.predicted)
+            predicted = f", {seconds_text(report.predicted.step_s)} by the {source}"
         if isinstance(last_report, StepReport):
             written += self._keep(last_report)
         for logger in trainer.loggers:

@@ -94,3 +94,9 @@ def test_what_was_measured_is_told_beside_it(batch_s: float, says: str) -> None:
     found = replace(verdict(question()), one_device_s=1.0, step_s=0.5)
     text = found.measured_text(batch_s, 10, 400)
     assert says in text and text.startswith("Measured: ")
+
+
+def test_estimates_are_called_so() -> None:
+    found = replace(verdict(question()), is_estimated=True)
+    for text in (found.text(), found.measured_text(1.0, 10)):
+        assert "estimated, not measured" in text and "predicted" not in text

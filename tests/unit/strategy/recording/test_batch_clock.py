@@ -11,13 +11,30 @@ from lightning_gpp.strategy.recording.batch_clock import NUM_COUNTED, NUM_WARM_U
 VERDICT = PlanVerdict(2, 0.5, 1.0, 1, 2, True, 0.5, 1.0)
 
 
-def test_the_median_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    durations_s = [9.0] * NUM_WARM_UP + [2.0] * (NUM_COUNTED - 3) + [1.0, 50.0, 50.0] + [7.0] * 5
-    moments_s = [sum(durations_s[:count]) for count in range(len(durations_s) + 1)]
-    times = iter(moments_s)
+def told(
+    monkeypatch: pytest.MonkeyPatch, durations_s: list[float], recorded: frozenset[int]
+) -> list[str | None]:
+    """What is said at the beginning of every batch, of which the last one only begins."""
+    times = iter([sum(durations_s[:count]) for count in range(len(durations_s) + 1)] * 2)
     monkeypatch.setattr(batch_clock.time, "monotonic", lambda: next(times))
     clock = BatchClock(VERDICT)
-    told = [clock.begin() for _ in moments_s]
-    assert [text is not None for text in told].index(True) == NUM_WARM_UP + NUM_COUNTED
-    (text,) = filter(None, told)
+    return [clock.begin(is_recorded=i in recorded) for i in range(len(durations_s) + 1)]
+
+
+@pytest.mark.parametrize("recorded", [frozenset(), frozenset({3, 4, 6})])
+def test_the_median_without_warm_up_and_recorded_batches(
+    monkeypatch: pytest.MonkeyPatch, recorded: frozenset[int]
+) -> None:
+    durations_s = [9.0] * NUM_WARM_UP + [2.0] * 40
+    durations_s[NUM_WARM_UP + 5] = 50.0  # a validation came between
+    for index in recorded:
+        durations_s[index] = 30.0
+    found = told(monkeypatch, durations_s, recorded)
+    ((place, text),) = [(i, text) for i, text in enumerate(found) if text is not None]
+    assert place == NUM_WARM_UP + len(recorded) + NUM_COUNTED
     assert text.startswith(f"Measured: 2.00 s a batch (median of {NUM_COUNTED})")
+
+
+def test_nothing_is_said_of_a_short_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    durations_s = [1.0] * (NUM_WARM_UP + NUM_COUNTED - 1)
+    assert told(monkeypatch, durations_s, frozenset()) == [None] * (len(durations_s) + 1)
