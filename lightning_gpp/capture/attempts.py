@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any, TypeVar
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
-from lightning_gpp.capture.checks.check import (
-    ValuesDifferError,
-    compare,
-    in_float64,
-    reference,
-    replay,
-    sample_in_float64,
-)
-from lightning_gpp.capture.checks.references import MODES, CheckedPass, References
-from lightning_gpp.capture.checks.rollback import rollback, seeded, training_flags
+from lightning_gpp.capture.checks.references import CheckedPass
+from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.checks.trace_checks import TraceChecks, scope_of
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.operators.cuts import Cuts
 from lightning_gpp.capture.operators.normalize import (
     normalize,
-    observation,
     protect_inputs,
-    without_guard,
 )
-from lightning_gpp.capture.operators.observe import Observation, observe
 from lightning_gpp.capture.steady_state import other_content, steady_names
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.fx_tracer import trace_symbolically
@@ -42,9 +30,9 @@ from lightning_gpp.capture.tracing.keep_whole import DrawError, KeepWholeError, 
 from lightning_gpp.capture.tracing.leaves import LeafPolicy, has_stacks
 from lightning_gpp.capture.tracing.library_switches import uncompiled
 from lightning_gpp.capture.tracing.modes import check_same_graph, mode_flags
-from lightning_gpp.capture.tracing.trace import Trace, guard
+from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample
+from lightning_gpp.capture.values.samples import first_sample
 from lightning_gpp.capture.values.withheld import withheld_outputs
 
 _logger = logging.getLogger(__name__)
@@ -65,9 +53,10 @@ def capture(
     """Captures ``module.forward(*args, **kwargs)`` as a graph of operators.
 
     Tried in this order: the ``blocks`` that the user gives (then nothing else), ``torch.fx``, the
-    concrete tracer. Each result is checked against the module: outputs and gradients, in train
-    and in eval mode, on the given input and on one of another size. The module is left as it was,
-    random generators included.
+    concrete tracer. Each result is checked against the module, in train and in eval mode: outputs
+    and buffers on the given input and on one of another size, gradients on the smaller of the two
+    (:mod:`.checks.references` says why that is enough). The module is left as it was, random
+    generators included.
 
     Tensors on the ``meta`` device have no values: then only shapes and types are compared, and
     which buffers change is not known; the log says so (level info).
@@ -101,16 +90,17 @@ def capture(
             )
         captured = session.first_success(leaf_modules, blocks)
         captured.steady = session.steady_state(captured)
-        captured.is_random = session.references.given.draws
-        changed = _outside_of_leaves(captured, session.references.given.changed)
-        kept = _outside_of_leaves(captured, session.references.given.kept)
+        references = session.checks.references
+        captured.is_random = references.given.draws
+        changed = _outside_of_leaves(captured, references.given.changed)
+        kept = _outside_of_leaves(captured, references.given.kept)
         if kept:
             raise CaptureError(
                 f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
                 "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "
                 "it from forward instead"
             )
-        if withheld := withheld_outputs(session.references.given.output):
+        if withheld := withheld_outputs(references.given.output):
             _logger.warning(
                 "not handed out by the pipelined forward, an error if read: %s. Keys and values "
                 "that transformers keep for generation are not for training: "
@@ -119,7 +109,7 @@ def capture(
             )
         captured.reads = tuple(
             read
-            for read in session.references.reads
+            for read in references.reads
             if not _is_inside(captured, read.path)
             and ".".join(filter(None, (read.path, read.name))) not in changed
         )
@@ -162,16 +152,11 @@ class _Session:
                 "begin with another batch. Later ones may be empty"
             )
         self.flags = mode_flags(module, train_modes)
-        self.references = References(module, self.arguments, self.sample, self.flags)
+        self.checks = TraceChecks(module, self.arguments, self.sample, self.flags)
 
     def close(self) -> None:
         """Forgets all values: errors that were kept on the way refer to it from their frames."""
         vars(self).clear()
-
-    @functools.cached_property
-    def across(self) -> Sample:
-        """One sample instead of several, or two instead of one."""
-        return few_samples(self.sample, 1 + (self.sample.num_samples == 1))
 
     def first_success(
         self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None
@@ -206,11 +191,11 @@ class _Session:
         if not changing:
             return frozenset()
         try:
-            other = self.references.of(CheckedPass(other_content(self.sample), True))
+            other = self.checks.references.of(CheckedPass(other_content(self.sample), True))
         except Exception as error:  # the model itself may not take this size
             _logger.info("which buffers change alike cannot be told: %s", error)
             return frozenset()
-        given = self.references.given.buffers
+        given = self.checks.references.given.buffers
         return steady_names(self.module, changing, given, other.buffers)
 
     def _attempts(
@@ -262,7 +247,7 @@ class _Session:
 
     def _draw_error(self, scope: str) -> CaptureError:
         args, kwargs = self.arguments.rebuild(self.sample.fresh())
-        with self._in_mode(True):
+        with self.checks.in_mode(True):
             line = line_of_draw(lambda: self.module.forward(*args, **kwargs))
         return CaptureError(
             f"{line} draws a random number outside of torch (random, numpy), which would be frozen "
@@ -273,171 +258,17 @@ class _Session:
         traces = {mode: self._trace(policy, tracer, mode) for mode in (True, False)}
         check_same_graph(traces[True], traces[False])
         try:
-            return self._checked(method, traces)
+            return self.checks.checked(method, traces)
         except GuardError as error:
-            raise KeepWholeError(str(error), _scope_of(error, traces[True])) from error
-
-    def _checked(self, method: str, traces: dict[bool, Trace]) -> CapturedModel:
-        fit = self._fitting(method, traces)
-        captured = self._model(method, fit)
-        for run in self.references.passes(fit.second, gradients=not fit.has_gradients):
-            self._check(captured, run)
-        return captured
-
-    def _model(self, method: str, fit: _TraceFit) -> CapturedModel:
-        nodes = [node for node in fit.traces[True].graph.nodes if node.op != "output"]
-        seen = {node: observation(node) for node in nodes}
-        captured = CapturedModel(
-            self.module,
-            self.arguments,
-            fit.traces,
-            Cuts.of(seen, self.sample, fit.seen, fit.second),
-            method,
-            next(iter(self.sample.tensors.values())).device,
-        )
-        captured.takes_graphs = self.sample.graphs is not None
-        return captured
+            raise KeepWholeError(str(error), scope_of(error, traces[True])) from error
 
     def _trace(self, policy: LeafPolicy, tracer: Tracer, mode: bool) -> Trace:
-        with self._in_mode(mode):
+        with self.checks.in_mode(mode):
             trace = tracer(policy)
-        observations = self._observe(trace, self.sample, mode)
+        observations = self.checks.observed(trace, self.sample, mode)
         if protect_inputs(trace, observations):
-            observations = self._observe(trace, self.sample, mode)
+            observations = self.checks.observed(trace, self.sample, mode)
         return normalize(trace, observations)
-
-    def _observe(self, trace: Trace, sample: Sample, mode: bool) -> dict[fx.Node, Observation]:
-        with self._in_mode(mode):
-            return observe(trace.graph, self.module, sample.fresh())
-
-    @contextmanager
-    def _in_mode(self, mode: bool) -> Iterator[None]:
-        with rollback(self.module), training_flags(self.module, self.flags[mode]), seeded(0):
-            yield
-
-    def _fitting(self, method: str, traces: dict[bool, Trace]) -> _TraceFit:
-        """The traces without idle decisions, and a second input whose size the others allow.
-
-        Raises:
-            GuardError: a sub-module decides by the number of samples.
-        """
-        fit = _TraceFit(traces)
-        try:
-            fit = self._without_idle_decisions(method, fit)
-        except GuardError as error:
-            self._accept(error, traces[True], 1)
-        for sample in self.references.others:
-            is_smaller = sample.num_samples < self.sample.num_samples
-            if not self.references.runs(sample, backward=is_smaller and not fit.has_gradients):
-                continue
-            seen = self._seen(fit.traces[True], sample)
-            if not isinstance(seen, GuardError):
-                return dataclasses.replace(fit, second=sample, seen=seen)
-            self._accept(seen, fit.traces[True], sample.num_samples)
-        return fit
-
-    def _accept(self, error: GuardError, trace: Trace, num_samples: int) -> None:
-        """Warns of a decision of the captured module; one of a sub-module can be kept whole."""
-        if _scope_of(error, trace):
-            raise error
-        _logger.warning(
-            "captured with micro-batches of %d samples; with %d it would raise: %s",
-            self.sample.num_samples,
-            num_samples,
-            error,
-        )
-
-    def _without_idle_decisions(self, method: str, fit: _TraceFit) -> _TraceFit:
-        """The traces without decisions between one sample and several that change nothing.
-
-        So is ``if len(x) != 1: x = x.expand(...)``: the graph of either way computes both.
-
-        Raises:
-            GuardError: the first of them, where they do change something.
-        """
-        if self.sample.graphs is not None:
-            return fit
-        traces, across = fit.traces, self.across
-        try:
-            first = failed = self._failing_guard(traces[True], across)
-        except Exception:
-            if self.references.runs(across, backward=True):
-                raise
-            return fit  # the model itself does not take so few
-        if first is None or not self.references.runs(across, backward=True):
-            return fit
-        few = few_samples(self.sample, 2)
-        if self.sample.num_samples > 2 and self._failing_guard(traces[True], few):
-            return fit  # it is not about one sample
-        try:
-            while failed is not None:
-                traces = {mode: without_guard(trace, failed.name) for mode, trace in traces.items()}
-                failed = self._failing_guard(traces[True], across)
-            without = _TraceFit(traces, has_gradients=True)
-            captured = self._model(method, without)
-            for mode in MODES:
-                self._check(captured, CheckedPass(across, mode, backward=True))
-        except Exception:  # the graph of the other way may do anything
-            raise first from None
-        return without
-
-    def _failing_guard(self, trace: Trace, sample: Sample) -> GuardError | None:
-        seen = self._seen(trace, sample)
-        return seen if isinstance(seen, GuardError) else None
-
-    def _seen(self, trace: Trace, sample: Sample) -> dict[fx.Node, Observation] | GuardError:
-        """What the nodes do in training with a sample, or the decision that comes out otherwise."""
-        try:
-            return self._observe(trace, sample, mode=True)
-        except GuardError as error:
-            return error.with_traceback(None)  # its frames hold all values
-
-    def _check(self, captured: CapturedModel, run: CheckedPass) -> None:
-        expected, mode = self.references.of(run), run.training
-        with torch.set_grad_enabled(run.is_recorded):
-            got = replay(
-                captured, run.sample, self.flags[mode], training=mode, backward=run.backward
-            )
-        try:
-            compare(expected, got, str(run))
-        except ValuesDifferError as error:
-            if error.is_large or not self._agrees_in_float64(captured, run):
-                raise
-
-    def _agrees_in_float64(self, captured: CapturedModel, run: CheckedPass) -> bool:
-        """Whether a difference is rounding: in a higher precision there is none.
-
-        A gradient that large terms cancel into loses most of its digits in float32.
-        """
-        sample, flags, mode = sample_in_float64(run.sample), self.flags[run.training], run.training
-        try:
-            with in_float64(self.module), torch.set_grad_enabled(run.is_recorded):
-                expected = reference(
-                    self.module, self.arguments, sample, flags, backward=run.backward
-                )
-                got = replay(captured, sample, flags, training=mode, backward=run.backward)
-                compare(expected, got, "in float64")
-        except Exception as error:  # it differs, or the model runs in its own precision only
-            _logger.info("the captured graph differs, and in float64: %s", error)
-            return False
-        return True
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _TraceFit:
-    """Traces, and how they fit inputs of other sizes than those that they were made with.
-
-    Attributes:
-        traces: by mode.
-        second: inputs of another size; None where they fit none.
-        seen: what the nodes do with these in training.
-        has_gradients: whether gradients were compared with the module's on a small sample.
-    """
-
-    traces: dict[bool, Trace]
-    second: Sample | None = None
-    seen: dict[fx.Node, Observation] | None = None
-    has_gradients: bool = False
 
 
 def _without_values(error: E) -> E:
@@ -460,11 +291,3 @@ def _reasons(failures: Sequence[tuple[str, Exception]]) -> str:
     return "\n".join(
         f"  {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in methods.items()
     )
-
-
-def _scope_of(error: GuardError, trace: Trace) -> str:
-    """The module that took a decision."""
-    for node in trace.graph.nodes:
-        if node.target is guard and node.args[3] == error.location:
-            return str(node.meta["scope"])
-    return ""

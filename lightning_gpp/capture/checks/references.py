@@ -1,8 +1,9 @@
 """What a module itself computes on the inputs that a graph of it is checked with.
 
-The module and the graph run side by side on every sample, in train and in eval mode, and so does
-autograd once: a graph is the same for all samples, and so is what its backward does, so that
-gradients are compared on the smallest sample. Whatever the module computes, it computes once.
+Values are compared on every sample, in train and in eval mode, gradients on the smallest sample
+only: the operators of a graph are the same for all samples, autograd derives the backward from
+them, and a detached or doubled path shows at any size. Whatever the module computes, it computes
+once.
 """
 
 from __future__ import annotations
