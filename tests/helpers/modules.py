@@ -269,7 +269,7 @@ class DroppingModel(ChainModel):
     """Its forward draws random numbers in training mode."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(super().forward(x), 0.1, self.training)
+        return nn.functional.dropout(super().forward(x), 0.1, self.training)
 
 
 class DroppingComparingModel(DroppingModel):
