@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.capture.checks import trace_checks, capture
+from lightning_gpp.capture import capture
+from lightning_gpp.capture.checks import trace_checks
 from lightning_gpp.capture.checks.check import Result, in_float64, replay
 from lightning_gpp.capture.errors import CaptureError
 
