@@ -35,7 +35,7 @@ from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
 from lightning_gpp.strategy.ranks.messages import Forward, Minibatch, News, StepEnd
 from lightning_gpp.strategy.recording.recorder import StepRecorder
-from lightning_gpp.strategy.report import warn_of_state
+from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.state.early_modules import EarlyModules
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
@@ -404,9 +404,10 @@ class PipelinedRun:
         self.partial_optimizers = [
             PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
         ]
-        pipeline.partition.spread()
-        if not self.is_shape_only:
-            pipeline.partition.check_copies()
+        with waiting_for("Giving every rank its parameters", self.module):
+            pipeline.partition.spread()
+            if not self.is_shape_only:
+                pipeline.partition.check_copies()
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
         share_parameters(pipeline, pipelined_module(self.module, self.settings.module))

@@ -31,7 +31,7 @@ from lightning_gpp.strategy.cutting.cutting import (
 from lightning_gpp.strategy.cutting.one_piece import one_piece_step_s
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Trial
-from lightning_gpp.strategy.report import show
+from lightning_gpp.strategy.report import show, waiting_for
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
 from lightning_gpp.units_of_measure import seconds_text
 
@@ -120,7 +120,10 @@ def _tried(
         for given, sizes in (*((each, [num_samples]) for each in whole_passes), (inputs, cut_sizes))
     ]
     run.lead(trial)
-    with run.control.together():
+    with (
+        waiting_for("Trying whether batches can be cut", run.module),
+        run.control.together(),
+    ):
         errors = take_part(run, trial, boundaries)
     if errors:
         return Verdict(True, f"forward fails on a part of the samples ({errors[0]})", fails=True)
