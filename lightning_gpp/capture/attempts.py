@@ -156,6 +156,7 @@ class _Session:
 
     def close(self) -> None:
         """Forgets all values: errors that were kept on the way refer to it from their frames."""
+        self.checks.close()
         vars(self).clear()
 
     def first_success(

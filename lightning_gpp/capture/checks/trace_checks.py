@@ -60,6 +60,10 @@ class TraceChecks:
         self.module, self.arguments, self.sample, self.flags = module, arguments, sample, flags
         self.references = References(module, arguments, sample, flags)
 
+    def close(self) -> None:
+        """Forgets all values, as the frames of an error may refer to it."""
+        vars(self).clear()
+
     def checked(self, method: str, traces: dict[bool, Trace]) -> CapturedModel:
         """The model that the traces of both modes make.
 

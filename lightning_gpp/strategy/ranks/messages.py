@@ -84,19 +84,15 @@ class Trial:
         units: samples of each of the smallest micro-batches of the pass that is cut.
         is_trained: whether it is cut as a mini-batch that trains.
         training: mode of the modules, of one trial each.
-        is_random: whether nothing can be compared: it is only seen whether the pass that is cut
-            fails.
+        num_whole: passes in one piece, before the one that is cut.
+        is_cut: whether there is one that is cut.
     """
 
     units: list[int]
     is_trained: bool
     training: bool
-    is_random: bool = False
-
-    @property
-    def num_whole(self) -> int:
-        """How many passes are in one piece, before the one that is cut."""
-        return 0 if self.is_random else 3
+    num_whole: int = 2
+    is_cut: bool = True
 
 
 @dataclass(frozen=True)
