@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
-from lightning_gpp.capture.checks.references import CheckedPass
+from lightning_gpp.capture.checks.references import CheckedPass, References
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.checks.trace_checks import TraceChecks, scope_of
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
@@ -90,36 +90,44 @@ def capture(
             )
         captured = session.first_success(leaf_modules, blocks)
         captured.steady = session.steady_state(captured)
-        references = session.checks.references
-        captured.is_random = references.given.draws
-        changed = _outside_of_leaves(captured, references.given.changed)
-        kept = _outside_of_leaves(captured, references.given.kept)
-        if kept:
-            raise CaptureError(
-                f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
-                "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "
-                "it from forward instead"
-            )
-        if withheld := withheld_outputs(references.given.output):
-            _logger.warning(
-                "not handed out by the pipelined forward, an error if read: %s. Keys and values "
-                "that transformers keep for generation are not for training: "
-                "config.use_cache=False saves their time and memory",
-                ", ".join(f"{item.path} ({item.kind})" for item in withheld),
-            )
-        captured.reads = tuple(
-            read
-            for read in references.reads
-            if not _is_inside(captured, read.path)
-            and ".".join(filter(None, (read.path, read.name))) not in changed
-        )
-        if changed:
-            _logger.warning(
-                "forward changes %s, which are neither parameters nor buffers: a pipelined forward "
-                "does not make these changes",
-                ", ".join(changed),
-            )
+        _note_effects(captured, session.checks.references)
     return captured
+
+
+def _note_effects(captured: CapturedModel, references: References) -> None:
+    """Tells the model, and the user, what forward does beside returning its result.
+
+    Raises:
+        CaptureError: it keeps a result that gradients flow through.
+    """
+    captured.is_random = references.given.draws
+    changed = _outside_of_leaves(captured, references.given.changed)
+    kept = _outside_of_leaves(captured, references.given.kept)
+    if kept:
+        raise CaptureError(
+            f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
+            "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "
+            "it from forward instead"
+        )
+    if withheld := withheld_outputs(references.given.output):
+        _logger.warning(
+            "not handed out by the pipelined forward, an error if read: %s. Keys and values "
+            "that transformers keep for generation are not for training: "
+            "config.use_cache=False saves their time and memory",
+            ", ".join(f"{item.path} ({item.kind})" for item in withheld),
+        )
+    captured.reads = tuple(
+        read
+        for read in references.reads
+        if not _is_inside(captured, read.path)
+        and ".".join(filter(None, (read.path, read.name))) not in changed
+    )
+    if changed:
+        _logger.warning(
+            "forward changes %s, which are neither parameters nor buffers: a pipelined forward "
+            "does not make these changes",
+            ", ".join(changed),
+        )
 
 
 def _is_inside(captured: CapturedModel, path: str) -> bool:
