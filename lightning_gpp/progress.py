@@ -30,7 +30,7 @@ class Timer(Protocol):
         """Waits until it has been called or cannot be."""
 
 
-class _PassingLine(tqdm):  # type: ignore[type-arg]
+class _PassingLine(tqdm):  # type: ignore[misc]
     """A line below other bars that goes when it is closed."""
 
     monitor_interval = 0  # no thread that watches it

@@ -7,11 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.rank_zero import (
-    rank_zero_info,
-    rank_zero_only,
-    rank_zero_warn,
-)
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from tqdm.auto import tqdm
 
 from lightning_gpp.cluster import num_cores
@@ -101,9 +97,10 @@ def waiting_for(what: str, module: LightningModule) -> AbstractContextManager[No
         what: the body does, such as ``Measuring the model``.
         module: whose Trainer may have no progress bar; then nothing is rewritten on a terminal.
     """
-    if rank_zero_only.rank:
+    trainer = module.trainer
+    if not trainer.is_global_zero:
         return nullcontext()
-    return doing(what, show, may_pass=module.trainer.progress_bar_callback is not None)
+    return doing(what, show, may_pass=trainer.progress_bar_callback is not None)
 
 
 def warn_of_state(names: Sequence[str], num_microbatches: int) -> None:

@@ -148,7 +148,8 @@ def _ran(
 ) -> tuple[list[CallBoundary], list[str]]:
     """Runs a trial on these inputs: what its passes returned, the cut one last, and its errors."""
     captured = run.built.captured
-    calls = [(inputs, [sum(trial.units)]) for inputs in whole]
+    sizes: Sequence[int] = [sum(trial.units)]
+    calls = [(inputs, sizes) for inputs in whole]
     if trial.is_cut:
         calls.append((cut, run.built.call_sizes(trial.units, is_trained=trial.is_trained)))
     boundaries = [
