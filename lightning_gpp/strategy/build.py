@@ -19,6 +19,7 @@ from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
 from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
@@ -38,6 +39,7 @@ from lightning_gpp.strategy.planning.full_graph import GraphCall, model_in_chunk
 from lightning_gpp.strategy.planning.measuring import Measured, measure_kinds
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
 from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import FullGraph, Settings
 from lightning_gpp.strategy.state.partition import Partition, ownership
 from lightning_gpp.strategy.step.async_refusals import refuse_short_updates
@@ -55,6 +57,8 @@ class Builder:
         transport: between the ranks.
         control: between rank 0 and the others.
         device: where this rank's stages run; ``meta`` where tensors have no numbers.
+        peers: this rank in the other pipelines, of which the first plans for all; None if there
+            is one.
     """
 
     settings: Settings
@@ -62,6 +66,7 @@ class Builder:
     transport: Transport
     control: Control
     device: torch.device
+    peers: Peers | None = None
 
     def build(self, example: Example | None, train_modes: dict[str, bool]) -> Pipeline:
         """All ranks: captures the model, agrees on a plan and builds this rank's stages.
@@ -87,21 +92,25 @@ class Builder:
             chunked = self._in_chunks(self.settings.full_graph, captured, call, train_modes)
             captured.take_graph(chunked.graph, chunked.in_ways.operators)
             example = example and _of_vertices(example, chunked)
-        measured = self._measured(captured, args, kwargs, found, chunked)
+        plans = self.peers is None or self.peers.pipeline == 0
+        measured = self._measured(captured, args, kwargs, found, chunked) if plans else None
         planned = None
-        if example is not None:
+        if example is not None and plans:
             at_hand = cluster_at_hand(found)
             settings, ways = self.settings, None
             if chunked is not None:
                 settings = replace(settings, num_microbatches=len(chunked.chunks))
                 ways = chunked.in_ways if chunked.chunks.num_ways > 1 else None
-            planned = plan_pipeline(
-                settings, captured, example, at_hand, measured, self.device, ways
-            )
+            with waiting_for("Planning", self.module):
+                planned = plan_pipeline(
+                    settings, captured, example, at_hand, measured, self.device, ways
+                )
         decided = planned and (planned.plan, planned.request.schedule)
         if planned is not None and self.settings.is_asynchronous:
             # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
             decided = replace(planned.plan, num_microbatches=1), ONE_F_ONE_B_ASYNC.name
+        if self.peers is not None and self.control.is_leader:
+            decided = self.peers.share(decided, "waiting for the plan of the first pipeline")
         plan, schedule = self.control.share(decided, "waiting for rank 0's plan")
         pipeline = self._joined(captured, plan, schedule, planned, chunked)
         if chunked is not None and call is not None:
@@ -137,15 +146,16 @@ class Builder:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], train_modes: dict[str, bool]
     ) -> CapturedModel:
         settings = self.settings
-        captured = capture(
-            pipelined_module(self.module, settings.module),
-            args,
-            kwargs,
-            leaf_modules=settings.leaf_modules,
-            blocks=settings.blocks,
-            train_modes=_relative(train_modes, settings.module),
-        )
-        _check_same(captured.fingerprint, self.control)
+        with waiting_for("Capturing the model", self.module):
+            captured = capture(
+                pipelined_module(self.module, settings.module),
+                args,
+                kwargs,
+                leaf_modules=settings.leaf_modules,
+                blocks=settings.blocks,
+                train_modes=_relative(train_modes, settings.module),
+            )
+            _check_same(captured.fingerprint, self.control, self.peers)
         return captured
 
     def _in_chunks(
@@ -157,9 +167,10 @@ class Builder:
     ) -> ChunkedModel:
         flags = _relative(train_modes, self.settings.module)
         num_ranks = self.transport.num_ranks
-        return model_in_chunks(
-            asked, captured, call.tensors, call.example, flags, self.control, num_ranks
-        )
+        with waiting_for("Dividing the graph into chunks", self.module):
+            return model_in_chunks(
+                asked, captured, call.tensors, call.example, flags, self.control, num_ranks
+            )
 
     def _measured(
         self,
@@ -174,17 +185,18 @@ class Builder:
         is_given = isinstance(settings.costs, Costs)
         if is_given or (settings.plan is not None and settings.emulated is None):
             return None
-        return measure_kinds(
-            settings,
-            captured,
-            args,
-            kwargs,
-            found=found,
-            control=self.control,
-            rank=self.transport.rank,
-            device=self.device,
-            chunked=chunked,
-        )
+        with waiting_for("Measuring the model", self.module):
+            return measure_kinds(
+                settings,
+                captured,
+                args,
+                kwargs,
+                found=found,
+                control=self.control,
+                rank=self.transport.rank,
+                device=self.device,
+                chunked=chunked,
+            )
 
     def _joined(
         self,
@@ -254,8 +266,16 @@ def _relative(modes: dict[str, bool], module: str | None) -> dict[str, bool]:
     return inner | {"": modes[module]}
 
 
-def _check_same(fingerprint: str, control: Control) -> None:
+def _check_same(fingerprint: str, control: Control, peers: Peers | None) -> None:
     found = control.gather(fingerprint, "comparing the captured models")
+    if peers is not None and control.is_leader:
+        purpose = "comparing the captured models of pipelines"
+        for pipeline, other in enumerate(peers.gather(fingerprint, purpose)):
+            if other != fingerprint:
+                raise RuntimeError(
+                    f"pipeline {pipeline} captured another model than pipeline {peers.pipeline}; "
+                    "all must build the same model and take the same path through its forward"
+                )
     for rank, other in enumerate(found):
         if other != found[0]:
             raise RuntimeError(

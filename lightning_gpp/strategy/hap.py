@@ -27,7 +27,7 @@ PROGRAM_PLANNERS = ("hap", "data_parallel")
 _OF_PIPELINES = frozenset(
     {
         *("schedule", "num_microbatches", "weights", "blocks", "plan"),
-        *("use_all_devices", "costs", "report"),
+        *("use_all_devices", "costs", "report", "pipelines"),
     }
 )
 
