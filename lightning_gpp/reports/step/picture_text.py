@@ -42,6 +42,10 @@ def subtitle(timeline: Timeline) -> str:
         f"{count_text(num_stages, 'stage')} on {count_text(timeline.num_ranks, 'rank')}",
         _batches(timeline),
     ]
+    if timeline.weights:
+        parts.append(f"weights {timeline.weights}")
+    if any(span.updates is not None for span in timeline.spans):
+        parts.append("12→15: forward after 12 updates, its backward after 15")
     if error_s := max(timeline.clock_error_s, default=0.0):
         parts.append(f"clocks agree within {error_s * 1e3:.2g} ms")
     return "  ·  ".join(parts)
