@@ -51,10 +51,10 @@ def percent_text(part: float, whole: float) -> str:
 def count_text(number: int, noun: str) -> str:
     """A number of things.
 
-    >>> count_text(1, "stage"), count_text(2, "micro-batch")
-    ('1 stage', '2 micro-batches')
+    >>> count_text(1, "stage"), count_text(2, "micro-batch"), count_text(4, "process")
+    ('1 stage', '2 micro-batches', '4 processes')
     """
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    plural = f"{noun}es" if noun.endswith(("ch", "ss")) else f"{noun}s"
     return f"{number} {noun if number == 1 else plural}"
 
 

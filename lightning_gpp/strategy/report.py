@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 
 from lightning_gpp.cluster import num_cores
 from lightning_gpp.planner import evaluate_plan
-from lightning_gpp.reports import PlanVerdict, describe_plan, describe_what
+from lightning_gpp.reports import BatchTimes, PlanVerdict, describe_plan, describe_what
 from lightning_gpp.strategy.planning.plan_cache import is_of_earlier_run
 from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.recording.batch_clock import BatchClock
@@ -74,9 +74,16 @@ class PlanReports:
             self.shown_plan = shown
             show(describe_planned(planned, settings))
 
-    def batch_begins(self, *, is_recorded: bool) -> None:
-        """A batch is trained; whether it is recorded."""
-        text = None if self._clock is None else self._clock.begin(is_recorded=is_recorded)
+    @property
+    def batch_times(self) -> BatchTimes | None:
+        """What batches took, once that is known."""
+        return None if self._clock is None else self._clock.found
+
+    def batch_begins(self, *, is_recorded: bool, in_calls_s: float) -> None:
+        """A batch is trained; whether it is recorded, and how long calls took so far."""
+        if self._clock is None:
+            return
+        text = self._clock.begin(is_recorded=is_recorded, in_calls_s=in_calls_s)
         if text is not None:
             show(text)
 
