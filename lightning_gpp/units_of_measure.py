@@ -67,6 +67,15 @@ def devices_text(devices: Sequence[int]) -> str:
     return f"device{'s' if len(devices) > 1 else ''} {indices_text(devices)}"
 
 
+def stages_text(stages: Sequence[int]) -> str:
+    """Stages by their numbers.
+
+    >>> stages_text([2]), stages_text([0, 1, 4])
+    ('stage 2', 'stages 0-1,4')
+    """
+    return f"stage{'s' if len(stages) > 1 else ''} {indices_text(stages)}"
+
+
 def indices_text(indices: Sequence[int]) -> str:
     """Indices with runs of consecutive ones joined.
 

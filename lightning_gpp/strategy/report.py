@@ -16,7 +16,7 @@ from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.recording.batch_clock import BatchClock
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.text_table import wrapped
-from lightning_gpp.units_of_measure import bytes_text, count_text, devices_text
+from lightning_gpp.units_of_measure import bytes_text, count_text, devices_text, stages_text
 
 Report = Literal["short", "full"]
 
@@ -38,15 +38,16 @@ def describe_planned(planned: Planned, settings: Settings) -> str:
     if settings.report == "full":
         described = describe_plan(evaluation, planned.request, max_width=WIDTH)
         return "\n\n".join((verdict, described, *planned.notes))
-    slowest, fullest = evaluation.bottleneck, max(evaluation.devices, key=lambda d: d.memory_bytes)
+    pace, fullest = evaluation.bottlenecks, max(evaluation.devices, key=lambda d: d.memory_bytes)
+    devices = sorted({device for found in pace for device in found.stage.devices})
     limit = "" if fullest.limit_bytes is None else f" of {bytes_text(fullest.limit_bytes)}"
     notes = [note for note in planned.notes if not is_of_earlier_run(note)]
     also = f", with {count_text(len(notes) - 1, 'more note')}" if len(notes) > 1 else ""
     earlier = "; made of what earlier runs kept" if len(notes) < len(planned.notes) else ""
     lines = (
         describe_what(evaluation, planned.request),
-        f"Pace: stage {slowest.stage.id} ({devices_text(slowest.stage.devices)}), by "
-        f"{slowest.bound}. Fullest: device {fullest.device}, "
+        f"Pace: {stages_text([found.stage.id for found in pace])} ({devices_text(devices)}), by "
+        f"{pace[0].bound}. Fullest: device {fullest.device}, "
         f"{bytes_text(fullest.memory_bytes)}{limit}.",
         *notes[:1],
         f'More: report="full" of the strategy, or `graphpipe job=plan`{also}{earlier}.',

@@ -10,6 +10,7 @@ from lightning_gpp.units_of_measure import (
     percent_text,
     samples_text,
     seconds_text,
+    stages_text,
 )
 
 
@@ -30,6 +31,8 @@ def _pace(evaluation: PlanEvaluation) -> str:
         f"{stage.bound}, {seconds_text(stage.seconds_per_sample)} per sample: {first} per "
         f"micro-batch of {samples_text(stage.microbatch_size)}, {second} meanwhile"
     )
+    if others := [found.stage.id for found in evaluation.bottlenecks if found is not stage]:
+        text += f"; so do {stages_text(others)}"
     if stage.reduce_s:
         share = percent_text(stage.reduce_s, evaluation.step_s)
         text += f"; summing its gradients {seconds_text(stage.reduce_s)} ({share} of the step)"
