@@ -20,7 +20,8 @@ def describe_bounds(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
 
 
 def _pace(evaluation: PlanEvaluation) -> str:
-    stage = evaluation.bottleneck
+    pace = evaluation.bottlenecks
+    stage = max(pace, key=lambda found: found.seconds_per_sample)
     parts = [
         f"compute {seconds_text(stage.compute_s)}",
         f"messages {seconds_text(stage.communication_s)}",
@@ -31,14 +32,14 @@ def _pace(evaluation: PlanEvaluation) -> str:
         f"{stage.bound}, {seconds_text(stage.seconds_per_sample)} per sample: {first} per "
         f"micro-batch of {samples_text(stage.microbatch_size)}, {second} meanwhile"
     )
-    if others := [found.stage.id for found in evaluation.bottlenecks if found is not stage]:
-        text += f"; so do {stages_text(others)}"
     if stage.reduce_s:
         share = percent_text(stage.reduce_s, evaluation.step_s)
         text += f"; summing its gradients {seconds_text(stage.reduce_s)} ({share} of the step)"
     if evaluation.seconds_per_sample > stage.seconds_per_sample:
         whole = seconds_text(evaluation.seconds_per_sample)
-        text += f"; with the other stages of its device {whole} per sample"
+        text += f"; {stages_text([found.stage.id for found in pace])} together {whole} per sample"
+    elif len(pace) > 1:
+        text += f"; as {stages_text([found.stage.id for found in pace if found is not stage])} do"
     return f"{text}."
 
 

@@ -36,11 +36,11 @@ class BatchTimes:
     num_batches: int
     calls_s: float | None = None
 
-    def one_process_s(self, forward_backward_s: float) -> float | None:
-        """What a batch would take one process, None where that cannot be told.
+    def most_alone_s(self, forward_backward_s: float) -> float | None:
+        """What a batch would take one process at most, None where that cannot be told.
 
-        It has everything outside of the pipeline as well: the step, the data, the loop, and as
-        much of the optimizer as rank 0 has.
+        It has the step, the data, the loop and the optimizer as well, but none of what a pipeline
+        does besides: hearing of hooks and logs, sharing the cores with other ranks.
 
         Args:
             forward_backward_s: of the whole model.
@@ -151,7 +151,7 @@ class PlanVerdict:
             )
             one_s = None
         else:
-            one_s = took.one_process_s(self.one_device_s)
+            one_s = took.most_alone_s(self.one_device_s)
             rest_s = took.batch_s - took.calls_s
             yield (
                 f"{seconds_text(took.calls_s)} of it in the pipeline ({predicted}), "
@@ -164,13 +164,13 @@ class PlanVerdict:
 
     def _beside_one_process(self, batch_s: float, one_s: float) -> str:
         gain = batch_s / one_s
-        one = f"One process would take about {seconds_text(one_s)}"
-        these = count_text(self.num_devices, "process")
+        one = f"One process would take at most about {seconds_text(one_s)}"
         if gain >= AS_FAST:
-            return f"{one}: {number_text(round(gain, 2))} times as fast as these {these}."
+            return f"{one}: it is faster here, at least {number_text(round(gain, 2))} times."
+        these = count_text(self.num_devices, "process")
         if gain > 1 / AS_FAST:
-            return f"{one}, which is as fast as these {these}."
-        return f"{one}: these {these} are {number_text(round(1 / gain, 2))} times as fast."
+            return f"{one}: it is at least as fast as these {these}."
+        return f"{one}: these {these} are up to {number_text(round(1 / gain, 2))} times as fast."
 
     @property
     def _how(self) -> str:
