@@ -294,7 +294,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             if self.settings.is_asynchronous:
                 refuse_for_async(trainer, self.settings)
         self.setup_precision_plugin()
-        _ignore_sync_dist_advice()
+        _ignore_what_nobody_can_act_on()
         keep_local(module)
         # After a fit the Trainer still has its optimizers; another module is no concern of theirs.
         optimizers = self.optimizers if self._optimized is module else []
@@ -532,9 +532,14 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         return self._session
 
 
-def _ignore_sync_dist_advice() -> None:
-    """Silences Lightning's advice to reduce logged values: they are equal on all ranks already."""
+def _ignore_what_nobody_can_act_on() -> None:
+    """Silences what Lightning would say on every rank.
+
+    Its advice to reduce logged values, which are equal on all ranks already, and a deprecation
+    inside of Lightning itself.
+    """
     warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
+    warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
 
 
 def _plain(optimizer: Optimizer) -> Optimizer:
