@@ -39,7 +39,9 @@ def _pace(evaluation: PlanEvaluation) -> str:
         whole = seconds_text(evaluation.seconds_per_sample)
         text += f"; {stages_text([found.stage.id for found in pace])} together {whole} per sample"
     elif len(pace) > 1:
-        text += f"; as {stages_text([found.stage.id for found in pace if found is not stage])} do"
+        text += (
+            f"; {stages_text([found.stage.id for found in pace if found is not stage])} likewise"
+        )
     return f"{text}."
 
 
