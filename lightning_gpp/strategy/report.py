@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -11,7 +12,11 @@ from tqdm.auto import tqdm
 from lightning_gpp.cluster import num_cores
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.reports import BatchTimes, PlanVerdict, describe_plan, describe_what
-from lightning_gpp.strategy.planning.plan_cache import is_of_earlier_run
+from lightning_gpp.strategy.planning.plan_cache import (
+    PlanCache,
+    is_of_earlier_run,
+    plan_run_key,
+)
 from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.recording.batch_clock import BatchClock
 from lightning_gpp.strategy.settings import Settings
@@ -31,10 +36,16 @@ def verdict_on(planned: Planned, settings: Settings) -> PlanVerdict:
     return PlanVerdict.of(evaluation, planned.request, num_cores=cores)
 
 
-def describe_planned(planned: Planned, settings: Settings) -> str:
-    """The verdict on a plan; then a few lines about it, or all that there is to say."""
+def describe_planned(planned: Planned, settings: Settings, last: BatchTimes | None = None) -> str:
+    """The verdict on a plan; then a few lines about it, or all that there is to say.
+
+    Args:
+        planned: the plan.
+        settings: what the user asked for.
+        last: what batches took when it ran last.
+    """
     evaluation = evaluate_plan(planned.plan, planned.request)
-    verdict = verdict_on(planned, settings).text(WIDTH)
+    verdict = verdict_on(planned, settings).text(WIDTH, last)
     if settings.report == "full":
         described = describe_plan(evaluation, planned.request, max_width=WIDTH)
         return "\n\n".join((verdict, described, *planned.notes))
@@ -65,15 +76,19 @@ class PlanReports:
     def __init__(self) -> None:
         self.shown_plan = ""
         self._clock: BatchClock | None = None
+        self._keep: Callable[[BatchTimes], None] = lambda times: None
 
     def built(self, planned: Planned, settings: Settings) -> None:
         """A pipeline of this plan has been built."""
         is_emulated = settings.emulated is not None  # which has a report of its own
         self._clock = None if is_emulated else BatchClock(verdict_on(planned, settings))
+        cache = PlanCache(settings.cache)
+        key = plan_run_key(planned.plan, planned.request, planned.refit_key)
+        self._keep = partial(cache.keep_batch_times, key)
         shown = repr((planned.plan, planned.request.schedule))
         if shown != self.shown_plan:
             self.shown_plan = shown
-            show(describe_planned(planned, settings))
+            show(describe_planned(planned, settings, cache.batch_times(key)))
 
     @property
     def batch_times(self) -> BatchTimes | None:
@@ -86,6 +101,8 @@ class PlanReports:
             return
         text = self._clock.begin(is_recorded=is_recorded, in_calls_s=in_calls_s)
         if text is not None:
+            assert self._clock.found is not None
+            self._keep(self._clock.found)
             show(text)
 
 

@@ -124,9 +124,20 @@ class PlanVerdict:
             return self.speedup
         return self.one_device_s / max(self.step_s, self.compute_s / self.num_cores)
 
-    def text(self, max_width: int = 100) -> str:
-        """One sentence, or two where processes share cores."""
-        return wrapped(list(self._sentences()), max_width)
+    def text(self, max_width: int = 100, last: BatchTimes | None = None) -> str:
+        """A sentence; more where processes share cores, and where batches were timed before.
+
+        Args:
+            max_width: columns.
+            last: what batches took when this plan ran last on these devices.
+        """
+        sentences = list(self._sentences())
+        if last is not None:
+            sentences.append(
+                f"When this plan ran here last, a batch took {seconds_text(last.batch_s)}, your "
+                "step, data, optimizer and Lightning's loop included."
+            )
+        return wrapped(sentences, max_width)
 
     def measured_text(self, took: BatchTimes, max_width: int = 100) -> str:
         """What batches took, beside what was predicted of them and of one device.

@@ -27,6 +27,7 @@ from lightning_gpp.cost import Costs, costs_to_json
 from lightning_gpp.document_cache import DocumentCache, content_hash, default_folder
 from lightning_gpp.graph import graph_to_json
 from lightning_gpp.planner import Plan, PlanRequest, plan_from_json, plan_to_json, validate_plan
+from lightning_gpp.reports import BatchTimes
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.planning import reference_work
 from lightning_gpp.strategy.planning.reference_work import (
@@ -35,6 +36,7 @@ from lightning_gpp.strategy.planning.reference_work import (
     TimedCosts,
     positive_s,
 )
+from lightning_gpp.strict_json import JsonFormat
 
 CacheLike = bool | str | Path
 """Whether to keep profiles and plans, or the folder to keep them in."""
@@ -42,6 +44,8 @@ CacheLike = bool | str | Path
 log = logging.getLogger(__name__)
 
 OF_EARLIER_RUN = " is of an earlier run"
+
+BATCHES = JsonFormat("lightning_gpp.batch_times", 1)
 
 _PROFILE_ROOMS = ("capture", "cost", "graph")
 _REFIT_ROOMS = (*_PROFILE_ROOMS, "planner", "schedule", "simulate")
@@ -131,6 +135,17 @@ class PlanCache:
         if self._documents is not None:
             self._documents.write("refit", key, found.to_json())
 
+    def batch_times(self, key: Mapping[str, Any]) -> BatchTimes | None:
+        """What batches took when the plan of a :func:`plan_run_key` ran last; None: not known."""
+        if self._documents is None:
+            return None
+        return self._documents.read("batches", key, lambda text: BATCHES.loads(BatchTimes, text))
+
+    def keep_batch_times(self, key: Mapping[str, Any], times: BatchTimes) -> None:
+        """Keeps what batches took in the place of what is known."""
+        if self._documents is not None:
+            self._documents.write("batches", key, BATCHES.dumps(times))
+
     def _find(
         self,
         kind: str,
@@ -151,6 +166,17 @@ class PlanCache:
         made = make()
         self._documents.write(kind, key, write(made))
         return made, ()
+
+
+def plan_run_key(plan: Plan, request: PlanRequest, refit_key: Mapping[str, Any]) -> dict[str, Any]:
+    """What the time of a batch depends on: the plan, its schedule, and what a refit belongs to."""
+    return {
+        "plan": content_hash(plan_to_json(plan)),
+        "schedule": request.schedule,
+        "minibatch_size": request.minibatch_size,
+        "cluster": content_hash(cluster_to_json(request.cluster)),
+        "run": content_hash(dict(refit_key)),
+    }
 
 
 def is_of_earlier_run(note: str) -> bool:

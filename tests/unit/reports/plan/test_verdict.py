@@ -105,6 +105,11 @@ def test_what_was_measured_is_told_beside_it(took: BatchTimes, says: str) -> Non
     assert "predicted: 500 ms" in text
 
 
+def test_what_batches_took_last_is_told_at_once() -> None:
+    text = verdict(question()).text(400, BatchTimes(0.25, 10))
+    assert "When this plan ran here last, a batch took 250 ms, your step" in text
+
+
 def test_estimates_are_called_so() -> None:
     found = replace(verdict(question()), is_estimated=True)
     for text in (found.text(), found.measured_text(BatchTimes(1.0, 10))):

@@ -16,8 +16,15 @@ from lightning_gpp.cluster import uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.document_cache import DocumentCache
 from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, make_plan, plan_request
+from lightning_gpp.reports import BatchTimes
 from lightning_gpp.strategy.planning import plan_cache
-from lightning_gpp.strategy.planning.plan_cache import PlanCache, plan_key, profile_key, refit_key
+from lightning_gpp.strategy.planning.plan_cache import (
+    PlanCache,
+    plan_key,
+    plan_run_key,
+    profile_key,
+    refit_key,
+)
 
 CPU = torch.device("cpu")
 GRAPH = literal_graph({"a": "x", "b": "a"})
@@ -250,3 +257,21 @@ def test_without_a_cache_everything_is_made_anew(tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.iterdir())
     PlanCache(True).plan(request(), "balanced", lambda: plan)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_batches_took_is_known_to_the_next_run_of_the_same_plan(tmp_path: Path):
+    asked, times = request(), BatchTimes(0.25, 10, 0.125)
+    plan = answer(asked, "balanced")
+    run = refit_key(captured(), CPU)
+    key = plan_run_key(plan, asked, run)
+    assert PlanCache(tmp_path).batch_times(key) is None
+    PlanCache(tmp_path).keep_batch_times(key, times)
+    assert PlanCache(tmp_path).batch_times(plan_run_key(plan, request(), run)) == times
+    others = [
+        plan_run_key(answer(asked, "sequential"), asked, run),
+        plan_run_key(plan, request(minibatch_size=16), run),
+        plan_run_key(plan, asked, refit_key(captured(Squared()), CPU)),
+    ]
+    assert all(PlanCache(tmp_path).batch_times(other) is None for other in others)
+    PlanCache(False).keep_batch_times(key, times)
+    assert PlanCache(False).batch_times(key) is None
