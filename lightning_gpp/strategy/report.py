@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from tqdm.auto import tqdm
@@ -76,19 +75,20 @@ class PlanReports:
     def __init__(self) -> None:
         self.shown_plan = ""
         self._clock: BatchClock | None = None
-        self._keep: Callable[[BatchTimes], None] = lambda times: None
+        self._cache = PlanCache(False)
+        self._run_key: dict[str, Any] = {}
 
     def built(self, planned: Planned, settings: Settings) -> None:
         """A pipeline of this plan has been built."""
         is_emulated = settings.emulated is not None  # which has a report of its own
         self._clock = None if is_emulated else BatchClock(verdict_on(planned, settings))
-        cache = PlanCache(settings.cache)
-        key = plan_run_key(planned.plan, planned.request, planned.refit_key)
-        self._keep = partial(cache.keep_batch_times, key)
+        self._cache = PlanCache(settings.cache)
+        self._run_key = plan_run_key(planned.plan, planned.request, planned.refit_key)
         shown = repr((planned.plan, planned.request.schedule))
         if shown != self.shown_plan:
             self.shown_plan = shown
-            show(describe_planned(planned, settings, cache.batch_times(key)))
+            last = self._cache.batch_times(self._run_key)
+            show(describe_planned(planned, settings, last))
 
     @property
     def batch_times(self) -> BatchTimes | None:
@@ -102,7 +102,7 @@ class PlanReports:
         text = self._clock.begin(is_recorded=is_recorded, in_calls_s=in_calls_s)
         if text is not None:
             assert self._clock.found is not None
-            self._keep(self._clock.found)
+            self._cache.keep_batch_times(self._run_key, self._clock.found)
             show(text)
 
 
