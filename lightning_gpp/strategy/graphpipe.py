@@ -315,8 +315,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             if self.settings.is_asynchronous:
                 refuse_for_async(trainer, self.settings)
         self.setup_precision_plugin()
-        if self.joined is None:
-            _ignore_sync_dist_advice()
+        _ignore_what_nobody_can_act_on(is_alone=self.joined is None)
         compute_alike(module, session.run.peers)
         # After a fit the Trainer still has its optimizers; another module is no concern of theirs.
         optimizers = self.optimizers if self._optimized is module else []
@@ -362,7 +361,8 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the user's step; a backward of the loss it returns is run by all ranks."""
-        self._reports.batch_begins(is_recorded=self._open_session().run.recorder.is_on)
+        run = self._open_session().run
+        self._reports.batch_begins(is_recorded=run.recorder.is_on, in_calls_s=run.in_calls_s)
         with self.precision_plugin.train_step_context():
             result = self._step("training_step", *args, **kwargs)
         self.skips_step = result is None and self._module().automatic_optimization
@@ -569,9 +569,15 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         return self._session
 
 
-def _ignore_sync_dist_advice() -> None:
-    """Silences Lightning's advice to reduce logged values: they are equal on all ranks already."""
-    warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
+def _ignore_what_nobody_can_act_on(*, is_alone: bool) -> None:
+    """Silences what Lightning would say on every rank.
+
+    A deprecation inside of Lightning itself, and its advice to reduce logged values: in a pipeline
+    that is alone they are equal on all ranks already.
+    """
+    if is_alone:
+        warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
+    warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
 
 
 def _plain(optimizer: Optimizer) -> Optimizer:

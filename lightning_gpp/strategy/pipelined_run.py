@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -62,6 +63,8 @@ class PipelinedRun:
         joined: this pipeline and those beside it; None if there is one.
 
     Attributes:
+        in_calls_s: seconds that rank 0 has spent in calls of the forward and in their backwards; 0
+            on a GPU, whose work is not over when a call returns.
         peers: this rank in the other pipelines; None if there is one.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
         train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
@@ -90,6 +93,7 @@ class PipelinedRun:
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.recorder = StepRecorder()
+        self.in_calls_s = 0.0
         self.own_gradients = OwnGradients({})
         self.full_batch = 0
         self.train_batches: Any = None
@@ -213,6 +217,19 @@ class PipelinedRun:
         if is_whole:
             return nullcontext()
         return HeldElsewhere(self.device, self._ids_of_stages)
+
+    @contextmanager
+    def timed_call(self) -> Iterator[None]:
+        """Rank 0: a call of the forward, or its backward, runs in this.
+
+        What remains of a batch is the user's step, data, the optimizer and Lightning's loop.
+        """
+        start_s = time.monotonic()
+        try:
+            yield
+        finally:
+            if self.device.type == "cpu":
+                self.in_calls_s += time.monotonic() - start_s
 
     # Programs -------------------------------------------------------------------------------
 

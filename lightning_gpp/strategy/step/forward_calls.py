@@ -68,7 +68,8 @@ class ForwardCalls:
                 self._build(args, kwargs)
             captured = run.built.captured
             captured.check_reads()
-            return captured.output(self._values(captured, captured.inputs(args, kwargs)))
+            with run.timed_call():
+                return captured.output(self._values(captured, captured.inputs(args, kwargs)))
 
     def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Builds the pipeline, on all ranks; this call is the example."""
@@ -195,7 +196,7 @@ class LedCall:
                 "activations are freed; keep them with backward(retain_graph=True) the first time"
             )
         self._is_over = not retain
-        with self._run.failures.guard():
+        with self._run.failures.guard(), self._run.timed_call():
             self._run.lead(Backward(self._number, retain, hands_out))
             self._run.own_gradients.look()
             self._call.backward(retain=retain, hands_out=hands_out)
