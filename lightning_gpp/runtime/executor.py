@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -52,6 +52,7 @@ class Executor:
         pace: makes the actions last as long as those of an emulated device, when set.
         weights: with which parameters a stage of the plan runs the forward of a micro-batch; where
             it gives None, as always without it, with those that the modules hold.
+        forward_context: what forwards of stages run in, and backwards do not (autocast).
         update: the optimizer's step after a mini-batch, which only programs of several mini-batches
             need: what ends a program is its caller's (see :meth:`Run.update`).
     """
@@ -68,6 +69,7 @@ class Executor:
     on_record: Callable[[ActionRecord], None] | None = None
     pace: Pace | None = None
     weights: Callable[[int, int], Mapping[str, Tensor] | None] | None = None
+    forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
     update: Callable[[int], None] | None = None
 
     def run(
@@ -322,7 +324,8 @@ class Run:
             code = self.executor.stages[self.program.replica(stage).stage]
             self._keep_state(stage, code)
             call = self._call(self.program.replica(stage).stage, microbatch)
-            flight = run_forward(code, inputs, call, has_backward=self.program.has_backward)
+            with self.executor.forward_context():
+                flight = run_forward(code, inputs, call, has_backward=self.program.has_backward)
         for edges in self.program.out_groups[stage]:
             payload = pack([flight.outputs[name] for name in edges[0].values])
             self._check_gradients(edges[0], payload)

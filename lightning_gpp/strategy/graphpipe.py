@@ -59,7 +59,7 @@ from lightning_gpp.strategy.state.finetuning import finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
 from lightning_gpp.strategy.state.one_replica import OneReplicaStrategy
-from lightning_gpp.strategy.state.precision import pipeline_precision
+from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
 from lightning_gpp.strategy.step.async_refusals import refuse_for_async
 from lightning_gpp.strategy.step.hooks import HookRelay
 from lightning_gpp.strategy.step.loaders import (
@@ -282,6 +282,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
         module, session = self._module(), self._open_session()
+        place_precision(self.precision_plugin, META if self.is_shape_only else self.root_device)
         self.model = self.precision_plugin.convert_module(self.model)
         refuse_callbacks(trainer, self.world_size)
         if self.is_shape_only:
@@ -435,7 +436,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
 
     @property
     def precision_plugin(self) -> Precision:
-        """The precision in use, with gradient clipping over all ranks."""
+        """The precision in use, with gradient clipping and one loss scale over all ranks."""
         return super().precision_plugin
 
     @precision_plugin.setter

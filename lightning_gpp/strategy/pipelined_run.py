@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -33,7 +34,7 @@ from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_pa
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
-from lightning_gpp.strategy.ranks.messages import Forward, Minibatch, News, StepEnd
+from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch, News, StepEnd
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import warn_of_state
 from lightning_gpp.strategy.settings import Settings
@@ -256,7 +257,7 @@ class PipelinedRun:
         """Runs a mini-batch forward and backward; its gradients are in what is returned."""
         self._before_program()
         assert self._stash_parameters is not None
-        stash = GradientStash(self._stash_parameters)
+        stash = GradientStash(self._stash_parameters, minibatch.loss_scale)
         self.built.record(self.on_record)
         run = self.built.begin(
             minibatch.units,
@@ -268,6 +269,7 @@ class PipelinedRun:
         with (
             stash,
             torch.enable_grad(),
+            self._autocast_forwards(),
             emulated,
             self.recorder.run(self.built.executor),
             self.control.program(),
@@ -303,12 +305,27 @@ class PipelinedRun:
         with (
             stash,
             torch.enable_grad(),
+            self._autocast_forwards(),
             self.built.emulated_window(record.since, resumption),
             self.recorder.window(run, window.number, record),
             self.control.program(),
         ):
             run.window(window.number)
         return stash
+
+    @contextmanager
+    def _autocast_forwards(self) -> Iterator[None]:
+        """Backwards in the body run without the autocast of the step, as after a step."""
+        autocast, executor = Autocast.current(self.device), self.built.executor
+        if not autocast.is_on:
+            yield
+            return
+        executor.forward_context = lambda: autocast.on(self.device)
+        try:
+            with replace(autocast, is_on=False).on(self.device):
+                yield
+        finally:
+            executor.forward_context = nullcontext
 
     def drop_ahead(self, window: Window, state: RunState, shift: int) -> None:
         """Forgets what is in flight after a window of an asynchronous schedule.

@@ -29,7 +29,7 @@ from lightning_gpp.strategy.cutting.cutting import (
 )
 from lightning_gpp.strategy.cutting.one_piece import one_piece_step_s
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.ranks.messages import Trial
+from lightning_gpp.strategy.ranks.messages import Autocast, Trial
 from lightning_gpp.strategy.report import show
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
 from lightning_gpp.units_of_measure import seconds_text
@@ -93,11 +93,12 @@ def why_not_cut(
     few = [2 if min(units) > 1 else 1] * len(units)
     first = first_samples(captured, inputs, sum(few), sum(units))
     training = captured.module.training
-    verdict = _tried(run, first, Trial(few, is_trained, training), averaged)
+    autocast = Autocast.current(run.device)
+    verdict = _tried(run, first, Trial(few, is_trained, training, autocast), averaged)
     normalizes = any(operator.state for operator in captured.graph)
     is_open = not verdict.is_sure or (verdict.why_not is not None and normalizes)
     if training and is_open and not verdict.fails:
-        verdict = _tried(run, first, Trial(few, is_trained, False), averaged)
+        verdict = _tried(run, first, Trial(few, is_trained, False, autocast), averaged)
     return verdict.why_not if verdict.is_sure else None
 
 
