@@ -46,6 +46,7 @@ class Executor:
         cutter: cuts and joins values where stages take other numbers of samples.
         staying: inputs that are sent once.
         shared: parameters by canonical name, for the reduce groups.
+        sparse: names of those whose gradients are sparse.
         sums: sums the gradients of replicas; not needed where no stage has replicas.
         timeout_s: limit of every wait.
         on_record: gets a record of every action when set.
@@ -64,6 +65,7 @@ class Executor:
     cutter: Cutter = field(default_factory=Cutter)
     staying: StayingInputs = field(default_factory=StayingInputs)
     shared: Mapping[str, Parameter] = field(default_factory=dict)
+    sparse: frozenset[str] = frozenset()
     sums: Sums | None = None
     timeout_s: float = 1800.0
     on_record: Callable[[ActionRecord], None] | None = None
@@ -406,28 +408,29 @@ class Run:
                 return None
             own = self.executor
             assert own.sums is not None, "stages with replicas need sums of their gradients"
+            dense = {name: p for name, p in own.shared.items() if name not in own.sparse}
             self.state.reduction = GradientReduction(
-                self.program, self.device, own.rank_of_device, own.shared, own.sums, minibatch
+                self.program, self.device, own.rank_of_device, dense, own.sums, minibatch
             )
         return self.state.reduction
 
     def reduce(self, action: Action) -> None:
         """Sums the gradients of parameters that several ranks hold."""
         group = self.program.reduce_group(action.microbatch)
-        if group.stage is None:
-            parameters = [self.executor.shared[name] for name in group.parameters]
-            ranks = [self.executor.rank_of_device[device] for device in group.devices]
+        by_messages = list(group.parameters)
+        if group.stage is not None:
+            reduction = self._reduction(self.program.minibatch(action))
+            assert reduction is not None
+            reduction.finish(action.microbatch, self.executor.timeout_s, self._purpose(action))
+            by_messages = [name for name in group.parameters if name in self.executor.sparse]
+        if by_messages:
             sum_shared(
-                parameters,
-                ranks,
+                [self.executor.shared[name] for name in by_messages],
+                [self.executor.rank_of_device[device] for device in group.devices],
                 action.microbatch,
                 self.executor.transport,
                 lambda rank, tag: self._receive(rank, tag, action),
             )
-            return
-        reduction = self._reduction(self.program.minibatch(action))
-        assert reduction is not None
-        reduction.finish(action.microbatch, self.executor.timeout_s, self._purpose(action))
 
     def step(self, action: Action) -> None:
         """The optimizer's step, after which the next mini-batch sums its own gradients."""

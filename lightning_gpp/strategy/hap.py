@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch.optim import Optimizer
 
 from lightning_gpp.schedule import GPIPE
@@ -90,13 +91,19 @@ class HAPStrategy(GraphPipeStrategy):
         """Prepares what does not need data; the model is divided at the first batch.
 
         Raises:
-            NotImplementedError: a callback is about pipelines.
+            NotImplementedError: a callback is about pipelines, or about whole weights.
         """
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, TimelineCallback):
                 raise NotImplementedError(
                     "TimelineCallback records the actions of a pipeline, which an SPMD program "
                     "does not have; take it out of callbacks"
+                )
+            if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+                raise NotImplementedError(
+                    f"{type(callback).__name__} averages whole weights, of which ranks of an SPMD "
+                    "program hold parts; use strategy='graphpipe', or average the weights of "
+                    "several checkpoints after training"
                 )
         super().setup(trainer)
 

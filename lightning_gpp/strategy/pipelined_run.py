@@ -38,6 +38,7 @@ from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch, 
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import warn_of_state
 from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.state.leader_state import LeaderState
@@ -66,6 +67,7 @@ class PipelinedRun:
         last_steps: of the optimizers, where weights are predicted by them.
         dropped: calls of the forward that rank 0 let go since it told the others last.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
+        averages: of the weights, which callbacks keep.
     """
 
     def __init__(self, settings: Settings, device: torch.device, host: str) -> None:
@@ -86,6 +88,7 @@ class PipelinedRun:
         self.last_steps: list[LastSteps] = []
         self.dropped: list[int] = []
         self.partial_optimizers: list[PartialOptimizer] = []
+        self.averages: list[HeldAverage] = []
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self._stash_parameters: list[Parameter] | None = None
@@ -430,6 +433,7 @@ class PipelinedRun:
         self._stash_parameters, self._ids_of_stages = held, frozenset(map(id, held))
         holders = pipeline.partition.owners.holders
         self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
+        self.averages = held_averages(self.module.trainer, pipeline.partition)
         self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
         self.pipeline = pipeline
         if self.on_built is not None:

@@ -8,8 +8,6 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     ModelPruning,
-    StochasticWeightAveraging,
-    WeightAveraging,
 )
 
 
@@ -20,10 +18,6 @@ def check_name(what: str, name: str, known: Collection[str]) -> None:
 
 
 _REFUSED_CALLBACKS: dict[type[pl.Callback], str] = {
-    WeightAveraging: "averages all weights on every rank, but a rank holds only those of its "
-    "stages; average the weights of several checkpoints after training instead",
-    StochasticWeightAveraging: "averages all weights on every rank, but a rank holds only those of "
-    "its stages; average the weights of several checkpoints after training instead",
     ModelPruning: "replaces parameters of the whole model on every rank, but a rank holds only "
     "those of its stages; prune the trained module on one device after the fit (torch.nn.utils."
     "prune)",

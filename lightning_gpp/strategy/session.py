@@ -232,15 +232,11 @@ class Session:
             self.on_emulated(report)
 
     def _make_whole(self, model: BuiltModel, on_all_ranks: bool) -> None:
-        partition = model.partition
-        values = partition.whole_values()
         states = [
             partial.whole_state_dict(self.run.control) for partial in self.run.partial_optimizers
         ]
-        partition.make_whole(values)
-        if on_all_ranks:
-            mine = partition.values() if self.run.control.is_leader else {}
-            partition.make_whole(self.run.control.share(mine, "waiting for the trained weights"))
+        for held in (model.partition, *self.run.averages):
+            held.join(on_all_ranks=on_all_ranks)
         if self.run.control.is_leader:
             self.run.module.cpu()
             for partial, state in zip(self.run.partial_optimizers, states, strict=True):

@@ -118,7 +118,8 @@ def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
     """On the CPU, where ranks on devices of any type can add it up."""
     squares = torch.zeros((), dtype=torch.float64)
     for gradient in gradients:
-        squares = squares + gradient.double().square().sum()
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        squares = squares + values.double().square().sum()
     squares = squares.cpu()
     if dist.is_initialized():
         dist.all_reduce(squares)
