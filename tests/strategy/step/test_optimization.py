@@ -6,7 +6,7 @@ from collections import Counter
 from functools import partial
 
 import pytest
-from helpers.models import FIXED_MODELS, DataSpec, ExportableModel
+from helpers.models import FIXED_MODELS, DataSpec, ExportableModel, SparseEmbeddings
 from helpers.plans import captured_graph, random_plan
 from helpers.random_models import BranchyModel, ModelSpec, OptimizerSpec
 from helpers.reference import assert_equal_training
@@ -88,6 +88,40 @@ def test_a_shared_parameter_is_held_by_all_ranks_that_use_it(pool: WorkerPool) -
 
 PLAN_WITH_SHARED_WEIGHT = [["entries", "node_2"], ["node_6", "heads"]]
 """``node_6`` uses the weight of ``node_2``."""
+
+
+@pytest.mark.parametrize("is_adam", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "embedding_devices", "trainer"),
+    [
+        ("gpipe", [0], {"accumulate_grad_batches": 2}),
+        ("gpipe", [1, 2], {}),
+        ("1f1b", [1, 0], {}),
+    ],
+)
+def test_sparse_gradients_of_embeddings(
+    pool: WorkerPool,
+    is_adam: bool,
+    schedule: str,
+    embedding_devices: list[int],
+    trainer: dict[str, object],
+) -> None:
+    """Replicas use different rows of their tables; the last batch of an epoch has five samples."""
+    plan = [
+        {"modules": ["embed", "bag"], "devices": embedding_devices},
+        {"modules": ["left", "right", "norm", "out"], "devices": [0]},
+    ]
+    training = Training(
+        partial(SparseEmbeddings, is_adam), DataSpec(tokens=True), num_steps=8, trainer=trainer
+    )
+    assert_equal_training(
+        pool,
+        training,
+        num_ranks=1 + max(embedding_devices),
+        num_microbatches=4,
+        schedule=schedule,
+        plan=plan,
+    )
 
 
 def test_the_loss_falls(pool: WorkerPool) -> None:
