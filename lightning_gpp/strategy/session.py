@@ -236,7 +236,7 @@ class Session:
             partial.whole_state_dict(self.run.control) for partial in self.run.partial_optimizers
         ]
         for held in (model.partition, *self.run.averages):
-            held.join(on_all_ranks=on_all_ranks)
+            held.reunite(on_all_ranks=on_all_ranks)
         if self.run.control.is_leader:
             self.run.module.cpu()
             for partial, state in zip(self.run.partial_optimizers, states, strict=True):

@@ -23,7 +23,7 @@ from lightning_gpp.strategy.state.partition import Partition
 class HeldAverage:
     """A callback's copy of the module, of which this rank has what it has of the module.
 
-    All ranks make it, and call :meth:`join`, together.
+    All ranks make it, and call :meth:`reunite`, together.
 
     Args:
         average: the copy, whole on rank 0.
@@ -52,14 +52,14 @@ class HeldAverage:
         self._partition.move(device)
         return self._average
 
-    def join(self, *, on_all_ranks: bool) -> None:
+    def reunite(self, *, on_all_ranks: bool) -> None:
         """All ranks: the copy is whole again on rank 0.
 
         Args:
             on_all_ranks: whether everywhere.
         """
         self._replaced.close()
-        self._partition.join(on_all_ranks=on_all_ranks)
+        self._partition.reunite(on_all_ranks=on_all_ranks)
 
 
 def held_averages(trainer: pl.Trainer, partition: Partition) -> list[HeldAverage]:

@@ -99,7 +99,7 @@ class Partition:
         for name in self.owners.held_by(self._rank):
             _move(self._tensor(name), device)
 
-    def join(self, *, on_all_ranks: bool) -> None:
+    def reunite(self, *, on_all_ranks: bool) -> None:
         """All ranks: the module is whole again on rank 0, or everywhere."""
         self.make_whole(self.whole_values())
         if on_all_ranks:
