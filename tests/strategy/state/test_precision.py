@@ -146,12 +146,16 @@ class Scales(lp.Callback):
         self.record["is_skipped"].append(is_same)
 
 
+def scales() -> list[lp.Callback]:
+    return [Scales()]
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_steps_are_skipped_on_all_ranks_or_on_none(pool: WorkerPool, schedule: str) -> None:
     """The scale doubles after every step until a gradient is too large for float16."""
     growing = options("16-mixed", init_scale=2.0**13, growth_interval=1)
     training = training_of(
-        FIXED_MODELS["two_towers"], "16-mixed", trainer=growing, callbacks=lambda: [Scales()]
+        FIXED_MODELS["two_towers"], "16-mixed", trainer=growing, callbacks=scales
     )
     one, ranks = both(pool, training, 3, num_microbatches=2, schedule=schedule)
     scales, is_skipped = one.extra["scales"], one.extra["is_skipped"]
@@ -167,7 +171,9 @@ def scaled_step(fused: bool, rank_with_infinity: int) -> tuple[float, bool, bool
     dist.init_process_group("gloo", "env://")
     rank = dist.get_rank()
     weight = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.Adam([weight] if rank < 2 else [], lr=0.1, fused=fused)
+    optimizer = torch.optim.Adam([weight], lr=0.1, fused=fused)
+    if rank == 2:
+        optimizer.param_groups[0]["params"] = []
     scaler = AgreedScaler.like(GradScaler("cpu", init_scale=4.0), torch.device("cpu"))
     made = []
     for gradient in (float("inf") if rank == rank_with_infinity else 4.0, 4.0):
@@ -200,7 +206,7 @@ def test_the_scale_is_kept_in_checkpoints_as_by_one_device(
     state = torch.load(path, weights_only=True)["MixedPrecision"]
     assert state["scale"] == 2.0**7
 
-    rest = replace(half, num_steps=6, checkpoint=path, save_as=None, callbacks=lambda: [Scales()])
+    rest = replace(half, num_steps=6, checkpoint=path, save_as=None, callbacks=scales)
     one, ranks = both(pool, rest, 2, num_microbatches=2)
     for result in (one, *ranks):
         assert result.extra["scales"] == [2.0**7, 2.0**8]
@@ -263,13 +269,17 @@ class Messages(lp.Callback):
         self.record["dtypes"] = {spec.dtype for spec in specs}
 
 
+def messages() -> list[lp.Callback]:
+    return [Messages()]
+
+
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("bf16-mixed", "bfloat16"), ("16-mixed", "float16")]
 )
 def test_messages_have_the_precision_of_the_computation(
     pool: WorkerPool, precision: str, dtype: str
 ) -> None:
-    training = training_of(FIXED_MODELS["chain"], precision, callbacks=lambda: [Messages()])
+    training = training_of(FIXED_MODELS["chain"], precision, callbacks=messages)
     training = replace(training, num_steps=1)  # 8 samples in 2 micro-batches
     plan = [["entries", "node_1", "node_2", "node_3"], ["node_5", "node_7", "heads"]]
     ranks = train_pipeline(pool, training, num_ranks=2, num_microbatches=2, plan=plan)
