@@ -146,24 +146,31 @@ class Scales(lp.Callback):
         self.record["is_skipped"].append(is_same)
 
 
-def scales() -> list[lp.Callback]:
+def noting_scales() -> list[lp.Callback]:
     return [Scales()]
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_steps_are_skipped_on_all_ranks_or_on_none(pool: WorkerPool, schedule: str) -> None:
-    """The scale doubles after every step until a gradient is too large for float16."""
+@pytest.mark.parametrize(("schedule", "num_microbatches"), [("gpipe", 1), ("1f1b", 1), ("1f1b", 2)])
+def test_steps_are_skipped_on_all_ranks_or_on_none(
+    pool: WorkerPool, schedule: str, num_microbatches: int
+) -> None:
+    """The scale doubles after every step until a gradient is too large for float16.
+
+    Those of micro-batches are smaller, so that it may get larger than on one device.
+    """
     growing = options("16-mixed", init_scale=2.0**13, growth_interval=1)
     training = training_of(
-        FIXED_MODELS["two_towers"], "16-mixed", trainer=growing, callbacks=scales
+        FIXED_MODELS["two_towers"], "16-mixed", trainer=growing, callbacks=noting_scales
     )
-    one, ranks = both(pool, training, 3, num_microbatches=2, schedule=schedule)
-    scales, is_skipped = one.extra["scales"], one.extra["is_skipped"]
-    assert True in is_skipped and False in is_skipped
+    plan = random_plan(captured_graph(training), num_devices=3, seed=0)
+    strategy = {"num_microbatches": num_microbatches, "schedule": schedule, "plan": plan}
+    one, ranks = both(pool, training, 3, **strategy)
+    expected = one.extra if num_microbatches == 1 else ranks[0].extra
+    assert True in expected["is_skipped"][1:] and False in expected["is_skipped"][1:]
     for rank in ranks:
-        assert rank.extra["scales"] == scales
+        assert rank.extra["scales"] == expected["scales"]
         # The first batch is when ranks get their weights.
-        assert rank.extra["is_skipped"][1:] == is_skipped[1:]
+        assert rank.extra["is_skipped"][1:] == expected["is_skipped"][1:]
 
 
 def scaled_step(fused: bool, rank_with_infinity: int) -> tuple[float, bool, bool]:
@@ -206,7 +213,7 @@ def test_the_scale_is_kept_in_checkpoints_as_by_one_device(
     state = torch.load(path, weights_only=True)["MixedPrecision"]
     assert state["scale"] == 2.0**7
 
-    rest = replace(half, num_steps=6, checkpoint=path, save_as=None, callbacks=scales)
+    rest = replace(half, num_steps=6, checkpoint=path, save_as=None, callbacks=noting_scales)
     one, ranks = both(pool, rest, 2, num_microbatches=2)
     for result in (one, *ranks):
         assert result.extra["scales"] == [2.0**7, 2.0**8]
@@ -269,7 +276,7 @@ class Messages(lp.Callback):
         self.record["dtypes"] = {spec.dtype for spec in specs}
 
 
-def messages() -> list[lp.Callback]:
+def noting_messages() -> list[lp.Callback]:
     return [Messages()]
 
 
@@ -279,9 +286,12 @@ def messages() -> list[lp.Callback]:
 def test_messages_have_the_precision_of_the_computation(
     pool: WorkerPool, precision: str, dtype: str
 ) -> None:
-    training = training_of(FIXED_MODELS["chain"], precision, callbacks=messages)
+    training = training_of(FIXED_MODELS["chain"], precision, callbacks=noting_messages)
     training = replace(training, num_steps=1)  # 8 samples in 2 micro-batches
-    plan = [["entries", "node_1", "node_2", "node_3"], ["node_5", "node_7", "heads"]]
+    plan = [
+        ["entries", "node_1", "node_2", "node_3", "node_4"],
+        ["node_5", "node_6", "node_7", "heads"],
+    ]
     ranks = train_pipeline(pool, training, num_ranks=2, num_microbatches=2, plan=plan)
     found = ranks[0].extra | ranks[1].extra
     assert found["dtypes"] == {dtype}
