@@ -232,11 +232,13 @@ class Session:
             self.on_emulated(report)
 
     def _make_whole(self, model: BuiltModel, on_all_ranks: bool) -> None:
+        partition = model.partition
         states = [
             partial.whole_state_dict(self.run.control) for partial in self.run.partial_optimizers
         ]
-        for held in (model.partition, *self.run.averages):
-            held.reunite(on_all_ranks=on_all_ranks)
+        partition.reunite(on_all_ranks=on_all_ranks)
+        for average in self.run.averages:
+            average.reunite(on_all_ranks=on_all_ranks)
         if self.run.control.is_leader:
             self.run.module.cpu()
             for partial, state in zip(self.run.partial_optimizers, states, strict=True):

@@ -154,9 +154,10 @@ class Partition:
         return {name: value for values in gathered for name, value in values.items()}
 
     def make_whole(self, values: Mapping[str, Tensor]) -> None:
-        """Puts given values where this rank holds ``meta`` tensors."""
+        """Puts given values where this rank holds none; user code may have put its own there."""
+        held = set(self.owners.held_by(self._rank))
         for name, value in values.items():
-            if self._tensor(name).is_meta:
+            if self._tensor(name).is_meta or name not in held:
                 self._replace(name, value)
 
     def values(self) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -71,7 +71,7 @@ def place_precision(plugin: Precision, device: torch.device) -> None:
 def loss_scale(plugin: Precision) -> float:
     """What the loss is multiplied by before it goes backward."""
     scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
-    return 1.0 if scaler is None else cast("float", scaler.get_scale())
+    return 1.0 if scaler is None else scaler.get_scale()
 
 
 class _ClipsOverRanks:
