@@ -51,7 +51,7 @@ from lightning_gpp.strategy.planning.costs_given import CostsLike, resolve_costs
 from lightning_gpp.strategy.planning.plan_cache import CacheLike
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
 from lightning_gpp.strategy.ranks.termination import ended_together
-from lightning_gpp.strategy.refusals import check_name, refuse_callbacks
+from lightning_gpp.strategy.refusals import check_name, compile_options, refuse_callbacks
 from lightning_gpp.strategy.report import PlanReports, Report, show
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Settings
@@ -114,6 +114,9 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             predicts those that the backward will meet.
         report: what is printed of a plan: ``"short"``, the verdict and three lines, or ``"full"``
             with the stages as a table and as a picture.
+        compile: whether ``torch.compile`` compiles the forwards of stages, each as one graph;
+            or its options (``{"mode": "max-autotune"}``). Plans are made with the costs of stages
+            that are not.
         timeout: seconds after which a wait for another rank ends in an error.
         start_method: how processes are started on this host.
 
@@ -138,6 +141,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         use_all_devices: bool = True,
         weights: str | None = None,
         report: Report = "short",
+        compile: bool | Mapping[str, Any] = False,
         timeout: float = 1800.0,
         start_method: StartMethod = "popen",
         accelerator: Accelerator | None = None,
@@ -189,6 +193,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             costs=resolve_costs(costs),
             weights=weights or PIPEOPTIM.name,
             report=report,
+            compile=compile_options(compile, schedule),
         )
         self.plan: Plan | None = None
         self.stage_graph: StageGraph | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from helpers.models import FIXED_MODELS, DataSpec, ExportableModel, SparseEmbeddings
@@ -12,6 +14,8 @@ from helpers.random_models import BranchyModel, ModelSpec, OptimizerSpec
 from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool
+
+from lightning_gpp import GraphPipeStrategy
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -122,6 +126,34 @@ def test_sparse_gradients_of_embeddings(
         schedule=schedule,
         plan=plan,
     )
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_stages(pool: WorkerPool, schedule: str) -> None:
+    """Odd last batches, validation and recomputation run compiled, too."""
+    training = replace(branchy("two_towers", OptimizerSpec("adamw")), num_steps=6)
+    results = assert_equal_training(
+        pool,
+        training,
+        num_ranks=2,
+        schedule=schedule,
+        plan=random_plan(captured_graph(training), num_devices=2, seed=3, with_replicas=True),
+        compile={"backend": "aot_eager"},
+    )
+    assert results[0].global_step == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"compile": {"fullgraph": False}}, "every stage is one graph"),
+        ({"compile": True, "schedule": "1f1b-async"}, "would be compiled anew"),
+    ],
+)
+def test_what_cannot_be_compiled(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        GraphPipeStrategy(**options)
 
 
 def test_the_loss_falls(pool: WorkerPool) -> None:
