@@ -32,7 +32,7 @@ PROGRAM_PLANNERS: Mapping[str, ProgramPlanner | None] = {
 _OF_PIPELINES = frozenset(
     {
         *("schedule", "num_microbatches", "weights", "blocks", "plan"),
-        *("use_all_devices", "costs", "report", "compile"),
+        *("use_all_devices", "costs", "report", "compile", "pipelines"),
     }
 )
 

@@ -33,6 +33,9 @@ class HoldsParameters(Protocol):
     def counted_parameters(self) -> list[nn.Parameter] | None:
         """Parameters that this rank counts; None where it counts all."""
 
+    def after_backward(self) -> None:
+        """Gradients of this rank are there, and nobody has seen them yet."""
+
 
 def pipeline_precision(plugin: Precision | None, strategy: HoldsParameters) -> Precision | None:
     """The plug-in with norm clipping and one loss scale over all ranks; None stays None.
@@ -85,6 +88,10 @@ class _ClipsOverRanks:
     """
 
     pipeline_strategy: HoldsParameters
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        super().backward(*args, **kwargs)  # type: ignore[misc]
+        self.pipeline_strategy.after_backward()
 
     def clip_grad_by_value(self, optimizer: Optimizer, clip_val: int | float) -> None:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
