@@ -242,6 +242,9 @@ class _Strategy:
     def counted_parameters(self) -> None:
         return None
 
+    def after_backward(self) -> None:
+        """Nothing."""
+
 
 class TransformerEnginePrecision(Precision):
     """Stands for Lightning's, which needs a package for GPUs."""
