@@ -111,12 +111,16 @@ class Trial:
         is_trained: whether it is cut as a mini-batch that trains.
         training: mode of the modules, of one trial each.
         autocast: the user's.
+        num_whole: passes in one piece, before the one that is cut.
+        is_cut: whether there is one that is cut.
     """
 
     units: list[int]
     is_trained: bool
     training: bool
     autocast: Autocast
+    num_whole: int = 2
+    is_cut: bool = True
 
 
 @dataclass(frozen=True)
