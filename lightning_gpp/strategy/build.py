@@ -345,6 +345,8 @@ def _codes(
             function = captured.stage(operators, inputs, outputs)
         else:
             function = chunked.stage(operators, inputs, outputs, runs=rank in homes)
+        if settings.compile is not None and isinstance(function, StageModule) and operators:
+            function.compile(settings.compile)
         for name in function.parameter_names:
             readers.setdefault(prefix + name, set()).update(homes)
         for name in function.buffer_names:

@@ -75,9 +75,14 @@ class ForwardCalls:
         """Builds the pipeline, on all ranks; this call is the example."""
         run = self._run
         target = pipelined_module(run.module, run.settings.module)
-        with taken_away(target, "forward", self.inner), run.control.together():
+        autocast = Autocast.current(run.device)
+        with (
+            taken_away(target, "forward", self.inner),
+            run.control.together(),
+            autocast.while_building(run.device),
+        ):
             example = example_of(target, args, kwargs, run.unit_sizes)
-            run.lead(Build(Autocast.current(run.device)))
+            run.lead(Build(autocast))
             run.build(example)
         run.leader_state.look_again()
         if run.steps_per_microbatch and run.control.alone_in == "training_step":
