@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveragi
 from lightning.pytorch.plugins import MixedPrecision
 from torch.optim import Optimizer
 
+from lightning_gpp.checks import is_number
 from lightning_gpp.schedule import GPIPE
-from lightning_gpp.spmd.by_samples import by_samples
 from lightning_gpp.spmd.placement import check_shares
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
@@ -23,11 +23,8 @@ from lightning_gpp.strategy.spmd.spmd_calls import NO_AUTOCAST, SpmdCalls
 from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
 from lightning_gpp.strategy.spmd.spmd_run import ProgramPlanner, SpmdRun
 
-PROGRAM_PLANNERS: Mapping[str, ProgramPlanner | None] = {
-    "hap": None,
-    "data_parallel": by_samples,
-}
-"""Planners of SPMD programs by name; HAP's is made for the devices of a run."""
+PROGRAM_PLANNERS = ("hap", "data_parallel")
+"""Planners of SPMD programs by name; they are made for the devices of a run."""
 
 _OF_PIPELINES = frozenset(
     {
@@ -72,11 +69,8 @@ class HAPStrategy(GraphPipeStrategy):
             check_given_shares(shares)
         if isinstance(planner, str):
             check_name("planner", planner, PROGRAM_PLANNERS)
-            made = PROGRAM_PLANNERS[planner]
-        else:
-            made = planner
         super().__init__(schedule=GPIPE.name, num_microbatches=1, **options)
-        self.shares, self.program_planner = shares, made
+        self.shares, self.program_planner = shares, planner
         self.program: SpmdProgram | None = None
 
     def _configure_launcher(self) -> None:
@@ -144,8 +138,11 @@ def check_given_shares(shares: Sequence[float]) -> None:
     """Refuses what are no shares of devices that all work.
 
     Raises:
-        ValueError: one is zero or less, or they do not sum to 1.
+        ValueError: they are no numbers, one is zero or less, or they do not sum to 1.
     """
+    numbers = shares if isinstance(shares, Sequence) else ()
+    if not numbers or not all(map(is_number, numbers)):
+        raise ValueError(f"shares: expected one number per device, got {shares!r}")
     for device, share in enumerate(shares):
         if share <= 0:
             raise ValueError(

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.checks.rounding import is_autocast
+from lightning_gpp.capture.errors import raised_location
 from lightning_gpp.capture.tracing.reads import Read, check_reads, watched_reads
 from lightning_gpp.instance_attribute import taken_away
 from lightning_gpp.spmd.run.export import CallForm, ExportedForward, export_forward
+from lightning_gpp.spmd.run.node_reader import ExportError
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.report import waiting_for
@@ -186,7 +188,12 @@ class SpmdCalls(ForwardCalls):
             torch.set_grad_enabled(torch.is_grad_enabled()),
             torch.autocast(device, enabled=False),
         ):
-            return export_forward(target, args, kwargs)
+            try:
+                return export_forward(target, args, kwargs)
+            except ExportError as error:
+                raise ExportError(
+                    f"{raised_location(error.__cause__ or error)}: {error}"
+                ) from error
 
 
 def _out_of_inference(leaf: Any) -> Any:

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.timeout(180)
     [
         ({"shares": [0.5, 0.4]}, r"sum to 1; got \[0.5, 0.4\], which sum to 0.9"),
         ({"shares": [1.0, 0.0]}, r"device 1 has 0, but every device needs"),
+        ({"shares": [0.5, float("nan")]}, r"shares.*one number per device, got \[0.5, nan\]"),
+        ({"shares": 0.5}, r"shares.*one number per device, got 0.5"),
         ({"planner": "nothing"}, r"nothing.*hap.*data_parallel"),
         ({"num_microbatches": 4}, r"num_microbatches: not for SPMD programs"),
         ({"schedule": "1f1b"}, r"schedule: not for SPMD programs"),
@@ -123,7 +125,7 @@ def failing(kind: type[BranchyModel]) -> Training:
 @pytest.mark.parametrize(
     ("kind", "options", "text"),
     [
-        (Decides, {}, r"forward of Decides cannot be captured"),
+        (Decides, {}, r"test_hap_refusals.py:\d+: the forward of Decides cannot be captured"),
         (BranchyModel, {"shares": [0.2, 0.3, 0.5]}, r"3 numbers for 2 devices"),
         (FailsOnOne, {}, r"no such number"),
         (Unknown, {}, r"Adamish is not known to treat every element"),
