@@ -42,7 +42,6 @@ from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import FullGraph, Settings
 from lightning_gpp.strategy.state.partition import Partition, ownership
-from lightning_gpp.strategy.step.async_refusals import refuse_short_updates
 
 CPU = torch.device("cpu")
 
@@ -210,7 +209,6 @@ class Builder:
         stages = plan_graph(plan, captured.graph)
         if settings.is_asynchronous:
             stages.check_updates()
-            refuse_short_updates(self.module, settings, stages.stages)
         ranks = rank_of_device(plan, transport.num_ranks)
         codes, readers = _codes(settings, captured, plan, stages, ranks, transport.rank, chunked)
         partition = Partition(

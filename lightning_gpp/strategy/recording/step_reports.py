@@ -96,7 +96,7 @@ class StepReports:
             windows: where the pipeline was in each of them.
         """
         assert timeline.step is not None
-        question = WindowsQuestion.of(pipeline, windows)
+        question = WindowsQuestion.of(pipeline, windows, timeline.weights)
         name, note = _name(pipeline)
         predicted, notes = {name: question.predicted()}, [note]
         if _actions(timeline) != _actions(predicted[name]):

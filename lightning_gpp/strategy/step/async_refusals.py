@@ -22,7 +22,7 @@ def refuse_for_async(trainer: pl.Trainer, settings: Settings) -> None:
     """Raises NotImplementedError, with the remedy, for what cannot go on without draining.
 
     Args:
-        trainer: about to fit, with its module and optimizers.
+        trainer: about to fit or to begin an epoch, with its module and optimizers.
         settings: what the user asked for.
     """
     for why in _reasons(trainer, settings):
@@ -36,10 +36,12 @@ def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
             "steps the optimizer of a batch while others are in flight, which manual optimization "
             "decides by itself: use automatic optimization"
         )
-    if trainer.accumulate_grad_batches != 1 and not settings.policy.is_one_behind:
+    is_ahead = settings.policy.backward is BackwardWeights.PREDICTED
+    if trainer.accumulate_grad_batches != 1 and is_ahead:
         yield (
-            "updates after every batch, but accumulate_grad_batches is "
-            f"{trainer.accumulate_grad_batches}: use larger batches, or weights='2bw'"
+            f"with weights={settings.weights!r} updates after every batch, but "
+            f"accumulate_grad_batches is {trainer.accumulate_grad_batches}: use "
+            "weights='pipeoptim', or larger batches"
         )
     if any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
         yield "cannot evaluate a loss several times per step, as LBFGS does: use another optimizer"
@@ -80,17 +82,15 @@ def refuse_async_plan(stages: Iterable[Stage]) -> None:
             )
 
 
-def refuse_short_updates(
-    module: pl.LightningModule, settings: Settings, stages: StageGraph
-) -> None:
+def refuse_short_updates(trainer: pl.Trainer, settings: Settings, stages: StageGraph) -> None:
     """Raises ValueError where 2BW would need more than two versions of the weights.
 
     Args:
-        module: whose Trainer says of how many batches an update is.
+        trainer: says of how many batches an update is.
         settings: what the user asked for.
         stages: the deepest of them says how many batches the pipeline is ahead.
     """
-    count, expected = module.trainer.accumulate_grad_batches, most_ahead(stages)
+    count, expected = trainer.accumulate_grad_batches, most_ahead(stages)
     if settings.policy.is_one_behind and count < expected:
         raise ValueError(
             f"weights={settings.weights!r} delays every update by one, so an update has to be of "
