@@ -1,9 +1,9 @@
 """Trains unmodified LightningModules split over devices as a graph of pipeline stages.
 
 ``import lightning_gpp`` registers the strategies ``graphpipe``, ``graphpipe_spawn``,
-``graphpipe_fork``, ``graphpipe_notebook``, ``graphpipe_async`` and ``gnnpipe`` and the accelerators
-``emulated`` and ``pool``; public names load when they are first used, so that planning needs
-neither torch nor Lightning.
+``graphpipe_fork``, ``graphpipe_notebook``, ``graphpipe_async``, ``gnnpipe`` and ``hap`` and the
+accelerators ``emulated`` and ``pool``; public names load when they are first used, so that planning
+needs neither torch nor Lightning.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         EmulatedAccelerator,
         GNNPipeStrategy,
         GraphPipeStrategy,
+        HAPStrategy,
         PoolAccelerator,
         TimelineCallback,
     )
@@ -35,6 +36,7 @@ _HOMES = {
     "EmulatedAccelerator": "strategy",
     "GNNPipeStrategy": "strategy",
     "GraphPipeStrategy": "strategy",
+    "HAPStrategy": "strategy",
     "ModelGraph": "graph",
     "Plan": "planner",
     "PoolAccelerator": "strategy",
@@ -55,6 +57,7 @@ __all__ = [
     "EmulatedAccelerator",
     "GNNPipeStrategy",
     "GraphPipeStrategy",
+    "HAPStrategy",
     "ModelGraph",
     "Plan",
     "PoolAccelerator",

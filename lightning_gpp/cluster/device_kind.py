@@ -41,7 +41,9 @@ class DeviceKind:
         if not self.peak_flops_per_s or min(speeds) <= 0 or self.launch_s < 0:
             raise ValueError(
                 f"device kind {self.name!r} needs peak_flops_per_s of at least one dtype and "
-                "peak_memory_bytes_per_s, all above 0, and launch_s of at least 0"
+                "peak_memory_bytes_per_s, all above 0, and launch_s of at least 0; got "
+                f"{dict(self.peak_flops_per_s)}, {self.peak_memory_bytes_per_s:g} and "
+                f"{self.launch_s:g}; leave a device out that cannot compute"
             )
         for name in ("compute_efficiency", "memory_efficiency"):
             if not 0 < getattr(self, name) <= 1:

@@ -27,7 +27,7 @@ from lightning_gpp.planner.piper import piper
 from lightning_gpp.planner.plan.plan import Plan
 from lightning_gpp.planner.plan.validate import validate_plan
 from lightning_gpp.planner.sequential import search_chains, sequential
-from lightning_gpp.planner.without_collection import without_collection
+from lightning_gpp.without_collection import without_collection
 
 GRAPHPIPE, BALANCED = "graphpipe", "balanced"
 """Who is asked by default, and by default for one graph."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+import numpy as np
+
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.plan import SpmdPlan
-from lightning_gpp.spmd.program import Computation, Conversion, Instruction, Method, SpmdProgram
+from lightning_gpp.spmd.program import Computation, Conversion, Instruction, SpmdProgram
 from lightning_gpp.text_table import text_table
 from lightning_gpp.units_of_measure import bytes_text, percent_text, seconds_text
 
@@ -49,18 +51,13 @@ def _bound_text(plan: SpmdPlan) -> str:
 def device_table(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> str:
     """What every device does: its shares, its computing, its memory; equal ones in one row."""
     prices = PriceList(graph, machine, program.shares)
-    busy_s = [0.0] * machine.num_devices
-    memory = [0.0] * machine.num_devices
+    busy_s = memory = np.zeros(machine.num_devices)
     for name, placement in program.storage.items():
-        for device, left in enumerate(prices.stored(graph.value_of[name], placement).memory_bytes):
-            memory[device] += float(left)
+        memory = memory + prices.stored(graph.value_of[name], placement).memory_bytes
     for instruction in program.instructions:
-        for device, left in enumerate(prices.memory_of(instruction)):
-            memory[device] += float(left)
-        if isinstance(instruction, Computation):
-            for cost in prices.costs_of(instruction):
-                for device, seconds in enumerate(prices.parts.seconds_each(cost)):
-                    busy_s[device] += float(seconds)
+        price = prices.of(instruction)
+        memory = memory + price.memory_bytes
+        busy_s = busy_s + sum(half.compute_s for half in price.halves)
     rows: Counter[tuple[str, ...]] = Counter()
     for device in range(machine.num_devices):
         shares = " ".join(f"{100 * vector[device]:.2f} %" for vector in program.shares)
@@ -110,14 +107,10 @@ def move_table(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> str:
     prices = PriceList(graph, machine, program.shares)
     groups: defaultdict[tuple[str, str, str], list[tuple[float, int, str]]] = defaultdict(list)
     for place, instruction in enumerate(program.instructions):
-        seconds = prices.total_s(prices.costs_of(instruction))
+        seconds = sum(half.move_s for half in prices.of(instruction).halves)
         if isinstance(instruction, Computation):
-            if instruction.method is Method.NONE:
-                continue
-            factors = prices.costs_of(instruction)[2:]
-            name, seconds = instruction.operator, prices.total_s(factors)
+            name, size = instruction.operator, 0
             key = ("gradient of a weight", "gathered factors", instruction.method.value)
-            size = 0
         else:
             name, size = instruction.value, graph.value_of[instruction.value].size_bytes
             key = (_what(instruction, graph), _change(instruction), _reason(program, place))

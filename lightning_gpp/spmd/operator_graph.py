@@ -13,9 +13,6 @@ from enum import Enum
 from functools import cached_property
 
 from lightning_gpp.graph.tensor_spec import TensorSpec
-from lightning_gpp.strict_json import JsonFormat
-
-FORMAT = JsonFormat("lightning_gpp.spmd_graph", version=1)
 
 
 class ValueSource(Enum):
@@ -68,7 +65,7 @@ class SpmdOperator:
             (``"weight"``), with an index where the argument is a list (``"tensors[1]"``).
         outputs: names of the tensors it makes.
         attributes: its other arguments by name, where given: numbers, texts, truth values, None,
-            and tuples of these. What JSON does not know (dtypes, infinite numbers) is a text.
+            and tuples of these; what only torch knows (dtypes) is a text.
         flops: floating-point operations of the forward on the whole tensors.
         module: qualified name of the innermost module that calls it; ``""`` for the root.
     """
@@ -141,26 +138,3 @@ class SpmdGraph:
     def of_source(self, source: ValueSource) -> tuple[SpmdValue, ...]:
         """The values from a source."""
         return tuple(value for value in self.values if value.source is source)
-
-
-def spmd_graph_to_json(graph: SpmdGraph) -> str:
-    """The graph as a JSON document.
-
-    >>> graph = SpmdGraph((), (), ())
-    >>> spmd_graph_from_json(spmd_graph_to_json(graph)) == graph
-    True
-    """
-    return FORMAT.dumps(graph)
-
-
-def spmd_graph_from_json(text: str, *, source: str = "SPMD graph") -> SpmdGraph:
-    """Reads :func:`spmd_graph_to_json`'s form.
-
-    Args:
-        text: the document.
-        source: where it comes from, for error messages.
-
-    Raises:
-        ValueError: it is not such a graph; the text names the place.
-    """
-    return FORMAT.loads(SpmdGraph, text, source=source)

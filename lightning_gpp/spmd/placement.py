@@ -34,6 +34,8 @@ class PlacementKind(Enum):
     SHARD = "S"
     PARTIAL = "P"
 
+    __hash__ = object.__hash__  # Enum's own, of the name, is slow; searches look up placements
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:

@@ -28,6 +28,7 @@ from lightning_gpp.spmd.search.find import (
 )
 from lightning_gpp.spmd.search.fitting import find_fitting
 from lightning_gpp.spmd.search.limits import Allowed, DataParallel, ShardedDataParallel
+from lightning_gpp.without_collection import without_collection
 
 MOST_TURNS = 8
 """Turns of search and shares; the published models need two or three."""
@@ -62,6 +63,7 @@ class SpmdPlan:
         return max(0.0, 1 - self.least_s / self.evaluation.price_s)
 
 
+@without_collection()
 def plan_hap(
     graph: SpmdGraph,
     machine: Machine,
@@ -96,7 +98,7 @@ def plan_hap(
     if allowed is None:
         # Prices know nothing of sums of gradients beside the backward, which these have most of.
         for name in BASELINES:
-            pairs.add(plan_baseline(graph, machine, name).program, 0.0, is_searched=False)
+            pairs.add(plan_baseline(graph, machine, name, theory).program, 0.0, is_searched=False)
     return pairs.best()
 
 
@@ -206,20 +208,23 @@ class BaselinePlan:
     evaluation: ProgramEvaluation
 
 
-def plan_baseline(graph: SpmdGraph, machine: Machine, name: str) -> BaselinePlan:
+def plan_baseline(
+    graph: SpmdGraph, machine: Machine, name: str, theory: Theory | None = None
+) -> BaselinePlan:
     """A baseline's program.
 
     Args:
         graph: the model.
         machine: the devices.
         name: one of :data:`BASELINES`.
+        theory: of the graph, where it has been made before.
 
     Raises:
         ValueError: there is no such baseline.
     """
     if name not in BASELINES:
         raise ValueError(f"unknown baseline {name!r}; known ones: {', '.join(BASELINES)}")
-    theory = Theory(graph, machine.num_devices)
+    theory = theory or Theory(graph, machine.num_devices)
     limits, is_even = BASELINES[name]
     even = (1 / machine.num_devices,) * machine.num_devices
     shares = (even if is_even else machine.speeds.shares,)

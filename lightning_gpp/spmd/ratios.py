@@ -144,7 +144,7 @@ def _dealt_costs(
     """The costs of some devices that shares can change, and how many there are of each."""
     found: Counter[tuple[Line, ...]] = Counter()
     for instruction in program.instructions:
-        for cost in prices.costs_of(instruction):
+        for cost in prices.of(instruction).costs:
             if any(line.slope_s.any() for line in cost.lines):
                 found[
                     tuple(
@@ -177,7 +177,7 @@ def _add_memory(
     held: list[tuple[Placement | None, Vector]] = [
         (p, prices.stored(value_of[n], p).memory_bytes) for n, p in program.storage.items()
     ]
-    held += [(_placement(each), prices.memory_of(each)) for each in program.instructions]
+    held += [(_placement(each), prices.of(each).memory_bytes) for each in program.instructions]
     constant = np.zeros(machine.num_devices)
     slopes = np.zeros((linear.num_segments, machine.num_devices))
     for placement, memory_bytes in held:

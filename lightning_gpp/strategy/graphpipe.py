@@ -53,7 +53,12 @@ from lightning_gpp.strategy.ranks.pipelines import join_pipelines, refuse_pipeli
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
 from lightning_gpp.strategy.ranks.termination import ended_together
 from lightning_gpp.strategy.ranks.versions import check_versions
-from lightning_gpp.strategy.refusals import check_name, check_pipelines, refuse_callbacks
+from lightning_gpp.strategy.refusals import (
+    check_name,
+    check_pipelines,
+    compile_options,
+    refuse_callbacks,
+)
 from lightning_gpp.strategy.report import PlanReports, Report, show
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Settings
@@ -61,7 +66,7 @@ from lightning_gpp.strategy.state.finetuning import finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
 from lightning_gpp.strategy.state.one_replica import OneReplicaStrategy
-from lightning_gpp.strategy.state.precision import pipeline_precision
+from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
 from lightning_gpp.strategy.step.async_refusals import refuse_for_async
 from lightning_gpp.strategy.step.hooks import HookRelay
 from lightning_gpp.strategy.step.loaders import (
@@ -116,6 +121,9 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             predicts those that the backward will meet.
         report: what is printed of a plan: ``"short"``, the verdict and three lines, or ``"full"``
             with the stages as a table and as a picture.
+        compile: whether ``torch.compile`` compiles the forwards of stages, each as one graph;
+            or its options (``{"mode": "max-autotune"}``). Plans are made with the costs of stages
+            that are not.
         pipelines: how many pipelines train side by side, each on batches of its own: N devices make
             that many pipelines of N / ``pipelines`` devices, and gradients are averaged over them
             as over the replicas of Lightning's DDP. ``plan`` and ``cluster`` are of one.
@@ -143,6 +151,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         use_all_devices: bool = True,
         weights: str | None = None,
         report: Report = "short",
+        compile: bool | Mapping[str, Any] = False,
         pipelines: int = 1,
         timeout: float = 1800.0,
         start_method: StartMethod = "popen",
@@ -197,6 +206,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             costs=resolve_costs(costs),
             weights=weights or PIPEOPTIM.name,
             report=report,
+            compile=compile_options(compile, schedule),
         )
         self.plan: Plan | None = None
         self.stage_graph: StageGraph | None = None
@@ -303,6 +313,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
         module, session = self._module(), self._open_session()
+        place_precision(self.precision_plugin, META if self.is_shape_only else self.root_device)
         self.model = self.precision_plugin.convert_module(self.model)
         refuse_callbacks(trainer, session.run.transport.num_ranks)
         if self.is_shape_only:
@@ -315,8 +326,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             if self.settings.is_asynchronous:
                 refuse_for_async(trainer, self.settings)
         self.setup_precision_plugin()
-        if self.joined is None:
-            _ignore_sync_dist_advice()
+        _ignore_what_nobody_can_act_on(is_alone=self.joined is None)
         compute_alike(module, session.run.peers)
         # After a fit the Trainer still has its optimizers; another module is no concern of theirs.
         optimizers = self.optimizers if self._optimized is module else []
@@ -362,7 +372,8 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the user's step; a backward of the loss it returns is run by all ranks."""
-        self._reports.batch_begins(is_recorded=self._open_session().run.recorder.is_on)
+        run = self._open_session().run
+        self._reports.batch_begins(is_recorded=run.recorder.is_on, in_calls_s=run.in_calls_s)
         with self.precision_plugin.train_step_context():
             result = self._step("training_step", *args, **kwargs)
         self.skips_step = result is None and self._module().automatic_optimization
@@ -473,7 +484,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
 
     @property
     def precision_plugin(self) -> Precision:
-        """The precision in use, with gradient clipping over all ranks."""
+        """The precision in use, with gradient clipping and one loss scale over all ranks."""
         return super().precision_plugin
 
     @precision_plugin.setter
@@ -569,9 +580,15 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         return self._session
 
 
-def _ignore_sync_dist_advice() -> None:
-    """Silences Lightning's advice to reduce logged values: they are equal on all ranks already."""
-    warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
+def _ignore_what_nobody_can_act_on(*, is_alone: bool) -> None:
+    """Silences what Lightning would say on every rank.
+
+    A deprecation inside of Lightning itself, and its advice to reduce logged values: in a pipeline
+    that is alone they are equal on all ranks already.
+    """
+    if is_alone:
+        warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
+    warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
 
 
 def _plain(optimizer: Optimizer) -> Optimizer:

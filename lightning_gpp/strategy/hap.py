@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.plugins import MixedPrecision
 from torch.optim import Optimizer
 
+from lightning_gpp.checks import is_number
 from lightning_gpp.schedule import GPIPE
-from lightning_gpp.spmd.by_samples import by_samples
 from lightning_gpp.spmd.placement import check_shares
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
@@ -17,20 +19,17 @@ from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
 from lightning_gpp.strategy.refusals import check_name
 from lightning_gpp.strategy.session import Session
-from lightning_gpp.strategy.spmd.spmd_calls import SpmdCalls
+from lightning_gpp.strategy.spmd.spmd_calls import NO_AUTOCAST, SpmdCalls
 from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
 from lightning_gpp.strategy.spmd.spmd_run import ProgramPlanner, SpmdRun
 
-PROGRAM_PLANNERS: Mapping[str, ProgramPlanner | None] = {
-    "hap": None,
-    "data_parallel": by_samples,
-}
-"""Planners of SPMD programs by name; HAP's is made for the devices of a run."""
+PROGRAM_PLANNERS = ("hap", "data_parallel")
+"""Planners of SPMD programs by name; they are made for the devices of a run."""
 
 _OF_PIPELINES = frozenset(
     {
         *("schedule", "num_microbatches", "weights", "blocks", "plan"),
-        *("use_all_devices", "costs", "report", "pipelines"),
+        *("use_all_devices", "costs", "report", "compile", "pipelines"),
     }
 )
 
@@ -70,11 +69,8 @@ class HAPStrategy(GraphPipeStrategy):
             check_given_shares(shares)
         if isinstance(planner, str):
             check_name("planner", planner, PROGRAM_PLANNERS)
-            made = PROGRAM_PLANNERS[planner]
-        else:
-            made = planner
         super().__init__(schedule=GPIPE.name, num_microbatches=1, **options)
-        self.shares, self.program_planner = shares, made
+        self.shares, self.program_planner = shares, planner
         self.program: SpmdProgram | None = None
 
     def _configure_launcher(self) -> None:
@@ -90,7 +86,8 @@ class HAPStrategy(GraphPipeStrategy):
         """Prepares what does not need data; the model is divided at the first batch.
 
         Raises:
-            NotImplementedError: a callback is about pipelines.
+            NotImplementedError: a callback is about pipelines or whole weights, or the precision is
+                mixed.
         """
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, TimelineCallback):
@@ -98,6 +95,14 @@ class HAPStrategy(GraphPipeStrategy):
                     "TimelineCallback records the actions of a pipeline, which an SPMD program "
                     "does not have; take it out of callbacks"
                 )
+            if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+                raise NotImplementedError(
+                    f"{type(callback).__name__} averages whole weights, of which ranks of an SPMD "
+                    "program hold parts; use strategy='graphpipe', or average the weights of "
+                    "several checkpoints after training"
+                )
+        if isinstance(self.precision_plugin, MixedPrecision):
+            raise NotImplementedError(NO_AUTOCAST)
         super().setup(trainer)
 
     def _new_session(self, host: str) -> Session:
@@ -133,8 +138,11 @@ def check_given_shares(shares: Sequence[float]) -> None:
     """Refuses what are no shares of devices that all work.
 
     Raises:
-        ValueError: one is zero or less, or they do not sum to 1.
+        ValueError: they are no numbers, one is zero or less, or they do not sum to 1.
     """
+    numbers = shares if isinstance(shares, Sequence) else ()
+    if not numbers or not all(map(is_number, numbers)):
+        raise ValueError(f"shares: expected one number per device, got {shares!r}")
     for device, share in enumerate(shares):
         if share <= 0:
             raise ValueError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -33,12 +35,13 @@ from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_pa
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
-from lightning_gpp.strategy.ranks.messages import Forward, Minibatch, News, StepEnd
+from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch, News, StepEnd
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.state.averaged_gradients import average_gradients
+from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.state.leader_state import LeaderState
@@ -62,6 +65,8 @@ class PipelinedRun:
         joined: this pipeline and those beside it; None if there is one.
 
     Attributes:
+        in_calls_s: seconds that rank 0 has spent in calls of the forward and in their backwards; 0
+            on a GPU, whose work is not over when a call returns.
         peers: this rank in the other pipelines; None if there is one.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
         train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
@@ -69,6 +74,7 @@ class PipelinedRun:
         last_steps: of the optimizers, where weights are predicted by them.
         dropped: calls of the forward that rank 0 let go since it told the others last.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
+        averages: of the weights, which callbacks keep.
     """
 
     def __init__(
@@ -90,12 +96,14 @@ class PipelinedRun:
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.recorder = StepRecorder()
+        self.in_calls_s = 0.0
         self.own_gradients = OwnGradients({})
         self.full_batch = 0
         self.train_batches: Any = None
         self.last_steps: list[LastSteps] = []
         self.dropped: list[int] = []
         self.partial_optimizers: list[PartialOptimizer] = []
+        self.averages: list[HeldAverage] = []
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self._stash_parameters: list[Parameter] | None = None
@@ -214,6 +222,19 @@ class PipelinedRun:
             return nullcontext()
         return HeldElsewhere(self.device, self._ids_of_stages)
 
+    @contextmanager
+    def timed_call(self) -> Iterator[None]:
+        """Rank 0: a call of the forward, or its backward, runs in this.
+
+        What remains of a batch is the user's step, data, the optimizer and Lightning's loop.
+        """
+        start_s = time.monotonic()
+        try:
+            yield
+        finally:
+            if self.device.type == "cpu":
+                self.in_calls_s += time.monotonic() - start_s
+
     # Programs -------------------------------------------------------------------------------
 
     @property
@@ -286,7 +307,7 @@ class PipelinedRun:
         """Runs a mini-batch forward and backward; its gradients are in what is returned."""
         self._before_program()
         assert self._stash_parameters is not None
-        stash = GradientStash(self._stash_parameters)
+        stash = GradientStash(self._stash_parameters, minibatch.loss_scale)
         self.built.record(self.on_record)
         run = self.built.begin(
             minibatch.units,
@@ -298,6 +319,7 @@ class PipelinedRun:
         with (
             stash,
             torch.enable_grad(),
+            self._autocast_forwards(),
             emulated,
             self.recorder.run(self.built.executor),
             self.control.program(),
@@ -333,12 +355,27 @@ class PipelinedRun:
         with (
             stash,
             torch.enable_grad(),
+            self._autocast_forwards(),
             self.built.emulated_window(record.since, resumption),
             self.recorder.window(run, window.number, record),
             self.control.program(),
         ):
             run.window(window.number)
         return stash
+
+    @contextmanager
+    def _autocast_forwards(self) -> Iterator[None]:
+        """Backwards in the body run without the autocast of the step, as after a step."""
+        autocast, executor = Autocast.current(self.device), self.built.executor
+        if not autocast.is_on:
+            yield
+            return
+        executor.forward_context = lambda: autocast.on(self.device)
+        try:
+            with replace(autocast, is_on=False).on(self.device):
+                yield
+        finally:
+            executor.forward_context = nullcontext
 
     def drop_ahead(self, window: Window, state: RunState, shift: int) -> None:
         """Forgets what is in flight after a window of an asynchronous schedule.
@@ -454,6 +491,7 @@ class PipelinedRun:
         self._stash_parameters, self._ids_of_stages = held, frozenset(map(id, held))
         holders = pipeline.partition.owners.holders
         self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
+        self.averages = held_averages(self.module.trainer, pipeline.partition)
         self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
         self.pipeline = pipeline
         if self.on_built is not None:

@@ -235,14 +235,12 @@ class Session:
 
     def _make_whole(self, model: BuiltModel, on_all_ranks: bool) -> None:
         partition = model.partition
-        values = partition.whole_values()
         states = [
             partial.whole_state_dict(self.run.control) for partial in self.run.partial_optimizers
         ]
-        partition.make_whole(values)
-        if on_all_ranks:
-            mine = partition.values() if self.run.control.is_leader else {}
-            partition.make_whole(self.run.control.share(mine, "waiting for the trained weights"))
+        partition.reunite(on_all_ranks=on_all_ranks)
+        for average in self.run.averages:
+            average.reunite(on_all_ranks=on_all_ranks)
         if self.run.control.is_leader:
             self.run.module.cpu()
             for partial, state in zip(self.run.partial_optimizers, states, strict=True):

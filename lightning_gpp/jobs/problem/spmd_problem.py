@@ -16,12 +16,11 @@ from lightning_gpp.cluster.this_machine import CPU
 from lightning_gpp.jobs.problem.first_call import until_first_call
 from lightning_gpp.jobs.problem.recipe_problem import threads_of_one_of
 from lightning_gpp.planner import PlanRequest
-from lightning_gpp.spmd.by_samples import by_samples
 from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.costs.speeds import DeviceSpeeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.program import Computation
+from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.export import export_forward
 from lightning_gpp.strategy.spmd.hap_planner import MeasuredSpeed, machine_of, measure_speed
 
@@ -97,11 +96,8 @@ def _factor(kind: str, graph: SpmdGraph, machine: Machine, request: PlanRequest)
         memory_bytes=np.array([np.inf]),
     )
     prices = PriceList(graph, alone, ((1.0,),))
-    said_s = sum(
-        prices.total_s(prices.costs_of(each))
-        for each in by_samples(graph, (1.0,)).instructions
-        if isinstance(each, Computation)
-    )
+    theory = Theory(graph, 1)
+    said_s = sum(prices.computation(op, theory.rules(op)[0]).seconds for op in graph.operators)
     profile = request.costs.at(request.minibatch_size, kind)
     measured_s = sum(cost.forward_s + cost.backward_s for cost in profile.operators.values())
     return measured_s / said_s

@@ -13,7 +13,7 @@ from lightning_gpp.spmd.costs.share_cost import ShareCost, ShareLine
 from lightning_gpp.spmd.costs.speeds import DeviceSpeeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator
 from lightning_gpp.spmd.placement import Placement
-from lightning_gpp.spmd.program import Computation, Option
+from lightning_gpp.spmd.program import Option
 
 FREE_KINDS = frozenset(
     (
@@ -39,24 +39,17 @@ class ComputationCosts:
         self._speeds = speeds
         self._is_training = is_training
 
-    def of(
+    def halves(
         self,
         operator: SpmdOperator,
         inputs: tuple[Placement, ...],
         outputs: tuple[Placement, ...],
         option: Option = Option.PLAIN,
-    ) -> tuple[ShareCost, ...]:
-        """An operator on all devices, each on its part, forwards and backwards."""
-        return self._of(operator, inputs, outputs, option, 1 + self._num_backward(operator))
-
-    def half(self, computation: Computation, *, is_backward: bool) -> tuple[ShareCost, ...]:
-        """Its forward or its backward alone."""
-        operator = self._graph.operator_of[computation.operator]
-        placed = computation.inputs, computation.outputs
-        if not is_backward:
-            return self._of(operator, *placed, Option.PLAIN, 1)
+    ) -> tuple[tuple[ShareCost, ...], tuple[ShareCost, ...]]:
+        """An operator on all devices, each on its part: its forward, and its backward."""
         passes = self._num_backward(operator)
-        return self._of(operator, *placed, computation.option, passes) if passes else ()
+        forward = self._of(operator, inputs, outputs, Option.PLAIN, 1)
+        return forward, self._of(operator, inputs, outputs, option, passes) if passes else ()
 
     def _of(
         self,

@@ -57,12 +57,11 @@ def evaluate_program(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -
             f"the program is for {program.num_devices} devices, there are {machine.num_devices}"
         )
     prices = PriceList(graph, machine, program.shares)
-    seconds = [prices.total_s(prices.costs_of(each)) for each in program.instructions]
-    memory = np.zeros(machine.num_devices)
-    for name, placement in program.storage.items():
-        memory = memory + prices.stored(graph.value_of[name], placement).memory_bytes
-    for instruction in program.instructions:
-        memory = memory + prices.memory_of(instruction)
+    every = [prices.of(each) for each in program.instructions]
+    left = [price.memory_bytes for price in every]
+    left += [prices.stored(graph.value_of[n], p).memory_bytes for n, p in program.storage.items()]
+    memory = sum(left, np.zeros(machine.num_devices))
+    seconds = [price.seconds for price in every]
     compute_s = sum(
         each
         for each, instruction in zip(seconds, program.instructions)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.program import Computation, Option, ReceiveInput, SpmdProgram
+from lightning_gpp.spmd.program import ReceiveInput, SpmdProgram
 
 
 def message_bytes(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> float:
@@ -22,18 +22,12 @@ def message_bytes(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> f
     """
     of_bytes = replace(machine, times=_sent(machine.num_devices))
     prices = PriceList(graph, of_bytes, program.shares)
-    total = 0.0
-    for instruction in program.instructions:
-        if isinstance(instruction, ReceiveInput):
-            continue
-        costs = prices.costs_of(instruction)
-        if isinstance(instruction, Computation):
-            if instruction.option is not Option.SUFFICIENT_FACTORS:
-                continue
-            plain = prices.costs_of(replace(instruction, option=Option.PLAIN))
-            costs = costs[len(plain) :]
-        total += prices.total_s(costs)
-    return total
+    return sum(
+        half.move_s
+        for instruction in program.instructions
+        if not isinstance(instruction, ReceiveInput)
+        for half in prices.of(instruction).halves
+    )
 
 
 def _sent(num_devices: int) -> CollectiveTimes:

@@ -21,6 +21,9 @@ from lightning_gpp.spmd.program import Conversion, Method
 Ways = dict[Method, tuple[ShareCost, ...]]
 """How something can be moved, and what each takes."""
 
+TwoWays = tuple[tuple[ShareCost, ...], tuple[ShareCost, ...]]
+"""What something takes forwards, and backwards."""
+
 _NOTHING: Ways = {Method.NONE: ()}
 
 _R, _SAME = PlacementKind.REPLICATE_SUMMED, PlacementKind.REPLICATE
@@ -36,8 +39,6 @@ FORWARD = {
 }
 """Collective of a conversion forwards; none for the other pairs. Backwards, a conversion is that of
 the gradients, from the target's dual to the source's (:attr:`Placement.dual`)."""
-
-IMPOSSIBLE = {(_P, _P)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,23 +148,18 @@ class MoveCosts:
             for method in (Method.PADDED, Method.GROUPED)
         }
 
-    def receive(self, value: SpmdValue, placement: Placement) -> tuple[ShareCost, ...]:
+    def receive(self, value: SpmdValue, placement: Placement) -> TwoWays:
         """An input from rank 0, and its gradient back."""
-        if self._num_devices == 1:
-            return ()
         times, size = self._times, value.size_bytes
         forward, back = times.broadcast, AlphaBeta()
         if placement.is_shard:
             forward = back = times.root
         elif placement.kind is _R:
             back = times.reduce
-        found = [self._flat(forward.seconds(size))]
-        return (*found, self._flat(back.seconds(size))) if self._flows(value) else tuple(found)
+        return self._both(value, forward.seconds(size), back.seconds(size))
 
-    def give(self, value: SpmdValue, placement: Placement) -> tuple[ShareCost, ...]:
+    def give(self, value: SpmdValue, placement: Placement) -> TwoWays:
         """An output to rank 0, and its gradient from there."""
-        if self._num_devices == 1:
-            return ()
         times, size = self._times, value.size_bytes
         forward, back = AlphaBeta(), AlphaBeta()
         if placement.is_shard:
@@ -172,5 +168,10 @@ class MoveCosts:
             forward, back = times.reduce, times.broadcast
         elif placement.kind is _SAME:
             back = times.broadcast
-        found = [self._flat(forward.seconds(size))]
-        return (*found, self._flat(back.seconds(size))) if self._flows(value) else tuple(found)
+        return self._both(value, forward.seconds(size), back.seconds(size))
+
+    def _both(self, value: SpmdValue, forward_s: float, back_s: float) -> TwoWays:
+        """A way between rank 0 and all, and the gradient's way back where there is one."""
+        if self._num_devices == 1:
+            return (), ()
+        return (self._flat(forward_s),), (self._flat(back_s),) if self._flows(value) else ()

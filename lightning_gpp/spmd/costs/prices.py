@@ -11,7 +11,7 @@ import numpy as np
 from lightning_gpp.spmd.costs.collective_times import CollectiveTimes
 from lightning_gpp.spmd.costs.computations import ComputationCosts
 from lightning_gpp.spmd.costs.memory import MemoryCosts
-from lightning_gpp.spmd.costs.moves import FORWARD, MoveCosts, Ways
+from lightning_gpp.spmd.costs.moves import FORWARD, MoveCosts, TwoWays, Ways
 from lightning_gpp.spmd.costs.share_cost import Parts, ShareCost, Vector
 from lightning_gpp.spmd.costs.speeds import DeviceSpeeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
@@ -63,37 +63,47 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Half:
+    """The forward or the backward of an instruction: a collective of all devices, then computing.
+
+    Attributes:
+        costs: all of it, as functions of the shares, one after the other.
+        move_s: seconds of the collective; zero where there is none.
+        compute_s: seconds of every device, shape ``(num_devices,)``.
+    """
+
+    costs: tuple[ShareCost, ...]
+    move_s: float
+    compute_s: Vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Price:
     """What something comes to with given shares.
 
     Attributes:
-        seconds: forwards and backwards, with what the memory counts for.
+        seconds: forwards and backwards, each cost on its slowest device, with what the memory
+            counts for.
         memory_bytes: that stay on every device, shape ``(num_devices,)``.
-        method: the cheapest way forwards.
-        backward_method: the cheapest way backwards.
+        halves: its forward and its backward.
+        method: the way forwards.
+        backward_method: the way backwards.
     """
 
     seconds: float
     memory_bytes: Vector
+    halves: tuple[Half, Half]
     method: Method = Method.NONE
     backward_method: Method = Method.NONE
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Half:
-    """The forward or the backward of an instruction.
-
-    Attributes:
-        compute_s: seconds of every device, shape ``(num_devices,)``.
-        move_s: seconds of a collective of all devices before it; zero where there is none.
-    """
-
-    compute_s: Vector
-    move_s: float = 0.0
+    @property
+    def costs(self) -> tuple[ShareCost, ...]:
+        """Forwards and backwards."""
+        return (*self.halves[0].costs, *self.halves[1].costs)
 
 
 class PriceList:
-    """PriceList of a graph's instructions.
+    """Prices of a graph's instructions, worked out once for all that are alike (equal layers).
 
     Args:
         graph: the model.
@@ -126,121 +136,96 @@ class PriceList:
         self._none = np.zeros(machine.num_devices)
         self._known: dict[Hashable, Price] = {}
 
-    def costs_of(self, instruction: Instruction) -> tuple[ShareCost, ...]:
-        """What an instruction takes, as functions of the shares, one after the other."""
-        value_of = self.graph.value_of
+    def of(self, instruction: Instruction) -> Price:
+        """An instruction of a program."""
         if isinstance(instruction, Computation):
             operator = self.graph.operator_of[instruction.operator]
-            found = self._computations.of(
-                operator, instruction.inputs, instruction.outputs, instruction.option
-            )
-            if instruction.option is not Option.SUFFICIENT_FACTORS:
-                return found
-            return (*found, *self._factors(operator, instruction)[instruction.method])
-        value = value_of[instruction.value]
+            return self.computation(operator, instruction, instruction.method)
+        value = self.graph.value_of[instruction.value]
         if isinstance(instruction, Conversion):
-            ways = self._moves.conversion(value, instruction.source, instruction.target)
-            return (
-                *ways.forward[instruction.method],
-                *ways.backward[instruction.backward_method],
-            )
+            methods = instruction.method, instruction.backward_method
+            return self.conversion(value, instruction.source, instruction.target, methods)
         if isinstance(instruction, ReceiveInput):
-            return self._moves.receive(value, instruction.placement)
-        return self._moves.give(value, instruction.placement)
-
-    def half(self, instruction: Instruction, *, is_backward: bool) -> Half:
-        """What an instruction takes forwards, or backwards."""
-        value_of, side = self.graph.value_of, int(is_backward)
-        if isinstance(instruction, Computation):
-            costs = self._computations.half(instruction, is_backward=is_backward)
-            compute_s = sum((self.parts.seconds_each(cost) for cost in costs), self._none)
-            if not is_backward or instruction.option is not Option.SUFFICIENT_FACTORS:
-                return Half(compute_s)
-            operator = self.graph.operator_of[instruction.operator]
-            gathers = self._factors(operator, instruction)[instruction.method]
-            return Half(compute_s, self.total_s(gathers))
-        value = value_of[instruction.value]
-        if self.machine.num_devices == 1:
-            return Half(self._none)
-        if isinstance(instruction, Conversion):
-            ways = self._moves.conversion(value, instruction.source, instruction.target)
-            method = (instruction.method, instruction.backward_method)[side]
-            moved = (ways.forward, ways.backward)[side][method]
-        elif isinstance(instruction, ReceiveInput):
-            moved = self._moves.receive(value, instruction.placement)[side : side + 1]
-        else:
-            moved = self._moves.give(value, instruction.placement)[side : side + 1]
-        return Half(self._none, self.total_s(moved))
-
-    def memory_of(self, instruction: Instruction) -> Vector:
-        """Bytes that an instruction leaves on every device."""
-        if isinstance(instruction, Computation):
-            operator = self.graph.operator_of[instruction.operator]
-            return self._memory.made(operator, instruction.outputs)
-        if isinstance(instruction, Conversion):
-            value = self.graph.value_of[instruction.value]
-            return self._converted(value, instruction.source, instruction.target)
-        return self._none
+            return self.received(value, instruction.placement)
+        return self.given(value, instruction.placement)
 
     def stored(self, value: SpmdValue, placement: Placement) -> Price:
         """A parameter or buffer kept in a placement."""
-        return self._price(0.0, self._memory.stored(value, placement))
+        return self._price(((), ()), ((), ()), self._memory.stored(value, placement))
 
     def received(self, value: SpmdValue, placement: Placement) -> Price:
         """An input of the forward."""
-        return Price(self.total_s(self._moves.receive(value, placement)), self._none)
+        return self._price(self._moves.receive(value, placement), ((), ()), self._none)
 
     def given(self, value: SpmdValue, placement: Placement) -> Price:
         """An output of the forward."""
-        return Price(self.total_s(self._moves.give(value, placement)), self._none)
+        return self._price(self._moves.give(value, placement), ((), ()), self._none)
 
-    def computation(self, operator: SpmdOperator, rule: Rule) -> Price:
-        """An operator by a rule; worked out once for all that are alike (equal layers)."""
+    def computation(
+        self, operator: SpmdOperator, placed: Rule | Computation, method: Method | None = None
+    ) -> Price:
+        """An operator on parts; factors gathered by a method, the cheapest one if not given."""
         values = [self.graph.value_of[name] for name in (*operator.inputs, *operator.outputs)]
         alike = (
-            *(operator.kind, operator.flops, rule.inputs, rule.outputs, rule.option),
+            *(operator.kind, operator.flops, placed.inputs, placed.outputs, placed.option, method),
             *((value.size_bytes, value.requires_grad) for value in values),
         )
         if alike not in self._known:
-            self._known[alike] = self._computation(operator, rule)
+            self._known[alike] = self._computation(operator, placed, method)
         return self._known[alike]
 
-    def _computation(self, operator: SpmdOperator, rule: Rule) -> Price:
-        costs = self._computations.of(operator, rule.inputs, rule.outputs, rule.option)
-        memory = self._memory.made(operator, rule.outputs)
-        seconds, method = self.total_s(costs), Method.NONE
-        if rule.option is Option.SUFFICIENT_FACTORS:
-            more_s, method = self._best(self._factors(operator, rule))
-            seconds += more_s
-        return self._price(seconds, memory, method)
+    def _computation(
+        self, operator: SpmdOperator, placed: Rule | Computation, method: Method | None
+    ) -> Price:
+        computed = self._computations.halves(operator, placed.inputs, placed.outputs, placed.option)
+        moved: tuple[ShareCost, ...] = ()
+        if placed.option is Option.SUFFICIENT_FACTORS:
+            names = (*operator.inputs, *operator.outputs)
+            places = dict(zip(names, (*placed.inputs, *placed.outputs)))
+            ways = self._moves.factors(operator, self.graph.value_of, places)
+            method = method or self._best(ways)
+            moved = ways[method]
+        memory = self._memory.made(operator, placed.outputs)
+        return self._price(((), moved), computed, memory, (method or Method.NONE, Method.NONE))
 
-    def conversion(self, value: SpmdValue, source: Placement, target: Placement) -> Price:
-        """A value in another placement, each way by the cheapest method."""
-        ways = self._moves.conversion(value, source, target)
-        forward_s, method = self._best(ways.forward)
-        backward_s, backward_method = self._best(ways.backward)
-        memory = self._converted(value, source, target)
-        return self._price(forward_s + backward_s, memory, method, backward_method)
+    def conversion(
+        self,
+        value: SpmdValue,
+        source: Placement,
+        target: Placement,
+        methods: tuple[Method, Method] | None = None,
+    ) -> Price:
+        """A value in another placement, forwards and backwards by the cheapest methods or these."""
+        alike = (value.size_bytes, value.requires_grad, value.source, source, target, methods)
+        if alike not in self._known:
+            ways = self._moves.conversion(value, source, target)
+            method, back = methods or (self._best(ways.forward), self._best(ways.backward))
+            memory = self._converted(value, source, target)
+            moved = ways.forward[method], ways.backward[back]
+            self._known[alike] = self._price(moved, ((), ()), memory, (method, back))
+        return self._known[alike]
 
     def _price(
         self,
-        seconds: float,
+        moved: TwoWays,
+        computed: TwoWays,
         memory_bytes: Vector,
-        method: Method = Method.NONE,
-        backward_method: Method = Method.NONE,
+        methods: tuple[Method, Method] = (Method.NONE, Method.NONE),
     ) -> Price:
+        """What moves and what is computed, forwards and backwards each, as a price."""
+        halves = self._half(moved[0], computed[0]), self._half(moved[1], computed[1])
+        seconds = self._total_s((*halves[0].costs, *halves[1].costs))
         if self._memory_price is not None:
             seconds += float(self._memory_price @ memory_bytes)
-        return Price(seconds, memory_bytes, method, backward_method)
+        return Price(seconds, memory_bytes, halves, *methods)
 
-    def total_s(self, costs: tuple[ShareCost, ...]) -> float:
+    def _half(self, moved: tuple[ShareCost, ...], computed: tuple[ShareCost, ...]) -> Half:
+        compute_s = sum(map(self.parts.seconds_each, computed), self._none)
+        return Half((*moved, *computed), self._total_s(moved), compute_s)
+
+    def _total_s(self, costs: tuple[ShareCost, ...]) -> float:
         """Seconds of costs one after the other."""
         return sum(map(self.parts.seconds, costs))
-
-    def _factors(self, operator: SpmdOperator, placed: Rule | Computation) -> Ways:
-        names = (*operator.inputs, *operator.outputs)
-        places = dict(zip(names, (*placed.inputs, *placed.outputs)))
-        return self._moves.factors(operator, self.graph.value_of, places)
 
     def _converted(self, value: SpmdValue, source: Placement, target: Placement) -> Vector:
         kinds = (source.kind, target.kind)
@@ -248,9 +233,8 @@ class PriceList:
             return self._memory.kept(value, target)
         return self._none
 
-    def _best(self, ways: Ways) -> tuple[float, Method]:
-        found = [(self.total_s(costs), method) for method, costs in ways.items()]
-        return min(found, key=lambda each: each[0])
+    def _best(self, ways: Ways) -> Method:
+        return min(ways, key=lambda method: self._total_s(ways[method]))
 
 
 def is_given(value: SpmdValue) -> bool:

@@ -8,7 +8,7 @@ that the release leaves out).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -93,8 +93,3 @@ class Parts:
         ]
         found: Vector = np.maximum.reduce(lines)
         return found
-
-    def total_s(self, costs: Mapping[str, ShareCost] | Sequence[ShareCost]) -> float:
-        """Seconds of costs one after the other."""
-        every = costs.values() if isinstance(costs, Mapping) else costs
-        return sum(map(self.seconds, every))

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_gpp.cluster import BUCKET_BYTES
-from lightning_gpp.spmd.costs.prices import Machine, PriceList
+from lightning_gpp.spmd.costs.prices import Half, Machine, PriceList
 from lightning_gpp.spmd.costs.share_cost import Vector
 from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
-from lightning_gpp.spmd.program import Instruction, SpmdProgram
+from lightning_gpp.spmd.program import SpmdProgram
 
 
 @dataclass(slots=True)
@@ -34,10 +34,12 @@ class _Devices:
     network_s: float = 0.0
     bucket_bytes: int = 0
 
-    def meet(self, seconds: float) -> None:
-        """A collective that all devices wait for."""
-        self.begin(seconds)
-        self.now_s[:] = self.network_s
+    def go_on(self, half: Half) -> None:
+        """A collective that all devices wait for, where there is one, and what each computes."""
+        if half.move_s:
+            self.begin(half.move_s)
+            self.now_s[:] = self.network_s
+        self.now_s += half.compute_s
 
     def begin(self, seconds: float) -> None:
         """A collective that nobody waits for yet."""
@@ -54,7 +56,7 @@ def simulate_program(program: SpmdProgram, prices: PriceList) -> float:
     graph, machine = prices.graph, prices.machine
     devices = _Devices(np.zeros(machine.num_devices))
     for instruction in program.instructions:
-        _half(devices, prices, instruction, is_backward=False)
+        devices.go_on(prices.of(instruction).halves[0])
     if not machine.is_training:
         return float(devices.now_s.max())
     for instruction in reversed(program.instructions):
@@ -63,18 +65,9 @@ def simulate_program(program: SpmdProgram, prices: PriceList) -> float:
             if devices.bucket_bytes >= BUCKET_BYTES:
                 _sum(devices, machine)
         else:
-            _half(devices, prices, instruction, is_backward=True)
+            devices.go_on(prices.of(instruction).halves[1])
     _sum(devices, machine)
     return max(float(devices.now_s.max()), devices.network_s)
-
-
-def _half(
-    devices: _Devices, prices: PriceList, instruction: Instruction, *, is_backward: bool
-) -> None:
-    half = prices.half(instruction, is_backward=is_backward)
-    if half.move_s:
-        devices.meet(half.move_s)
-    devices.now_s += half.compute_s
 
 
 def _sum(devices: _Devices, machine: Machine) -> None:

@@ -57,7 +57,7 @@ def own_halves(
     for is_backward in (False, True):
         halves = []
         for instruction in program.instructions:
-            half = prices.half(instruction, is_backward=is_backward)
+            half = prices.of(instruction).halves[is_backward]
             is_later = is_backward and bytes_in_bucket(program, instruction, prices.graph)
             halves.append(OwnHalf(0.0 if is_later else half.move_s, float(half.compute_s[rank])))
         found[is_backward] = tuple(halves)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -102,11 +101,9 @@ def _operator(
 
 
 def _plain(value: Any) -> object:
-    """An attribute as JSON has it."""
+    """An attribute as planners have it, who know no torch."""
     if isinstance(value, tuple | list):
         return tuple(_plain(each) for each in value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value).removeprefix("torch.")

@@ -16,6 +16,7 @@ from lightning_gpp.spmd.search.build import ProgramBuilder
 from lightning_gpp.spmd.search.labels import Effort, Label, LabelSearch, TooManyLabelsError
 from lightning_gpp.spmd.search.limits import Allowed
 from lightning_gpp.spmd.search.steps import StepBuilder
+from lightning_gpp.units_of_measure import bytes_text
 
 MOST_EXPANSIONS = 200_000
 """Some minutes in Python; the searches of the published models take some hundreds or thousands."""
@@ -103,7 +104,7 @@ def find_program(
         theory: of the graph, where it has been made before.
 
     Raises:
-        NoProgramFitsError: no program fits the memory; the text names the device that lacks most.
+        NoProgramFitsError: no program fits the memory.
         TooManyExpansionsError: the limit ended the search.
     """
     options = options or SearchOptions()
@@ -137,7 +138,7 @@ def find_program(
         effort = Effort(options.most_expansions, effort.expansions, effort.made, options.beam)
         search, blocks, found = searched(effort)
     if not found:
-        raise NoProgramFitsError(_too_large(search, limit, classes))
+        raise NoProgramFitsError(f"no program fits {[bytes_text(most) for most in limit]}")
     program = ProgramBuilder(graph, prices, builder.tables).program(
         steps, found[0].choices(), options.name
     )
@@ -161,11 +162,3 @@ def _classes(machine: Machine, shares: tuple[tuple[float, ...], ...]) -> tuple[i
         key = (*(vector[device] for vector in shares), float(machine.memory_bytes[device]))
         found.setdefault(key, device)
     return tuple(found.values())
-
-
-def _too_large(search: LabelSearch, limit: tuple[float, ...], classes: tuple[int, ...]) -> str:
-    return (
-        "no program fits: every one needs more memory than some device has (limits of devices "
-        f"{list(classes)}: {[f'{most / 1e9:.3g} GB' for most in limit]}); use more or larger "
-        "devices, a smaller batch, or an optimizer with less state"
-    )

@@ -28,6 +28,7 @@ from lightning_gpp.spmd.search.find import (
     find_program,
 )
 from lightning_gpp.spmd.search.labels import TooManyExpansionsError
+from lightning_gpp.units_of_measure import bytes_text
 
 EXACT_EXPANSIONS = 300
 """A search that counts memory exactly gives up here: a few seconds. It needs at least about as many
@@ -75,10 +76,21 @@ def find_fitting(
         return FittingProgram(free, free.least_s)
     if free.effort.expansions <= EXACT_EXPANSIONS:
         exact = replace(options, limits_memory=True, most_expansions=EXACT_EXPANSIONS)
-        with contextlib.suppress(TooManyExpansionsError):
+        with contextlib.suppress(TooManyExpansionsError, NoProgramFitsError):
             found = find_program(graph, machine, shares, exact, theory)
             return FittingProgram(found, found.least_s)
     return _Pricing(graph, machine, shares, options, theory).best(free)
+
+
+def _too_large(leanest: FoundProgram, graph: SpmdGraph, machine: Machine) -> NoProgramFitsError:
+    held = evaluate_program(leanest.program, graph, machine).memory_bytes
+    device = int((held - machine.memory_bytes).argmax())
+    return NoProgramFitsError(
+        "no program was found that fits the memory: even the one that holds least needs "
+        f"{bytes_text(held[device])} on device {device} (parameters with gradients and optimizer "
+        f"state, and activations), which has {bytes_text(machine.memory_bytes[device])}; use more "
+        "or larger devices, a smaller batch, or an optimizer with less state"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +98,13 @@ class _Priced:
     """A program that costs least at some price of memory.
 
     Attributes:
+        found: the program.
         seconds: of its instructions.
         memory_bytes: on all devices with a limit, together.
         fits: whether it fits every one of them.
     """
 
+    found: FoundProgram
     seconds: float
     memory_bytes: float
     fits: bool
@@ -134,11 +148,7 @@ class _Pricing:
         while not (high := self._at(price)).fits:
             low, price = high, price * 8
             if price > highest:
-                raise NoProgramFitsError(
-                    "no program was found that fits the memory, even where memory counts for "
-                    "more than time; use more or larger devices, a smaller batch, or an optimizer "
-                    "with less state"
-                )
+                raise _too_large(high.found, *self._question[:2])
         for _ in range(MOST_PRICES):
             if low.memory_bytes <= high.memory_bytes:
                 break
@@ -166,7 +176,7 @@ class _Pricing:
         if fits and (self._best is None or evaluation.price_s < self._best.seconds):
             self._best = replace(found, seconds=evaluation.price_s)
         memory_bytes = float(evaluation.memory_bytes[self._has_limit].sum())
-        return _Priced(evaluation.price_s, memory_bytes, fits)
+        return _Priced(found, evaluation.price_s, memory_bytes, fits)
 
 
 TOLERANCE = 1e-9

@@ -347,10 +347,12 @@ class Settled:
         count = len(self.labels)
         if not count:
             return False
+        if self._least.get((label.state, label.memory), math.inf) < label.seconds:
+            return True  # a faster one was made since, which came before it
         costs = self._costs[:, :count]
         for table, numbers, wanted in zip(self._tables, self._states[:, :count], label.state):
             costs = costs + table.lifts(wanted).take(numbers, axis=1)
-        if costs[0].min() > label.seconds * (1 + TOLERANCE):
-            return False
+        if not label.memory or costs[0].min() > label.seconds * (1 + TOLERANCE):
+            return bool(costs[0].min() <= label.seconds * (1 + TOLERANCE))
         limits = np.array((label.seconds, *label.memory)) * (1 + TOLERANCE)
         return bool((costs <= limits[:, None]).all(axis=0).any())

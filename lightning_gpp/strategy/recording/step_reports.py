@@ -156,7 +156,10 @@ def _name(pipeline: Pipeline) -> tuple[str, str]:
     if planned.refit is not None:
         return "known", f"known: costs {planned.refit.describe()}."
     if planned.request.is_estimated:
-        return "estimate", "estimate: operators were not measured, a plan made by hand needs none."
+        return (
+            "estimate",
+            "estimate: operators were not measured, their costs are those of data sheets.",
+        )
     return (
         "profile",
         "profile: operators one by one; the user's step, data and optimizer are not in it.",

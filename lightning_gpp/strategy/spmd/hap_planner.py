@@ -17,8 +17,10 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue
 from lightning_gpp.spmd.placement import R_SAME, Placement
 from lightning_gpp.spmd.plan import plan_hap
 from lightning_gpp.spmd.program import SpmdProgram
+from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search.find import SearchOptions, find_program
-from lightning_gpp.spmd.search.limits import Allowed
+from lightning_gpp.spmd.search.fitting import find_fitting
+from lightning_gpp.spmd.search.limits import Allowed, DataParallel
 
 _SIDE = 384
 """Side of the matrices whose product is timed: some milliseconds on a slow core."""
@@ -132,10 +134,12 @@ class HapPlanner:
     Attributes:
         machine: the devices.
         has_shares: whether the user gave the shares; otherwise they are found with the program.
+        is_data_parallel: whether samples are dealt by the given shares, and nothing else.
     """
 
     machine: Machine
     has_shares: bool
+    is_data_parallel: bool = False
 
     def __call__(
         self,
@@ -143,15 +147,24 @@ class HapPlanner:
         shares: Sequence[float],
         storage: Mapping[str, Placement] | None,
     ) -> SpmdProgram:
-        """The program of an export."""
+        """The program of an export.
+
+        Raises:
+            NoProgramFitsError: no program with these shares fits the memory of all devices.
+        """
         is_training = any(value.requires_grad for value in graph.values)
         machine = replace(self.machine, is_training=is_training)
-        if storage is None and not self.has_shares:
+        theory = Theory(graph, machine.num_devices)
+        options = SearchOptions(allowed=Allowed() if storage is None else Stored(storage))
+        if self.is_data_parallel:
+            options = SearchOptions(allowed=DataParallel(graph, theory), name="data parallel")
+        if storage is not None:
+            # What is divided already stays so, whether or not it fits.
+            return find_program(graph, machine, (tuple(shares),), options, theory).program
+        if not (self.has_shares or self.is_data_parallel):
             # One share vector: later programs (other batch sizes, evaluation) are dealt by it, too.
             program = plan_hap(graph, machine, has_segments=False).program
             if min(program.shares[0]) > 0:
                 return program
             shares = _all_working(program.shares[0])
-        allowed = Allowed() if storage is None else Stored(storage)
-        options = SearchOptions(allowed=allowed)
-        return find_program(graph, machine, (tuple(shares),), options).program
+        return find_fitting(graph, machine, (tuple(shares),), options, theory).found.program

@@ -16,9 +16,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.capture.checks.rounding import is_autocast
+from lightning_gpp.capture.errors import raised_location
 from lightning_gpp.capture.tracing.reads import Read, check_reads, watched_reads
 from lightning_gpp.instance_attribute import taken_away
 from lightning_gpp.spmd.run.export import CallForm, ExportedForward, export_forward
+from lightning_gpp.spmd.run.node_reader import ExportError
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.report import waiting_for
@@ -28,6 +31,11 @@ from lightning_gpp.strategy.spmd.spmd_run import SpmdForward, SpmdRun
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.step.forward_calls import ForwardCalls, LedCall
 from lightning_gpp.strategy.step.pipelined_call import PipelinedCall
+
+NO_AUTOCAST = (
+    "an SPMD program is of operators with the types that they were exported with, which autocast "
+    "would change; use precision='bf16-true' or '16-true', or strategy='graphpipe'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +70,14 @@ class SpmdCalls(ForwardCalls):
         self._exports: dict[Hashable, _Known] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What forward returns."""
+        """What forward returns.
+
+        Raises:
+            NotImplementedError: it is called under autocast.
+        """
         run = self._divided_run
+        if is_autocast():
+            raise NotImplementedError(NO_AUTOCAST)
         target = pipelined_module(run.module, run.settings.module)
         if run.divided is not None:
             run.divided.partition.agree_on_gradients()
@@ -174,7 +188,12 @@ class SpmdCalls(ForwardCalls):
             torch.set_grad_enabled(torch.is_grad_enabled()),
             torch.autocast(device, enabled=False),
         ):
-            return export_forward(target, args, kwargs)
+            try:
+                return export_forward(target, args, kwargs)
+            except ExportError as error:
+                raise ExportError(
+                    f"{raised_location(error.__cause__ or error)}: {error}"
+                ) from error
 
 
 def _out_of_inference(leaf: Any) -> Any:

@@ -15,7 +15,6 @@ from torch.nn import Parameter
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
 from lightning_gpp.runtime.gradients import GradientStash
-from lightning_gpp.spmd.by_samples import by_samples
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import Placement, check_shares
 from lightning_gpp.spmd.program import Computation, SpmdProgram
@@ -99,7 +98,7 @@ class SpmdRun(PipelinedRun):
         device: of this rank.
         host: address of rank 0.
         shares: part of every device; None for equal ones.
-        planner: makes programs, on rank 0; None for HAP's.
+        planner: makes programs, on rank 0, or the name of one that does.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class SpmdRun(PipelinedRun):
         device: torch.device,
         host: str,
         shares: Sequence[float] | None,
-        planner: ProgramPlanner | None,
+        planner: str | ProgramPlanner,
     ) -> None:
         super().__init__(settings, device, host)
         num_ranks = self.transport.num_ranks
@@ -120,7 +119,11 @@ class SpmdRun(PipelinedRun):
             )
         check_shares(self.shares)
         self.collectives = ProcessCollectives(settings.timeout_s, device)
-        self.planner = planner or self._hap_planner(has_shares=shares is not None)
+        self.planner = (
+            self._planner(planner, has_shares=shares is not None)
+            if isinstance(planner, str)
+            else planner
+        )
         self.divided: SpmdModel | None = None
         self.emulation: SpmdEmulation | None = None
         if settings.emulated is not None:
@@ -136,8 +139,8 @@ class SpmdRun(PipelinedRun):
         """The divided model, once it is built."""
         return self.divided
 
-    def _hap_planner(self, *, has_shares: bool) -> ProgramPlanner:
-        """All ranks: HAP's planner, for the devices that there are or that the user describes."""
+    def _planner(self, name: str, *, has_shares: bool) -> ProgramPlanner | None:
+        """All ranks: a planner for the devices that there are or that the user describes."""
         devices = self.control.gather(DeviceAtHand.of(self.device), "collecting the devices")
         chosen, num_ranks = self.settings.cluster, self.transport.num_ranks
         speeds = times = None
@@ -145,9 +148,10 @@ class SpmdRun(PipelinedRun):
             speeds = self.control.gather(measure_speed(self.device), "timing the devices")
             times = measure_collectives(self.collectives, self.device)
         if not self.control.is_leader:
-            return by_samples  # only rank 0 plans
+            return None  # only rank 0 plans
         cluster = cluster_at_hand(devices) if chosen is None else resolve_cluster(chosen, num_ranks)
-        return HapPlanner(machine_of(cluster, speeds, times), has_shares)
+        is_data_parallel = name == "data_parallel"
+        return HapPlanner(machine_of(cluster, speeds, times), has_shares, is_data_parallel)
 
     # Building --------------------------------------------------------------------------------
 
@@ -166,6 +170,7 @@ class SpmdRun(PipelinedRun):
             prefix = self.divided.prefix
             stored = self.divided.partition.storage
             parts = {n.removeprefix(prefix): p for n, p in stored.items() if n.startswith(prefix)}
+        assert self.planner is not None, "rank 0 has one"
         with waiting_for("Planning", self.module):
             program = self.planner(graph, self.shares, parts)
         if parts is None:

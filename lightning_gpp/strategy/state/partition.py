@@ -82,6 +82,30 @@ class Partition:
         self._slots = _slots(module)
         self._lacks_some = any(rank not in ranks for ranks in owners.holders.values())
 
+    def of_copy(self, module: nn.Module) -> Partition:
+        """The same ranks hold the same names of a copy of the module, where it is."""
+        device = next((parameter.device for parameter in module.parameters()), self._device)
+        return Partition(
+            module,
+            self.owners,
+            self._control,
+            rank=self._rank,
+            num_ranks=self._num_ranks,
+            device=device,
+        )
+
+    def move(self, device: torch.device) -> None:
+        """Moves what this rank holds."""
+        for name in self.owners.held_by(self._rank):
+            _move(self._tensor(name), device)
+
+    def reunite(self, *, on_all_ranks: bool) -> None:
+        """All ranks: the module is whole again on rank 0, or everywhere."""
+        self.make_whole(self.whole_values())
+        if on_all_ranks:
+            mine = self.values() if self._control.is_leader else {}
+            self.make_whole(self._control.share(mine, "waiting for the trained weights"))
+
     def spread(self) -> None:
         """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""
         if self._control.is_leader:
@@ -130,9 +154,10 @@ class Partition:
         return {name: value for values in gathered for name, value in values.items()}
 
     def make_whole(self, values: Mapping[str, Tensor]) -> None:
-        """Puts given values where this rank holds ``meta`` tensors."""
+        """Puts given values where this rank holds none; user code may have put its own there."""
+        held = set(self.owners.held_by(self._rank))
         for name, value in values.items():
-            if self._tensor(name).is_meta:
+            if self._tensor(name).is_meta or name not in held:
                 self._replace(name, value)
 
     def values(self) -> dict[str, Tensor]:

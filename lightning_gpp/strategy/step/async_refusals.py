@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import lightning.pytorch as pl
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import LBFGS
 
@@ -44,6 +45,18 @@ def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
         )
     if any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
         yield "cannot evaluate a loss several times per step, as LBFGS does: use another optimizer"
+    if isinstance(trainer.precision_plugin, MixedPrecision):
+        if trainer.precision_plugin.scaler is not None:
+            yield (
+                "updates every stage by itself, but precision='16-mixed' skips the step of all of "
+                "them where the gradients of one are not finite: use precision='bf16-mixed'"
+            )
+        elif settings.policy.backward is not BackwardWeights.OF_FORWARD:
+            yield (
+                f"with weights={settings.weights!r} has backwards that meet other weights than "
+                "their forward, of which mixed precision keeps casts: use weights='stash', or "
+                "precision='bf16-true'"
+            )
     if is_overridden("configure_gradient_clipping", module):
         yield "clips gradients stage by stage: do not override configure_gradient_clipping"
 

@@ -13,6 +13,7 @@ from helpers.random_programs import DrawsPrograms
 from helpers.reference import train_pipeline
 from helpers.training import Training
 from helpers.workers import WorkerError, WorkerPool
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 
 from lightning_gpp import TimelineCallback
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.timeout(180)
     [
         ({"shares": [0.5, 0.4]}, r"sum to 1; got \[0.5, 0.4\], which sum to 0.9"),
         ({"shares": [1.0, 0.0]}, r"device 1 has 0, but every device needs"),
+        ({"shares": [0.5, float("nan")]}, r"shares.*one number per device, got \[0.5, nan\]"),
+        ({"shares": 0.5}, r"shares.*one number per device, got 0.5"),
         ({"planner": "nothing"}, r"nothing.*hap.*data_parallel"),
         ({"num_microbatches": 4}, r"num_microbatches: not for SPMD programs"),
         ({"schedule": "1f1b"}, r"schedule: not for SPMD programs"),
@@ -44,6 +47,41 @@ def timeline() -> list[lp.Callback]:
 def test_timelines(pool: WorkerPool) -> None:
     training = Training(build, DataSpec(), num_steps=1, validate=False, callbacks=timeline)
     with pytest.raises(WorkerError, match="actions of a pipeline"):
+        train_pipeline(pool, training, num_ranks=2, kind="HAPStrategy")
+
+
+def averages() -> list[lp.Callback]:
+    """A callback of whole weights."""
+    return [EMAWeightAveraging()]
+
+
+def test_averages_of_weights(pool: WorkerPool) -> None:
+    training = Training(build, DataSpec(), num_steps=1, validate=False, callbacks=averages)
+    with pytest.raises(WorkerError, match="EMAWeightAveraging averages whole weights"):
+        train_pipeline(pool, training, num_ranks=2, kind="HAPStrategy")
+
+
+class CallsUnderAutocast(BranchyModel):
+    """Its step has an autocast of its own."""
+
+    def call_forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().call_forward(inputs)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_mixed_precision(pool: WorkerPool, is_own: bool) -> None:
+    """Whether the Trainer's or the step's."""
+    spec = FIXED_MODELS["chain"]
+    kind = CallsUnderAutocast if is_own else BranchyModel
+    training = Training(
+        partial(kind, spec, OptimizerSpec()),
+        DataSpec(dtype="float32"),
+        num_steps=1,
+        validate=False,
+        trainer={} if is_own else {"precision": "bf16-mixed"},
+    )
+    with pytest.raises(WorkerError, match="use precision='bf16-true'"):
         train_pipeline(pool, training, num_ranks=2, kind="HAPStrategy")
 
 
@@ -87,7 +125,7 @@ def failing(kind: type[BranchyModel]) -> Training:
 @pytest.mark.parametrize(
     ("kind", "options", "text"),
     [
-        (Decides, {}, r"forward of Decides cannot be captured"),
+        (Decides, {}, r"test_hap_refusals.py:\d+: the forward of Decides cannot be captured"),
         (BranchyModel, {"shares": [0.2, 0.3, 0.5]}, r"3 numbers for 2 devices"),
         (FailsOnOne, {}, r"no such number"),
         (Unknown, {}, r"Adamish is not known to treat every element"),

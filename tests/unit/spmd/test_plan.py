@@ -21,6 +21,7 @@ from lightning_gpp.spmd.plan import BASELINES, other_units, plan_baseline, plan_
 from lightning_gpp.spmd.program import Conversion, Option
 from lightning_gpp.spmd.ratios import best_shares
 from lightning_gpp.spmd.search.find import NoProgramFitsError, SearchOptions, find_program
+from lightning_gpp.strategy.spmd.hap_planner import HapPlanner
 
 
 def layers(samples: int, width: int, count: int = 2) -> SpmdGraph:
@@ -69,7 +70,7 @@ def test_no_shares_on_a_grid_are_better(seed: int) -> None:
         prices = PriceList(graph, machine_, shares)
         total = 0.0
         for instruction in program.instructions:
-            for cost in prices.costs_of(instruction):
+            for cost in prices.of(instruction).costs:
                 lines = tuple(
                     dataclasses.replace(line, units=fine if line.units else 0)
                     for line in cost.lines
@@ -120,9 +121,12 @@ def test_an_unknown_baseline_is_named() -> None:
         plan_baseline(layers(4, 4), machine(1.0, 1.0), "DDP")
 
 
-def test_memory_that_nothing_fits_is_an_error() -> None:
-    with pytest.raises(NoProgramFitsError, match="memory"):
-        plan_hap(layers(64, 16), machine(1e9, 1e9, memory=100.0))
+@pytest.mark.parametrize("has_shares", [False, True])
+def test_memory_that_nothing_fits_is_an_error(has_shares: bool) -> None:
+    text = r"needs \d+\.\d kB on device 1 .*, which has 1.0 kB; use more or larger devices"
+    small = dataclasses.replace(machine(1e9, 1e9), memory_bytes=np.array([1e9, 1e3]))
+    with pytest.raises(NoProgramFitsError, match=text):
+        HapPlanner(small, has_shares)(layers(64, 16), (0.5, 0.5), None)
 
 
 def test_short_memory_divides_what_is_cheaper_whole() -> None:

@@ -12,7 +12,7 @@ from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.graph import TensorSpec
 from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
 from lightning_gpp.spmd.costs.judge import evaluate_program
-from lightning_gpp.spmd.costs.moves import IMPOSSIBLE, MoveCosts
+from lightning_gpp.spmd.costs.moves import MoveCosts
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.costs.speeds import measured_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
@@ -37,9 +37,9 @@ def test_halves_add_up_and_a_step_takes_its_price_at_most(seed: int) -> None:
     program = find_program(graph, machine, random_shares(draw, 2)).program
     prices = PriceList(graph, machine, program.shares)
     for instruction in program.instructions:
-        halves = [prices.half(instruction, is_backward=back) for back in (False, True)]
-        each = sum(prices.parts.seconds_each(cost) for cost in prices.costs_of(instruction))
-        halved = sum(half.compute_s + half.move_s for half in halves)
+        price = prices.of(instruction)
+        each = sum(prices.parts.seconds_each(cost) for cost in price.costs)
+        halved = sum(half.compute_s + half.move_s for half in price.halves)
         assert halved.max() == pytest.approx(np.max(each), rel=1e-9, abs=1e-15)
     evaluation = evaluate_program(program, graph, machine)
     most_s = evaluation.price_s + machine.times.all_reduce.alpha_s
@@ -102,8 +102,6 @@ def test_prices_know_every_method(source: Placement) -> None:
     costs = MoveCosts(machine.times, 2)
     value = SpmdValue("x", TensorSpec((6, 4), "float32"), ValueSource.OPERATOR, True)
     for target in PLACEMENTS:
-        if (source.kind, target.kind) in IMPOSSIBLE and source != target:
-            continue
         ways = costs.conversion(value, source, target)
         assert {*ways.forward} == {*methods(source, target)}
         assert {*ways.backward} == {*methods(target.dual, source.dual)}

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
-
-Devices = tuple[int, ...]
+from lightning_gpp.planner.graphpipe.place.homes import given_out
 
 
 def placed(
@@ -28,9 +27,11 @@ def placed(
     """
     parts = max(-(-stage.crew.num_replicas // stage.crew.multiple) for stage in stages)
     count = round(request.minibatch_size / microbatch_size) * parts
-    turns = range(len(stages))
-    by_size = sorted(turns, key=lambda number: -stages[number].crew.num_replicas)
-    ways = _given_out(stages, turns, request), _given_out(stages, by_size, request)
+    by_size = sorted(range(len(stages)), key=lambda number: -stages[number].crew.num_replicas)
+    kinds = [device.kind for device in request.cluster.devices]
+    named = request.cluster.kinds
+    wanted = [(named[one.crew.kind], one.crew.num_replicas) for one in stages]
+    ways = given_out(wanted, kinds), given_out(wanted, kinds, by_size)
     return [
         Draft(
             tuple(
@@ -39,21 +40,5 @@ def placed(
             ),
             count,
         ).reduced()
-        for devices in dict.fromkeys(ways)
+        for devices in dict.fromkeys(way for way in ways if way is not None)
     ]
-
-
-def _given_out(
-    stages: Sequence[FoundStage], turns: Sequence[int], request: PlanRequest
-) -> tuple[Devices, ...]:
-    cluster = request.cluster
-    free = {
-        kind: [i for i, device in enumerate(cluster.devices) if device.kind == name]
-        for kind, name in enumerate(cluster.kinds)
-    }
-    devices: dict[int, Devices] = {}
-    for number in turns:
-        crew = stages[number].crew
-        devices[number] = tuple(free[crew.kind][: crew.num_replicas])
-        del free[crew.kind][: crew.num_replicas]
-    return tuple(devices[number] for number in range(len(stages)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 Units = int
@@ -61,27 +62,19 @@ class Draft(NamedTuple):
 DraftStage(units=2, devices=(0, 1), multiple=2, recompute=False, shares=())), num_microbatches=4)
         """
         most = math.gcd(self.num_microbatches, *(self._spare(stage) for stage in self.stages))
-        if most == 1:
-            return self
-        stages = [
-            stage._replace(
-                multiple=stage.multiple // most,
-                shares=tuple(share // most for share in stage.shares),
-            )
-            for stage in self.stages
-        ]
-        return Draft(tuple(stages), self.num_microbatches // most)
+        return self if most == 1 else self._counted(lambda count: count // most)
 
     def scaled(self, factor: int) -> Draft:
         """The same with smallest micro-batches of which ``factor`` make one of today."""
+        return self._counted(lambda count: count * factor)
+
+    def _counted(self, changed: Callable[[int], int]) -> Draft:
+        """The same with other numbers of smallest micro-batches everywhere."""
         stages = [
-            stage._replace(
-                multiple=stage.multiple * factor,
-                shares=tuple(share * factor for share in stage.shares),
-            )
-            for stage in self.stages
+            one._replace(multiple=changed(one.multiple), shares=tuple(map(changed, one.shares)))
+            for one in self.stages
         ]
-        return Draft(tuple(stages), self.num_microbatches * factor)
+        return Draft(tuple(stages), changed(self.num_microbatches))
 
     @staticmethod
     def _spare(stage: DraftStage) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
@@ -99,3 +99,26 @@ def halves(devices: Devices) -> Iterator[Devices]:
     if half:
         yield devices[:half]
         yield devices[half:]
+
+
+def given_out(
+    wanted: Sequence[tuple[str, int]], kinds: Sequence[str], turns: Sequence[int] = ()
+) -> tuple[Devices, ...] | None:
+    """Devices of a kind and a number each, the first ones for the first; None if there are too few.
+
+    Args:
+        wanted: kinds and numbers.
+        kinds: of all devices.
+        turns: in which order devices are given out; in that of ``wanted`` if not given.
+    """
+    free: dict[str, list[int]] = {}
+    for device, kind in enumerate(kinds):
+        free.setdefault(kind, []).append(device)
+    found: dict[int, Devices] = {}
+    for number in turns or range(len(wanted)):
+        kind, size = wanted[number]
+        if len(free[kind]) < size:
+            return None
+        found[number] = tuple(free[kind][:size])
+        del free[kind][:size]
+    return tuple(found[number] for number in range(len(wanted)))

@@ -68,9 +68,9 @@ def shifted(draft: Draft, homes: Homes) -> Iterator[Draft]:
         stage = draft.stages[number]
         for other, taker in enumerate(draft.stages):
             if sources(taker.units) & stage.units:
-                yield from _handed(draft, number, other, _last(stage.units))
+                yield from _handed(draft, number, other, _ends(stage.units, last=True))
             elif sources(stage.units) & taker.units:
-                yield from _handed(draft, number, other, _first(stage.units))
+                yield from _handed(draft, number, other, _ends(stage.units, last=False))
 
 
 def merged(draft: Draft, homes: Homes) -> Iterator[Draft]:
@@ -118,13 +118,15 @@ def resized(draft: Draft, homes: Homes) -> Iterator[Draft]:
         together.setdefault(stage.devices, set()).add(number)
     groups += together.values()
     groups += ({number} for number in range(len(draft.stages)))
+    fine = draft.scaled(2)
     for group in dict.fromkeys(map(frozenset, groups)):
-        for fine, factor in ((draft, 2), (draft.scaled(2), -2)):
-            stages = [
-                _times(stage, factor) if number in group else stage
-                for number, stage in enumerate(fine.stages)
-            ]
-            yield fine._replace(stages=tuple(stages)).reduced()
+        larger, smaller = list(draft.stages), list(fine.stages)
+        for number in group:
+            larger[number] = fine.stages[number]
+            if not draft.stages[number].shares:
+                smaller[number] = draft.stages[number]
+        yield draft._replace(stages=tuple(larger)).reduced()
+        yield fine._replace(stages=tuple(smaller)).reduced()
 
 
 def levelled(draft: Draft, homes: Homes) -> Iterator[Draft]:
@@ -209,30 +211,10 @@ def _handed(draft: Draft, source: int, target: int, runs: Iterator[Units]) -> It
             yield draft.with_stage(target, taken).with_stage(source)
 
 
-def _first(units: Units) -> Iterator[Units]:
-    """The first 1, 2, 4, … units."""
+def _ends(units: Units, *, last: bool) -> Iterator[Units]:
+    """The first or the last 1, 2, 4, … units."""
     members = list(places(units))
     count = 1
     while count < len(members):
-        yield sum(1 << at for at in members[:count])
+        yield sum(1 << at for at in (members[-count:] if last else members[:count]))
         count *= 2
-
-
-def _last(units: Units) -> Iterator[Units]:
-    """The last 1, 2, 4, … units."""
-    members = list(places(units))
-    count = 1
-    while count < len(members):
-        yield sum(1 << at for at in members[-count:])
-        count *= 2
-
-
-def _times(stage: DraftStage, factor: int) -> DraftStage:
-    """A stage with micro-batches so many times as large; negative: as small."""
-    if factor > 0:
-        shares = tuple(share * factor for share in stage.shares)
-        return stage._replace(multiple=stage.multiple * factor, shares=shares)
-    multiple, rest = divmod(stage.multiple, -factor)
-    if rest or multiple % stage.num_replicas or stage.shares:
-        return stage
-    return stage._replace(multiple=multiple)

@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage
-from lightning_gpp.planner.graphpipe.place.homes import Homes
+from lightning_gpp.planner.graphpipe.place.homes import Homes, given_out
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
 from lightning_gpp.planner.step_time.least_step import ROUNDING
 
@@ -74,7 +74,7 @@ def redealt(draft: Draft, homes: Homes) -> Iterator[Draft]:
     sizes = tables.request.replica_counts(len(kinds))
     seen: set[Teams] = set()
     for changed in _changed(teams):
-        groups = _given_out(changed, kinds)
+        groups = given_out([(one.kind, one.size) for one in changed], kinds)
         if groups is None or changed in seen or not all(one.size in sizes for one in changed):
             continue
         seen.add(changed)
@@ -156,21 +156,6 @@ def _fewer(teams: Teams, at: int) -> Iterator[tuple[Teams, Team]]:
         yield (*before, team.halved, *behind), team.halved
     if before or behind:
         yield (*before, *behind), team
-
-
-def _given_out(teams: Teams, kinds: Sequence[str]) -> list[tuple[int, ...]] | None:
-    """Devices of every team, the first ones for the first; None where there are too few."""
-    free: dict[str, list[int]] = {}
-    for device, kind in enumerate(kinds):
-        free.setdefault(kind, []).append(device)
-    groups = []
-    for team in teams:
-        own = free[team.kind]
-        if len(own) < team.size:
-            return None
-        groups.append(tuple(own[: team.size]))
-        del own[: team.size]
-    return groups
 
 
 def balanced(lines: Sequence[Sequence[float]]) -> list[int] | None:

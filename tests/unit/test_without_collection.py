@@ -10,7 +10,7 @@ from helpers.graphs import literal_graph
 
 from lightning_gpp.planner import Plan, PlanRequest, make_plan
 from lightning_gpp.planner.make_plan import PLANNERS
-from lightning_gpp.planner.without_collection import without_collection
+from lightning_gpp.without_collection import without_collection
 
 
 @pytest.fixture
