@@ -7,9 +7,8 @@ import copy
 import logging
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import lightning.pytorch as pl
@@ -34,11 +33,9 @@ from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
 from lightning_gpp.strategy.emulation.shape_only import (
     META,
     drop_values,
-    refuse_checkpoint,
     refuse_decisions,
 )
 from lightning_gpp.strategy.lightning_private import (
-    LightningOptimizer,
     SIGTERMException,
     SubprocessScriptLauncher,
     init_dist_connection,
@@ -58,8 +55,8 @@ from lightning_gpp.strategy.settings import PlanLike, Settings
 from lightning_gpp.strategy.state.finetuning import finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
-from lightning_gpp.strategy.state.one_replica import OneReplicaStrategy
 from lightning_gpp.strategy.state.precision import pipeline_precision
+from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
 from lightning_gpp.strategy.step.async_refusals import refuse_for_async
 from lightning_gpp.strategy.step.hooks import HookRelay
 from lightning_gpp.strategy.step.loaders import (
@@ -78,7 +75,7 @@ _ASYNC = ONE_F_ONE_B_ASYNC.name
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 
-class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
+class GraphPipeStrategy(OurStrategy, SavingStrategy):
     """Trains an unmodified LightningModule split over devices as a graph of pipeline stages.
 
     Args:
@@ -112,6 +109,9 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         weights: with ``schedule="1f1b-async"``: with which weights forwards and backwards run
             (:data:`lightning_gpp.weights.policies.POLICIES`); by default ``"pipeoptim"``, which
             predicts those that the backward will meet.
+        state_dict_type: what a checkpoint is: ``"full"``, an ordinary file for which rank 0 gathers
+            everything, or ``"sharded"``, a folder into which every rank writes what it holds. Both
+            are read, whatever is written.
         report: what is printed of a plan: ``"short"``, the verdict and three lines, or ``"full"``
             with the stages as a table and as a picture.
         timeout: seconds after which a wait for another rank ends in an error.
@@ -137,6 +137,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         costs: CostsLike | None = None,
         use_all_devices: bool = True,
         weights: str | None = None,
+        state_dict_type: StateDictType = "full",
         report: Report = "short",
         timeout: float = 1800.0,
         start_method: StartMethod = "popen",
@@ -172,6 +173,8 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             )
         check_cluster(cluster)
         check_name("report", report, get_args(Report))
+        check_name("state_dict_type", state_dict_type, get_args(StateDictType))
+        self.state_dict_type = state_dict_type
         if timeout <= 0:
             raise ValueError(f"timeout is in seconds and must be positive, got {timeout}")
         self.settings = Settings(
@@ -298,7 +301,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         keep_local(module)
         # After a fit the Trainer still has its optimizers; another module is no concern of theirs.
         optimizers = self.optimizers if self._optimized is module else []
-        session.run.attach(module, [_plain(optimizer) for optimizer in optimizers])
+        session.run.attach(module, [plain(optimizer) for optimizer in optimizers])
         if trainer.state.fn == TrainerFn.FITTING and not module.automatic_optimization:
             session.optimize_by_hand(self._lightning_optimizers)
         self._hooks = HookRelay(session)
@@ -323,6 +326,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         self.precision_plugin.teardown()
         assert self.accelerator is not None and self.cluster_environment is not None
         self.accelerator.teardown()
+        self._finish_saving()
         self.checkpoint_io.teardown()
         self.cluster_environment.teardown()
 
@@ -386,6 +390,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         **kwargs: Any,
     ) -> Any:
         """Steps an optimizer on all ranks, in manual optimization too."""
+        self._open_session().run.take_saved_optimizers()
         with self._open_session().optimizer_step(optimizer, closure, kwargs) as told:
             return super().optimizer_step(optimizer, told, model, **kwargs)
 
@@ -431,7 +436,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         with self._open_session().run.alone("the transfer of a batch"):
             return super().batch_to_device(batch, device, dataloader_idx)
 
-    # Optimizers and checkpoints --------------------------------------------------------------
+    # Optimizers ------------------------------------------------------------------------------
 
     @property
     def precision_plugin(self) -> Precision:
@@ -452,55 +457,6 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         if self._session is None or self._session.run.model is None:
             return None
         return self._session.run.partition.counted_parameters()
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """All ranks: on rank 0 the state dict of the whole module."""
-        if self._session is None or self._session.run.model is None:
-            return self._module().state_dict()
-        return self._session.module_state_dict()
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks: on rank 0 the state that one device would write."""
-        optimizer = _plain(optimizer)
-        if self._session is None:
-            return optimizer.state_dict()
-        return self._session.optimizer_state(optimizer)
-
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Every rank takes the values of what it holds, also while the module is partial."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
-            super().load_model_state_dict(checkpoint, strict)
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Every rank takes the state of what it holds; the file has that of one device."""
-        if self._session is None or self._session.run.model is None:
-            super().load_optimizer_state_dict(checkpoint)
-            return
-        with self._session.run.whole_optimizers():
-            for optimizer, state in zip(
-                self.optimizers, checkpoint["optimizer_states"], strict=True
-            ):
-                _plain(optimizer).load_state_dict(state)
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
-    ) -> None:
-        """Rank 0 writes; hyper-parameters may hold the module itself, so hooks step aside.
-
-        Raises:
-            NotImplementedError: tensors are shapes, so there is nothing to write.
-        """
-        if self.is_shape_only:
-            raise refuse_checkpoint()
-        hooks = self._hooks
-        if hooks is not None:
-            hooks.remove()
-        try:
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-        finally:
-            if hooks is not None:
-                hooks.install()
 
     # ---------------------------------------------------------------------------------------------
 
@@ -534,7 +490,3 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
 def _ignore_sync_dist_advice() -> None:
     """Silences Lightning's advice to reduce logged values: they are equal on all ranks already."""
     warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
-
-
-def _plain(optimizer: Optimizer) -> Optimizer:
-    return optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer

@@ -30,7 +30,7 @@ PROGRAM_PLANNERS: Mapping[str, ProgramPlanner | None] = {
 _OF_PIPELINES = frozenset(
     {
         *("schedule", "num_microbatches", "weights", "blocks", "plan"),
-        *("use_all_devices", "costs", "report"),
+        *("use_all_devices", "costs", "report", "state_dict_type"),
     }
 )
 
@@ -53,6 +53,8 @@ class HAPStrategy(GraphPipeStrategy):
     Raises:
         ValueError: shares are no shares, or an option is of pipelines.
     """
+
+    reads_late = False  # what a rank has of a parameter is a part of it
 
     def __init__(
         self,

@@ -43,6 +43,7 @@ from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
 from lightning_gpp.strategy.state.partition import Partition
+from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
 from lightning_gpp.strategy.step.open_call import OpenCall
 from lightning_gpp.weights.last_steps import LastSteps
 
@@ -64,6 +65,7 @@ class PipelinedRun:
             is under way.
         last_steps: of the optimizers, where weights are predicted by them.
         dropped: calls of the forward that rank 0 let go since it told the others last.
+        saved_optimizers: has the state of the optimizers, which they have not read yet.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
     """
 
@@ -84,6 +86,7 @@ class PipelinedRun:
         self.train_batches: Any = None
         self.last_steps: list[LastSteps] = []
         self.dropped: list[int] = []
+        self.saved_optimizers: ShardedCheckpoint | None = None
         self.partial_optimizers: list[PartialOptimizer] = []
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
@@ -415,6 +418,7 @@ class PipelinedRun:
         self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
         self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
         self.pipeline = pipeline
+        self.take_saved_optimizers()
         if self.on_built is not None:
             self.on_built(pipeline)
 
@@ -427,6 +431,19 @@ class PipelinedRun:
                 for partial in self.partial_optimizers:
                     stack.enter_context(partial.whole_groups(self.module, held))
             yield
+
+    def take_saved_optimizers(self) -> None:
+        """Reads what a sharded checkpoint has of the state that this rank's optimizers hold."""
+        saved, self.saved_optimizers = self.saved_optimizers, None
+        if saved is None:
+            return
+        is_built = self.pipeline is not None
+        kept = [partial.kept_indices() for partial in self.partial_optimizers] if is_built else None
+        states = saved.optimizers(kept)
+        with self.whole_optimizers():
+            for optimizer, state in zip(self._optimizers, states, strict=True):
+                groups = optimizer.state_dict()["param_groups"]
+                optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
 
     def stop_watching(self) -> None:
         """The run is over: user code and modules are what they were."""

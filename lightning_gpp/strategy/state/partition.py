@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -128,6 +129,16 @@ class Partition:
         own = {} if self._control.is_leader else {n: self._tensor(n).detach().cpu() for n in names}
         gathered = self._control.gather(own, "gathering the weights on rank 0")
         return {name: value for values in gathered for name, value in values.items()}
+
+    def counted_state_dict(self) -> dict[str, Any]:
+        """Entries of the module's state dict that count on this rank: over all ranks, each once."""
+        counted = {id(self._tensor(name)) for name in self.owners.counted_by(self._rank)}
+        elsewhere = {id(self._tensor(name)) for name in self._slots} - counted
+        return {
+            name: value.detach() if isinstance(value, Tensor) else value
+            for name, value in self.module.state_dict(keep_vars=True).items()
+            if id(value) in counted or (self._control.is_leader and id(value) not in elsewhere)
+        }
 
     def make_whole(self, values: Mapping[str, Tensor]) -> None:
         """Puts given values where this rank holds ``meta`` tensors."""
