@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.graph import StageGraph
+from lightning_gpp.mapped_tensor import mapping_modules
 from lightning_gpp.planner import GRAPHPIPE, PLANNERS, Plan
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
@@ -55,6 +56,7 @@ from lightning_gpp.strategy.settings import PlanLike, Settings
 from lightning_gpp.strategy.state.finetuning import finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
+from lightning_gpp.strategy.state.meta_parameters import give_values
 from lightning_gpp.strategy.state.precision import pipeline_precision
 from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
 from lightning_gpp.strategy.step.async_refusals import refuse_for_async
@@ -237,8 +239,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
 
     @contextlib.contextmanager
     def model_sharded_context(self) -> Iterator[None]:
-        """``configure_model`` runs in this: it takes no memory where tensors are shapes."""
-        with META if self.is_shape_only else contextlib.nullcontext():
+        """``configure_model`` runs in this: what it makes takes no memory of this process."""
+        with META if self.is_shape_only else mapping_modules():
             yield
 
     def setup_environment(self) -> None:
@@ -285,6 +287,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
         module, session = self._module(), self._open_session()
+        if not self.is_shape_only:
+            give_values(module)
         self.model = self.precision_plugin.convert_module(self.model)
         refuse_callbacks(trainer, self.world_size)
         if self.is_shape_only:

@@ -177,7 +177,8 @@ class Session:
                 return partial.counted_state_dict(self.run.partition.counted_parameters())
             if partial.optimizer is optimizer:
                 with self.run.failures.guard():
-                    return partial.whole_state_dict(self.run.control)
+                    stores = self.run.partition.stores
+                    return partial.whole_state_dict(self.run.control, stores)
         return optimizer.state_dict()
 
     def save_sharded(self, checkpoint: Mapping[str, Any], path: Path, in_background: bool) -> None:
@@ -276,12 +277,12 @@ class Session:
         partition = model.partition
         values = partition.whole_values()
         states = [
-            partial.whole_state_dict(self.run.control) for partial in self.run.partial_optimizers
+            partial.whole_state_dict(self.run.control, partition.stores)
+            for partial in self.run.partial_optimizers
         ]
         partition.make_whole(values)
         if on_all_ranks:
-            mine = partition.values() if self.run.control.is_leader else {}
-            partition.make_whole(self.run.control.share(mine, "waiting for the trained weights"))
+            partition.share_all()
         if self.run.control.is_leader:
             self.run.module.cpu()
             for partial, state in zip(self.run.partial_optimizers, states, strict=True):

@@ -18,6 +18,7 @@ from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.samples import Sample
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.capture.values.withheld import withhold
+from lightning_gpp.mapped_tensor import is_mapped, mapped, mapping_gradients
 
 _RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.complex128: 1e-9}
 _COARSE_TOLERANCE = 2e-2  # half precision
@@ -136,7 +137,8 @@ def sample_in_float64(sample: Sample) -> Sample:
 
 
 def _as_float64(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+    double = tensor.double() if tensor.is_floating_point() else tensor
+    return mapped(double) if is_mapped(tensor) else double
 
 
 def _run(
@@ -166,7 +168,8 @@ def _forward_and_backward(
             parameter.grad = None  # rollback puts it back
         loss = _any_loss(output)
         if loss is not None and torch.is_grad_enabled():
-            loss.backward()  # type: ignore[no-untyped-call]
+            with mapping_gradients(module):
+                loss.backward()  # type: ignore[no-untyped-call]
         sources = dict(module.named_parameters()) | inputs
         gradients = {name: item.grad for name, item in sources.items() if item.requires_grad}
         return _detached(output), gradients

@@ -108,6 +108,8 @@ class OperatorProbe:
             if runs and time.monotonic() > deadline_s:
                 break
             runs.append(self._run(inputs))
+        for parameter in self.parameters:
+            parameter.grad = None  # those of all operators together are the whole model's
         return OpProfile(
             forward_s=statistics.median(run.forward_s for run in runs),
             backward_s=statistics.median(run.backward_s for run in runs),

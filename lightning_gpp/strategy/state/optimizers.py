@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.mapped_tensor import in_memory
 from lightning_gpp.strategy.ranks.control import Control
 
 _STATE = Mapping[int, dict[str, Any]]
@@ -80,7 +82,7 @@ class PartialOptimizer:
         for parameter in held:
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor) and value.dim() > 0:
-                    optimizer.state[parameter][key] = value.to(parameter.device)
+                    optimizer.state[parameter][key] = in_memory(value).to(parameter.device)
         return cls(optimizer, names, kept)
 
     @contextmanager
@@ -123,9 +125,20 @@ class PartialOptimizer:
                     )
         return state
 
-    def whole_state_dict(self, control: Control) -> dict[str, Any]:
-        """All ranks: on rank 0 the state dict that one device would write, else this rank's own."""
-        gathered = control.gather(self.state_by_index(), "gathering the optimizer state on rank 0")
+    def whole_state_dict(
+        self, control: Control, store: Callable[[Tensor], Tensor]
+    ) -> dict[str, Any]:
+        """All ranks: on rank 0 the state dict that one device would write, else this rank's own.
+
+        Args:
+            control: how to reach the other ranks.
+            store: where rank 0 keeps a tensor of another.
+        """
+        gathered = control.gather(
+            self.state_by_index(),
+            "gathering the optimizer state on rank 0",
+            partial(pytree.tree_map_only, Tensor, store),
+        )
         state = self.merged(gathered)
         if not control.is_leader:
             return self.optimizer.state_dict()

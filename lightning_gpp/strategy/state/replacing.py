@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,18 @@ def _remove(path: Path) -> None:
 
 
 class ReplacingCheckpointIO(TorchCheckpointIO):
-    """Lightning's files, written beside the one that they take the place of."""
+    """Lightning's files, written beside the one that they take the place of, read where needed."""
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Reads a file; a tensor in it comes into memory when somebody looks at it."""
+        if "://" in str(path) or not zipfile.is_zipfile(path):
+            return super().load_checkpoint(path, weights_only=weights_only)
+        checkpoint: dict[str, Any] = torch.load(
+            path, map_location=map_location, mmap=True, weights_only=weights_only
+        )
+        return checkpoint
 
     def save_checkpoint(
         self,

@@ -15,9 +15,11 @@ from typing import Any, Literal
 from lightning.pytorch.plugins import AsyncCheckpointIO, CheckpointIO
 from torch.optim import Optimizer
 
+from lightning_gpp.mapped_tensor import is_mapped
 from lightning_gpp.strategy.emulation.shape_only import refuse_checkpoint
 from lightning_gpp.strategy.lightning_private import LightningOptimizer
 from lightning_gpp.strategy.session import Session
+from lightning_gpp.strategy.state.meta_parameters import give_values
 from lightning_gpp.strategy.state.one_replica import OneReplicaStrategy
 from lightning_gpp.strategy.state.replacing import ReplacingCheckpointIO, last_good
 from lightning_gpp.strategy.state.sharded_checkpoint import (
@@ -161,13 +163,18 @@ class SavingStrategy(OneReplicaStrategy):
         saved = ShardedCheckpoint(path)
         if self.reads_late:
             self._saved = saved
-        checkpoint = saved.rest(weights_only) | {"state_dict": saved.model()}
+        module = self._lightning_module
+        in_files = module is not None and any(map(is_mapped, module.parameters()))
+        checkpoint = saved.rest(weights_only) | {"state_dict": saved.model(in_files=in_files)}
         if states := saved.optimizers(() if self.reads_late else None):
             checkpoint["optimizer_states"] = states
         return checkpoint
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Every rank takes the values of what it holds, also while the module is partial."""
+        if self._session is not None and self._session.run.model is None and not self.is_shape_only:
+            assert self._lightning_module is not None
+            give_values(self._lightning_module)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
             super().load_model_state_dict(checkpoint, strict)

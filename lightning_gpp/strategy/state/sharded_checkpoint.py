@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.mapped_tensor import empty_mapped
 from lightning_gpp.strategy.state.replacing import being_written, last_good, put_in_place
 
 REST = "meta.pt"
@@ -180,25 +181,15 @@ class ShardedCheckpoint:
         )
         return loaded
 
-    def model(self, names: Collection[str] | None = None) -> dict[str, Any]:
-        """Entries of the module's state dict.
+    def model(self, *, in_files: bool = False) -> dict[str, Any]:
+        """The module's state dict.
 
         Args:
-            names: of those wanted; by default all.
+            in_files: whether its large tensors lie in files, and not in memory.
         """
-        keys = {key: key.removeprefix(_MODEL) for key in self._entries if key.startswith(_MODEL)}
-        wanted = {k: name for k, name in keys.items() if names is None or name in names}
-        read = self._read(wanted)
-        return {name: read[key] for key, name in wanted.items()}
-
-    def model_shapes(self) -> dict[str, Any]:
-        """All entries of the module's state dict, tensors as ``meta`` tensors and others read."""
-        others = [k for k, entry in self._entries.items() if not _is_tensor(entry)]
-        known = self.model([key.removeprefix(_MODEL) for key in others if key.startswith(_MODEL)])
-        for key, entry in self._entries.items():
-            if isinstance(entry, TensorStorageMetadata) and key.startswith(_MODEL):
-                known[key.removeprefix(_MODEL)] = _empty(entry, "meta")
-        return known
+        keys = [key for key in self._entries if key.startswith(_MODEL)]
+        read = self._read(keys, in_files=in_files)
+        return {key.removeprefix(_MODEL): value for key, value in read.items()}
 
     def optimizers(self, indices: Sequence[Collection[int]] | None = None) -> list[dict[str, Any]]:
         """State dicts of all optimizers, as on one device.
@@ -224,22 +215,21 @@ class ShardedCheckpoint:
             for _, state in sorted(states.items())
         ]
 
-    def _read(self, keys: Collection[str]) -> dict[str, Any]:
-        values = {key: _empty(self._entries[key], "cpu") for key in keys}
+    def _read(self, keys: Collection[str], *, in_files: bool = False) -> dict[str, Any]:
+        values = {key: _empty(self._entries[key], in_files) for key in keys}
         if values:
             with _quiet():
                 load(values, storage_reader=FileSystemReader(self.path), no_dist=True)
         return values
 
 
-def _is_tensor(entry: Any) -> bool:
-    return isinstance(entry, TensorStorageMetadata)
-
-
-def _empty(entry: Any, device: str) -> Any:
-    if isinstance(entry, TensorStorageMetadata):
-        return torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
-    return None
+def _empty(entry: Any, in_file: bool) -> Any:
+    """What an entry is read into; what is no tensor comes as it is."""
+    if not isinstance(entry, TensorStorageMetadata):
+        return None
+    if in_file:
+        return empty_mapped(tuple(entry.size), entry.properties.dtype)
+    return torch.empty(entry.size, dtype=entry.properties.dtype)
 
 
 def _put(tree: dict[Any, Any], place: Sequence[Any], value: Any) -> None:
