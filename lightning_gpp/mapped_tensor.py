@@ -8,7 +8,9 @@ be one in memory (``tmpfs``).
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
 
 LEAST_BYTES = 1 << 16
 """Smaller tensors stay in memory: a process may map some 65000 files."""
@@ -106,6 +110,27 @@ def mapping_modules() -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def freed_at_once() -> Iterator[None]:
+    """Memory that is freed in this goes back to the system at once, as far as there is a way.
+
+    The C library of Linux keeps blocks of up to 32 MiB once such have been freed (mallopt(3),
+    ``M_MMAP_THRESHOLD``), in pieces that the next large tensor often does not fit into: the memory
+    of a process grows to a multiple of what lives. That is quicker for training, and set again
+    after.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None:
+        yield
+        return
+    mallopt(_MMAP_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        mallopt(_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_TRIM_THRESHOLD, 64 << 20)
 
 
 @contextmanager

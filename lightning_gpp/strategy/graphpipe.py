@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.graph import StageGraph
-from lightning_gpp.mapped_tensor import mapping_modules
+from lightning_gpp.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.planner import GRAPHPIPE, PLANNERS, Plan
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
@@ -240,7 +240,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     @contextlib.contextmanager
     def model_sharded_context(self) -> Iterator[None]:
         """``configure_model`` runs in this: what it makes takes no memory of this process."""
-        with META if self.is_shape_only else mapping_modules():
+        with META if self.is_shape_only else mapping_modules(), freed_at_once():
             yield
 
     def setup_environment(self) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_gpp.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
@@ -386,6 +387,11 @@ class PipelinedRun:
 
     def build(self, example: Example | None) -> None:
         """Captures, plans, partitions. Rank 0 gives the example."""
+        is_in_files = any(map(is_mapped, self.module.parameters()))
+        with freed_at_once() if is_in_files else nullcontext():
+            self._build(example)
+
+    def _build(self, example: Example | None) -> None:
         self.stop_early_modules()
         if self.module.training:
             self._train_modes = _modes(self.module)
