@@ -10,7 +10,7 @@ import lightning.pytorch as lp
 import pytest
 import torch
 
-from helpers.training import Result, Training, real_tensors, train
+from helpers.training import Result, Training, make_trainer, quiet, real_tensors, train
 from lightning_gpp import mapped_tensor
 
 
@@ -34,5 +34,78 @@ def train_late(
     """Trains with parameters in files, however small they are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mapped_tensor, "LEAST_BYTES", 1)
-        training = replace(training, callbacks=lambda: [_First()])
+        given = training.callbacks
+        training = replace(training, callbacks=lambda: [_First(), *given()])
         return train(training, strategy, num_ranks)
+
+
+class LargeModel(lp.LightningModule):
+    """128 MiB of weights."""
+
+    num_layers, width = 8, 2048
+
+    def configure_model(self) -> None:
+        layers = [nn.Linear(self.width, self.width, bias=False) for _ in range(self.num_layers)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of one rank.
+
+    Attributes:
+        peak_bytes: of this process's own memory at any time, over that before there was a model.
+        held_bytes: of the parameters of its stages.
+    """
+
+    peak_bytes: int
+    held_bytes: int
+
+
+class _Peak(lp.Callback):
+    """Looks every two milliseconds."""
+
+    def setup(self, trainer: lp.Trainer, pl_module: lp.LightningModule, stage: str) -> None:
+        self.peak = self.base = _own_bytes()
+        self.is_over = threading.Event()
+        self.thread = threading.Thread(target=self._look)
+        self.thread.start()
+
+    def _look(self) -> None:
+        while not self.is_over.is_set():
+            self.peak = max(self.peak, _own_bytes())
+            time.sleep(0.002)
+
+    def on_train_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
+        self.held = sum(tensor.nbytes for tensor in real_tensors(pl_module).values())
+
+    def teardown(self, trainer: lp.Trainer, pl_module: lp.LightningModule, stage: str) -> None:
+        self.is_over.set()
+        self.thread.join()
+
+
+def _own_bytes() -> int:
+    """Memory of this process that no file has, as Linux counts it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+def peak_of_training(num_ranks: int) -> Memory:
+    """Trains the large model for four steps."""
+    callback = _Peak()
+    strategy = {"num_microbatches": 2, "planner": "balanced", "timeout": 60.0}
+    data = DataLoader(TensorDataset(torch.randn(32, LargeModel.width)), batch_size=8)
+    with quiet():
+        trainer = make_trainer(strategy, num_ranks, max_steps=4, callbacks=[callback])
+        trainer.fit(LargeModel(), data)
+    return Memory(callback.peak - callback.base, callback.held)

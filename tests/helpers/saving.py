@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class _SavesInBackground(_Saves):
 
 
 def _fit(callback: lp.Callback, num_ranks: int, **options: Any) -> None:
-    training = Training(ExportableModel, DataSpec(num_inputs=2))
+    training = Training(partial(ExportableModel, hidden=5), DataSpec(num_inputs=2))
     with quiet():
         trainer = make_trainer(SHARDED, num_ranks, max_steps=12, callbacks=[callback], **options)
         trainer.fit(training.module(), training.data.loader())
@@ -82,9 +83,9 @@ def save_in_background(folder: str, num_ranks: int) -> tuple[list[str], dict[str
     callback = _SavesInBackground(Path(folder))
     finish = sharded_checkpoint._FolderWriter.finish
 
-    def late(writer: Any, *args: Any) -> None:
+    def late(writer: Any, **results: Any) -> None:
         assert writer._target.name == "first" or callback.goes_on.wait(30.0)
-        finish(writer, *args)
+        finish(writer, **results)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharded_checkpoint._FolderWriter, "finish", late)

@@ -1,11 +1,13 @@
 """Checkpoints that no rank has as a whole: a folder into which every rank writes what it holds.
 
 The folder is one of ``torch.distributed.checkpoint`` with the names that Lightning's FSDP strategy
-gives, so that Lightning's tool makes a file of it
-(``python -m lightning.pytorch.utilities.consolidate_checkpoint FOLDER``): ``model`` is the state
-dict by the names of one device, ``optimizer_0`` the state of the first optimizer by the indices of
-one device; ``meta.pt`` has the rest of an ordinary checkpoint. So nothing in it tells how many
-stages there were, and a rank reads what it holds, whoever wrote it.
+gives: ``model`` is the state dict by the names of one device, ``optimizer_0`` the state of the
+first optimizer by the indices of one device; ``meta.pt`` has the rest of an ordinary checkpoint. So
+nothing in it tells how many stages there were, and a rank reads what it holds, whoever wrote it.
+
+Lightning's tool (``python -m lightning.pytorch.utilities.consolidate_checkpoint``) makes a file of
+it that has the right weights; the state of optimizers is then by strings, which no optimizer reads.
+:func:`unshard_checkpoint` makes the file that one device would have written.
 """
 
 from __future__ import annotations
@@ -32,7 +34,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.mapped_tensor import empty_mapped
-from lightning_gpp.strategy.state.replacing import being_written, last_good, put_in_place
+from lightning_gpp.strategy.state.replacing import (
+    ReplacingCheckpointIO,
+    being_written,
+    last_good,
+    put_in_place,
+)
 
 REST = "meta.pt"
 """File in the folder with what is neither the model nor an optimizer, as Lightning names it."""
@@ -46,7 +53,7 @@ def is_sharded(path: str | os.PathLike[str]) -> bool:
 
 
 def shard_checkpoint(file: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
-    """Makes a folder of an ordinary checkpoint file; Lightning's tool is the way back.
+    """Makes a folder of an ordinary checkpoint file.
 
     Args:
         file: that a Trainer wrote.
@@ -59,6 +66,25 @@ def shard_checkpoint(file: str | os.PathLike[str], folder: str | os.PathLike[str
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise ValueError(f"{file} is no checkpoint of a Trainer: it has no 'state_dict'")
     write(checkpoint, Path(folder), None)
+
+
+def unshard_checkpoint(folder: str | os.PathLike[str], file: str | os.PathLike[str]) -> None:
+    """Makes an ordinary checkpoint file of a folder, with the memory for all of it.
+
+    Args:
+        folder: that a Trainer with ``state_dict_type="sharded"`` wrote.
+        file: what becomes of it.
+
+    Raises:
+        ValueError: the folder is none.
+    """
+    if not is_sharded(folder):
+        raise ValueError(f"{folder} is no sharded checkpoint: it has no {REST}")
+    saved = ShardedCheckpoint(folder)
+    checkpoint = saved.rest(weights_only=True) | {"state_dict": saved.model()}
+    if states := saved.optimizers():
+        checkpoint["optimizer_states"] = states
+    ReplacingCheckpointIO().save_checkpoint(checkpoint, Path(file))
 
 
 def write(checkpoint: Mapping[str, Any], path: Path, group: dist.ProcessGroup | None) -> None:
@@ -205,6 +231,8 @@ class ShardedCheckpoint:
             optimizer = int(found[1])
             is_state = inner[0] == "state"
             known = () if indices is None or optimizer >= len(indices) else indices[optimizer]
+            if is_state:
+                inner[1] = int(inner[1])  # torch keeps the keys of dicts as strings
             if not is_state or indices is None or inner[1] in known:
                 wanted[key] = (optimizer, *inner)
         states: dict[int, dict[str, Any]] = {}
