@@ -19,6 +19,7 @@ from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
 from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
@@ -55,6 +56,8 @@ class Builder:
         transport: between the ranks.
         control: between rank 0 and the others.
         device: where this rank's stages run; ``meta`` where tensors have no numbers.
+        peers: this rank in the other pipelines, of which the first plans for all; None if there
+            is one.
     """
 
     settings: Settings
@@ -62,6 +65,7 @@ class Builder:
     transport: Transport
     control: Control
     device: torch.device
+    peers: Peers | None = None
 
     def build(self, example: Example | None, train_modes: dict[str, bool]) -> Pipeline:
         """All ranks: captures the model, agrees on a plan and builds this rank's stages.
@@ -87,9 +91,10 @@ class Builder:
             chunked = self._in_chunks(self.settings.full_graph, captured, call, train_modes)
             captured.take_graph(chunked.graph, chunked.in_ways.operators)
             example = example and _of_vertices(example, chunked)
-        measured = self._measured(captured, args, kwargs, found, chunked)
+        plans = self.peers is None or self.peers.pipeline == 0
+        measured = self._measured(captured, args, kwargs, found, chunked) if plans else None
         planned = None
-        if example is not None:
+        if example is not None and plans:
             at_hand = cluster_at_hand(found)
             settings, ways = self.settings, None
             if chunked is not None:
@@ -102,6 +107,8 @@ class Builder:
         if planned is not None and self.settings.is_asynchronous:
             # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
             decided = replace(planned.plan, num_microbatches=1), ONE_F_ONE_B_ASYNC.name
+        if self.peers is not None and self.control.is_leader:
+            decided = self.peers.share(decided, "waiting for the plan of the first pipeline")
         plan, schedule = self.control.share(decided, "waiting for rank 0's plan")
         pipeline = self._joined(captured, plan, schedule, planned, chunked)
         if chunked is not None and call is not None:
@@ -145,7 +152,7 @@ class Builder:
             blocks=settings.blocks,
             train_modes=_relative(train_modes, settings.module),
         )
-        _check_same(captured.fingerprint, self.control)
+        _check_same(captured.fingerprint, self.control, self.peers)
         return captured
 
     def _in_chunks(
@@ -254,8 +261,16 @@ def _relative(modes: dict[str, bool], module: str | None) -> dict[str, bool]:
     return inner | {"": modes[module]}
 
 
-def _check_same(fingerprint: str, control: Control) -> None:
+def _check_same(fingerprint: str, control: Control, peers: Peers | None) -> None:
     found = control.gather(fingerprint, "comparing the captured models")
+    if peers is not None and control.is_leader:
+        purpose = "comparing the captured models of pipelines"
+        for pipeline, other in enumerate(peers.gather(fingerprint, purpose)):
+            if other != fingerprint:
+                raise RuntimeError(
+                    f"pipeline {pipeline} captured another model than pipeline {peers.pipeline}; "
+                    "all must build the same model and take the same path through its forward"
+                )
     for rank, other in enumerate(found):
         if other != found[0]:
             raise RuntimeError(

@@ -41,15 +41,16 @@ from lightning_gpp.strategy.lightning_private import (
     SubprocessScriptLauncher,
     init_dist_connection,
 )
-from lightning_gpp.strategy.logging.metrics import keep_local
-from lightning_gpp.strategy.logging.throughput import count_one_replica
+from lightning_gpp.strategy.logging.metrics import compute_alike
+from lightning_gpp.strategy.logging.throughput import count_pipelines
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.costs_given import CostsLike, resolve_costs
 from lightning_gpp.strategy.planning.plan_cache import CacheLike
+from lightning_gpp.strategy.ranks.pipelines import join_pipelines, refuse_pipelines_of_before
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
 from lightning_gpp.strategy.ranks.termination import ended_together
-from lightning_gpp.strategy.refusals import check_name, refuse_callbacks
+from lightning_gpp.strategy.refusals import check_name, check_pipelines, refuse_callbacks
 from lightning_gpp.strategy.report import PlanReports, Report, show
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Settings
@@ -116,6 +117,9 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             are read, whatever is written.
         report: what is printed of a plan: ``"short"``, the verdict and three lines, or ``"full"``
             with the stages as a table and as a picture.
+        pipelines: how many pipelines train side by side, each on batches of its own: N devices make
+            that many pipelines of N / ``pipelines`` devices, and gradients are averaged over them
+            as over the replicas of Lightning's DDP. ``plan`` and ``cluster`` are of one.
         timeout: seconds after which a wait for another rank ends in an error.
         start_method: how processes are started on this host.
 
@@ -141,6 +145,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         weights: str | None = None,
         state_dict_type: StateDictType = "full",
         report: Report = "short",
+        pipelines: int = 1,
         timeout: float = 1800.0,
         start_method: StartMethod = "popen",
         accelerator: Accelerator | None = None,
@@ -177,6 +182,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         check_name("report", report, get_args(Report))
         check_name("state_dict_type", state_dict_type, get_args(StateDictType))
         self.state_dict_type = state_dict_type
+        if pipelines < 1:
+            raise ValueError(f"pipelines must be at least 1, got {pipelines}")
         if timeout <= 0:
             raise ValueError(f"timeout is in seconds and must be positive, got {timeout}")
         self.settings = Settings(
@@ -200,10 +207,12 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self.emulation_report: EmulationReport | None = None
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.num_nodes = 1
+        self.num_pipelines = pipelines
         self._start_method = start_method
         self._session: Session | None = None
         self._reports = PlanReports()
         self._hooks: HookRelay | None = None
+        self._accumulates = False
         self._optimized: pl.LightningModule | None = None
         self._scopes = contextlib.ExitStack()
 
@@ -250,13 +259,21 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         super().setup_environment()
         self.set_world_ranks()
         assert self.cluster_environment is not None
+        check_pipelines(self.settings, self.num_pipelines, self.num_nodes * self.num_processes)
         # Ranks of a pool may be on devices of several types: gloo is what all of them speak.
         is_mixed = isinstance(self.accelerator, PoolAccelerator)
         is_gloo = is_mixed or self.root_device.type == "cpu"
         backend = "gloo" if is_gloo else "cpu:gloo,cuda:nccl"
-        timeout = timedelta(seconds=self.settings.timeout_s)
-        init_dist_connection(self.cluster_environment, backend, timeout=timeout)
         host = self.cluster_environment.main_address
+        if self.num_pipelines > 1:
+            self.joined = join_pipelines(
+                self.cluster_environment, backend, self.num_pipelines, self.settings.timeout_s
+            )
+            host = self.joined.host
+        else:
+            refuse_pipelines_of_before()
+            timeout = timedelta(seconds=self.settings.timeout_s)
+            init_dist_connection(self.cluster_environment, backend, timeout=timeout)
         self._session = self._new_session(host)
         self._session.run.on_built = self._show
         self._session.on_emulated = self._show_emulated
@@ -266,13 +283,14 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
 
     def _new_session(self, host: str) -> Session:
         """What this rank keeps until the teardown."""
-        return Session(PipelinedRun(self.settings, self.root_device, host))
+        return Session(PipelinedRun(self.settings, self.root_device, host, self.joined))
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, such as that of a callback that knows its Trainer, is of no running job."""
         state = super().__getstate__() | {
             "_session": None,
             "_hooks": None,
+            "joined": None,
             "_scopes": contextlib.ExitStack(),
         }
         if isinstance(self._launcher, SubprocessScriptLauncher):
@@ -290,19 +308,20 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         if not self.is_shape_only:
             give_values(module)
         self.model = self.precision_plugin.convert_module(self.model)
-        refuse_callbacks(trainer, self.world_size)
+        refuse_callbacks(trainer, session.run.transport.num_ranks)
         if self.is_shape_only:
             refuse_decisions(trainer)
             drop_values(module)
-        count_one_replica(trainer)
+        count_pipelines(trainer, self.num_pipelines)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
             self._optimized = module
             if self.settings.is_asynchronous:
                 refuse_for_async(trainer, self.settings)
         self.setup_precision_plugin()
-        _ignore_sync_dist_advice()
-        keep_local(module)
+        if self.joined is None:
+            _ignore_sync_dist_advice()
+        compute_alike(module, session.run.peers)
         # After a fit the Trainer still has its optimizers; another module is no concern of theirs.
         optimizers = self.optimizers if self._optimized is module else []
         session.run.attach(module, [plain(optimizer) for optimizer in optimizers])
@@ -324,6 +343,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self._scopes.close()
         session, self._session = self._session, None
         if session is not None:
+            if self.joined is not None and session.run.has_module:
+                compute_alike(session.run.module, None)
             if session.run.failures.has_failed:
                 self._optimized = None
             session.close(on_all_ranks=not isinstance(self._launcher, ProcessLauncher))
@@ -385,6 +406,20 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             raise NotImplementedError(ONLY_SOME)
         with session.run.failures.guard(), session.backward_from(closure_loss) as loss:
             return super().backward(loss, optimizer, *args, **kwargs)
+
+    def after_backward(self) -> None:
+        """Averages gradients over pipelines, once all that an optimizer step takes are there."""
+        if not self._accumulates:
+            self._open_session().run.average_gradients()
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Backwards in this are followed by others before the optimizer steps."""
+        self._accumulates = True
+        try:
+            yield
+        finally:
+            self._accumulates = False
 
     def optimizer_step(
         self,

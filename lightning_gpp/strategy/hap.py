@@ -30,7 +30,7 @@ PROGRAM_PLANNERS: Mapping[str, ProgramPlanner | None] = {
 _OF_PIPELINES = frozenset(
     {
         *("schedule", "num_microbatches", "weights", "blocks", "plan"),
-        *("use_all_devices", "costs", "report", "state_dict_type"),
+        *("use_all_devices", "costs", "report", "pipelines", "state_dict_type"),
     }
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -35,9 +35,11 @@ from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
 from lightning_gpp.strategy.ranks.messages import Forward, Minibatch, News, StepEnd
+from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import warn_of_state
 from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.strategy.state.averaged_gradients import average_gradients
 from lightning_gpp.strategy.state.early_modules import EarlyModules
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.state.leader_state import LeaderState
@@ -59,8 +61,10 @@ class PipelinedRun:
         settings: what the user asked for.
         device: where this rank's stages run.
         host: address of rank 0.
+        joined: this pipeline and those beside it; None if there is one.
 
     Attributes:
+        peers: this rank in the other pipelines; None if there is one.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
         train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
             is under way.
@@ -70,13 +74,20 @@ class PipelinedRun:
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
     """
 
-    def __init__(self, settings: Settings, device: torch.device, host: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        device: torch.device,
+        host: str,
+        joined: JoinedPipelines | None = None,
+    ) -> None:
         self.settings = settings
+        self.peers = None if joined is None else joined.peers
         self.is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
         self.device = META if self.is_shape_only else device
         self.transport = open_transport(device, settings.timeout_s)
         self.pipeline: Pipeline | None = None
-        self.failures = FailureWatch(host, self._abort)
+        self.failures = FailureWatch(host, self._abort, joined)
         self.control = Control(self.transport, settings.timeout_s, self.failures)
         self.on_built: Callable[[Pipeline], None] | None = None
         self.on_terminated: Callable[[int], None] = lambda rank: None
@@ -97,6 +108,8 @@ class PipelinedRun:
         self._leader_state: LeaderState | None = None
         self._has_shown_state = False
         self._early_modules: EarlyModules | None = None
+        self._is_end_agreed = False
+        self._changing: frozenset[str] = frozenset()
 
     def __reduce__(self) -> Any:
         """Connections of a running process have no copy: a copy of a run is None."""
@@ -161,6 +174,8 @@ class PipelinedRun:
     def lead_end(self, calls: list[LogCall], value: Tensor | None) -> None:
         """Rank 0: tells the others that a step has returned, what it logged and its loss."""
         terminated = self.failures.terminated
+        if self.peers is not None and not self._is_end_agreed:
+            terminated = None  # not before the other pipelines know
         self.lead(StepEnd(calls, terminated), value)
         self._end_if_asked(terminated)
 
@@ -180,6 +195,21 @@ class PipelinedRun:
             parameter = self.module.get_parameter(name)
             if not parameter.is_meta:
                 parameter.grad = gradient.to(parameter.device)
+
+    def average_gradients(self) -> None:
+        """All ranks of all pipelines: gradients become their mean over the pipelines.
+
+        Buffers that training changes become those of the first pipeline, as in DDP.
+        """
+        if self.peers is None:
+            return
+        is_asked = self.control.is_leader and self.failures.terminated is not None
+        ends = average_gradients(self._stash_parameters or (), self.peers, is_asked_to_end=is_asked)
+        buffers = self.partition.held_values(self._changing)
+        self.peers.spread(buffers, "taking over the buffers of the first pipeline")
+        if ends and self.control.is_leader:
+            self._is_end_agreed = True
+            self.failures.terminated = self.failures.terminated or 0
 
     def held_elsewhere(self) -> AbstractContextManager[Any]:
         """User code of a rank runs in this that does not hold, or will not hold, all parameters."""
@@ -364,9 +394,13 @@ class PipelinedRun:
         if self._has_shown_state or num_microbatches == 1 or self.is_shape_only:
             return
         self._has_shown_state = True
-        prefix = f"{self.settings.module}." if self.settings.module else ""
-        if names := [f"{prefix}{name}" for name in self.built.captured.unsteady]:
+        if names := self._names_in_module(self.built.captured.unsteady):
             warn_of_state(names, num_microbatches)
+
+    def _names_in_module(self, names: Iterable[str]) -> list[str]:
+        """Names in the LightningModule of what has these in the pipelined module."""
+        prefix = f"{self.settings.module}." if self.settings.module else ""
+        return [f"{prefix}{name}" for name in names]
 
     @property
     def _num_microbatches(self) -> int:
@@ -402,7 +436,14 @@ class PipelinedRun:
             torch.enable_grad(),
             lifted(),
         ):
-            builder = Builder(self.settings, self.module, self.transport, self.control, self.device)
+            builder = Builder(
+                self.settings,
+                self.module,
+                self.transport,
+                self.control,
+                self.device,
+                self.peers,
+            )
             pipeline = builder.build(example, self._train_modes)
         if calls := logged.calls():
             raise RuntimeError(
@@ -414,6 +455,10 @@ class PipelinedRun:
             PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
         ]
         pipeline.partition.spread()
+        self._changing = frozenset(self._names_in_module(pipeline.captured.changing))
+        if self.peers is not None:
+            values = pipeline.partition.held_values()
+            self.peers.spread(values, "waiting for the initial weights of the first pipeline")
         if not self.is_shape_only:
             pipeline.partition.check_copies()
         if self.device.type != "cpu":
@@ -465,6 +510,8 @@ class PipelinedRun:
     def _abort(self, error: BaseException) -> None:
         """Ends every wait of this rank with the error of another."""
         self.transport.abort(error)
+        if self.peers is not None:
+            self.peers.abort(error)
         if self.pipeline is not None:
             self.pipeline.abort(error)
 

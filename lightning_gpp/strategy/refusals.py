@@ -12,11 +12,32 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
+from lightning_gpp.strategy.settings import Settings
+
 
 def check_name(what: str, name: str, known: Collection[str]) -> None:
     """Raises ValueError, naming the known ones, when there is none of this name."""
     if name not in known:
         raise ValueError(f"unknown {what} {name!r}; known {what}s: {', '.join(known)}")
+
+
+def check_pipelines(settings: Settings, num_pipelines: int, num_ranks: int) -> None:
+    """Raises ValueError or NotImplementedError where these ranks cannot be several pipelines."""
+    if num_ranks % num_pipelines:
+        raise ValueError(
+            f"{num_ranks} devices cannot be {num_pipelines} pipelines of equal size; use a number "
+            "of devices that pipelines divides"
+        )
+    if num_pipelines > 1 and settings.emulated is not None:
+        raise NotImplementedError(
+            "pipelines side by side are not emulated; emulate one of them "
+            f"(devices={num_ranks // num_pipelines}, pipelines=1)"
+        )
+    if num_pipelines > 1 and settings.full_graph is not None:
+        raise NotImplementedError(
+            "a full graph is one batch, of which pipelines side by side have no parts; use "
+            "ways=N of GNNPipeStrategy instead of pipelines"
+        )
 
 
 _REFUSED_CALLBACKS: dict[type[pl.Callback], str] = {

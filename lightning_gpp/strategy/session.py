@@ -263,6 +263,8 @@ class Session:
             self.run.transport.hang_up()
         else:
             self.run.transport.close()
+        if self.run.peers is not None and sys.exc_info()[1] is not None:
+            self.run.peers.leave()
         self._microbatch_steps.close()
         self._async_steps.close()
         self.run.stop_watching()

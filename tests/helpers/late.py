@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as lp
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.training import Result, Training, make_trainer, quiet, real_tensors, train
 from lightning_gpp import mapped_tensor
@@ -40,9 +45,9 @@ def train_late(
 
 
 class LargeModel(lp.LightningModule):
-    """128 MiB of weights."""
+    """72 MiB of weights."""
 
-    num_layers, width = 8, 2048
+    num_layers, width = 8, 1536
 
     def configure_model(self) -> None:
         layers = [nn.Linear(self.width, self.width, bias=False) for _ in range(self.num_layers)]
@@ -103,7 +108,8 @@ def _own_bytes() -> int:
 def peak_of_training(num_ranks: int) -> Memory:
     """Trains the large model for four steps."""
     callback = _Peak()
-    strategy = {"num_microbatches": 2, "planner": "balanced", "timeout": 60.0}
+    stages = [[f"layers.{i}", f"layers.{i + 1}"] for i in range(0, LargeModel.num_layers, 2)]
+    strategy = {"num_microbatches": 2, "plan": stages, "timeout": 60.0}
     data = DataLoader(TensorDataset(torch.randn(32, LargeModel.width)), batch_size=8)
     with quiet():
         trainer = make_trainer(strategy, num_ranks, max_steps=4, callbacks=[callback])

@@ -149,8 +149,8 @@ def train(training: Training, strategy: Mapping[str, Any] | None, num_ranks: int
 
     Args:
         training: what to train.
-        strategy: arguments of ``GraphPipeStrategy``, or of the one that is named as ``kind``;
-            None trains on one plain device.
+        strategy: arguments of ``GraphPipeStrategy``, or of the one that is named as ``kind``,
+            which may be one of Lightning's; None trains on one plain device.
         num_ranks: ranks of the job.
     """
     result = Result()
@@ -189,9 +189,9 @@ def make_trainer(
     if strategy is not None:
         from lightning_gpp import strategy as ours
 
-        chosen = getattr(ours, strategy.get("kind", "GraphPipeStrategy"))(
-            **{name: value for name, value in strategy.items() if name != "kind"}
-        )
+        kind = strategy.get("kind", "GraphPipeStrategy")
+        arguments_of = {name: value for name, value in strategy.items() if name != "kind"}
+        chosen = getattr(ours, kind)(**arguments_of) if hasattr(ours, kind) else kind
     defaults = {
         "accelerator": "cpu",
         "devices": num_ranks,

@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lightning_gpp.runtime.processes.peers import Peers
+
 _PLAIN = (bool, int, float, str, type(None))
 _EVERY_RANKS_OWN = frozenset(
     {"training", "_computed", "_forward_cache", "_is_synced", "_to_sync", "_should_unsync"}
@@ -136,12 +138,28 @@ def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def keep_local(module: nn.Module) -> None:
-    """Stops metrics from summing over ranks, which all hold the same state."""
+def compute_alike(module: nn.Module, peers: Peers | None) -> None:
+    """Metrics sum over pipelines, and not over the ranks of one, which all hold the same state.
+
+    Args:
+        module: whose metrics.
+        peers: of this rank in the other pipelines; None if there is one pipeline.
+    """
+
+    def gathered(value: Tensor, group: Any = None) -> list[Tensor]:
+        assert peers is not None
+        found = peers.gather(value.cpu(), "summing the state of a metric")
+        return [each.to(value.device) for each in found]
+
     for part in module.modules():
-        if isinstance(part, Metric):
+        if not isinstance(part, Metric):
+            continue
+        if peers is None:
             part.sync_on_compute = False
             part._to_sync = False
+        else:
+            part.dist_sync_fn = gathered
+            part.distributed_available_fn = lambda: True
 
 
 def reference(module: nn.Module, metric: Metric) -> MetricRef:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from lightning_gpp.runtime.processes.heartbeats import Heartbeats
 from lightning_gpp.runtime.transport.transport import TransportError
 from lightning_gpp.strategy.lightning_private import SIGTERMException
+from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +57,22 @@ class _Report:
         rank: that failed.
         summary: one line, in words that follow the rank.
         details: its traceback; empty where nobody could make one.
+        pipeline: of the rank, where there are several.
     """
 
     rank: int
     summary: str
     details: str = ""
+    pipeline: int | None = None
+
+    @property
+    def text(self) -> str:
+        """In one line."""
+        where = "" if self.pipeline is None else f"pipeline {self.pipeline}: "
+        return f"{where}rank {self.rank} {self.summary}"
 
     def error(self) -> PeerError:
-        text = f"rank {self.rank} {self.summary}"
+        text = self.text
         return PeerError(f"{text}\n\n{self.details}\n{text}" if self.details else text)
 
 
@@ -93,6 +102,7 @@ class FailureWatch:
         host: address of rank 0.
         on_peer_failure: called from another thread with the error that ends the run, unless it is
             this rank's own.
+        joined: this pipeline and those beside it; None if there is one.
 
     Attributes:
         terminated: which rank was asked to end (SIGTERM), as rank 0 knows; it ends all of them at
@@ -100,8 +110,15 @@ class FailureWatch:
         ends_with_step: whether it does; the watch leaves that run alone.
     """
 
-    def __init__(self, host: str, on_peer_failure: Callable[[PeerError], None]) -> None:
+    def __init__(
+        self,
+        host: str,
+        on_peer_failure: Callable[[PeerError], None],
+        joined: JoinedPipelines | None = None,
+    ) -> None:
         self._rank = dist.get_rank()
+        self._joined = joined
+        self._pipeline = None if joined is None else joined.peers.pipeline
         self._on_peer_failure = on_peer_failure
         self.terminated: int | None = None
         self.ends_with_step = False
@@ -128,7 +145,7 @@ class FailureWatch:
             self._has_reported = True
             return
         self._has_reported = True
-        self._tell(_report_of(error, self._rank))
+        self._tell(self._report_of(error))
 
     @property
     def can_end_in_order(self) -> bool:
@@ -148,7 +165,9 @@ class FailureWatch:
             What they are to be told; the module can be made whole after it.
         """
         self._orderly = error
-        return Raised(str(_report_of(error, self._rank).error()))
+        report = self._report_of(error)
+        self._tell_other_pipelines(report)
+        return Raised(str(report.error()))
 
     def terminate(self) -> None:
         """This rank was asked to end (SIGTERM): all do at the end of the step, or soon."""
@@ -188,8 +207,28 @@ class FailureWatch:
             if first is not None and first.rank != self._rank:
                 self._has_reported = True
                 return first.error()
+            if first is None and (heard := self._heard_of_other_pipeline()) is not None:
+                self._has_reported = True
+                self._tell(heard)
+                return heard.error()
         self.report(error)
         return None
+
+    def _heard_of_other_pipeline(self) -> _Report | None:
+        """Why this pipeline ends with another one, if it does."""
+        text = None if self._joined is None else self._joined.heard_failure()
+        if text is None:
+            return None
+        return _Report(self._rank, f"ends with another pipeline\n{text}", pipeline=self._pipeline)
+
+    def _tell_other_pipelines(self, report: _Report) -> None:
+        if self._joined is not None and self._rank == 0:
+            self._joined.tell_failure(str(report.error()))
+
+    def _report_of(self, error: BaseException) -> _Report:
+        details = "".join(traceback.format_exception(error))
+        summary = f"failed: {type(error).__name__}: {error}"
+        return _Report(self._rank, summary, details, self._pipeline)
 
     def close(self) -> None:
         """Ends the watch in good order; a barrier before it lets all go together."""
@@ -210,17 +249,17 @@ class FailureWatch:
                         target=self._end_terminated, args=(terminated,), daemon=True
                     ).start()
             case {"rank": int(failed), "summary": str(summary), "details": str(details)}:
-                self._settle(_Report(failed, summary, details))
+                self._settle(_Report(failed, summary, details, self._pipeline))
             case _:
                 log.warning("rank %d: no message of a known kind: %s", rank, message)
 
     def _lose(self, rank: int, why: str) -> None:
-        self._settle(_Report(rank, why))
+        self._settle(_Report(rank, why, pipeline=self._pipeline))
 
     def _end_terminated(self, rank: int) -> None:
         if not self._closed.wait(_TERMINATE_S) and not self.ends_with_step:
             summary = f"was asked to end (SIGTERM), and no step ended within {_TERMINATE_S:g} s"
-            self._settle(_Report(rank, summary), also_here=True)
+            self._settle(_Report(rank, summary, pipeline=self._pipeline), also_here=True)
 
     def _tell(self, report: _Report) -> None:
         """The way of an error of this rank: rank 0 decides which was the first."""
@@ -238,8 +277,9 @@ class FailureWatch:
         self._known.set()
         if self._rank == 0:
             self._heartbeats.send(asdict(report))
+            self._tell_other_pipelines(report)
         if self._rank == (1 if report.rank == 0 else 0):  # at once, and on one rank
-            log.error("rank %d %s", report.rank, report.summary)
+            log.error("%s", report.text)
         if report.rank != self._rank or also_here:
             self._on_peer_failure(report.error())
         threading.Thread(
@@ -260,11 +300,6 @@ class FailureWatch:
                 )
                 sys.stderr.flush()
                 os._exit(_FAILED)
-
-
-def _report_of(error: BaseException, rank: int) -> _Report:
-    details = "".join(traceback.format_exception(error))
-    return _Report(rank, f"failed: {type(error).__name__}: {error}", details)
 
 
 def _is_in_collective(thread: int) -> bool:

@@ -1,7 +1,7 @@
-"""The ranks of one data-parallel replica: where they are, and how they agree.
+"""The ranks of pipelines: where they are, and how they agree.
 
 Lightning's strategies take ranks for replicas of the model. The ranks of a pipeline are its parts:
-there is one replica, so nothing is split or averaged over them.
+together they are one replica, so nothing is split or averaged over them, but over the pipelines.
 """
 
 from __future__ import annotations
@@ -15,13 +15,22 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
+from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.strategy.lightning_private import distributed_is_initialized
+from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 
 
 class OneReplicaStrategy(ParallelStrategy):
-    """What Lightning asks of the ranks of a strategy, for ranks that make one replica together."""
+    """What Lightning asks of the ranks of a strategy, for ranks that make replicas together.
+
+    Attributes:
+        num_pipelines: replicas, of as many ranks each.
+        joined: this rank's pipeline and the others, once ranks are joined; None if there is one.
+    """
 
     num_nodes: int
+    num_pipelines: int = 1
+    joined: JoinedPipelines | None = None
     skips_step = False
     """Whether the training step that has just run returned None, on all ranks."""
 
@@ -29,17 +38,17 @@ class OneReplicaStrategy(ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """False: there is one data-parallel replica, so Lightning must not split the data."""
-        return False
+        """Whether Lightning must split the data: where there are several pipelines."""
+        return self.num_pipelines > 1
 
     @property
     def world_size(self) -> int:
-        """Ranks of the pipeline.
+        """Ranks of all pipelines.
 
         Once after a step that returned None it is 1: Lightning refuses such steps on several
         ranks, as replicas would not agree; those of one replica do.
         """
-        if self.skips_step:
+        if self.skips_step and self.num_pipelines == 1:
             self.skips_step = False
             return 1
         return super().world_size
@@ -57,8 +66,9 @@ class OneReplicaStrategy(ParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """One replica: nothing to split."""
-        return {"num_replicas": 1, "rank": 0}
+        """Which samples this rank's pipeline reads."""
+        pipeline = self.global_rank // (super().world_size // self.num_pipelines)
+        return {"num_replicas": self.num_pipelines, "rank": pipeline}
 
     def set_world_ranks(self) -> None:
         """Tells the cluster environment who this rank is."""
@@ -89,29 +99,71 @@ class OneReplicaStrategy(ParallelStrategy):
         if distributed_is_initialized():
             with self.guarded():
                 dist.barrier()
+                if (peers := self._peers) is not None:
+                    peers.meet("a barrier of all pipelines")
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """One rank's object on all ranks."""
-        if not distributed_is_initialized() or (self.user_code_alone is not None and src == 0):
+        if not distributed_is_initialized():
             return obj
+        pipeline, place = divmod(src, dist.get_world_size())
         objects = [obj]
-        with self.guarded():
-            dist.broadcast_object_list(objects, src)
+        if self.user_code_alone is None or place != 0:
+            with self.guarded():
+                dist.broadcast_object_list(objects, place)
+        if (peers := self._peers) is not None:
+            return peers.share(objects[0], "what one pipeline tells the others", root=pipeline)
         return objects[0]
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduces over data-parallel replicas. There is one, so the tensor stays as it is."""
-        return tensor
+        """Reduces over pipelines; of one, the tensor stays as it is.
+
+        Args:
+            tensor: of this rank, equal on all ranks of a pipeline.
+            group: not used: it is the peers.
+            reduce_op: ``"mean"``, ``"sum"`` or another of torch's.
+        """
+        if (peers := self._peers) is None or not isinstance(tensor, Tensor):
+            return tensor
+        name = str(reduce_op).rpartition(".")[2].lower()
+        is_mean = name in ("mean", "avg")
+        op = dist.ReduceOp.SUM if is_mean or reduce_op is None else _OPS[name]
+        reduced = peers.reduced(tensor, op, "reducing a value over the pipelines")
+        return reduced / self.num_pipelines if is_mean else reduced
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Gathers over data-parallel replicas. There is one, so the tensor stays as it is."""
-        return tensor
+        """Gathers over pipelines, along a new first dimension; of one, it stays as it is.
+
+        Raises:
+            NotImplementedError: gradients are to flow through it.
+        """
+        if (peers := self._peers) is None:
+            return tensor
+        if sync_grads and tensor.requires_grad:
+            raise NotImplementedError(
+                "all_gather(sync_grads=True) over pipelines: no gradient flows from one pipeline "
+                "to another. Gather detached values, or use pipelines=1"
+            )
+        gathered = peers.gather(tensor.detach().cpu(), "gathering a value of all pipelines")
+        return torch.stack(gathered).to(tensor.device)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether all (or any) ranks say yes."""
-        if not distributed_is_initialized() or self.user_code_alone is not None:
+        if not distributed_is_initialized():
             return decision
-        votes = torch.tensor(int(decision))
-        with self.guarded():
-            dist.all_reduce(votes)
-        return int(votes) == dist.get_world_size() if all else bool(votes)
+        if self.user_code_alone is None:
+            votes = torch.tensor(int(decision))
+            with self.guarded():
+                dist.all_reduce(votes)
+            decision = int(votes) == dist.get_world_size() if all else bool(votes)
+        if (peers := self._peers) is None:
+            return decision
+        op = dist.ReduceOp.MIN if all else dist.ReduceOp.MAX
+        return bool(peers.reduced(torch.tensor(int(decision)), op, "deciding with all pipelines"))
+
+    @property
+    def _peers(self) -> Peers | None:
+        return None if self.joined is None else self.joined.peers
+
+
+_OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}

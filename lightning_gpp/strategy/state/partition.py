@@ -7,7 +7,7 @@ tensors on the ``meta`` device, so that names, shapes and keys stay complete. Wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,6 +193,15 @@ class Partition:
         """Parameters that this rank holds, each once."""
         tensors = (self._tensor(name) for name in self.owners.held_by(self._rank))
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+
+    def held_values(self, among: Collection[str] | None = None) -> list[Tensor]:
+        """Parameters and buffers that this rank holds, each once, in an order that all know.
+
+        Args:
+            among: names to look for; None for all.
+        """
+        names = self.owners.held_by(self._rank)
+        return [self._tensor(name) for name in names if among is None or name in among]
 
     def held_with_others(self) -> dict[str, nn.Parameter]:
         """Parameters that this rank and others hold, by name."""

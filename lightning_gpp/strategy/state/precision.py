@@ -28,6 +28,9 @@ class HoldsParameters(Protocol):
     def counted_parameters(self) -> list[nn.Parameter] | None:
         """Parameters that this rank counts; None where it counts all."""
 
+    def after_backward(self) -> None:
+        """Gradients of this rank are there, and nobody has seen them yet."""
+
 
 def pipeline_precision(plugin: Precision | None, strategy: HoldsParameters) -> Precision | None:
     """The plug-in with norm clipping over all ranks; None stays None.
@@ -61,6 +64,10 @@ class _ClipsOverRanks:
 
     _clips_over_ranks = True
     pipeline_strategy: HoldsParameters
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        super().backward(*args, **kwargs)  # type: ignore[misc]
+        self.pipeline_strategy.after_backward()
 
     def clip_grad_by_value(self, optimizer: Optimizer, clip_val: int | float) -> None:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]

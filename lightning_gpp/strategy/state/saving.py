@@ -120,7 +120,8 @@ class SavingStrategy(OneReplicaStrategy):
 
     def _save_sharded(self, checkpoint: Mapping[str, Any], path: Path) -> None:
         if self._session is not None:
-            self._session.save_sharded(checkpoint, path, self._saves_in_background)
+            if self.joined is None or self.joined.peers.pipeline == 0:  # all have the same
+                self._session.save_sharded(checkpoint, path, self._saves_in_background)
         elif self.is_global_zero:  # the run is over: rank 0 has all
             write(checkpoint, path, None)
 

@@ -1,0 +1,186 @@
+"""The same rank of every pipeline, where several pipelines train side by side.
+
+Each pipeline is a world of its own to ``torch.distributed``, so that nothing inside of it knows of
+the others. What they share, they share between *peers*: the first ranks of all pipelines, the
+second ones, and so on, which hold the same stages. Peers average gradients and agree on what the
+pipelines must decide alike.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from lightning_gpp.runtime.transport.transport import TransportError
+
+_BUCKET_BYTES = 25 * 2**20
+"""Of gradients that are summed as one tensor, as in PyTorch's DDP."""
+
+
+class Peers:
+    """What this rank shares with its peers. All of them call the same methods in the same order.
+
+    Tensors travel through host memory.
+
+    Args:
+        store: of the peers alone.
+        pipeline: number of this rank's pipeline.
+        num_pipelines: how many there are.
+        timeout_s: limit of every wait.
+
+    Attributes:
+        pipeline: likewise.
+        num_pipelines: likewise.
+    """
+
+    def __init__(self, store: Store, pipeline: int, num_pipelines: int, timeout_s: float) -> None:
+        self.pipeline, self.num_pipelines = pipeline, num_pipelines
+        self._timeout_s = timeout_s
+        self._group: Any = dist.ProcessGroupGloo(
+            store, pipeline, num_pipelines, timedelta(seconds=timeout_s)
+        )
+        self._error: BaseException | None = None
+        self._woken: threading.Event | None = None
+
+    def __reduce__(self) -> Any:
+        """Connections of a running process have no copy: a copy of peers is None."""
+        return type(None), ()
+
+    def leave(self) -> None:
+        """Ends the connections after an error: the others see at once that this rank is gone."""
+        self._group = None
+
+    def abort(self, error: BaseException) -> None:
+        """Makes this rank's wait, and every later one, raise ``error``."""
+        self._error = error
+        if (woken := self._woken) is not None:
+            woken.set()
+
+    def mean_(self, tensors: Sequence[Tensor], purpose: str) -> None:
+        """Makes tensors, dense and alike on all peers, their mean over the pipelines.
+
+        Args:
+            tensors: of any floating-point types and devices.
+            purpose: of the sum, for errors.
+        """
+        buckets = [_Bucket(part) for part in _in_buckets(tensors)]
+        group = self._open_group(purpose)
+        works = [group.allreduce([bucket.flat]) for bucket in buckets]
+        for bucket, work in zip(buckets, works, strict=True):
+            self._wait(work, purpose)
+            bucket.flat.div_(self.num_pipelines)
+            bucket.unpack()
+
+    def reduced(self, tensor: Tensor, op: dist.ReduceOp.RedOpType, purpose: str) -> Tensor:
+        """A tensor that is reduced over the peers, on its device."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = op  # type: ignore[assignment]
+        summed = tensor.detach().cpu().clone()
+        self._wait(self._open_group(purpose).allreduce([summed], options), purpose)
+        return summed.to(tensor.device)
+
+    def gather(self, obj: Any, purpose: str) -> list[Any]:
+        """Every pipeline's object, on all peers."""
+        return [self.share(obj, purpose, root=root) for root in range(self.num_pipelines)]
+
+    def share(self, obj: Any, purpose: str, *, root: int = 0) -> Any:
+        """One pipeline's object, on all peers."""
+        is_mine = self.pipeline == root
+        packed = bytearray(pickle.dumps(obj)) if is_mine else bytearray()
+        size = torch.tensor([len(packed)])
+        self._broadcast(size, root, purpose)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        if is_mine:
+            data = torch.frombuffer(packed, dtype=torch.uint8)
+        self._broadcast(data, root, purpose)
+        return obj if is_mine else pickle.loads(data.numpy().tobytes())
+
+    def spread(self, tensors: Sequence[Tensor], purpose: str) -> None:
+        """Gives the values of the first pipeline's tensors to those of the others."""
+        for part in _in_buckets(tensors):
+            bucket = _Bucket(part)
+            self._broadcast(bucket.flat.view(torch.uint8), 0, purpose)
+            if self.pipeline != 0:
+                bucket.unpack()
+
+    def meet(self, purpose: str) -> None:
+        """Waits until all peers are here."""
+        self._wait(self._open_group(purpose).barrier(), purpose)
+
+    def _broadcast(self, tensor: Tensor, root: int, purpose: str) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self._wait(self._open_group(purpose).broadcast([tensor], options), purpose)
+
+    def _open_group(self, purpose: str) -> Any:
+        if self._group is None:
+            raise TransportError(
+                f"{purpose}: after an error this rank is no longer joined with other pipelines"
+            )
+        return self._group
+
+    def _wait(self, work: dist.Work, purpose: str) -> None:
+        self._woken = woken = threading.Event()
+        work.get_future().add_done_callback(lambda _: woken.set())
+        if self._error is not None:
+            raise self._error
+        in_time = woken.wait(self._timeout_s)
+        self._woken = None
+        if self._error is not None:
+            raise self._error
+        if not in_time:
+            raise TransportError(
+                f"{purpose}: the same rank of another pipeline did not come within "
+                f"{self._timeout_s:g} s; do all pipelines have as many batches?"
+            )
+        try:
+            work.wait()
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise TransportError(
+                f"{purpose}: lost the same rank of another pipeline ({reason})"
+            ) from error
+
+
+class _Bucket:
+    """Tensors that travel as one.
+
+    Args:
+        tensors: of one type.
+
+    Attributes:
+        flat: their values, on the CPU.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self.flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).cpu()
+
+    def unpack(self) -> None:
+        """Puts the values back."""
+        parts = torch.split(self.flat, [tensor.numel() for tensor in self._tensors])
+        for tensor, part in zip(self._tensors, parts, strict=True):
+            tensor.detach().copy_(part.view_as(tensor))
+
+
+def _in_buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Tensors of one type and device side by side, none split."""
+    buckets: list[list[Tensor]] = []
+    sizes: dict[Any, int] = {}
+    last: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        key = tensor.dtype, tensor.device
+        if key not in last or sizes[key] >= _BUCKET_BYTES:
+            last[key], sizes[key] = [], 0
+            buckets.append(last[key])
+        last[key].append(tensor)
+        sizes[key] += tensor.nbytes
+    return buckets
