@@ -46,7 +46,7 @@ def empty_mapped(shape: tuple[int, ...], dtype: Any) -> Tensor:
     file, path = tempfile.mkstemp(prefix="lightning_gpp_")
     try:
         os.posix_fallocate(file, 0, num_bytes)
-        storage = torch.UntypedStorage.from_file(path, True, num_bytes)
+        flat = torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
     except OSError as error:
         error.add_note(
             f"a tensor of {num_bytes} bytes was to lie in {os.path.dirname(path)}; set TMPDIR to a "
@@ -56,7 +56,7 @@ def empty_mapped(shape: tuple[int, ...], dtype: Any) -> Tensor:
     finally:
         os.close(file)
         os.unlink(path)
-    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, kind.shape, kind.stride())
+    return flat.view(dtype).view(shape)
 
 
 def is_mapped(tensor: Tensor) -> bool:
@@ -142,7 +142,10 @@ def mapping_gradients(module: nn.Module) -> Iterator[None]:
             parameter.grad = mapped(parameter.grad)
 
     parameters = [p for p in module.parameters() if p.requires_grad and is_mapped(p)]
-    handles = [parameter.register_post_accumulate_grad_hook(move) for parameter in parameters]
+    handles = [
+        parameter.register_post_accumulate_grad_hook(move)  # type: ignore[no-untyped-call]
+        for parameter in parameters
+    ]
     try:
         yield
     finally:

@@ -106,12 +106,12 @@ def _own_bytes() -> int:
 
 
 def peak_of_training(num_ranks: int) -> Memory:
-    """Trains the large model for four steps."""
+    """Trains the large model for two steps."""
     callback = _Peak()
     stages = [[f"layers.{i}", f"layers.{i + 1}"] for i in range(0, LargeModel.num_layers, 2)]
     strategy = {"num_microbatches": 2, "plan": stages, "timeout": 60.0}
-    data = DataLoader(TensorDataset(torch.randn(32, LargeModel.width)), batch_size=8)
+    data = DataLoader(TensorDataset(torch.randn(8, LargeModel.width)), batch_size=4)
     with quiet():
-        trainer = make_trainer(strategy, num_ranks, max_steps=4, callbacks=[callback])
+        trainer = make_trainer(strategy, num_ranks, max_steps=2, callbacks=[callback])
         trainer.fit(LargeModel(), data)
     return Memory(callback.peak - callback.base, callback.held)

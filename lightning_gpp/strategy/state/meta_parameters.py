@@ -36,7 +36,7 @@ def give_values(module: nn.Module) -> None:
             for key, tensor in table.items():
                 if tensor is not None and tensor.is_meta:
                     pair = made.setdefault(id(tensor), (tensor, _empty(tensor)))
-                    table[key] = pair[1]  # type: ignore[assignment]
+                    table[key] = pair[1]
     with torch.no_grad():
         for _, part in lacking:
             part.reset_parameters()

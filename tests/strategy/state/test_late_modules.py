@@ -85,7 +85,7 @@ def test_no_process_has_the_memory_of_the_whole_model(pool: WorkerPool) -> None:
     assert sum(memory.held_bytes for memory in found) == whole
     for memory in found:
         assert memory.held_bytes <= whole / 4
-        assert memory.peak_bytes < 4 * memory.held_bytes + 40 * 2**20, found
+        assert memory.peak_bytes < 4 * memory.held_bytes + 56 * 2**20, found
         assert memory.peak_bytes < 3 * whole * 0.6, found
 
 
