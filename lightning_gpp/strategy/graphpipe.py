@@ -50,7 +50,12 @@ from lightning_gpp.strategy.planning.plan_cache import CacheLike
 from lightning_gpp.strategy.ranks.pipelines import join_pipelines, refuse_pipelines_of_before
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
 from lightning_gpp.strategy.ranks.termination import ended_together
-from lightning_gpp.strategy.refusals import check_name, check_pipelines, refuse_callbacks
+from lightning_gpp.strategy.refusals import (
+    check_name,
+    check_pipelines,
+    refuse_callbacks,
+    refuse_for_sharded,
+)
 from lightning_gpp.strategy.report import PlanReports, Report, show
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Settings
@@ -308,6 +313,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         if not self.is_shape_only:
             give_values(module)
         self.model = self.precision_plugin.convert_module(self.model)
+        if self.state_dict_type == "sharded":
+            refuse_for_sharded(trainer)
         refuse_callbacks(trainer, session.run.transport.num_ranks)
         if self.is_shape_only:
             refuse_decisions(trainer)

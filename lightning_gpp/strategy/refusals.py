@@ -53,6 +53,21 @@ _REFUSED_CALLBACKS: dict[type[pl.Callback], str] = {
 }
 
 
+def refuse_for_sharded(trainer: pl.Trainer) -> None:
+    """Refuses what puts weights of its own into checkpoints, which only rank 0 would write.
+
+    Raises:
+        NotImplementedError: names the callback and the remedy.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+            raise NotImplementedError(
+                f"{type(callback).__name__} keeps other weights beside those of the module in a "
+                'checkpoint, which state_dict_type="sharded" does not write; use '
+                'state_dict_type="full"'
+            )
+
+
 def refuse_callbacks(trainer: pl.Trainer, num_ranks: int) -> None:
     """Raises NotImplementedError, with the remedy, for callbacks that cannot work on stages.
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as lp
 import pytest
 import torch
 from helpers.models import DataSpec, ExportableModel
@@ -16,6 +17,7 @@ from helpers.saving import end_while_saving, save_in_background
 from helpers.training import Result, Training
 from helpers.workers import WorkerPool
 from lightning.fabric.utilities.load import _load_distributed_checkpoint
+from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -25,6 +27,7 @@ from lightning_gpp.strategy import (
     shard_checkpoint,
     unshard_checkpoint,
 )
+from lightning_gpp.strategy.refusals import refuse_for_sharded
 from lightning_gpp.strategy.state import replacing
 from lightning_gpp.strategy.state.replacing import ReplacingCheckpointIO, last_good
 from lightning_gpp.strategy.state.sharded_checkpoint import is_sharded, write
@@ -214,6 +217,12 @@ def test_what_is_no_form_is_refused(tmp_path: Path) -> None:
         shard_checkpoint(tmp_path / "weights.pt", tmp_path / "folder")
     with pytest.raises(ValueError, match="is no sharded checkpoint"):
         unshard_checkpoint(tmp_path, tmp_path / "file")
+
+
+def test_callbacks_with_weights_of_their_own_are_refused() -> None:
+    trainer = lp.Trainer(callbacks=[WeightAveraging()], logger=False, accelerator="cpu")
+    with pytest.raises(NotImplementedError, match="WeightAveraging keeps other weights"):
+        refuse_for_sharded(trainer)
 
 
 def assert_same(actual: Any, expected: Any, where: str = "checkpoint") -> None:
