@@ -1,4 +1,6 @@
-"""Four towers and a head on two processes: one device, data parallelism, a plan by hand, and ours.
+"""Four towers and a head on two processes: one device, data parallelism, plans by hand, and ours.
+
+Data parallelism is Lightning's DDP and ``pipelines=2``, each of one stage.
 
 The smallest model that asks for stages that share devices: two towers on each device run side by
 side, and the head is a stage of its own beside the towers of one of them, so that no tower waits
@@ -113,8 +115,8 @@ def fit(strategy: Any, num_devices: int, num_steps: int) -> tuple[float, float, 
     """Trains; the median step, the predicted one, and the plan."""
     seed_everything(0, verbose=False)
     batch = [torch.randn(NUM_SAMPLES, WIDTH) for _ in range(NUM_TOWERS)]
-    if strategy == "ddp_spawn":  # every process takes its share of the mini-batch
-        batch = [part[: NUM_SAMPLES // num_devices] for part in batch]
+    replicas = num_devices if strategy == "ddp_spawn" else getattr(strategy, "num_pipelines", 1)
+    batch = [part[: NUM_SAMPLES // replicas] for part in batch]  # its share of the mini-batch
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.txt"
         trainer = Trainer(
@@ -150,6 +152,7 @@ def main() -> None:
         ways = {
             "one device": ("auto", 1),
             "DDP": ("ddp_spawn", 2),
+            "pipelines": (GraphPipeStrategy(1, pipelines=2, **ours), 2),
             "by hand": (GraphPipeStrategy(1, plan=BY_HAND, **ours), 2),
             "planned": (GraphPipeStrategy(**ours), 2),
         }

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any, TypeVar
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_gpp.capture.blocks import BlockGraph, trace_blocks
-from lightning_gpp.capture.checks.check import (
-    Result,
-    ValuesDifferError,
-    compare,
-    in_float64,
-    reference,
-    replay,
-    sample_in_float64,
-)
-from lightning_gpp.capture.checks.rollback import rollback, seeded, training_flags
+from lightning_gpp.capture.checks.references import CheckedPass, References
+from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.checks.trace_checks import TraceChecks, scope_of
 from lightning_gpp.capture.errors import REMEDY, CaptureError, GuardError, describe
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.operators.cuts import Cuts
 from lightning_gpp.capture.operators.normalize import (
     normalize,
-    observation,
     protect_inputs,
-    without_guard,
 )
-from lightning_gpp.capture.operators.observe import observe
 from lightning_gpp.capture.steady_state import other_content, steady_names
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.fx_tracer import trace_symbolically
@@ -42,18 +30,15 @@ from lightning_gpp.capture.tracing.keep_whole import DrawError, KeepWholeError, 
 from lightning_gpp.capture.tracing.leaves import LeafPolicy, has_stacks
 from lightning_gpp.capture.tracing.library_switches import uncompiled
 from lightning_gpp.capture.tracing.modes import check_same_graph, mode_flags
-from lightning_gpp.capture.tracing.reads import watched_reads
-from lightning_gpp.capture.tracing.trace import Trace, guard
+from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.samples import Sample, few_samples, first_sample, other_samples
+from lightning_gpp.capture.values.samples import first_sample
 from lightning_gpp.capture.values.withheld import withheld_outputs
 
 _logger = logging.getLogger(__name__)
 
 Tracer = Callable[[LeafPolicy], Trace]
 E = TypeVar("E", bound=BaseException)
-_Other = tuple[Sample, dict[bool, Result]]
-"""Another input, and what the module itself computes on it in each mode."""
 
 
 def capture(
@@ -68,9 +53,10 @@ def capture(
     """Captures ``module.forward(*args, **kwargs)`` as a graph of operators.
 
     Tried in this order: the ``blocks`` that the user gives (then nothing else), ``torch.fx``, the
-    concrete tracer. Each result is checked against the module: outputs and gradients, in train
-    and in eval mode, on the given input and on one of another size. The module is left as it was,
-    random generators included.
+    concrete tracer. Each result is checked against the module, in train and in eval mode: outputs
+    and buffers on the given input and on one of another size, gradients on the smaller of the two
+    (:mod:`.checks.references` says why that is enough). The module is left as it was, random
+    generators included.
 
     Tensors on the ``meta`` device have no values: then only shapes and types are compared, and
     which buffers change is not known; the log says so (level info).
@@ -104,34 +90,44 @@ def capture(
             )
         captured = session.first_success(leaf_modules, blocks)
         captured.steady = session.steady_state(captured)
-        changed = _outside_of_leaves(captured, session.expected[True].changed)
-        kept = _outside_of_leaves(captured, session.expected[True].kept)
-        if kept:
-            raise CaptureError(
-                f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
-                "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "
-                "it from forward instead"
-            )
-        if withheld := withheld_outputs(session.expected[True].output):
-            _logger.warning(
-                "not handed out by the pipelined forward, an error if read: %s. Keys and values "
-                "that transformers keep for generation are not for training: "
-                "config.use_cache=False saves their time and memory",
-                ", ".join(f"{item.path} ({item.kind})" for item in withheld),
-            )
-        captured.reads = tuple(
-            read
-            for read in session.reads
-            if not _is_inside(captured, read.path)
-            and ".".join(filter(None, (read.path, read.name))) not in changed
-        )
-        if changed:
-            _logger.warning(
-                "forward changes %s, which are neither parameters nor buffers: a pipelined forward "
-                "does not make these changes",
-                ", ".join(changed),
-            )
+        _note_effects(captured, session.checks.references)
     return captured
+
+
+def _note_effects(captured: CapturedModel, references: References) -> None:
+    """Tells the model, and the user, what forward does beside returning its result.
+
+    Raises:
+        CaptureError: it keeps a result that gradients flow through.
+    """
+    captured.is_random = references.given.draws
+    changed = _outside_of_leaves(captured, references.given.changed)
+    kept = _outside_of_leaves(captured, references.given.kept)
+    if kept:
+        raise CaptureError(
+            f"forward keeps {', '.join(kept)}, a result that gradients flow through, as an "
+            "attribute; a pipelined forward runs elsewhere and cannot leave it behind. Return "
+            "it from forward instead"
+        )
+    if withheld := withheld_outputs(references.given.output):
+        _logger.warning(
+            "not handed out by the pipelined forward, an error if read: %s. Keys and values "
+            "that transformers keep for generation are not for training: "
+            "config.use_cache=False saves their time and memory",
+            ", ".join(f"{item.path} ({item.kind})" for item in withheld),
+        )
+    captured.reads = tuple(
+        read
+        for read in references.reads
+        if not _is_inside(captured, read.path)
+        and ".".join(filter(None, (read.path, read.name))) not in changed
+    )
+    if changed:
+        _logger.warning(
+            "forward changes %s, which are neither parameters nor buffers: a pipelined forward "
+            "does not make these changes",
+            ", ".join(changed),
+        )
 
 
 def _is_inside(captured: CapturedModel, path: str) -> bool:
@@ -164,22 +160,12 @@ class _Session:
                 "begin with another batch. Later ones may be empty"
             )
         self.flags = mode_flags(module, train_modes)
-        with watched_reads(module) as reads:
-            expected = self._reference(self.sample, True)
-        self.reads = reads
-        self.expected = {True: expected, False: self._reference(self.sample, False)}
-        self.without_gradients = self._reference_without_gradients()
-        self.others = list(other_samples(self.sample))
-        self._found: dict[int, _Other | None] = {}
+        self.checks = TraceChecks(module, self.arguments, self.sample, self.flags)
 
     def close(self) -> None:
         """Forgets all values: errors that were kept on the way refer to it from their frames."""
+        self.checks.close()
         vars(self).clear()
-
-    @functools.cached_property
-    def across(self) -> _Other | None:
-        """One sample instead of several, or two instead of one."""
-        return self._other_reference(few_samples(self.sample, 1 + (self.sample.num_samples == 1)))
 
     def first_success(
         self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None
@@ -211,13 +197,15 @@ class _Session:
     def steady_state(self, captured: CapturedModel) -> frozenset[str]:
         """The buffers that forward changes in training mode, whatever it is called with."""
         changing = captured.changing
-        other = self._other_reference(other_content(self.sample)) if changing else None
-        if other is None:
+        if not changing:
             return frozenset()
-        _, results = other
-        return steady_names(
-            self.module, changing, self.expected[True].buffers, results[True].buffers
-        )
+        try:
+            other = self.checks.references.of(CheckedPass(other_content(self.sample), True))
+        except Exception as error:  # the model itself may not take this size
+            _logger.info("which buffers change alike cannot be told: %s", error)
+            return frozenset()
+        given = self.checks.references.given.buffers
+        return steady_names(self.module, changing, given, other.buffers)
 
     def _attempts(
         self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None
@@ -268,7 +256,7 @@ class _Session:
 
     def _draw_error(self, scope: str) -> CaptureError:
         args, kwargs = self.arguments.rebuild(self.sample.fresh())
-        with self._in_mode(True):
+        with self.checks.in_mode(True):
             line = line_of_draw(lambda: self.module.forward(*args, **kwargs))
         return CaptureError(
             f"{line} draws a random number outside of torch (random, numpy), which would be frozen "
@@ -279,171 +267,17 @@ class _Session:
         traces = {mode: self._trace(policy, tracer, mode) for mode in (True, False)}
         check_same_graph(traces[True], traces[False])
         try:
-            return self._checked(method, traces)
+            return self.checks.checked(method, traces)
         except GuardError as error:
-            raise KeepWholeError(str(error), _scope_of(error, traces[True])) from error
-
-    def _checked(self, method: str, traces: dict[bool, Trace]) -> CapturedModel:
-        traces, second = self._fitting(method, traces)
-        captured = self._model(method, traces, second[0] if second else None)
-        for mode in (True, False):
-            self._check(captured, self.sample, self.expected[mode], mode)
-            if second:
-                self._check(captured, second[0], second[1][mode], mode)
-        if self.without_gradients is not None:
-            with torch.no_grad():
-                self._check(captured, self.sample, self.without_gradients, False)
-        return captured
-
-    def _model(
-        self, method: str, traces: dict[bool, Trace], second: Sample | None
-    ) -> CapturedModel:
-        captured = CapturedModel(
-            self.module,
-            self.arguments,
-            traces,
-            self._cuts(traces[True], second),
-            method,
-            next(iter(self.sample.tensors.values())).device,
-        )
-        captured.takes_graphs = self.sample.graphs is not None
-        return captured
+            raise KeepWholeError(str(error), scope_of(error, traces[True])) from error
 
     def _trace(self, policy: LeafPolicy, tracer: Tracer, mode: bool) -> Trace:
-        with self._in_mode(mode):
+        with self.checks.in_mode(mode):
             trace = tracer(policy)
-        observations = self._observe(trace, self.sample, mode)
+        observations = self.checks.observed(trace, self.sample, mode)
         if protect_inputs(trace, observations):
-            observations = self._observe(trace, self.sample, mode)
+            observations = self.checks.observed(trace, self.sample, mode)
         return normalize(trace, observations)
-
-    def _observe(self, trace: Trace, sample: Sample, mode: bool) -> dict[fx.Node, Any]:
-        with self._in_mode(mode):
-            return observe(trace.graph, self.module, sample.fresh())
-
-    @contextmanager
-    def _in_mode(self, mode: bool) -> Iterator[None]:
-        with rollback(self.module), training_flags(self.module, self.flags[mode]), seeded(0):
-            yield
-
-    def _reference(self, sample: Sample, mode: bool) -> Result:
-        return reference(self.module, self.arguments, sample, self.flags[mode])
-
-    def _reference_without_gradients(self) -> Result | None:
-        try:
-            with torch.no_grad():
-                return self._reference(self.sample, False)
-        except Exception as error:  # the model itself may need gradients
-            _logger.info("the model does not run without gradients: %s", error)
-            return None
-
-    def _other_reference(self, sample: Sample) -> _Other | None:
-        try:
-            return sample, {mode: self._reference(sample, mode) for mode in (True, False)}
-        except Exception as error:  # the model itself may not take this size
-            _logger.info("the model does not run on %d samples: %s", sample.num_samples, error)
-            return None
-
-    def _fitting(
-        self, method: str, traces: dict[bool, Trace]
-    ) -> tuple[dict[bool, Trace], _Other | None]:
-        """The traces without idle decisions, and a second input whose size the others allow.
-
-        Raises:
-            GuardError: a sub-module decides by the number of samples.
-        """
-        try:
-            traces = self._without_idle_decisions(method, traces)
-        except GuardError as error:
-            self._accept(error, traces[True], 1)
-        for number, sample in enumerate(self.others):
-            if number not in self._found:
-                self._found[number] = self._other_reference(sample)
-            second = self._found[number]
-            if second is None:
-                continue
-            failed = self._failing_guard(traces[True], second[0])
-            if failed is None:
-                return traces, second
-            self._accept(failed, traces[True], second[0].num_samples)
-        return traces, None
-
-    def _accept(self, error: GuardError, trace: Trace, num_samples: int) -> None:
-        """Warns of a decision of the captured module; one of a sub-module can be kept whole."""
-        if _scope_of(error, trace):
-            raise error
-        _logger.warning(
-            "captured with micro-batches of %d samples; with %d it would raise: %s",
-            self.sample.num_samples,
-            num_samples,
-            error,
-        )
-
-    def _without_idle_decisions(self, method: str, traces: dict[bool, Trace]) -> dict[bool, Trace]:
-        """The traces without decisions between one sample and several that change nothing.
-
-        So is ``if len(x) != 1: x = x.expand(...)``: the graph of either way computes both.
-
-        Raises:
-            GuardError: the first of them, where they do change something.
-        """
-        num_samples = self.sample.num_samples
-        other = None if self.sample.graphs is not None else self.across
-        first = failed = None if other is None else self._failing_guard(traces[True], other[0])
-        if other is None or first is None:
-            return traces
-        if num_samples > 2 and self._failing_guard(traces[True], few_samples(self.sample, 2)):
-            return traces  # it is not about one sample
-        try:
-            while failed is not None:
-                traces = {mode: without_guard(trace, failed.name) for mode, trace in traces.items()}
-                failed = self._failing_guard(traces[True], other[0])
-            captured = self._model(method, traces, None)
-            for mode in (True, False):
-                self._check(captured, other[0], other[1][mode], mode)
-        except Exception:  # the graph of the other way may do anything
-            raise first from None
-        return traces
-
-    def _failing_guard(self, trace: Trace, sample: Sample) -> GuardError | None:
-        try:
-            self._observe(trace, sample, mode=True)
-        except GuardError as error:
-            return error.with_traceback(None)  # its frames hold all values
-        return None
-
-    def _check(self, captured: CapturedModel, sample: Sample, expected: Result, mode: bool) -> None:
-        got = replay(captured, sample, self.flags[mode], training=mode)
-        what = f"{'train' if mode else 'eval'} mode, {sample.num_samples} samples"
-        if not torch.is_grad_enabled():
-            what += ", without gradients"
-        try:
-            compare(expected, got, what)
-        except ValuesDifferError as error:
-            if error.is_large or not self._agrees_in_float64(captured, sample, mode):
-                raise
-
-    def _agrees_in_float64(self, captured: CapturedModel, sample: Sample, mode: bool) -> bool:
-        """Whether a difference is rounding: in a higher precision there is none.
-
-        A gradient that large terms cancel into loses most of its digits in float32.
-        """
-        sample, flags = sample_in_float64(sample), self.flags[mode]
-        try:
-            with in_float64(self.module):
-                expected = reference(self.module, self.arguments, sample, flags)
-                compare(expected, replay(captured, sample, flags, training=mode), "in float64")
-        except Exception as error:  # it differs, or the model runs in its own precision only
-            _logger.info("the captured graph differs, and in float64: %s", error)
-            return False
-        return True
-
-    def _cuts(self, trace: Trace, second: Sample | None) -> Cuts:
-        """How values can be cut, from what they are at two numbers of samples."""
-        nodes = [node for node in trace.graph.nodes if node.op != "output"]
-        others = self._observe(trace, second, mode=True) if second else None
-        seen = {node: observation(node) for node in nodes}
-        return Cuts.of(seen, self.sample, others, second)
 
 
 def _without_values(error: E) -> E:
@@ -466,11 +300,3 @@ def _reasons(failures: Sequence[tuple[str, Exception]]) -> str:
     return "\n".join(
         f"  {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in methods.items()
     )
-
-
-def _scope_of(error: GuardError, trace: Trace) -> str:
-    """The module that took a decision."""
-    for node in trace.graph.nodes:
-        if node.target is guard and node.args[3] == error.location:
-            return str(node.meta["scope"])
-    return ""

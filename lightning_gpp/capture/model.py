@@ -36,6 +36,7 @@ class CapturedModel:
         kept_whole: a line for every class of modules that is one operator each because its own
             Python decides what it computes.
         decision: that of them which decides by the data, so that samples may depend on others.
+        is_random: whether forward draws random numbers from torch in training mode.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class CapturedModel:
         self.steady: frozenset[str] = frozenset()
         self.kept_whole: tuple[str, ...] = ()
         self.decision: str | None = None
+        self.is_random = False
         self._canonical = Names.of(module).canonical(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
         self.graph: ModelGraph

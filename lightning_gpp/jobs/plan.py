@@ -15,6 +15,7 @@ from lightning_gpp.jobs.problem.problem import PlanningProblem, strategy_option
 from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.jobs.search.memory_limit import memory_limit_note
 from lightning_gpp.jobs.search.searched import Searched, check_planner, search
+from lightning_gpp.jobs.side_by_side import compared_side_by_side, describe_side_by_side
 from lightning_gpp.jobs.spmd import HAP, explain_program
 from lightning_gpp.planner import (
     GRAPHPIPE,
@@ -59,6 +60,9 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     save_plan(chosen.evaluation.plan, folder / "plan.json")
     for part in explanation(chosen, names, width):
         print(f"{part}\n", flush=True)
+    if config.job.side_by_side:
+        found = compared_side_by_side(chosen_planner(config), problem)
+        print(f"{describe_side_by_side(found)}\n", flush=True)
     metrics = plan_metrics(chosen)
     save_metrics(metrics, folder)
     if config.job.picture:

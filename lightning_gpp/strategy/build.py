@@ -39,6 +39,7 @@ from lightning_gpp.strategy.planning.full_graph import GraphCall, model_in_chunk
 from lightning_gpp.strategy.planning.measuring import Measured, measure_kinds
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
 from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import FullGraph, Settings
 from lightning_gpp.strategy.state.partition import Partition, ownership
 from lightning_gpp.strategy.step.async_refusals import refuse_short_updates
@@ -100,9 +101,10 @@ class Builder:
             if chunked is not None:
                 settings = replace(settings, num_microbatches=len(chunked.chunks))
                 ways = chunked.in_ways if chunked.chunks.num_ways > 1 else None
-            planned = plan_pipeline(
-                settings, captured, example, at_hand, measured, self.device, ways
-            )
+            with waiting_for("Planning", self.module):
+                planned = plan_pipeline(
+                    settings, captured, example, at_hand, measured, self.device, ways
+                )
         decided = planned and (planned.plan, planned.request.schedule)
         if planned is not None and self.settings.is_asynchronous:
             # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
@@ -144,15 +146,16 @@ class Builder:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], train_modes: dict[str, bool]
     ) -> CapturedModel:
         settings = self.settings
-        captured = capture(
-            pipelined_module(self.module, settings.module),
-            args,
-            kwargs,
-            leaf_modules=settings.leaf_modules,
-            blocks=settings.blocks,
-            train_modes=_relative(train_modes, settings.module),
-        )
-        _check_same(captured.fingerprint, self.control, self.peers)
+        with waiting_for("Capturing the model", self.module):
+            captured = capture(
+                pipelined_module(self.module, settings.module),
+                args,
+                kwargs,
+                leaf_modules=settings.leaf_modules,
+                blocks=settings.blocks,
+                train_modes=_relative(train_modes, settings.module),
+            )
+            _check_same(captured.fingerprint, self.control, self.peers)
         return captured
 
     def _in_chunks(
@@ -164,9 +167,10 @@ class Builder:
     ) -> ChunkedModel:
         flags = _relative(train_modes, self.settings.module)
         num_ranks = self.transport.num_ranks
-        return model_in_chunks(
-            asked, captured, call.tensors, call.example, flags, self.control, num_ranks
-        )
+        with waiting_for("Dividing the graph into chunks", self.module):
+            return model_in_chunks(
+                asked, captured, call.tensors, call.example, flags, self.control, num_ranks
+            )
 
     def _measured(
         self,
@@ -181,17 +185,18 @@ class Builder:
         is_given = isinstance(settings.costs, Costs)
         if is_given or (settings.plan is not None and settings.emulated is None):
             return None
-        return measure_kinds(
-            settings,
-            captured,
-            args,
-            kwargs,
-            found=found,
-            control=self.control,
-            rank=self.transport.rank,
-            device=self.device,
-            chunked=chunked,
-        )
+        with waiting_for("Measuring the model", self.module):
+            return measure_kinds(
+                settings,
+                captured,
+                args,
+                kwargs,
+                found=found,
+                control=self.control,
+                rank=self.transport.rank,
+                device=self.device,
+                chunked=chunked,
+            )
 
     def _joined(
         self,

@@ -50,6 +50,7 @@ from lightning_gpp.strategy.planning.plan_cache import CacheLike
 from lightning_gpp.strategy.ranks.pipelines import join_pipelines, refuse_pipelines_of_before
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
 from lightning_gpp.strategy.ranks.termination import ended_together
+from lightning_gpp.strategy.ranks.versions import check_versions
 from lightning_gpp.strategy.refusals import (
     check_name,
     check_pipelines,
@@ -282,6 +283,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self._session = self._new_session(host)
         self._session.run.on_built = self._show
         self._session.on_emulated = self._show_emulated
+        with self._session.run.failures.guard():
+            check_versions(self._session.run.control, self._session.run.peers)
         if self.lightning_module is not None:
             loaders = led_loaders(self.lightning_module.trainer, self._session.run)
             self._scopes.enter_context(loaders)

@@ -37,7 +37,7 @@ from lightning_gpp.strategy.ranks.failure import FailureWatch
 from lightning_gpp.strategy.ranks.messages import Forward, Minibatch, News, StepEnd
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 from lightning_gpp.strategy.recording.recorder import StepRecorder
-from lightning_gpp.strategy.report import warn_of_state
+from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.state.averaged_gradients import average_gradients
 from lightning_gpp.strategy.state.early_modules import EarlyModules
@@ -454,13 +454,9 @@ class PipelinedRun:
         self.partial_optimizers = [
             PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
         ]
-        pipeline.partition.spread()
         self._changing = frozenset(self._names_in_module(pipeline.captured.changing))
-        if self.peers is not None:
-            values = pipeline.partition.held_values()
-            self.peers.spread(values, "waiting for the initial weights of the first pipeline")
-        if not self.is_shape_only:
-            pipeline.partition.check_copies()
+        with waiting_for("Giving every rank its parameters", self.module):
+            self._spread(pipeline)
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
         share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
@@ -472,6 +468,15 @@ class PipelinedRun:
         self.take_saved_optimizers()
         if self.on_built is not None:
             self.on_built(pipeline)
+
+    def _spread(self, pipeline: Pipeline) -> None:
+        """Every rank gets the parameters of its stages."""
+        pipeline.partition.spread()
+        if self.peers is not None:
+            values = pipeline.partition.held_values()
+            self.peers.spread(values, "waiting for the initial weights of the first pipeline")
+        if not self.is_shape_only:
+            pipeline.partition.check_copies()
 
     @contextmanager
     def whole_optimizers(self) -> Iterator[None]:

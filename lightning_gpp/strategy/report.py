@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from tqdm.auto import tqdm
 
 from lightning_gpp.cluster import num_cores
 from lightning_gpp.planner import evaluate_plan
+from lightning_gpp.progress import doing
 from lightning_gpp.reports import PlanVerdict, describe_plan, describe_what
 from lightning_gpp.strategy.planning.plan_cache import is_of_earlier_run
 from lightning_gpp.strategy.planning.planning import Planned
@@ -85,6 +88,19 @@ def show(text: str) -> None:
     """Prints on rank 0, between progress bars instead of into them."""
     with tqdm.external_write_mode():
         rank_zero_info(text)
+
+
+def waiting_for(what: str, module: LightningModule) -> AbstractContextManager[None]:
+    """On rank 0 a line says so if the body takes more than two seconds.
+
+    Args:
+        what: the body does, such as ``Measuring the model``.
+        module: whose Trainer may have no progress bar; then nothing is rewritten on a terminal.
+    """
+    trainer = module.trainer
+    if not trainer.is_global_zero:
+        return nullcontext()
+    return doing(what, show, may_pass=trainer.progress_bar_callback is not None)
 
 
 def warn_of_state(names: Sequence[str], num_microbatches: int) -> None:

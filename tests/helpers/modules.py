@@ -265,6 +265,21 @@ class ComparingModel(ChainModel):
         return output - output.mean(0, keepdim=True)
 
 
+class DroppingModel(ChainModel):
+    """Its forward draws random numbers in training mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.1, self.training)
+
+
+class DroppingComparingModel(DroppingModel):
+    """It also compares every sample with the others, in both modes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        return output - output.mean(0, keepdim=True)
+
+
 class InBatchLossModel(ChainModel):
     """Its loss compares every sample with the others."""
 

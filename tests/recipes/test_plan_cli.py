@@ -72,6 +72,13 @@ class TestPlan:
         graphpipe(*PLAN, *options[1:], "job.alternatives=[]", f"strategy.planner={planner}")
         assert load_plan(run_folder / "run" / "plan.json").planner.startswith(planner)
 
+    def test_compares_numbers_of_pipelines(self, graphpipe: Run) -> None:
+        options = ["cluster.num_devices=4", "minibatch_size=16", "job.side_by_side=true"]
+        printed = graphpipe(*PLAN, *options)
+        table = printed.partition("Pipelines side by side")[2].splitlines()[3:6]
+        devices = {line.split()[0]: line.split()[3] for line in table}
+        assert devices == {"1": "4", "2": "2", "4": "1"}
+
     def test_explains_a_plan_by_hand(self, graphpipe: Run, run_folder: Path) -> None:
         by_hand = "strategy.plan=[[stem,a],[b],[cat,head]]"
         options = ["cluster.num_devices=3", "num_microbatches=4", "job.picture=false"]

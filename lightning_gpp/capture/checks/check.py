@@ -27,14 +27,15 @@ _SEED = 20240521  # another than while tracing: numbers drawn then must not be f
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one forward and backward gave.
+    """What one forward gave, and its backward if there was one.
 
     Attributes:
         output: of forward.
-        gradients: by parameter or input name; None where there is none.
+        gradients: by parameter or input name; None where there is none. Empty without a backward.
         buffers: by name, after the forward.
         changed: qualified names of the plain attributes that forward changed.
         kept: those of them that now hold a tensor which gradients flow through.
+        draws: whether forward drew random numbers from torch.
     """
 
     output: Any
@@ -42,10 +43,16 @@ class Result:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    draws: bool = False
 
 
 def reference(
-    module: nn.Module, arguments: Arguments, sample: Sample, flags: Mapping[str, bool]
+    module: nn.Module,
+    arguments: Arguments,
+    sample: Sample,
+    flags: Mapping[str, bool],
+    *,
+    backward: bool = True,
 ) -> Result:
     """What the module itself computes."""
 
@@ -53,11 +60,16 @@ def reference(
         args, kwargs = arguments.rebuild(tensors)
         return withhold(module.forward(*args, **kwargs))
 
-    return _run(forward, module, sample, flags)
+    return _run(forward, module, sample, flags, backward)
 
 
 def replay(
-    captured: CapturedModel, sample: Sample, flags: Mapping[str, bool], *, training: bool
+    captured: CapturedModel,
+    sample: Sample,
+    flags: Mapping[str, bool],
+    *,
+    training: bool,
+    backward: bool = True,
 ) -> Result:
     """What the captured graph computes, run as one stage."""
     graph = captured.graph
@@ -68,7 +80,7 @@ def replay(
         values = stage([tensors[name] for name in names], training=training)
         return captured.output(dict(zip(graph.outputs, values, strict=True)), training=training)
 
-    return _run(forward, captured.module, sample, flags)
+    return _run(forward, captured.module, sample, flags, backward)
 
 
 class ValuesDifferError(CaptureError):
@@ -146,24 +158,31 @@ def _run(
     module: nn.Module,
     sample: Sample,
     flags: Mapping[str, bool],
+    backward: bool,
 ) -> Result:
     with rollback(module) as changes, unchanged_parameters(module):
-        output, gradients = _forward_and_backward(forward, module, sample, flags)
+        output, gradients, draws = _computed(forward, module, sample, flags, backward)
         buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
-    return Result(output, gradients, buffers, tuple(changes.attributes), tuple(changes.kept))
+    kept = tuple(changes.kept)
+    return Result(output, gradients, buffers, tuple(changes.attributes), kept, draws)
 
 
-def _forward_and_backward(
+def _computed(
     forward: Callable[[dict[str, Tensor]], Any],
     module: nn.Module,
     sample: Sample,
     flags: Mapping[str, bool],
-) -> tuple[Any, dict[str, Tensor | None]]:
+    backward: bool,
+) -> tuple[Any, dict[str, Tensor | None], bool]:
     with training_flags(module, flags), seeded(_SEED):
         inputs = sample.fresh()
         # a view, so that an in-place change is as legal as for an input that some layer made
         views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
+        generator = torch.get_rng_state()
         output = forward(views)
+        draws = not torch.equal(generator, torch.get_rng_state())
+        if not backward:
+            return _detached(output), {}, draws
         for parameter in module.parameters():
             parameter.grad = None  # rollback puts it back
         loss = _any_loss(output)
@@ -172,7 +191,7 @@ def _forward_and_backward(
                 loss.backward()  # type: ignore[no-untyped-call]
         sources = dict(module.named_parameters()) | inputs
         gradients = {name: item.grad for name, item in sources.items() if item.requires_grad}
-        return _detached(output), gradients
+        return _detached(output), gradients, draws
 
 
 def _any_loss(output: Any) -> Tensor | None:
@@ -209,6 +228,8 @@ def _compare_leaf(expected: Any, got: Any, what: str) -> None:
     if not (expected.is_floating_point() or expected.is_complex()):
         if not torch.equal(expected, got):
             raise CaptureError(f"{what} differs")
+        return
+    if torch.equal(expected, got):  # as it is nearly always
         return
     tolerance = _RELATIVE_TOLERANCE.get(expected.dtype, _COARSE_TOLERANCE)
     scale = expected.abs().nan_to_num(0, 0, 0).max().item() if expected.numel() else 0.0

@@ -7,16 +7,13 @@ would cut where the differences tell it to.
 from __future__ import annotations
 
 import re
-import statistics
-from collections.abc import Hashable, Mapping
-from dataclasses import replace
+from collections.abc import Hashable
 
 from torch import fx, nn
 
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.fingerprint import constant_text
 from lightning_gpp.capture.operators.normalize import function_name
-from lightning_gpp.cost import OpProfile
 from lightning_gpp.graph import OpNode
 
 
@@ -40,32 +37,6 @@ def work_of(operator: OpNode, captured: CapturedModel) -> Hashable:
         for node in captured.nodes(operator.name)
     ]
     return re.sub(r"%\w+", numbered, "\n".join(calls)), read, held
-
-
-def evened(
-    profiles: Mapping[str, OpProfile], works: Mapping[str, Hashable]
-) -> dict[str, OpProfile]:
-    """Profiles in which operators that do the same work take the same time, the median of theirs.
-
-    Those that keep other numbers of bytes, or need other numbers of floating-point operations, do
-    not: what a module computes is not all in its text and its plain attributes.
-
-    Args:
-        profiles: operator name -> its costs.
-        works: operator name -> :func:`work_of` it.
-    """
-    groups: dict[Hashable, list[OpProfile]] = {}
-    for name, cost in profiles.items():
-        groups.setdefault((works[name], cost.activation_bytes, cost.forward_flops), []).append(cost)
-    found = {}
-    for name, cost in profiles.items():
-        alike = groups[works[name], cost.activation_bytes, cost.forward_flops]
-        found[name] = replace(
-            cost,
-            forward_s=statistics.median(each.forward_s for each in alike),
-            backward_s=statistics.median(each.backward_s for each in alike),
-        )
-    return found
 
 
 def _called(node: fx.Node, captured: CapturedModel) -> str:

@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_gpp.capture.model import CapturedModel
@@ -77,12 +77,11 @@ class OperatorProbe:
         self.training = captured.module.training
         self.device = device
         self.module = captured.module
-        self.parameters: list[nn.Parameter] = []
         self.own_storages: set[Any] = set()
         self.results: dict[str, Any] = {}
 
     def measure(self, values: Mapping[str, Any], repeats: int, deadline_s: float) -> OpProfile:
-        """Profile of the operator.
+        """Seconds of the operator; what :meth:`look` tells is not in the profile.
 
         The run that warms up leaves gradients of the parameters, to which the others add theirs, as
         every micro-batch but the first does: with small ones that is a good part of a backward.
@@ -93,15 +92,9 @@ class OperatorProbe:
             deadline_s: on the monotonic clock; past it a single run has to do.
         """
         inputs = [values[name] for name in self.stage.inputs]
-        self.parameters = [self.module.get_parameter(n) for n in self.stage.parameter_names]
-        self.own_storages = {_storage(parameter) for parameter in self.parameters}
-        for parameter in self.parameters:
-            parameter.grad = None  # rollback puts it back
-        saved: dict[Any, int] = {}
-        with torch.autograd.graph.saved_tensors_hooks(
-            partial(self._note_saved, saved), lambda tensor: tensor
-        ):
-            runs = [self._run(inputs)]
+        for name in self.stage.parameter_names:
+            self.module.get_parameter(name).grad = None  # rollback puts it back
+        runs = [self._run(inputs)]
         if time.monotonic() < deadline_s:
             runs.clear()  # it warmed up
         while len(runs) < repeats or (len(runs) < MOST_REPEATS and not _has_settled(runs)):
@@ -111,23 +104,44 @@ class OperatorProbe:
         for parameter in self.parameters:
             parameter.grad = None  # those of all operators together are the whole model's
         return OpProfile(
-            forward_s=statistics.median(run.forward_s for run in runs),
-            backward_s=statistics.median(run.backward_s for run in runs),
-            activation_bytes=sum(saved.values()),
-            forward_flops=self._count_flops(inputs),
+            statistics.median(run.forward_s for run in runs),
+            statistics.median(run.backward_s for run in runs),
         )
 
-    def _count_flops(self, values: Sequence[Any]) -> float:
-        """Floating-point operations of the forward, as far as torch's counter knows them."""
-        inputs = [_map_tensors(value, _detached_copy) for value in values]
+    def look(self, values: Mapping[str, Any]) -> OpProfile:
+        """Runs the forward once, untimed; of the profile only bytes and operations are known.
+
+        Args:
+            values: value name -> value; has its inputs.
+        """
+        inputs = [values[name] for name in self.stage.inputs]
+        parameters = [self.module.get_parameter(name) for name in self.stage.parameter_names]
+        self.own_storages = {_storage(parameter) for parameter in parameters}
         counter = FlopCounterMode(display=False)
         try:
             with counter:
-                self.stage(inputs, training=self.training)
+                kept_bytes = self._kept_bytes(inputs)
         except Exception as error:  # the counter looks into every call, and may not know one
+            kept_bytes = self._kept_bytes(inputs)
             _logger.info("the flops of %s cannot be counted: %s", self.name, error)
-            return 0.0
-        return float(counter.get_total_flops())
+            return OpProfile(0.0, activation_bytes=kept_bytes)
+        flops = float(counter.get_total_flops())
+        return OpProfile(0.0, activation_bytes=kept_bytes, forward_flops=flops)
+
+    def _kept_bytes(self, values: Sequence[Any]) -> int:
+        """Runs the forward; the bytes of the tensors that it keeps for the backward."""
+        saved: dict[Any, int] = {}
+        inputs = [_map_tensors(value, _detached_copy) for value in values]
+        with torch.autograd.graph.saved_tensors_hooks(
+            partial(self._note_saved, saved), lambda tensor: tensor
+        ):
+            self._keep(self.stage(inputs, training=self.training))
+        return sum(saved.values())
+
+    def _keep(self, outputs: Sequence[Any]) -> None:
+        """Keeps what it made without the graph: that holds more than what a backward frees."""
+        free = [_map_tensors(value, _detached) for value in outputs]
+        self.results = dict(zip(self.outputs, free, strict=True))
 
     def _run(self, values: Sequence[Any]) -> OpProfile:
         inputs = [_map_tensors(value, _detached_copy) for value in values]
@@ -135,17 +149,15 @@ class OperatorProbe:
         outputs = self.stage(inputs, training=self.training)
         forward_s = self._now_s() - start_s
         backward_s = self._backward_s(outputs)
-        # Without the graph: what it holds beside saved tensors, a backward does not free.
-        free = [_map_tensors(value, _detached) for value in outputs]
-        self.results = dict(zip(self.outputs, free, strict=True))
+        self._keep(outputs)
         return OpProfile(forward_s, backward_s)
 
     def _note_saved(self, saved: dict[Any, int], tensor: Tensor) -> Tensor:
-        """A tensor is saved for the backward; noting that takes time, so one run has to do."""
+        """A tensor is saved for the backward; noting that takes time, so no timed run does."""
         key = _storage(tensor)
         if key not in self.own_storages:
             saved[key] = _stored_bytes(tensor)
-        return tensor
+        return tensor.detach()  # an output that is saved would keep its own graph
 
     def _backward_s(self, outputs: Sequence[Any]) -> float:
         roots = [leaf for leaf in flatten(outputs)[0] if _needs_grad(leaf)]

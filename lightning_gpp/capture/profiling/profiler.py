@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +13,10 @@ from torch import Tensor
 
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.model import CapturedModel
-from lightning_gpp.capture.profiling.alike import evened, work_of
 from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
-from lightning_gpp.capture.values.placed import Visits
+from lightning_gpp.capture.profiling.shared_work import SharedWork
 from lightning_gpp.capture.values.samples import first_sample, resized
-from lightning_gpp.cost import Costs, OpProfile, Profile
+from lightning_gpp.cost import Costs, Profile
 
 DEFAULT_BUDGET_S = 60.0
 """Seconds after which an operator runs once and no further micro-batch size begins."""
@@ -58,9 +55,10 @@ def profile_costs(
 
     Each operator runs once to warm up and ``repeats`` times more, on detached inputs, and on (up to
     nine times) until the middle half of its times lies within 20 % of their median, which counts.
-    Operators that do the same work (:mod:`.alike`) share the repeats, and the median of theirs is
-    what they cost. When all sizes are done, each is measured again, since what else ran on the
-    machine may have slowed many operators of one; the quicker time counts.
+    Operators that do the same work share the repeats (:mod:`.shared_work`): at most ``repeats`` of
+    them are timed, and the median of theirs is what all of them cost. When all sizes are done, each
+    is measured again, since what else ran on the machine may have slowed many operators of one; the
+    quicker time counts.
     Saved activations are counted by storage, parameters left out; floating-point operations by
     torch's counter, which knows matrix products and convolutions, not look-ups. The bytes of
     parameters and outputs are in the graph. The module is left as it was.
@@ -77,15 +75,13 @@ def profile_costs(
     size = first_sample(tensors).num_samples
     device = next(iter(tensors.values())).device
     deadline_s = time.monotonic() + budget_s
-    works = {operator.name: work_of(operator, captured) for operator in captured.graph}
     probes = [OperatorProbe(captured, operator, device) for operator in captured.graph]
-    visits = Visits(captured.module, device)
+    work = SharedWork(captured, probes, device, deadline_s)
     profiles: list[Profile] = []
 
     def measured(other: int, repeats: int) -> Profile:
         inputs = tensors if other == size else resized(tensors, captured.graph, other / size)
-        operators = _measure(visits, probes, inputs, works, repeats, deadline_s)
-        return Profile(operators, float(other), device_kind(device))
+        return Profile(work.measured(inputs, repeats), float(other), device_kind(device))
 
     with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
         for other in _sizes(captured, size, num_sizes):
@@ -108,7 +104,7 @@ def profile_costs(
                 break
             again = measured(round(first.microbatch_size), 1)
             profiles[place] = _quicker(first, again)
-    return Costs(tuple(replace(each, operators=evened(each.operators, works)) for each in profiles))
+    return Costs(tuple(profiles))
 
 
 def profile_probes(
@@ -131,19 +127,13 @@ def profile_probes(
         budget_s: seconds after which an operator runs once.
     """
     device = next(iter(tensors.values())).device
-    works = {probe.name: work_of(captured.graph.operator[probe.name], captured) for probe in probes}
-    visits, deadline_s = Visits(captured.module, device), time.monotonic() + budget_s
+    work = SharedWork(captured, probes, device, time.monotonic() + budget_s)
     with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
         first, again = (
-            Profile(
-                _measure(visits, probes, tensors, works, count, deadline_s),
-                size,
-                device_kind(device),
-            )
+            Profile(work.measured(tensors, count), size, device_kind(device))
             for count in (repeats, 1)
         )
-    quicker = _quicker(first, again)
-    return replace(quicker, operators=evened(quicker.operators, works))
+    return _quicker(first, again)
 
 
 def device_kind(device: torch.device) -> str:
@@ -162,28 +152,6 @@ def _sizes(captured: CapturedModel, size: int, count: int) -> list[int]:
     smaller = [size // part for part in (2, 4) if not size % part]
     larger = [size * part for part in (2, 4)]
     return [size, *smaller, *larger][:count] if count > 1 else [size]
-
-
-def _measure(
-    visits: Visits,
-    probes: Sequence[OperatorProbe],
-    tensors: Mapping[str, Tensor],
-    works: Mapping[str, Hashable],
-    repeats: int,
-    deadline_s: float,
-) -> dict[str, OpProfile]:
-    values: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    for name, tensor in tensors.items():
-        values[name].requires_grad_(tensor.requires_grad)
-    num_alike = Counter(works.values())
-    profiles = {}
-    for probe in probes:
-        names = (*probe.stage.parameter_names, *probe.stage.buffer_names)
-        with visits.of(names):
-            least = math.ceil(repeats / num_alike[works[probe.name]])
-            profiles[probe.name] = probe.measure(values, least, deadline_s)
-        values |= probe.results
-    return profiles
 
 
 def _quicker(one: Profile, other: Profile) -> Profile:

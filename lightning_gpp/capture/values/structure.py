@@ -11,8 +11,11 @@ import dataclasses
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+from torch import Tensor
+from torch.nn import Parameter
 from torch.utils import _pytree
 
 from lightning_gpp.capture.values.adjacency import (
@@ -51,7 +54,8 @@ class Structure:
         container: type of the container; None for a leaf.
         steps: how to reach each child.
         children: structures of the children.
-        spec: pytree's description, for containers that pytree knows.
+        spec: pytree's description, for containers that pytree knows, but plain lists, tuples and
+            dicts.
     """
 
     container: type[Any] | None = None
@@ -184,13 +188,24 @@ LOOK_UPS = frozenset(_LOOK_UPS.values())
 """Functions that only look something up in a container."""
 
 
-def _one_level(value: Any) -> tuple[list[Step], list[Any], Any] | None:
-    if type(value) in _pytree.SUPPORTED_NODES or _pytree.is_namedtuple_instance(value):
+_PLAIN_LEAVES = frozenset({Tensor, Parameter, bool, int, float, str, type(None)})
+"""Nearly all leaves there are."""
+
+
+def _one_level(value: Any) -> tuple[Sequence[Step], list[Any], Any] | None:
+    kind = type(value)
+    if kind in _PLAIN_LEAVES:
+        return None
+    if kind is list or kind is tuple:
+        return _steps(value, len(value)), list(value), None
+    if kind is dict:
+        return _steps(value, len(value)), list(value.values()), None
+    if kind in _pytree.SUPPORTED_NODES or _pytree.is_namedtuple_instance(value):
         own = id(value)  # torch's recursive closure would keep the value until garbage is collected
         children, spec = _pytree.tree_flatten(value, is_leaf=lambda item: id(item) != own)
         return _steps(value, len(children)), children, spec
     if isinstance(value, dict):
-        return [Step("item", key) for key in value], list(value.values()), None
+        return _steps(value, len(value)), list(value.values()), None
     if isinstance(value, list | tuple):
         return _steps(value, len(value)), list(value), None
     if is_graph_type(type(value)):
@@ -203,11 +218,15 @@ def _one_level(value: Any) -> tuple[list[Step], list[Any], Any] | None:
     return None
 
 
-def _steps(value: Any, size: int) -> list[Step]:
+def _steps(value: Any, size: int) -> Sequence[Step]:
     if isinstance(value, dict):
         return [Step("item", key) for key in value]
-    kind = "item" if isinstance(value, list | tuple) else "child"
-    return [Step(kind, position) for position in range(size)]
+    return _positions("item" if isinstance(value, list | tuple) else "child", size)
+
+
+@lru_cache
+def _positions(kind: str, size: int) -> tuple[Step, ...]:
+    return tuple(Step(kind, position) for position in range(size))
 
 
 def _rebuild(container: type[Any], steps: Sequence[Step], children: list[Any]) -> Any:

@@ -27,6 +27,7 @@ from lightning_gpp.jobs.problem.problem import (
     strategy_option,
 )
 from lightning_gpp.planner import plan_request
+from lightning_gpp.progress import doing
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.cutting.microbatches import (
     batch_size,
@@ -38,6 +39,7 @@ from lightning_gpp.strategy.planning.costs_given import resolve_costs
 from lightning_gpp.strategy.planning.full_graph import GraphCall
 from lightning_gpp.strategy.planning.plan_cache import CacheLike, PlanCache, refit_key
 from lightning_gpp.strategy.planning.planning import most_replicas
+from lightning_gpp.strategy.report import show
 
 
 class Look:
@@ -145,7 +147,8 @@ def look_at(config: DictConfig, num_microbatches: int | None) -> Look:
         if cache is None:
             look.call = GraphCall.of(target, args, kwargs)
             args, kwargs = look.call.args, look.call.kwargs
-        look.captured = capture(target, args, kwargs, leaf_modules=leaf_modules)
+        with doing("Capturing the model", show):
+            look.captured = capture(target, args, kwargs, leaf_modules=leaf_modules)
         if cache is not None:
             look.costs, look.notes = _costs(look.captured, args, kwargs, cache)
 
@@ -176,4 +179,7 @@ def _costs(
     """The costs, measured now or found in the cache of training, and a note where they are."""
     tensors = captured.inputs(args, kwargs).values()
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
-    return PlanCache(cache).costs(captured, device, lambda: profile_costs(captured, args, kwargs))
+    with doing("Measuring the model", show):
+        return PlanCache(cache).costs(
+            captured, device, lambda: profile_costs(captured, args, kwargs)
+        )

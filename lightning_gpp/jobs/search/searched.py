@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from lightning_gpp.jobs.search.time_limit import OutOfTimeError, call_within
 from lightning_gpp.planner import (
@@ -15,6 +17,7 @@ from lightning_gpp.planner import (
     evaluate_plan,
 )
 from lightning_gpp.planner.message_bytes import message_bytes
+from lightning_gpp.progress import doing
 from lightning_gpp.reports.plan.explain import Alternative
 
 NUM_NEXT = 3
@@ -71,6 +74,15 @@ def search(planner: str, request: PlanRequest, schedule: str | None) -> Searched
         ValueError: there is no such planner.
     """
     check_planner(planner)
+    with _waiting_for(planner):
+        return _searched(planner, request, schedule)
+
+
+def _waiting_for(planner: str) -> AbstractContextManager[None]:
+    return doing(f"Planning by {planner}", partial(print, flush=True))
+
+
+def _searched(planner: str, request: PlanRequest, schedule: str | None) -> Searched:
     gc.collect()  # what others left behind is not the search's
     start_s = time.perf_counter()
     try:
@@ -112,7 +124,8 @@ def search_within(
     if not limit_s > 0:
         raise ValueError(f"a search needs a time limit above 0 seconds, or none, got {limit_s}")
     try:
-        return call_within(limit_s, search, planner, request, schedule)
+        with _waiting_for(planner):
+            return call_within(limit_s, _searched, planner, request, schedule)
     except OutOfTimeError as error:
         return Searched(planner, None, limit_s, f"{error}; a larger job.limit_s gives it longer")
 

@@ -84,11 +84,15 @@ class Trial:
         units: samples of each of the smallest micro-batches of the pass that is cut.
         is_trained: whether it is cut as a mini-batch that trains.
         training: mode of the modules, of one trial each.
+        num_whole: passes in one piece, before the one that is cut.
+        is_cut: whether there is one that is cut.
     """
 
     units: list[int]
     is_trained: bool
     training: bool
+    num_whole: int = 2
+    is_cut: bool = True
 
 
 @dataclass(frozen=True)

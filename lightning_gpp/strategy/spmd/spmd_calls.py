@@ -21,6 +21,7 @@ from lightning_gpp.instance_attribute import taken_away
 from lightning_gpp.spmd.run.export import CallForm, ExportedForward, export_forward
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
+from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.spmd.call_key import call_key
 from lightning_gpp.strategy.spmd.spmd_model import ProgramPackage, SpmdBoundary
 from lightning_gpp.strategy.spmd.spmd_run import SpmdForward, SpmdRun
@@ -135,7 +136,10 @@ class SpmdCalls(ForwardCalls):
         run = self._divided_run
         program = run.plan(exported.graph, is_trained=is_trained)
         package = ProgramPackage(exported.graph, exported.calls, exported.constants, program)
-        with run.control.together():
+        with (
+            waiting_for("Giving every rank its parts", run.module),
+            run.control.together(),
+        ):
             run.lead(Build(Autocast.current(run.device)))
             run.build(package)
         run.leader_state.look_again()
@@ -163,6 +167,7 @@ class SpmdCalls(ForwardCalls):
     ) -> ExportedForward:
         device = self._divided_run.device.type
         with (
+            waiting_for("Capturing the model", self._divided_run.module),
             taken_away(target, "forward", self.inner),
             lifted(),
             torch.inference_mode(False),

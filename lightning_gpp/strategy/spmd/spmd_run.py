@@ -31,6 +31,7 @@ from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Forward
+from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, machine_of, measure_speed
 from lightning_gpp.strategy.spmd.measured_collectives import measure_collectives
@@ -165,7 +166,8 @@ class SpmdRun(PipelinedRun):
             prefix = self.divided.prefix
             stored = self.divided.partition.storage
             parts = {n.removeprefix(prefix): p for n, p in stored.items() if n.startswith(prefix)}
-        program = self.planner(graph, self.shares, parts)
+        with waiting_for("Planning", self.module):
+            program = self.planner(graph, self.shares, parts)
         if parts is None:
             self.shares = program.shares[0]
         elif parts and program.shares[0] != self.shares:

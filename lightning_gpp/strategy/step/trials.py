@@ -1,16 +1,18 @@
 """Whether cutting a batch changes what the pipelined forward returns, tried on a few samples.
 
-The forward alone runs: in one piece, once more (to see whether it is random), and cut. In training
-mode layers are random (dropout) or compare samples on purpose (batch normalisation, which takes the
-statistics of a micro-batch as it does of a process under DDP); what training mode cannot tell is
-found out in evaluation mode.
+The forward alone runs: in one piece, with other samples beside the first, and cut; where outputs
+differ, twice more in one piece, to see whether it is random. In training mode layers are random
+(dropout) or compare samples on purpose (batch normalisation, which takes the statistics of a
+micro-batch as it does of a process under DDP); what training mode cannot tell is found out in
+evaluation mode. Of a forward that drew random numbers at capture, training mode only tells whether
+it fails when it is cut.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ from lightning_gpp.strategy.cutting.cutting import (
 from lightning_gpp.strategy.cutting.one_piece import one_piece_step_s
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Trial
-from lightning_gpp.strategy.report import show
+from lightning_gpp.strategy.report import show, waiting_for
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
 from lightning_gpp.units_of_measure import seconds_text
 
@@ -93,11 +95,14 @@ def why_not_cut(
     few = [2 if min(units) > 1 else 1] * len(units)
     first = first_samples(captured, inputs, sum(few), sum(units))
     training = captured.module.training
-    verdict = _tried(run, first, Trial(few, is_trained, training), averaged)
+    # Of a random forward nothing can be compared: it is only seen whether its parts fail.
+    num_whole = 0 if training and captured.is_random else 2
+    trial = Trial(few, is_trained, training, num_whole)
+    verdict = _tried(run, first, trial, averaged)
     normalizes = any(operator.state for operator in captured.graph)
     is_open = not verdict.is_sure or (verdict.why_not is not None and normalizes)
     if training and is_open and not verdict.fails:
-        verdict = _tried(run, first, Trial(few, is_trained, False), averaged)
+        verdict = _tried(run, first, Trial(few, is_trained, training=False), averaged)
     return verdict.why_not if verdict.is_sure else None
 
 
@@ -111,27 +116,56 @@ def _tried(
     num_samples = sum(trial.units)
     num_first = _num_apart(trial.units, run.built.placed.units_at_a_time)
     others = with_other_neighbours(captured, inputs, num_samples, num_first or num_samples)
-    cut_sizes = run.built.call_sizes(trial.units, is_trained=trial.is_trained)
-    passes = [(inputs, [num_samples]), (inputs, [num_samples]), (others, [num_samples])]
-    boundaries = [
-        CallBoundary.of(captured, {n: t.clone() for n, t in given.items()}, sizes)
-        for given, sizes in (*passes, (inputs, cut_sizes))
-    ]
-    run.lead(trial)
-    with run.control.together():
-        errors = take_part(run, trial, boundaries)
+    boundaries, errors = _ran(run, trial, [inputs, others][: trial.num_whole], inputs, averaged)
     if errors:
         return Verdict(True, f"forward fails on a part of the samples ({errors[0]})", fails=True)
+    if not trial.num_whole:
+        return Verdict(False, None)
+    whole, beside_others = (boundary.take_outputs() for boundary in boundaries[:-1])
+
+    def touched(again: Values) -> str | None:
+        if not num_first:
+            return None
+        dims = captured.graph.batch_dims
+        return influence(whole, again, beside_others, dims, num_samples, num_first)
+
+    why_not = _why_not(boundaries[-1], whole, averaged is not None)
+    if why_not is None and touched(whole) is None:
+        return Verdict(True, None)
+    repeated = replace(trial, is_cut=False)
+    boundaries, _ = _ran(run, repeated, [inputs] * repeated.num_whole, inputs, averaged)
+    once, again = (boundary.take_outputs() for boundary in boundaries)
+    is_sure = difference(again, once) is None
+    return Verdict(is_sure, touched(again) if is_sure and why_not is None else why_not)
+
+
+def _ran(
+    run: PipelinedRun,
+    trial: Trial,
+    whole: Sequence[Mapping[str, Tensor]],
+    cut: Mapping[str, Tensor],
+    averaged: frozenset[str] | None,
+) -> tuple[list[CallBoundary], list[str]]:
+    """Runs a trial on these inputs: what its passes returned, the cut one last, and its errors."""
+    captured = run.built.captured
+    sizes: Sequence[int] = [sum(trial.units)]
+    calls = [(inputs, sizes) for inputs in whole]
+    if trial.is_cut:
+        calls.append((cut, run.built.call_sizes(trial.units, is_trained=trial.is_trained)))
+    boundaries = [
+        CallBoundary.of(captured, {name: tensor.clone() for name, tensor in inputs.items()}, sizes)
+        for inputs, sizes in calls
+    ]
+    run.lead(trial)
+    with (
+        waiting_for("Trying whether batches can be cut", run.module),
+        run.control.together(),
+    ):
+        errors = take_part(run, trial, boundaries)
     if averaged is not None:
         for boundary in boundaries:
             boundary.leave_only(averaged)
-    whole, again, beside_others = (boundary.take_outputs() for boundary in boundaries[:-1])
-    is_sure = difference(again, whole) is None
-    why_not = _why_not(boundaries[-1], whole, averaged is not None)
-    if is_sure and why_not is None and num_first:
-        dims = captured.graph.batch_dims
-        why_not = influence(whole, again, beside_others, dims, num_samples, num_first)
-    return Verdict(is_sure, why_not)
+    return boundaries, errors
 
 
 def _num_apart(units: Sequence[int], at_a_time: int) -> int:
@@ -147,12 +181,14 @@ def _why_not(boundary: CallBoundary, whole: Values, averages: bool) -> str | Non
 
 
 def take_part(
-    run: PipelinedRun, trial: Trial, boundaries: Sequence[Boundary | None] = (None,) * 4
+    run: PipelinedRun, trial: Trial, boundaries: Sequence[Boundary | None] = ()
 ) -> list[str]:
-    """All ranks: runs the forward in one piece, three times, and cut; leaves no trace.
+    """All ranks: runs the forward in one piece, as often as is said, and cut; leaves no trace.
 
-    The second time shows whether it does the same twice, the third, with other samples in the
-    place of half of them, whether they matter to the rest.
+    Args:
+        run: whose pipeline runs it.
+        trial: what is tried.
+        boundaries: on rank 0 those of all passes, the one that is cut last.
 
     Returns:
         On rank 0 the errors, those of stages that got nothing from others last.
@@ -161,12 +197,14 @@ def take_part(
     pipeline.record(None)
     whole = [sum(trial.units)]
     errors: list[str] = []
+    boundaries = boundaries or [None] * (trial.num_whole + trial.is_cut)
     with rollback(run.module), torch.no_grad():
         run.module.train(trial.training)
-        for boundary in boundaries[:-1]:
+        for boundary in boundaries[: trial.num_whole]:
             pipeline.run_forward(whole, training=trial.training, boundary=boundary, errors=errors)
         try_cut = pipeline.try_forward if trial.is_trained else pipeline.run_forward
-        try_cut(trial.units, training=trial.training, boundary=boundaries[-1], errors=errors)
+        for boundary in boundaries[trial.num_whole :]:
+            try_cut(trial.units, training=trial.training, boundary=boundary, errors=errors)
     found = run.control.gather(errors, "waiting for what a trial of the forward showed")
     return sorted(itertools.chain(*found), key=lambda text: NothingCameError.__name__ in text)
 

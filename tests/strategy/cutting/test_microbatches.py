@@ -14,6 +14,8 @@ from helpers.models import DataSpec
 from helpers.modules import (
     ChainModel,
     ComparingModel,
+    DroppingComparingModel,
+    DroppingModel,
     FunctionalF1Model,
     InBatchLossModel,
     SumLossModel,
@@ -87,6 +89,20 @@ def test_a_forward_that_compares_samples_sees_whole_batches(
     found = [line for line in first if "in one piece, as output" in line]
     assert len(found) == (not is_cut), first
     assert not second
+
+
+@pytest.mark.parametrize("build", [DroppingModel, DroppingComparingModel])
+def test_a_forward_that_draws_is_judged_by_its_evaluation_mode(
+    pool: WorkerPool, build: type
+) -> None:
+    training = Training(build, DataSpec(dtype="float64"), num_steps=1, validate=False)
+    strategy = {
+        "num_microbatches": 2,
+        "plan": [{"modules": LAYERS[:3]}, {"modules": LAYERS[3:]}],
+    }
+    first, _ = pool.run(lines_of_fit, training, strategy, 2, num_ranks=2)
+    found = [line for line in first if "in one piece, as output" in line]
+    assert len(found) == (build is DroppingComparingModel), first
 
 
 def test_cut_batch_keeps_the_structure() -> None:

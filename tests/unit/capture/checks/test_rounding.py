@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.capture import attempts, capture
+from lightning_gpp.capture import capture
+from lightning_gpp.capture.checks import trace_checks
 from lightning_gpp.capture.checks.check import Result, in_float64, replay
 from lightning_gpp.capture.errors import CaptureError
 
@@ -47,7 +48,7 @@ def off_by(relative: float, *precisions: torch.dtype) -> Any:
 def test_a_difference_that_a_higher_precision_has_not_is_rounding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attempts, "replay", off_by(1e-3, torch.float32))
+    monkeypatch.setattr(trace_checks, "replay", off_by(1e-3, torch.float32))
     module = Net()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     capture(module, (torch.randn(4, 3),))
@@ -65,7 +66,7 @@ def test_a_difference_that_a_higher_precision_has_not_is_rounding(
 def test_other_differences_are_faults(
     monkeypatch: pytest.MonkeyPatch, relative: float, precisions: tuple[torch.dtype, ...]
 ) -> None:
-    monkeypatch.setattr(attempts, "replay", off_by(relative, *precisions))
+    monkeypatch.setattr(trace_checks, "replay", off_by(relative, *precisions))
     dtype = torch.float32 if torch.float32 in precisions else torch.float64
     with pytest.raises(CaptureError, match=r"the gradient of .* differs by"):
         capture(Net().to(dtype), (torch.randn(4, 3, dtype=dtype),))

@@ -1,0 +1,240 @@
+"""Does a trace compute what the module computes, on all inputs that the module is run with?
+
+Before values are compared, decisions of the user's Python that are in the trace have to come out
+the same for another size; those that change nothing are taken out of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import fx, nn
+
+from lightning_gpp.capture.checks.check import (
+    ValuesDifferError,
+    compare,
+    in_float64,
+    reference,
+    replay,
+    sample_in_float64,
+)
+from lightning_gpp.capture.checks.references import MODES, CheckedPass, References
+from lightning_gpp.capture.checks.rollback import rollback, seeded, training_flags
+from lightning_gpp.capture.errors import GuardError
+from lightning_gpp.capture.model import CapturedModel
+from lightning_gpp.capture.operators.cuts import Cuts
+from lightning_gpp.capture.operators.normalize import observation, without_guard
+from lightning_gpp.capture.operators.observe import Observation, observe
+from lightning_gpp.capture.tracing.trace import Trace, guard
+from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.values.samples import Sample, few_samples
+
+_logger = logging.getLogger(__name__)
+
+
+class TraceChecks:
+    """Checks traces of one module.
+
+    Args:
+        module: whose.
+        arguments: of its forward.
+        sample: the given inputs.
+        flags: training flags of the sub-modules by mode.
+
+    Attributes:
+        references: what the module itself computes.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        arguments: Arguments,
+        sample: Sample,
+        flags: Mapping[bool, Mapping[str, bool]],
+    ) -> None:
+        self.module, self.arguments, self.sample, self.flags = module, arguments, sample, flags
+        self.references = References(module, arguments, sample, flags)
+
+    def close(self) -> None:
+        """Forgets all values, as the frames of an error may refer to it."""
+        vars(self).clear()
+
+    def checked(self, method: str, traces: dict[bool, Trace]) -> CapturedModel:
+        """The model that the traces of both modes make.
+
+        Raises:
+            CaptureError: it computes something else than the module.
+            GuardError: a sub-module decides by the number of samples.
+        """
+        fit = self._fitting(method, traces)
+        captured = self._model(method, fit)
+        for run in self.references.passes(fit.second, gradients=not fit.has_gradients):
+            self._check(captured, run)
+        return captured
+
+    def _model(self, method: str, fit: _TraceFit) -> CapturedModel:
+        nodes = [node for node in fit.traces[True].graph.nodes if node.op != "output"]
+        seen = {node: observation(node) for node in nodes}
+        captured = CapturedModel(
+            self.module,
+            self.arguments,
+            fit.traces,
+            Cuts.of(seen, self.sample, fit.seen, fit.second),
+            method,
+            next(iter(self.sample.tensors.values())).device,
+        )
+        captured.takes_graphs = self.sample.graphs is not None
+        return captured
+
+    def observed(self, trace: Trace, sample: Sample, mode: bool) -> dict[fx.Node, Observation]:
+        """What the nodes of a trace do with a sample."""
+        with self.in_mode(mode):
+            return observe(trace.graph, self.module, sample.fresh())
+
+    @contextmanager
+    def in_mode(self, mode: bool) -> Iterator[None]:
+        """The module in a mode, whatever it does there taken back."""
+        with rollback(self.module), training_flags(self.module, self.flags[mode]), seeded(0):
+            yield
+
+    @functools.cached_property
+    def _across(self) -> Sample:
+        """One sample instead of several, or two instead of one."""
+        return few_samples(self.sample, 1 + (self.sample.num_samples == 1))
+
+    def _fitting(self, method: str, traces: dict[bool, Trace]) -> _TraceFit:
+        """The traces without idle decisions, and a second input whose size the others allow.
+
+        Raises:
+            GuardError: a sub-module decides by the number of samples.
+        """
+        fit = _TraceFit(traces)
+        try:
+            fit = self._without_idle_decisions(method, fit)
+        except GuardError as error:
+            self._accept(error, traces[True], 1)
+        for sample in self.references.others:
+            is_smaller = sample.num_samples < self.sample.num_samples
+            if not self.references.runs(sample, backward=is_smaller and not fit.has_gradients):
+                continue
+            seen = self._seen(fit.traces[True], sample)
+            if not isinstance(seen, GuardError):
+                return dataclasses.replace(fit, second=sample, seen=seen)
+            self._accept(seen, fit.traces[True], sample.num_samples)
+        return fit
+
+    def _accept(self, error: GuardError, trace: Trace, num_samples: int) -> None:
+        """Warns of a decision of the captured module; one of a sub-module can be kept whole."""
+        if scope_of(error, trace):
+            raise error
+        _logger.warning(
+            "captured with micro-batches of %d samples; with %d it would raise: %s",
+            self.sample.num_samples,
+            num_samples,
+            error,
+        )
+
+    def _without_idle_decisions(self, method: str, fit: _TraceFit) -> _TraceFit:
+        """The traces without decisions between one sample and several that change nothing.
+
+        So is ``if len(x) != 1: x = x.expand(...)``: the graph of either way computes both.
+
+        Raises:
+            GuardError: the first of them, where they do change something.
+        """
+        if self.sample.graphs is not None:
+            return fit
+        traces, across = fit.traces, self._across
+        try:
+            first = failed = self._failing_guard(traces[True], across)
+        except Exception:
+            if self.references.runs(across, backward=True):
+                raise
+            return fit  # the model itself does not take so few
+        if first is None or not self.references.runs(across, backward=True):
+            return fit
+        few = few_samples(self.sample, 2)
+        if self.sample.num_samples > 2 and self._failing_guard(traces[True], few):
+            return fit  # it is not about one sample
+        try:
+            while failed is not None:
+                traces = {mode: without_guard(trace, failed.name) for mode, trace in traces.items()}
+                failed = self._failing_guard(traces[True], across)
+            without = _TraceFit(traces, has_gradients=True)
+            captured = self._model(method, without)
+            for mode in MODES:
+                self._check(captured, CheckedPass(across, mode, backward=True))
+        except Exception:  # the graph of the other way may do anything
+            raise first from None
+        return without
+
+    def _failing_guard(self, trace: Trace, sample: Sample) -> GuardError | None:
+        seen = self._seen(trace, sample)
+        return seen if isinstance(seen, GuardError) else None
+
+    def _seen(self, trace: Trace, sample: Sample) -> dict[fx.Node, Observation] | GuardError:
+        """What the nodes do in training with a sample, or the decision that comes out otherwise."""
+        try:
+            return self.observed(trace, sample, mode=True)
+        except GuardError as error:
+            return error.with_traceback(None)  # its frames hold all values
+
+    def _check(self, captured: CapturedModel, run: CheckedPass) -> None:
+        expected, mode = self.references.of(run), run.training
+        with torch.set_grad_enabled(run.is_recorded):
+            got = replay(
+                captured, run.sample, self.flags[mode], training=mode, backward=run.backward
+            )
+        try:
+            compare(expected, got, str(run))
+        except ValuesDifferError as error:
+            if error.is_large or not self._agrees_in_float64(captured, run):
+                raise
+
+    def _agrees_in_float64(self, captured: CapturedModel, run: CheckedPass) -> bool:
+        """Whether a difference is rounding: in a higher precision there is none.
+
+        A gradient that large terms cancel into loses most of its digits in float32.
+        """
+        sample, flags, mode = sample_in_float64(run.sample), self.flags[run.training], run.training
+        try:
+            with in_float64(self.module), torch.set_grad_enabled(run.is_recorded):
+                expected = reference(
+                    self.module, self.arguments, sample, flags, backward=run.backward
+                )
+                got = replay(captured, sample, flags, training=mode, backward=run.backward)
+                compare(expected, got, "in float64")
+        except Exception as error:  # it differs, or the model runs in its own precision only
+            _logger.info("the captured graph differs, and in float64: %s", error)
+            return False
+        return True
+
+
+def scope_of(error: GuardError, trace: Trace) -> str:
+    """The module that took a decision."""
+    for node in trace.graph.nodes:
+        if node.target is guard and node.args[3] == error.location:
+            return str(node.meta["scope"])
+    return ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _TraceFit:
+    """Traces, and how they fit inputs of other sizes than those that they were made with.
+
+    Attributes:
+        traces: by mode.
+        second: inputs of another size; None where they fit none.
+        seen: what the nodes do with these in training.
+        has_gradients: whether gradients were compared with the module's on a small sample.
+    """
+
+    traces: dict[bool, Trace]
+    second: Sample | None = None
+    seen: dict[fx.Node, Observation] | None = None
+    has_gradients: bool = False

@@ -1,0 +1,82 @@
+"""Says what is going on where a person waits: a line when it has taken two seconds."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from tqdm.std import tqdm
+
+from lightning_gpp.units_of_measure import seconds_text
+
+PATIENCE_S = 2.0
+"""Seconds that nobody wonders about."""
+
+
+class Timer(Protocol):
+    """Calls something after a while, as :class:`threading.Timer` does."""
+
+    def start(self) -> None:
+        """The while begins."""
+
+    def cancel(self) -> None:
+        """It is not called any more."""
+
+    def join(self) -> None:
+        """Waits until it has been called or cannot be."""
+
+
+class _PassingLine(tqdm):  # type: ignore[misc]
+    """A line below other bars that goes when it is closed."""
+
+    monitor_interval = 0  # no thread that watches it
+
+
+@contextmanager
+def doing(
+    what: str,
+    show: Callable[[str], None],
+    *,
+    may_pass: bool = True,
+    now_s: Callable[[], float] = time.monotonic,
+    timer: Callable[[float, Callable[[], None]], Timer] = threading.Timer,
+) -> Iterator[None]:
+    """What the body does is shown if it takes longer than :data:`PATIENCE_S`.
+
+    On a terminal a line stands there meanwhile (``Measuring the model ...``) and makes way for the
+    one that says how long it took; elsewhere both are ordinary lines. A body that raises gets no
+    second line. No thread is left behind.
+
+    Args:
+        what: the first words of the line, such as ``Measuring the model``.
+        show: prints a line.
+        may_pass: whether a line may stand on a terminal for a while, as progress bars do.
+        now_s: the clock.
+        timer: what waits.
+    """
+    passing: list[_PassingLine] = []
+
+    def tell() -> None:
+        if may_pass and sys.stdout.isatty():
+            passing.append(
+                _PassingLine(bar_format=f"{what} ...", leave=False, file=sys.stdout, total=0)
+            )
+        else:
+            show(f"{what} ...")
+
+    start_s = now_s()
+    waiting = timer(PATIENCE_S, tell)
+    waiting.start()
+    try:
+        yield
+    finally:
+        waiting.cancel()
+        waiting.join()
+        for line in passing:
+            line.close()
+    if now_s() - start_s >= PATIENCE_S:
+        show(f"{what} took {seconds_text(now_s() - start_s)}.")

@@ -1,0 +1,88 @@
+"""Two hosts, as processes of this one: started by ``torchrun`` and by SLURM's variables."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import hosts_script
+from helpers.models import ExportableModel
+from helpers.reference import train_one_device, weight_differences
+from helpers.training import Training
+
+pytestmark = pytest.mark.timeout(240)
+
+LIMIT_S = 150.0
+
+
+def train_on_hosts(
+    commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]], folder: Path
+) -> dict[str, Any]:
+    """What rank 0 saved, once all of these processes have ended well."""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    processes = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for command, environment in zip(commands, environments, strict=True)
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=LIMIT_S)
+            assert process.returncode == 0, errors[-4000:]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    saved: dict[str, Any] = torch.load(folder / "trained.pt")
+    return saved
+
+
+def assert_as_on_one_device(saved: Mapping[str, Any]) -> None:
+    """Both pipelines read all the data in these jobs, so the mean of their gradients is each's."""
+    training = Training(ExportableModel, hosts_script.DATA, hosts_script.NUM_STEPS, validate=False)
+    expected = train_one_device(training).weights
+    assert not weight_differences(saved["weights"], expected, 1e-9)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(("pipelines", "fault"), [(1, "killed"), (2, "none")])
+def test_torchrun_on_two_hosts(pipelines: int, fault: str, tmp_path: Path) -> None:
+    """With restarts a job whose rank dies goes on from its last checkpoint."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--max-restarts=1"]
+    run += [f"--nproc-per-node={pipelines}", "--rdzv-backend=c10d", "--rdzv-id=job"]
+    run += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", hosts_script.__file__]
+    command = [*run, str(tmp_path), str(pipelines), fault]
+    saved = train_on_hosts([command] * 2, [{}] * 2, tmp_path)
+    assert_as_on_one_device(saved)
+    assert saved["began_at"] == (8 if fault == "killed" else 0)
+
+
+def test_slurm_on_two_hosts(tmp_path: Path) -> None:
+    command = [sys.executable, hosts_script.__file__, str(tmp_path), "1", "none"]
+    job = {
+        "SLURM_JOB_ID": str(free_port()),  # the port is made of its last digits
+        "SLURM_JOB_NAME": "train",
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "SLURM_NODELIST": "127.0.0.1",
+        "SLURM_LOCALID": "0",
+    }
+    places = [{**job, "SLURM_PROCID": rank, "SLURM_NODEID": rank} for rank in "01"]
+    assert_as_on_one_device(train_on_hosts([command] * 2, places, tmp_path))

@@ -1,0 +1,128 @@
+"""What is said of work that takes long, with a clock that only goes on when it is told to."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from lightning_gpp.progress import doing
+
+
+class FakeClock:
+    """A clock whose timers go off when it is moved past them."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.timers: list[FakeTimer] = []
+
+    def timer(self, delay_s: float, call: Callable[[], None]) -> FakeTimer:
+        """Like ``threading.Timer``."""
+        self.timers.append(FakeTimer(self, delay_s, call))
+        return self.timers[-1]
+
+    def work(self, seconds: float) -> None:
+        """Time passes."""
+        self.now_s += seconds
+        for timer in self.timers:
+            if timer.state == "started" and timer.at_s <= self.now_s:
+                timer.state = "over"
+                timer.call()
+
+
+class FakeTimer:
+    """Calls something when its clock is there."""
+
+    def __init__(self, clock: FakeClock, delay_s: float, call: Callable[[], None]) -> None:
+        self.at_s, self.call, self.state = clock.now_s + delay_s, call, "made"
+
+    def start(self) -> None:
+        self.state = "started"
+
+    def cancel(self) -> None:
+        self.state = "over"
+
+    def join(self) -> None:
+        assert self.state == "over", "somebody would wait"
+
+
+def refuse_after(seconds: float, clock: FakeClock) -> None:
+    clock.work(seconds)
+    raise ValueError("refused")
+
+
+class Terminal(io.StringIO):
+    """Where lines can be rewritten."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def measuring(clock: FakeClock, lines: list[str], *, may_pass: bool = True) -> Iterator[None]:
+    with doing(
+        "Measuring",
+        lines.append,
+        may_pass=may_pass,
+        now_s=lambda: clock.now_s,
+        timer=clock.timer,
+    ):
+        yield
+    assert [timer.state for timer in clock.timers] == ["over"]
+
+
+def test_short_work_is_not_spoken_of() -> None:
+    clock, lines = FakeClock(), list[str]()
+    with measuring(clock, lines):
+        clock.work(1.9)
+    clock.work(10)
+    assert not lines
+
+
+def test_long_work_is_spoken_of_while_it_lasts_and_when_it_is_done() -> None:
+    clock, lines = FakeClock(), list[str]()
+    with measuring(clock, lines):
+        clock.work(2.1)
+        assert lines == ["Measuring ..."]
+        clock.work(4.1)
+    assert lines == ["Measuring ...", "Measuring took 6.20 s."]
+
+
+def test_work_that_fails_was_not_done() -> None:
+    clock, lines = FakeClock(), list[str]()
+    with pytest.raises(ValueError, match="refused"), measuring(clock, lines):
+        refuse_after(3, clock)
+    assert lines == ["Measuring ..."]
+
+
+def test_on_a_terminal_one_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, lines = FakeClock(), list[str]()
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    with measuring(clock, lines):
+        clock.work(3)
+        shown = terminal.getvalue()
+        assert shown.strip() == "Measuring ..."
+        assert not lines
+    assert lines == ["Measuring took 3.00 s."]
+    erased = terminal.getvalue()[len(shown) :]
+    assert erased.startswith("\r") and not erased.strip()
+
+
+def test_without_progress_bars_nothing_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, lines = FakeClock(), list[str]()
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    with measuring(clock, lines, may_pass=False):
+        clock.work(3)
+    assert not terminal.getvalue()
+    assert lines == ["Measuring ...", "Measuring took 3.00 s."]
+
+
+def test_with_the_machines_clock_no_thread_is_left() -> None:
+    """A fixture of all tests finds threads that are."""
+    lines: list[str] = []
+    with doing("Measuring", lines.append):
+        pass
+    assert not lines
