@@ -29,7 +29,7 @@ PROGRAM_PLANNERS = ("hap", "data_parallel")
 _OF_PIPELINES = frozenset(
     {
         *("schedule", "num_microbatches", "weights", "blocks", "plan"),
-        *("use_all_devices", "costs", "report", "compile", "pipelines"),
+        *("use_all_devices", "costs", "report", "compile", "pipelines", "state_dict_type"),
     }
 )
 
@@ -52,6 +52,8 @@ class HAPStrategy(GraphPipeStrategy):
     Raises:
         ValueError: shares are no shares, or an option is of pipelines.
     """
+
+    reads_late = False  # what a rank has of a parameter is a part of it
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_gpp.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
@@ -48,6 +49,7 @@ from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
 from lightning_gpp.strategy.state.partition import Partition
+from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
 from lightning_gpp.strategy.step.open_call import OpenCall
 from lightning_gpp.weights.last_steps import LastSteps
 
@@ -73,6 +75,7 @@ class PipelinedRun:
             is under way.
         last_steps: of the optimizers, where weights are predicted by them.
         dropped: calls of the forward that rank 0 let go since it told the others last.
+        saved_optimizers: has the state of the optimizers, which they have not read yet.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
         averages: of the weights, which callbacks keep.
     """
@@ -102,6 +105,7 @@ class PipelinedRun:
         self.train_batches: Any = None
         self.last_steps: list[LastSteps] = []
         self.dropped: list[int] = []
+        self.saved_optimizers: ShardedCheckpoint | None = None
         self.partial_optimizers: list[PartialOptimizer] = []
         self.averages: list[HeldAverage] = []
         self._module: pl.LightningModule | None = None
@@ -454,6 +458,11 @@ class PipelinedRun:
 
     def build(self, example: Example | None) -> None:
         """Captures, plans, partitions. Rank 0 gives the example."""
+        is_in_files = any(map(is_mapped, self.module.parameters()))
+        with freed_at_once() if is_in_files else nullcontext():
+            self._build(example)
+
+    def _build(self, example: Example | None) -> None:
         self.stop_early_modules()
         if self.module.training:
             self._train_modes = _modes(self.module)
@@ -494,6 +503,7 @@ class PipelinedRun:
         self.averages = held_averages(self.module.trainer, pipeline.partition)
         self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
         self.pipeline = pipeline
+        self.take_saved_optimizers()
         if self.on_built is not None:
             self.on_built(pipeline)
 
@@ -515,6 +525,19 @@ class PipelinedRun:
                 for partial in self.partial_optimizers:
                     stack.enter_context(partial.whole_groups(self.module, held))
             yield
+
+    def take_saved_optimizers(self) -> None:
+        """Reads what a sharded checkpoint has of the state that this rank's optimizers hold."""
+        saved, self.saved_optimizers = self.saved_optimizers, None
+        if saved is None:
+            return
+        is_built = self.pipeline is not None
+        kept = [partial.kept_indices() for partial in self.partial_optimizers] if is_built else None
+        states = saved.optimizers(kept)
+        with self.whole_optimizers():
+            for optimizer, state in zip(self._optimizers, states, strict=True):
+                groups = optimizer.state_dict()["param_groups"]
+                optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
 
     def stop_watching(self) -> None:
         """The run is over: user code and modules are what they were."""

@@ -9,6 +9,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
 )
 
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
@@ -66,6 +68,21 @@ _REFUSED_CALLBACKS: dict[type[pl.Callback], str] = {
     BatchSizeFinder: "tries sizes until memory runs out, which would end one rank and with it the "
     "run; choose the batch size by hand and find out with a short fit (max_steps=3)",
 }
+
+
+def refuse_for_sharded(trainer: pl.Trainer) -> None:
+    """Refuses what puts weights of its own into checkpoints, which only rank 0 would write.
+
+    Raises:
+        NotImplementedError: names the callback and the remedy.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+            raise NotImplementedError(
+                f"{type(callback).__name__} keeps other weights beside those of the module in a "
+                'checkpoint, which state_dict_type="sharded" does not write; use '
+                'state_dict_type="full"'
+            )
 
 
 def refuse_callbacks(trainer: pl.Trainer, num_ranks: int) -> None:

@@ -19,6 +19,7 @@ from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.samples import Sample
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.capture.values.withheld import withhold
+from lightning_gpp.mapped_tensor import is_mapped, mapped, mapping_gradients
 
 _OF_FLOAT32 = 1e-5
 _SEED = 20240521  # another than while tracing: numbers drawn then must not be frozen unnoticed
@@ -148,7 +149,8 @@ def sample_in_float64(sample: Sample) -> Sample:
 
 
 def _as_float64(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+    double = tensor.double() if tensor.is_floating_point() else tensor
+    return mapped(double) if is_mapped(tensor) else double
 
 
 def _run(
@@ -185,7 +187,8 @@ def _computed(
             parameter.grad = None  # rollback puts it back
         loss = _any_loss(output)
         if loss is not None and torch.is_grad_enabled():
-            loss.backward()  # type: ignore[no-untyped-call]
+            with mapping_gradients(module):
+                loss.backward()  # type: ignore[no-untyped-call]
         sources = dict(module.named_parameters()) | inputs
         gradients = {name: item.grad for name, item in sources.items() if item.requires_grad}
         return _detached(output), gradients, draws
