@@ -53,7 +53,7 @@ def refuse(
         ({"optimizer": LBFGS}, "as LBFGS does: use another optimizer"),
         ({"precision": MixedPrecision("16-mixed", "cpu")}, "16-mixed.*use precision='bf16-mixed'"),
         ({"precision": MixedPrecision("bf16-mixed", "cpu")}, "casts: use weights='stash'"),
-        ({"accumulate": 2}, "is 2: use larger batches, or weights='2bw'"),
+        ({"accumulate": 2, "weights": "spectrain"}, "is 2: use weights='pipeoptim'"),
     ],
 )
 def test_what_cannot_go_on_without_draining(arguments: dict[str, Any], message: str) -> None:
@@ -64,6 +64,7 @@ def test_what_cannot_go_on_without_draining(arguments: dict[str, Any], message: 
 def test_what_can() -> None:
     refuse()
     refuse(weights="2bw", accumulate=4)
+    refuse(weights="pipeoptim", accumulate=4)
     refuse(weights="stash", precision=MixedPrecision("bf16-mixed", "cpu"))
 
 
