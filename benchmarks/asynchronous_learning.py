@@ -14,6 +14,8 @@ one where it is never reached). The learning rate of an optimizer is, of a few, 
 
     python benchmarks/asynchronous_learning.py --tasks conv --seeds 3
     LIGHTNING_GPP_DATA=FOLDER python benchmarks/asynchronous_learning.py --depth 8    # all, long
+    python benchmarks/asynchronous_learning.py --tasks transformer --depth 8 --policies pipeoptim \
+        --pieces 8    # every batch of 32 as eight of 4, whose gradients are accumulated
 """
 
 from __future__ import annotations
@@ -271,10 +273,19 @@ class Stage:
 
 
 def pipeline(
-    net: Sequence[nn.Module], depth: int, policy: Policy, make: Callable[..., Optimizer], lr: float
+    net: Sequence[nn.Module],
+    depth: int,
+    policy: Policy,
+    make: Callable[..., Optimizer],
+    lr: float,
+    pieces: int = 1,
 ) -> tuple[list[Stage], WeightVersions]:
-    """The stages of a chain; 2BW updates once per as many mini-batches as it is ahead."""
-    versions = WeightVersions(per_update=max(1, depth - 1) if policy.is_one_behind else 1)
+    """The stages of a chain; an update takes ``pieces`` mini-batches.
+
+    With 2BW at least as many as it is ahead.
+    """
+    per_update = max(pieces, depth - 1) if policy.is_one_behind else pieces
+    versions = WeightVersions(per_update=per_update)
     found = []
     each = len(net) // depth
     for number in range(depth):
@@ -309,7 +320,7 @@ def train_epoch(
         stage.begun = 0
     for number, (_, target) in enumerate(batches):
         if drains or not number:
-            versions.begin(number, is_epoch=not number)
+            versions.begin(number)
             for stage in stages:
                 stage.last_steps.forget()
         for before, stage in zip([None, *stages], stages, strict=False):
@@ -369,17 +380,34 @@ def fit(
     seed: int,
     depth: int,
     clip: Clip = NO_CLIP,
+    pieces: int = 1,
+    batch: int = BATCH,
+    watch: Callable[[nn.Module, Data], None] | None = None,
 ) -> list[float]:
-    """The accuracy after every epoch."""
+    """The accuracy after every epoch.
+
+    Args:
+        task: what is learned.
+        data: from which.
+        policy: of weights.
+        make: the optimizer.
+        lr: its rate.
+        seed: of the net, of what is trained with, and of the order of it.
+        depth: number of stages.
+        clip: of gradients.
+        pieces: mini-batches that a batch is cut into.
+        batch: samples of an update.
+        watch: sees the net and what it is trained with after every epoch.
+    """
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     order = torch.randperm(len(data[1]), generator=generator)
     cut = len(order) * 3 // 4
     train, valid = order[:cut], order[cut:]
     net = task.net(data)
-    stages, versions = pipeline(net, depth, policy, make, lr)
+    stages, versions = pipeline(net, depth, policy, make, lr, pieces)
     whole = nn.Sequential(*net)
-    size = BATCH // versions.per_update
+    size = batch // versions.per_update
     found = []
     for _ in range(task.epochs):
         shuffled = train[torch.randperm(cut, generator=generator)]
@@ -387,6 +415,8 @@ def fit(
         batches = [(data[0][part], data[1][part]) for part in parts]
         train_epoch(stages, versions, batches, policy.drains, clip)
         found.append(accuracy(whole, (data[0][valid], data[1][valid])))
+        if watch is not None:
+            watch(whole, (data[0][train], data[1][train]))
     for stage in stages:
         stage.last_steps.close()
     return found
@@ -438,6 +468,7 @@ def main() -> None:
     parser.add_argument("--clip", type=float, help="the largest norm of the gradients of a stage")
     parser.add_argument("--whole-norm", action="store_true", help="of all, as flush does always")
     parser.add_argument("--tuned", action="store_true", help="the best rate for every policy")
+    parser.add_argument("--pieces", type=int, default=1, help="mini-batches of a batch of 32")
     options = parser.parse_args()
     torch.set_num_threads(1)
     header = ("policy", "rate", "last accuracy, %", "best accuracy, %", "epochs to goal")
@@ -461,12 +492,14 @@ def main() -> None:
                         seed,
                         options.depth,
                         Clip(options.clip, options.whole_norm or policy == "flush"),
+                        1 if policy == "flush" else options.pieces,
                     )
                     for seed in range(options.seeds)
                 ]
                 rows.append((policy, f"{lr:g}", *row(task, runs)))
             print(
-                f"{name}, {optimizer}, {options.depth} stages, {task.epochs} epochs, goal "
+                f"{name}, {optimizer}, {options.depth} stages, {options.pieces} pieces, "
+                f"{task.epochs} epochs, goal "
                 f"{100 * task.goal:g} %, {options.seeds} seeds, torch {torch.__version__}"
             )
             print(text_table(header, rows, left=("policy",)), flush=True)

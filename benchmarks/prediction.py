@@ -55,7 +55,7 @@ class Prediction(TimelineCallback):
         self.name = name
         self.found: list[tuple[StepQuestion, Timeline]] = []
 
-    def _show(self, trainer: pl.Trainer, timeline: Timeline) -> None:
+    def _show(self, trainer: pl.Trainer, timeline: Timeline, *_: object) -> None:
         question = StepQuestion.of(trainer.strategy.session.run.pipeline)
         if question is not None:
             self.found.append((question, timeline))

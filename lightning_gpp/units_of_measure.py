@@ -51,10 +51,10 @@ def percent_text(part: float, whole: float) -> str:
 def count_text(number: int, noun: str) -> str:
     """A number of things.
 
-    >>> count_text(1, "stage"), count_text(2, "micro-batch")
-    ('1 stage', '2 micro-batches')
+    >>> count_text(1, "stage"), count_text(2, "micro-batch"), count_text(4, "process")
+    ('1 stage', '2 micro-batches', '4 processes')
     """
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    plural = f"{noun}es" if noun.endswith(("ch", "ss")) else f"{noun}s"
     return f"{number} {noun if number == 1 else plural}"
 
 
@@ -65,6 +65,15 @@ def devices_text(devices: Sequence[int]) -> str:
     ('device 3', 'devices 4-6')
     """
     return f"device{'s' if len(devices) > 1 else ''} {indices_text(devices)}"
+
+
+def stages_text(stages: Sequence[int]) -> str:
+    """Stages by their numbers.
+
+    >>> stages_text([2]), stages_text([0, 1, 4])
+    ('stage 2', 'stages 0-1,4')
+    """
+    return f"stage{'s' if len(stages) > 1 else ''} {indices_text(stages)}"
 
 
 def indices_text(indices: Sequence[int]) -> str:

@@ -55,6 +55,19 @@ class StageModule:
         self._sources: dict[bool, _Source] = {}
         self._functions: dict[tuple[bool, torch.device], Callable[..., tuple[Any, ...]]] = {}
         self._reparametrized: _Reparametrized | None = None
+        self._compiled_with: Mapping[str, Any] | None = None
+
+    def compile(self, options: Mapping[str, Any]) -> None:
+        """From now on the functions of this stage are compiled, each as one graph.
+
+        What was captured has no graph breaks, as it is straight-line code; a module that is kept
+        whole may have some, which is torch's error at the first call.
+
+        Args:
+            options: of ``torch.compile``.
+        """
+        self._compiled_with = options
+        self._functions.clear()
 
     def __call__(
         self,
@@ -73,12 +86,21 @@ class StageModule:
         """
         key = (training, self._device(values))
         if key not in self._functions:
-            self._functions[key] = self._source(training).bind(key[1])
+            self._functions[key] = self._bound(training, key[1])
         if weights is None:
             return self._functions[key](*values)
         if self._reparametrized is None:
             self._reparametrized = _Reparametrized(self._module, self.parameter_names)
         return self._reparametrized.call(self._functions[key], values, weights)
+
+    def _bound(self, training: bool, device: torch.device) -> Callable[..., tuple[Any, ...]]:
+        function = self._source(training).bind(device)
+        if self._compiled_with is None:
+            return function
+        compiled: Callable[..., tuple[Any, ...]] = torch.compile(
+            function, fullgraph=True, **self._compiled_with
+        )
+        return compiled
 
     def source(self, *, training: bool) -> str:
         """The generated Python source, for reading."""

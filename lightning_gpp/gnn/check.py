@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.checks.rounding import relative_tolerance
 from lightning_gpp.gnn.chunked_model import ChunkedModel
 from lightning_gpp.gnn.chunks import Chunks
 from lightning_gpp.gnn.errors import GraphTrainingError
@@ -23,8 +24,7 @@ from lightning_gpp.graph import OpNode
 MOST_CHUNKS = 4
 """Chunks that are tried; what a layer does wrong on chunks it does on most of them."""
 
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-_COARSE = 2e-2  # half precision
+_OF_FLOAT32 = 1e-4
 
 
 def check_in_chunks(
@@ -162,7 +162,7 @@ def _is_close(one: Tensor, other: Any) -> bool:
         return False
     if not one.is_floating_point():
         return torch.equal(one, other)
-    tolerance = _TOLERANCE.get(one.dtype, _COARSE)
+    tolerance = relative_tolerance(one.dtype, of_float32=_OF_FLOAT32)
     scale = float(one.abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 

@@ -23,6 +23,7 @@ from lightning_gpp.planner import (
     Plan,
     PlanEvaluation,
     PlanRequest,
+    by_rank,
     choose_schedule,
     evaluate_plan,
     on_all_devices,
@@ -93,6 +94,8 @@ class Chosen:
 def chosen_plan(config: DictConfig, problem: PlanningProblem) -> Chosen:
     """The plan that training would use: of the chosen planner, or made by hand.
 
+    Devices of a planner's plan are numbered as the ranks that they would be.
+
     Raises:
         ValueError: there is no such planner or plan, or it found none.
     """
@@ -111,9 +114,10 @@ def chosen_plan(config: DictConfig, problem: PlanningProblem) -> Chosen:
     if problem.uses_all_devices and (fuller := on_all_devices(found.plan, request)) != found.plan:
         from lightning_gpp.strategy.planning.planning import why_fuller
 
-        note = why_fuller(found.plan, fuller, request)
-        return Chosen(evaluate_plan(fuller, request), request, searched, (*notes, note))
-    return Chosen(found, request, searched, notes)
+        notes = (*notes, why_fuller(found.plan, fuller, request))
+        found = evaluate_plan(fuller, request)
+    plan, request = by_rank(found.plan, request)
+    return Chosen(evaluate_plan(plan, request), request, searched, notes)
 
 
 def _by_hand(plan: Plan, problem: PlanningProblem) -> Chosen:

@@ -19,6 +19,7 @@ from lightning_gpp.planner.make_plan import (
     make_plan,
     plan_request,
 )
+from lightning_gpp.planner.plan.by_rank import by_rank
 from lightning_gpp.planner.plan.manual import PlanLike, resolve_plan
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
@@ -44,6 +45,7 @@ __all__ = [
     "answer",
     "ask",
     "ask_scheduled",
+    "by_rank",
     "choose_schedule",
     "evaluate_below",
     "evaluate_plan",

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from lightning_gpp.reports.plan.describe import describe_plan, describe_what
     from lightning_gpp.reports.plan.picture_text import draw_stage_graph
     from lightning_gpp.reports.plan.plan_picture import write_plan_picture
-    from lightning_gpp.reports.plan.verdict import PlanVerdict
+    from lightning_gpp.reports.plan.verdict import BatchTimes, PlanVerdict
     from lightning_gpp.reports.step.page import write_page
     from lightning_gpp.reports.step.picture import timeline_figure, write_picture
     from lightning_gpp.reports.step.trace import trace_events, write_trace
     from lightning_gpp.reports.step.write_step import write_step
 
 _HOMES = {
+    "BatchTimes": "plan.verdict",
     "PlanVerdict": "plan.verdict",
     "describe_plan": "plan.describe",
     "describe_what": "plan.describe",
@@ -37,6 +38,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BatchTimes",
     "PlanVerdict",
     "describe_plan",
     "describe_what",

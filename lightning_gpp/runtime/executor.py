@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -46,12 +46,14 @@ class Executor:
         cutter: cuts and joins values where stages take other numbers of samples.
         staying: inputs that are sent once.
         shared: parameters by canonical name, for the reduce groups.
+        sparse: names of those whose gradients are sparse.
         sums: sums the gradients of replicas; not needed where no stage has replicas.
         timeout_s: limit of every wait.
         on_record: gets a record of every action when set.
         pace: makes the actions last as long as those of an emulated device, when set.
         weights: with which parameters a stage of the plan runs the forward of a micro-batch; where
             it gives None, as always without it, with those that the modules hold.
+        forward_context: what forwards of stages run in, and backwards do not (autocast).
         update: the optimizer's step after a mini-batch, which only programs of several mini-batches
             need: what ends a program is its caller's (see :meth:`Run.update`).
     """
@@ -63,11 +65,13 @@ class Executor:
     cutter: Cutter = field(default_factory=Cutter)
     staying: StayingInputs = field(default_factory=StayingInputs)
     shared: Mapping[str, Parameter] = field(default_factory=dict)
+    sparse: frozenset[str] = frozenset()
     sums: Sums | None = None
     timeout_s: float = 1800.0
     on_record: Callable[[ActionRecord], None] | None = None
     pace: Pace | None = None
     weights: Callable[[int, int], Mapping[str, Tensor] | None] | None = None
+    forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
     update: Callable[[int], None] | None = None
 
     def run(
@@ -322,7 +326,8 @@ class Run:
             code = self.executor.stages[self.program.replica(stage).stage]
             self._keep_state(stage, code)
             call = self._call(self.program.replica(stage).stage, microbatch)
-            flight = run_forward(code, inputs, call, has_backward=self.program.has_backward)
+            with self.executor.forward_context():
+                flight = run_forward(code, inputs, call, has_backward=self.program.has_backward)
         for edges in self.program.out_groups[stage]:
             payload = pack([flight.outputs[name] for name in edges[0].values])
             self._check_gradients(edges[0], payload)
@@ -403,28 +408,29 @@ class Run:
                 return None
             own = self.executor
             assert own.sums is not None, "stages with replicas need sums of their gradients"
+            dense = {name: p for name, p in own.shared.items() if name not in own.sparse}
             self.state.reduction = GradientReduction(
-                self.program, self.device, own.rank_of_device, own.shared, own.sums, minibatch
+                self.program, self.device, own.rank_of_device, dense, own.sums, minibatch
             )
         return self.state.reduction
 
     def reduce(self, action: Action) -> None:
         """Sums the gradients of parameters that several ranks hold."""
         group = self.program.reduce_group(action.microbatch)
-        if group.stage is None:
-            parameters = [self.executor.shared[name] for name in group.parameters]
-            ranks = [self.executor.rank_of_device[device] for device in group.devices]
+        by_messages = list(group.parameters)
+        if group.stage is not None:
+            reduction = self._reduction(self.program.minibatch(action))
+            assert reduction is not None
+            reduction.finish(action.microbatch, self.executor.timeout_s, self._purpose(action))
+            by_messages = [name for name in group.parameters if name in self.executor.sparse]
+        if by_messages:
             sum_shared(
-                parameters,
-                ranks,
+                [self.executor.shared[name] for name in by_messages],
+                [self.executor.rank_of_device[device] for device in group.devices],
                 action.microbatch,
                 self.executor.transport,
                 lambda rank, tag: self._receive(rank, tag, action),
             )
-            return
-        reduction = self._reduction(self.program.minibatch(action))
-        assert reduction is not None
-        reduction.finish(action.microbatch, self.executor.timeout_s, self._purpose(action))
 
     def step(self, action: Action) -> None:
         """The optimizer's step, after which the next mini-batch sums its own gradients."""

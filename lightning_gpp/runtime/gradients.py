@@ -29,12 +29,15 @@ class GradientStash:
 
     Args:
         parameters: the parameters of this rank, each once.
+        loss_scale: what the losses of the program are multiplied by. In float16 a gradient may be
+            too small without it; they are divided by it when they are handed out.
 
     Example: ``with stash: run the program``, then ``stash.hand_out()``.
     """
 
-    def __init__(self, parameters: Iterable[Parameter]) -> None:
+    def __init__(self, parameters: Iterable[Parameter], loss_scale: float = 1.0) -> None:
         self._parameters = list(parameters)
+        self.loss_scale = loss_scale
         self._before: list[tuple[Parameter, Tensor]] = []
         self._stash: list[tuple[Parameter, Tensor]] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
@@ -98,5 +101,5 @@ class _HandOut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        ctx.stash.hand_out(gradients[0])
+        ctx.stash.hand_out(gradients[0] / ctx.stash.loss_scale)
         return None, None, None

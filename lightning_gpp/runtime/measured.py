@@ -114,6 +114,7 @@ def measured_timeline(
     rank_of_device: Sequence[int],
     schedule: str,
     stages: tuple[TimelineStage, ...],
+    weights: str = "",
     time_scale: float | None = None,
 ) -> Timeline:
     """Puts the records of all ranks on the clock of rank 0.
@@ -125,6 +126,7 @@ def measured_timeline(
         rank_of_device: rank of every device of the plan.
         schedule: name of the schedule.
         stages: the stages.
+        weights: name of the policy of weights, which is shown where mini-batches overlap.
         time_scale: of emulated devices how many real seconds one of theirs took; the timeline is
             in theirs.
 
@@ -158,6 +160,7 @@ def measured_timeline(
         step=step,
         clock_error_s=tuple(clock.error_ns * per_ns_s for clock in clocks),
         num_minibatches=len(records[0].runs) if overlaps else 1,
+        weights=weights if overlaps else "",
     )
     return with_inferred_path(timeline)
 

@@ -19,6 +19,10 @@ from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.hap import HAPStrategy
 from lightning_gpp.strategy.one_device import single_device
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
+from lightning_gpp.strategy.state.sharded_checkpoint import (
+    shard_checkpoint,
+    unshard_checkpoint,
+)
 
 other_root.install()
 
@@ -33,5 +37,7 @@ __all__ = [
     "HAPStrategy",
     "PoolAccelerator",
     "TimelineCallback",
+    "shard_checkpoint",
     "single_device",
+    "unshard_checkpoint",
 ]

@@ -17,6 +17,7 @@ from lightning_gpp.gnn import ChunkedModel, without_caches
 from lightning_gpp.gnn.chunked_model import ChunkStage
 from lightning_gpp.graph import FEED, StageGraph
 from lightning_gpp.planner import Plan, PlanGraph, plan_graph
+from lightning_gpp.planner.plan.by_rank import rank_of_device
 from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.processes.peers import Peers
@@ -34,7 +35,6 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
 from lightning_gpp.strategy.emulation.emulation import Emulation, begin_emulation
 from lightning_gpp.strategy.emulation.shape_only import META
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module
-from lightning_gpp.strategy.planning.by_rank import rank_of_device
 from lightning_gpp.strategy.planning.full_graph import GraphCall, model_in_chunks
 from lightning_gpp.strategy.planning.measuring import Measured, measure_kinds
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
@@ -42,7 +42,6 @@ from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import FullGraph, Settings
 from lightning_gpp.strategy.state.partition import Partition, ownership
-from lightning_gpp.strategy.step.async_refusals import refuse_short_updates
 
 CPU = torch.device("cpu")
 
@@ -180,10 +179,9 @@ class Builder:
         found: Sequence[DeviceAtHand],
         chunked: ChunkedModel | None,
     ) -> Measured | None:
-        """On rank 0 the costs on every kind of device, where they are needed and not given."""
+        """On rank 0 the costs on every kind of device, where they are not given."""
         settings = self.settings
-        is_given = isinstance(settings.costs, Costs)
-        if is_given or (settings.plan is not None and settings.emulated is None):
+        if isinstance(settings.costs, Costs):
             return None
         with waiting_for("Measuring the model", self.module):
             return measure_kinds(
@@ -211,7 +209,6 @@ class Builder:
         stages = plan_graph(plan, captured.graph)
         if settings.is_asynchronous:
             stages.check_updates()
-            refuse_short_updates(self.module, settings, stages.stages)
         ranks = rank_of_device(plan, transport.num_ranks)
         codes, readers = _codes(settings, captured, plan, stages, ranks, transport.rank, chunked)
         partition = Partition(
@@ -346,6 +343,8 @@ def _codes(
             function = captured.stage(operators, inputs, outputs)
         else:
             function = chunked.stage(operators, inputs, outputs, runs=rank in homes)
+        if settings.compile is not None and isinstance(function, StageModule) and operators:
+            function.compile(settings.compile)
         for name in function.parameter_names:
             readers.setdefault(prefix + name, set()).update(homes)
         for name in function.buffer_names:

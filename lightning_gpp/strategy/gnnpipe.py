@@ -48,7 +48,7 @@ class GNNPipeStrategy(GraphPipeStrategy):
         planner: name of the planner; by default ``"balanced"``: one stage per device, of equal
             work.
         options: of :class:`GraphPipeStrategy`, those left out that cut batches (``schedule``,
-            ``num_microbatches``, ``weights``).
+            ``num_microbatches``, ``weights``), and ``compile``.
 
     Raises:
         ValueError: a number makes no sense, or an option is of another strategy.
@@ -68,7 +68,7 @@ class GNNPipeStrategy(GraphPipeStrategy):
         planner: str | None = None,
         **options: Any,
     ) -> None:
-        refused = {"schedule", "num_microbatches", "weights", "blocks"} & options.keys()
+        refused = {"schedule", "num_microbatches", "weights", "blocks", "compile"} & options.keys()
         if refused:
             raise ValueError(
                 f"{', '.join(sorted(refused))}: not for full-graph training, whose micro-batches "

@@ -9,7 +9,6 @@ import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import lightning.pytorch as pl
@@ -23,6 +22,7 @@ from torch.optim import Optimizer
 
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.graph import StageGraph
+from lightning_gpp.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.planner import GRAPHPIPE, PLANNERS, Plan
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
@@ -34,11 +34,9 @@ from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
 from lightning_gpp.strategy.emulation.shape_only import (
     META,
     drop_values,
-    refuse_checkpoint,
     refuse_decisions,
 )
 from lightning_gpp.strategy.lightning_private import (
-    LightningOptimizer,
     SIGTERMException,
     SubprocessScriptLauncher,
     init_dist_connection,
@@ -53,15 +51,22 @@ from lightning_gpp.strategy.ranks.pipelines import join_pipelines, refuse_pipeli
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
 from lightning_gpp.strategy.ranks.termination import ended_together
 from lightning_gpp.strategy.ranks.versions import check_versions
-from lightning_gpp.strategy.refusals import check_name, check_pipelines, refuse_callbacks
+from lightning_gpp.strategy.refusals import (
+    check_name,
+    check_pipelines,
+    compile_options,
+    refuse_callbacks,
+    refuse_for_sharded,
+)
 from lightning_gpp.strategy.report import PlanReports, Report, show
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Settings
 from lightning_gpp.strategy.state.finetuning import finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
-from lightning_gpp.strategy.state.one_replica import OneReplicaStrategy
-from lightning_gpp.strategy.state.precision import pipeline_precision
+from lightning_gpp.strategy.state.meta_parameters import give_values
+from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
+from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
 from lightning_gpp.strategy.step.async_refusals import refuse_for_async
 from lightning_gpp.strategy.step.hooks import HookRelay
 from lightning_gpp.strategy.step.loaders import (
@@ -80,7 +85,7 @@ _ASYNC = ONE_F_ONE_B_ASYNC.name
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 
-class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
+class GraphPipeStrategy(OurStrategy, SavingStrategy):
     """Trains an unmodified LightningModule split over devices as a graph of pipeline stages.
 
     Args:
@@ -114,8 +119,14 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         weights: with ``schedule="1f1b-async"``: with which weights forwards and backwards run
             (:data:`lightning_gpp.weights.policies.POLICIES`); by default ``"pipeoptim"``, which
             predicts those that the backward will meet.
+        state_dict_type: what a checkpoint is: ``"full"``, an ordinary file for which rank 0 gathers
+            everything, or ``"sharded"``, a folder into which every rank writes what it holds. Both
+            are read, whatever is written.
         report: what is printed of a plan: ``"short"``, the verdict and three lines, or ``"full"``
             with the stages as a table and as a picture.
+        compile: whether ``torch.compile`` compiles the forwards of stages, each as one graph;
+            or its options (``{"mode": "max-autotune"}``). Plans are made with the costs of stages
+            that are not.
         pipelines: how many pipelines train side by side, each on batches of its own: N devices make
             that many pipelines of N / ``pipelines`` devices, and gradients are averaged over them
             as over the replicas of Lightning's DDP. ``plan`` and ``cluster`` are of one.
@@ -142,7 +153,9 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         costs: CostsLike | None = None,
         use_all_devices: bool = True,
         weights: str | None = None,
+        state_dict_type: StateDictType = "full",
         report: Report = "short",
+        compile: bool | Mapping[str, Any] = False,
         pipelines: int = 1,
         timeout: float = 1800.0,
         start_method: StartMethod = "popen",
@@ -178,6 +191,8 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             )
         check_cluster(cluster)
         check_name("report", report, get_args(Report))
+        check_name("state_dict_type", state_dict_type, get_args(StateDictType))
+        self.state_dict_type = state_dict_type
         if pipelines < 1:
             raise ValueError(f"pipelines must be at least 1, got {pipelines}")
         if timeout <= 0:
@@ -197,6 +212,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             costs=resolve_costs(costs),
             weights=weights or PIPEOPTIM.name,
             report=report,
+            compile=compile_options(compile, schedule),
         )
         self.plan: Plan | None = None
         self.stage_graph: StageGraph | None = None
@@ -244,8 +260,8 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
 
     @contextlib.contextmanager
     def model_sharded_context(self) -> Iterator[None]:
-        """``configure_model`` runs in this: it takes no memory where tensors are shapes."""
-        with META if self.is_shape_only else contextlib.nullcontext():
+        """``configure_model`` runs in this: what it makes takes no memory of this process."""
+        with META if self.is_shape_only else mapping_modules(), freed_at_once():
             yield
 
     def setup_environment(self) -> None:
@@ -303,7 +319,12 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
         module, session = self._module(), self._open_session()
+        place_precision(self.precision_plugin, META if self.is_shape_only else self.root_device)
+        if not self.is_shape_only:
+            give_values(module)
         self.model = self.precision_plugin.convert_module(self.model)
+        if self.state_dict_type == "sharded":
+            refuse_for_sharded(trainer)
         refuse_callbacks(trainer, session.run.transport.num_ranks)
         if self.is_shape_only:
             refuse_decisions(trainer)
@@ -315,12 +336,11 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
             if self.settings.is_asynchronous:
                 refuse_for_async(trainer, self.settings)
         self.setup_precision_plugin()
-        if self.joined is None:
-            _ignore_sync_dist_advice()
+        _ignore_what_nobody_can_act_on(is_alone=self.joined is None)
         compute_alike(module, session.run.peers)
         # After a fit the Trainer still has its optimizers; another module is no concern of theirs.
         optimizers = self.optimizers if self._optimized is module else []
-        session.run.attach(module, [_plain(optimizer) for optimizer in optimizers])
+        session.run.attach(module, [plain(optimizer) for optimizer in optimizers])
         if trainer.state.fn == TrainerFn.FITTING and not module.automatic_optimization:
             session.optimize_by_hand(self._lightning_optimizers)
         self._hooks = HookRelay(session)
@@ -347,6 +367,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         self.precision_plugin.teardown()
         assert self.accelerator is not None and self.cluster_environment is not None
         self.accelerator.teardown()
+        self._finish_saving()
         self.checkpoint_io.teardown()
         self.cluster_environment.teardown()
 
@@ -362,7 +383,8 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the user's step; a backward of the loss it returns is run by all ranks."""
-        self._reports.batch_begins(is_recorded=self._open_session().run.recorder.is_on)
+        run = self._open_session().run
+        self._reports.batch_begins(is_recorded=run.recorder.is_on, in_calls_s=run.in_calls_s)
         with self.precision_plugin.train_step_context():
             result = self._step("training_step", *args, **kwargs)
         self.skips_step = result is None and self._module().automatic_optimization
@@ -424,6 +446,7 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         **kwargs: Any,
     ) -> Any:
         """Steps an optimizer on all ranks, in manual optimization too."""
+        self._open_session().run.take_saved_optimizers()
         with self._open_session().optimizer_step(optimizer, closure, kwargs) as told:
             return super().optimizer_step(optimizer, told, model, **kwargs)
 
@@ -469,11 +492,11 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         with self._open_session().run.alone("the transfer of a batch"):
             return super().batch_to_device(batch, device, dataloader_idx)
 
-    # Optimizers and checkpoints --------------------------------------------------------------
+    # Optimizers ------------------------------------------------------------------------------
 
     @property
     def precision_plugin(self) -> Precision:
-        """The precision in use, with gradient clipping over all ranks."""
+        """The precision in use, with gradient clipping and one loss scale over all ranks."""
         return super().precision_plugin
 
     @precision_plugin.setter
@@ -490,55 +513,6 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         if self._session is None or self._session.run.model is None:
             return None
         return self._session.run.partition.counted_parameters()
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """All ranks: on rank 0 the state dict of the whole module."""
-        if self._session is None or self._session.run.model is None:
-            return self._module().state_dict()
-        return self._session.module_state_dict()
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks: on rank 0 the state that one device would write."""
-        optimizer = _plain(optimizer)
-        if self._session is None:
-            return optimizer.state_dict()
-        return self._session.optimizer_state(optimizer)
-
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Every rank takes the values of what it holds, also while the module is partial."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
-            super().load_model_state_dict(checkpoint, strict)
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Every rank takes the state of what it holds; the file has that of one device."""
-        if self._session is None or self._session.run.model is None:
-            super().load_optimizer_state_dict(checkpoint)
-            return
-        with self._session.run.whole_optimizers():
-            for optimizer, state in zip(
-                self.optimizers, checkpoint["optimizer_states"], strict=True
-            ):
-                _plain(optimizer).load_state_dict(state)
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
-    ) -> None:
-        """Rank 0 writes; hyper-parameters may hold the module itself, so hooks step aside.
-
-        Raises:
-            NotImplementedError: tensors are shapes, so there is nothing to write.
-        """
-        if self.is_shape_only:
-            raise refuse_checkpoint()
-        hooks = self._hooks
-        if hooks is not None:
-            hooks.remove()
-        try:
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-        finally:
-            if hooks is not None:
-                hooks.install()
 
     # ---------------------------------------------------------------------------------------------
 
@@ -569,10 +543,12 @@ class GraphPipeStrategy(OurStrategy, OneReplicaStrategy):
         return self._session
 
 
-def _ignore_sync_dist_advice() -> None:
-    """Silences Lightning's advice to reduce logged values: they are equal on all ranks already."""
-    warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
+def _ignore_what_nobody_can_act_on(*, is_alone: bool) -> None:
+    """Silences what Lightning would say on every rank.
 
-
-def _plain(optimizer: Optimizer) -> Optimizer:
-    return optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+    A deprecation inside of Lightning itself, and its advice to reduce logged values: in a pipeline
+    that is alone they are equal on all ranks already.
+    """
+    if is_alone:
+        warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
+    warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.plugins import MixedPrecision
 from torch.optim import Optimizer
 
 from lightning_gpp.checks import is_number
@@ -17,7 +19,7 @@ from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.recording.timeline_callback import TimelineCallback
 from lightning_gpp.strategy.refusals import check_name
 from lightning_gpp.strategy.session import Session
-from lightning_gpp.strategy.spmd.spmd_calls import SpmdCalls
+from lightning_gpp.strategy.spmd.spmd_calls import NO_AUTOCAST, SpmdCalls
 from lightning_gpp.strategy.spmd.spmd_model import SpmdModel
 from lightning_gpp.strategy.spmd.spmd_run import ProgramPlanner, SpmdRun
 
@@ -27,7 +29,7 @@ PROGRAM_PLANNERS = ("hap", "data_parallel")
 _OF_PIPELINES = frozenset(
     {
         *("schedule", "num_microbatches", "weights", "blocks", "plan"),
-        *("use_all_devices", "costs", "report", "pipelines"),
+        *("use_all_devices", "costs", "report", "compile", "pipelines", "state_dict_type"),
     }
 )
 
@@ -50,6 +52,8 @@ class HAPStrategy(GraphPipeStrategy):
     Raises:
         ValueError: shares are no shares, or an option is of pipelines.
     """
+
+    reads_late = False  # what a rank has of a parameter is a part of it
 
     def __init__(
         self,
@@ -84,7 +88,8 @@ class HAPStrategy(GraphPipeStrategy):
         """Prepares what does not need data; the model is divided at the first batch.
 
         Raises:
-            NotImplementedError: a callback is about pipelines.
+            NotImplementedError: a callback is about pipelines or whole weights, or the precision is
+                mixed.
         """
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, TimelineCallback):
@@ -92,6 +97,14 @@ class HAPStrategy(GraphPipeStrategy):
                     "TimelineCallback records the actions of a pipeline, which an SPMD program "
                     "does not have; take it out of callbacks"
                 )
+            if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+                raise NotImplementedError(
+                    f"{type(callback).__name__} averages whole weights, of which ranks of an SPMD "
+                    "program hold parts; use strategy='graphpipe', or average the weights of "
+                    "several checkpoints after training"
+                )
+        if isinstance(self.precision_plugin, MixedPrecision):
+            raise NotImplementedError(NO_AUTOCAST)
         super().setup(trainer)
 
     def _new_session(self, host: str) -> Session:

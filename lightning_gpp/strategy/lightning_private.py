@@ -5,7 +5,7 @@ noticed there first.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import lightning.pytorch as pl
 import torch
@@ -15,7 +15,11 @@ from lightning.fabric.utilities.distributed import (
 )
 from lightning.fabric.utilities.distributed import _init_dist_connection as init_dist_connection
 from lightning.fabric.utilities.throughput import Throughput
-from lightning.pytorch.callbacks import ThroughputMonitor
+from lightning.pytorch.callbacks import (
+    StochasticWeightAveraging,
+    ThroughputMonitor,
+    WeightAveraging,
+)
 from lightning.pytorch.core.optimizer import LightningOptimizer, do_nothing_closure
 from lightning.pytorch.loops.fetchers import _DataFetcherWrapper as DataloaderIter
 from lightning.pytorch.overrides.distributed import (
@@ -43,6 +47,7 @@ __all__ = [
     "SIGTERMException",
     "SubprocessScriptLauncher",
     "answer_sigterm",
+    "averages_kept_by",
     "check_mixed_imports",
     "compile_utilities",
     "distributed_is_initialized",
@@ -55,6 +60,13 @@ __all__ = [
     "tell_device",
     "throughputs_of",
 ]
+
+
+def averages_kept_by(callbacks: Iterable[pl.Callback]) -> list[nn.Module]:
+    """The copies of the module in which callbacks average weights."""
+    averaging = (WeightAveraging, StochasticWeightAveraging)
+    found = (each._average_model for each in callbacks if isinstance(each, averaging))
+    return [average for average in found if average is not None]
 
 
 def loaders_of_loops(trainer: pl.Trainer) -> list[CombinedLoader | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -245,6 +245,23 @@ def pipelined_module(module: nn.Module, name: str | None) -> nn.Module:
         ) from None
 
 
+def sparse_parameters(module: nn.Module) -> Iterator[str]:
+    """Canonical names of the parameters whose gradients are sparse, by what their modules say.
+
+    >>> list(sparse_parameters(nn.ModuleDict({"table": nn.Embedding(4, 2, sparse=True)})))
+    ['table.weight']
+    """
+    sparse = {
+        id(part.weight)
+        for part in module.modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
+    }
+    for name, parameter in module.named_parameters():
+        if id(parameter) in sparse:
+            yield name
+
+
 def share_parameters(pipeline: Pipeline, target: nn.Module) -> None:
     """Tells the executor the parameters, once they are in place; for those on several ranks."""
     pipeline.executor.shared = dict(target.named_parameters())
+    pipeline.executor.sparse = frozenset(sparse_parameters(target))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,6 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_gpp.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
@@ -33,18 +36,20 @@ from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_pa
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
-from lightning_gpp.strategy.ranks.messages import Forward, Minibatch, News, StepEnd
+from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch, News, StepEnd
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.state.averaged_gradients import average_gradients
+from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
 from lightning_gpp.strategy.state.partition import Partition
+from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
 from lightning_gpp.strategy.step.open_call import OpenCall
 from lightning_gpp.weights.last_steps import LastSteps
 
@@ -62,13 +67,17 @@ class PipelinedRun:
         joined: this pipeline and those beside it; None if there is one.
 
     Attributes:
+        in_calls_s: seconds that rank 0 has spent in calls of the forward and in their backwards; 0
+            on a GPU, whose work is not over when a call returns.
         peers: this rank in the other pipelines; None if there is one.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
         train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
             is under way.
         last_steps: of the optimizers, where weights are predicted by them.
         dropped: calls of the forward that rank 0 let go since it told the others last.
+        saved_optimizers: has the state of the optimizers, which they have not read yet.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
+        averages: of the weights, which callbacks keep.
     """
 
     def __init__(
@@ -90,12 +99,15 @@ class PipelinedRun:
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.recorder = StepRecorder()
+        self.in_calls_s = 0.0
         self.own_gradients = OwnGradients({})
         self.full_batch = 0
         self.train_batches: Any = None
         self.last_steps: list[LastSteps] = []
         self.dropped: list[int] = []
+        self.saved_optimizers: ShardedCheckpoint | None = None
         self.partial_optimizers: list[PartialOptimizer] = []
+        self.averages: list[HeldAverage] = []
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self._stash_parameters: list[Parameter] | None = None
@@ -214,6 +226,19 @@ class PipelinedRun:
             return nullcontext()
         return HeldElsewhere(self.device, self._ids_of_stages)
 
+    @contextmanager
+    def timed_call(self) -> Iterator[None]:
+        """Rank 0: a call of the forward, or its backward, runs in this.
+
+        What remains of a batch is the user's step, data, the optimizer and Lightning's loop.
+        """
+        start_s = time.monotonic()
+        try:
+            yield
+        finally:
+            if self.device.type == "cpu":
+                self.in_calls_s += time.monotonic() - start_s
+
     # Programs -------------------------------------------------------------------------------
 
     @property
@@ -286,7 +311,7 @@ class PipelinedRun:
         """Runs a mini-batch forward and backward; its gradients are in what is returned."""
         self._before_program()
         assert self._stash_parameters is not None
-        stash = GradientStash(self._stash_parameters)
+        stash = GradientStash(self._stash_parameters, minibatch.loss_scale)
         self.built.record(self.on_record)
         run = self.built.begin(
             minibatch.units,
@@ -298,6 +323,7 @@ class PipelinedRun:
         with (
             stash,
             torch.enable_grad(),
+            self._autocast_forwards(),
             emulated,
             self.recorder.run(self.built.executor),
             self.control.program(),
@@ -333,12 +359,27 @@ class PipelinedRun:
         with (
             stash,
             torch.enable_grad(),
+            self._autocast_forwards(),
             self.built.emulated_window(record.since, resumption),
             self.recorder.window(run, window.number, record),
             self.control.program(),
         ):
             run.window(window.number)
         return stash
+
+    @contextmanager
+    def _autocast_forwards(self) -> Iterator[None]:
+        """Backwards in the body run without the autocast of the step, as after a step."""
+        autocast, executor = Autocast.current(self.device), self.built.executor
+        if not autocast.is_on:
+            yield
+            return
+        executor.forward_context = lambda: autocast.on(self.device)
+        try:
+            with replace(autocast, is_on=False).on(self.device):
+                yield
+        finally:
+            executor.forward_context = nullcontext
 
     def drop_ahead(self, window: Window, state: RunState, shift: int) -> None:
         """Forgets what is in flight after a window of an asynchronous schedule.
@@ -417,6 +458,11 @@ class PipelinedRun:
 
     def build(self, example: Example | None) -> None:
         """Captures, plans, partitions. Rank 0 gives the example."""
+        is_in_files = any(map(is_mapped, self.module.parameters()))
+        with freed_at_once() if is_in_files else nullcontext():
+            self._build(example)
+
+    def _build(self, example: Example | None) -> None:
         self.stop_early_modules()
         if self.module.training:
             self._train_modes = _modes(self.module)
@@ -454,8 +500,10 @@ class PipelinedRun:
         self._stash_parameters, self._ids_of_stages = held, frozenset(map(id, held))
         holders = pipeline.partition.owners.holders
         self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
+        self.averages = held_averages(self.module.trainer, pipeline.partition)
         self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
         self.pipeline = pipeline
+        self.take_saved_optimizers()
         if self.on_built is not None:
             self.on_built(pipeline)
 
@@ -477,6 +525,19 @@ class PipelinedRun:
                 for partial in self.partial_optimizers:
                     stack.enter_context(partial.whole_groups(self.module, held))
             yield
+
+    def take_saved_optimizers(self) -> None:
+        """Reads what a sharded checkpoint has of the state that this rank's optimizers hold."""
+        saved, self.saved_optimizers = self.saved_optimizers, None
+        if saved is None:
+            return
+        is_built = self.pipeline is not None
+        kept = [partial.kept_indices() for partial in self.partial_optimizers] if is_built else None
+        states = saved.optimizers(kept)
+        with self.whole_optimizers():
+            for optimizer, state in zip(self._optimizers, states, strict=True):
+                groups = optimizer.state_dict()["param_groups"]
+                optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
 
     def stop_watching(self) -> None:
         """The run is over: user code and modules are what they were."""

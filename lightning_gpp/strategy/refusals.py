@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
@@ -12,6 +13,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy.settings import Settings
 
 
@@ -19,6 +21,25 @@ def check_name(what: str, name: str, known: Collection[str]) -> None:
     """Raises ValueError, naming the known ones, when there is none of this name."""
     if name not in known:
         raise ValueError(f"unknown {what} {name!r}; known {what}s: {', '.join(known)}")
+
+
+def compile_options(given: bool | Mapping[str, Any], schedule: str | None) -> dict[str, Any] | None:
+    """Options of ``torch.compile`` for stages; None where they are not compiled.
+
+    Raises:
+        ValueError: an option that stages decide, or a schedule that exchanges their weights.
+    """
+    if given is False:
+        return None
+    if schedule == ONE_F_ONE_B_ASYNC.name:
+        raise ValueError(
+            f"compile={given!r}: the stages of schedule={schedule!r} run with other tensors in the "
+            "place of their weights every time, which would be compiled anew; use another schedule"
+        )
+    options = {} if given is True else dict(given)
+    if "fullgraph" in options:
+        raise ValueError("compile: every stage is one graph; leave 'fullgraph' out")
+    return options
 
 
 def check_pipelines(settings: Settings, num_pipelines: int, num_ranks: int) -> None:
@@ -41,16 +62,27 @@ def check_pipelines(settings: Settings, num_pipelines: int, num_ranks: int) -> N
 
 
 _REFUSED_CALLBACKS: dict[type[pl.Callback], str] = {
-    WeightAveraging: "averages all weights on every rank, but a rank holds only those of its "
-    "stages; average the weights of several checkpoints after training instead",
-    StochasticWeightAveraging: "averages all weights on every rank, but a rank holds only those of "
-    "its stages; average the weights of several checkpoints after training instead",
     ModelPruning: "replaces parameters of the whole model on every rank, but a rank holds only "
     "those of its stages; prune the trained module on one device after the fit (torch.nn.utils."
     "prune)",
     BatchSizeFinder: "tries sizes until memory runs out, which would end one rank and with it the "
     "run; choose the batch size by hand and find out with a short fit (max_steps=3)",
 }
+
+
+def refuse_for_sharded(trainer: pl.Trainer) -> None:
+    """Refuses what puts weights of its own into checkpoints, which only rank 0 would write.
+
+    Raises:
+        NotImplementedError: names the callback and the remedy.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+            raise NotImplementedError(
+                f"{type(callback).__name__} keeps other weights beside those of the module in a "
+                'checkpoint, which state_dict_type="sharded" does not write; use '
+                'state_dict_type="full"'
+            )
 
 
 def refuse_callbacks(trainer: pl.Trainer, num_ranks: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -13,13 +13,17 @@ from tqdm.auto import tqdm
 from lightning_gpp.cluster import num_cores
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.progress import doing
-from lightning_gpp.reports import PlanVerdict, describe_plan, describe_what
-from lightning_gpp.strategy.planning.plan_cache import is_of_earlier_run
+from lightning_gpp.reports import BatchTimes, PlanVerdict, describe_plan, describe_what
+from lightning_gpp.strategy.planning.plan_cache import (
+    PlanCache,
+    is_of_earlier_run,
+    plan_run_key,
+)
 from lightning_gpp.strategy.planning.planning import Planned
 from lightning_gpp.strategy.recording.batch_clock import BatchClock
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.text_table import wrapped
-from lightning_gpp.units_of_measure import bytes_text, count_text, devices_text
+from lightning_gpp.units_of_measure import bytes_text, count_text, devices_text, stages_text
 
 Report = Literal["short", "full"]
 
@@ -34,22 +38,29 @@ def verdict_on(planned: Planned, settings: Settings) -> PlanVerdict:
     return PlanVerdict.of(evaluation, planned.request, num_cores=cores)
 
 
-def describe_planned(planned: Planned, settings: Settings) -> str:
-    """The verdict on a plan; then a few lines about it, or all that there is to say."""
+def describe_planned(planned: Planned, settings: Settings, last: BatchTimes | None = None) -> str:
+    """The verdict on a plan; then a few lines about it, or all that there is to say.
+
+    Args:
+        planned: the plan.
+        settings: what the user asked for.
+        last: what batches took when it ran last.
+    """
     evaluation = evaluate_plan(planned.plan, planned.request)
-    verdict = verdict_on(planned, settings).text(WIDTH)
+    verdict = verdict_on(planned, settings).text(WIDTH, last)
     if settings.report == "full":
         described = describe_plan(evaluation, planned.request, max_width=WIDTH)
         return "\n\n".join((verdict, described, *planned.notes))
-    slowest, fullest = evaluation.bottleneck, max(evaluation.devices, key=lambda d: d.memory_bytes)
+    pace, fullest = evaluation.bottlenecks, max(evaluation.devices, key=lambda d: d.memory_bytes)
+    devices = sorted({device for found in pace for device in found.stage.devices})
     limit = "" if fullest.limit_bytes is None else f" of {bytes_text(fullest.limit_bytes)}"
     notes = [note for note in planned.notes if not is_of_earlier_run(note)]
     also = f", with {count_text(len(notes) - 1, 'more note')}" if len(notes) > 1 else ""
     earlier = "; made of what earlier runs kept" if len(notes) < len(planned.notes) else ""
     lines = (
         describe_what(evaluation, planned.request),
-        f"Pace: stage {slowest.stage.id} ({devices_text(slowest.stage.devices)}), by "
-        f"{slowest.bound}. Fullest: device {fullest.device}, "
+        f"Pace: {stages_text([found.stage.id for found in pace])} ({devices_text(devices)}), by "
+        f"{pace[0].bound}. Fullest: device {fullest.device}, "
         f"{bytes_text(fullest.memory_bytes)}{limit}.",
         *notes[:1],
         f'More: report="full" of the strategy, or `graphpipe job=plan`{also}{earlier}.',
@@ -67,20 +78,34 @@ class PlanReports:
     def __init__(self) -> None:
         self.shown_plan = ""
         self._clock: BatchClock | None = None
+        self._cache = PlanCache(False)
+        self._run_key: dict[str, Any] = {}
 
     def built(self, planned: Planned, settings: Settings) -> None:
         """A pipeline of this plan has been built."""
         is_emulated = settings.emulated is not None  # which has a report of its own
         self._clock = None if is_emulated else BatchClock(verdict_on(planned, settings))
+        self._cache = PlanCache(settings.cache)
+        self._run_key = plan_run_key(planned.plan, planned.request, planned.refit_key)
         shown = repr((planned.plan, planned.request.schedule))
         if shown != self.shown_plan:
             self.shown_plan = shown
-            show(describe_planned(planned, settings))
+            last = self._cache.batch_times(self._run_key)
+            show(describe_planned(planned, settings, last))
 
-    def batch_begins(self, *, is_recorded: bool) -> None:
-        """A batch is trained; whether it is recorded."""
-        text = None if self._clock is None else self._clock.begin(is_recorded=is_recorded)
+    @property
+    def batch_times(self) -> BatchTimes | None:
+        """What batches took, once that is known."""
+        return None if self._clock is None else self._clock.found
+
+    def batch_begins(self, *, is_recorded: bool, in_calls_s: float) -> None:
+        """A batch is trained; whether it is recorded, and how long calls took so far."""
+        if self._clock is None:
+            return
+        text = self._clock.begin(is_recorded=is_recorded, in_calls_s=in_calls_s)
         if text is not None:
+            assert self._clock.found is not None
+            self._cache.keep_batch_times(self._run_key, self._clock.found)
             show(text)
 
 

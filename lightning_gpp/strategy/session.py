@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from lightning_gpp.strategy.lightning_private import DataloaderIter, LightningOp
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import StepPerMicrobatch
 from lightning_gpp.strategy.state.lost_weights import note_lost_weights
+from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
 from lightning_gpp.strategy.step.async_steps import AsyncSteps
 from lightning_gpp.strategy.step.batch_steps import BatchSteps
 from lightning_gpp.strategy.step.followers import Follower
@@ -56,6 +58,7 @@ class Session:
         self._batch_steps = BatchSteps(run, self.follower, forward_calls(run))
         self._microbatch_steps = MicrobatchSteps(run, self.follower)
         self._async_steps = AsyncSteps(run, self.follower)
+        self._writer: ShardedWriter | None = None
         self._is_closed = False
 
     def __reduce__(self) -> Any:
@@ -154,13 +157,49 @@ class Session:
             partition.make_partial()
         return state
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """On rank 0 the state that one device would write; elsewhere this rank's own."""
+    def own_state_dict(self) -> dict[str, Any]:
+        """The state dict of the module, of which every rank has what counts there."""
+        self._async_steps.begin_anew()
+        if self.run.partition.is_partial:
+            self._check_together()
+        return self.run.partition.counted_state_dict()
+
+    def optimizer_state(self, optimizer: Optimizer, *, counted_only: bool) -> dict[str, Any]:
+        """On rank 0 the state that one device would write; elsewhere this rank's own.
+
+        Args:
+            optimizer: of the run.
+            counted_only: every rank has what counts there, and no rank the others'.
+        """
+        self.run.take_saved_optimizers()
         for partial in self.run.partial_optimizers:
+            if partial.optimizer is optimizer and counted_only:
+                return partial.counted_state_dict(self.run.partition.counted_parameters())
             if partial.optimizer is optimizer:
                 with self.run.failures.guard():
-                    return partial.whole_state_dict(self.run.control)
+                    stores = self.run.partition.stores
+                    return partial.whole_state_dict(self.run.control, stores)
         return optimizer.state_dict()
+
+    def save_sharded(self, checkpoint: Mapping[str, Any], path: Path, in_background: bool) -> None:
+        """All ranks: each writes its part of a checkpoint.
+
+        Args:
+            checkpoint: of Lightning, with what counts on this rank.
+            path: of the folder.
+            in_background: whether training goes on meanwhile.
+        """
+        with self.run.failures.guard():
+            if self._writer is None:
+                timeout_s = self.run.settings.timeout_s
+                self._writer = ShardedWriter(timeout_s, in_background=in_background)
+            self._writer.save(checkpoint, path)
+
+    def finish_saving(self) -> None:
+        """Until the last sharded checkpoint is written."""
+        if self._writer is not None:
+            with self.run.failures.guard():
+                self._writer.wait()
 
     def _check_together(self) -> None:
         """Callbacks may ask for the state after an error, when ranks are not together any more.
@@ -205,6 +244,7 @@ class Session:
         """All ranks: the module is whole again."""
         model = self.run.model
         self._async_steps.begin_anew()  # buffers hold nothing of what is in flight
+        self.run.take_saved_optimizers()
         if model is not None:
             self._report_emulation(model)
             if not self.run.is_shape_only:
@@ -216,6 +256,8 @@ class Session:
     def _hang_up(self) -> None:
         """Ends this rank's connections and threads, at once after a failure."""
         has_failed = self.run.failures.has_failed
+        if self._writer is not None:
+            self._writer.close(has_failed=has_failed)
         self.run.failures.close()
         if has_failed:
             self.run.transport.hang_up()
@@ -235,14 +277,13 @@ class Session:
 
     def _make_whole(self, model: BuiltModel, on_all_ranks: bool) -> None:
         partition = model.partition
-        values = partition.whole_values()
         states = [
-            partial.whole_state_dict(self.run.control) for partial in self.run.partial_optimizers
+            partial.whole_state_dict(self.run.control, partition.stores)
+            for partial in self.run.partial_optimizers
         ]
-        partition.make_whole(values)
-        if on_all_ranks:
-            mine = partition.values() if self.run.control.is_leader else {}
-            partition.make_whole(self.run.control.share(mine, "waiting for the trained weights"))
+        partition.reunite(on_all_ranks=on_all_ranks)
+        for average in self.run.averages:
+            average.reunite(on_all_ranks=on_all_ranks)
         if self.run.control.is_leader:
             self.run.module.cpu()
             for partial, state in zip(self.run.partial_optimizers, states, strict=True):

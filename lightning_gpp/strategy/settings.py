@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ class Settings:
     weights: str = PIPEOPTIM.name
     full_graph: FullGraph | None = None
     report: str = "short"
+    compile: Mapping[str, Any] | None = None
 
     @property
     def is_asynchronous(self) -> bool:

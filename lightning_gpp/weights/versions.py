@@ -92,7 +92,7 @@ class StageWeights:
         """
         policy = self._policy
         values = self._predicted(policy.forward(place))
-        if policy.is_one_behind and place.has_newest and self._before is not None:
+        if policy.is_one_behind and not place.difference and self._before is not None:
             values = self._before.values
         weights = {name: routed(values[name], own) for name, own in self._parameters.items()}
         self._note_copies(weights.values())

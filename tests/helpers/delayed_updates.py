@@ -2,7 +2,8 @@
 
 Stage ``k`` of a graph computes ``tanh(sum of its inputs @ W_k)``. It is ``lead_k`` mini-batches
 ahead of its backward: the forward of mini-batch ``n`` meets ``u = max(0, n - lead_k)`` updates, its
-backward ``n``. What the two passes run with is the policy's definition, by hand and in plain loops:
+backward ``n``, or as many of them as there were where an update takes several mini-batches. What
+the two passes run with is the policy's definition, by hand and in plain loops:
 
 - stash (PipeDream, SOSP 2019): both with ``W_k[u]``;
 - pipeoptim (arXiv 2312.00839, section 3): forward ``W_k[u] + (n - u) (W_k[u] - W_k[u - 1])``,
@@ -32,6 +33,7 @@ class DelayedStage:
     optimizer: Optimizer
     weight: Tensor
     steps: list[Tensor] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(cls, weight: Tensor, make: Callable[[list[Tensor]], Optimizer]) -> DelayedStage:
@@ -51,9 +53,9 @@ class DelayedStage:
         return self.versions[version] - ahead * self.steps[version - 1]
 
 
-def _passes(policy: str, since: int, lead: int, rank: int) -> tuple[int, int | None]:
+def _passes(policy: str, difference: int, rank: int) -> tuple[int, int | None]:
     """How far ahead the weights of the forward are, and of the backward (None: the forward's)."""
-    difference, half = min(since, lead), rank // 2
+    half = rank // 2
     found: Mapping[str, tuple[int, int | None]] = {
         "stash": (0, None),
         "none": (0, 0),
@@ -75,6 +77,7 @@ def train_delayed(
     runs: Sequence[int] = (),
     forgets: bool = False,
     clip: float | None = None,
+    per_update: Sequence[int] = (1,),
 ) -> tuple[list[float], list[Tensor]]:
     """The loss of every mini-batch, and the trained weights.
 
@@ -87,22 +90,27 @@ def train_delayed(
         runs: numbers of mini-batches between which the pipeline drains; all in one if not given.
         forgets: whether what the last update did is not known any more after that.
         clip: largest norm of the gradient of a stage; of all of them where the pipeline drains.
+        per_update: of how many mini-batches an update takes the sum of the gradients, divided by
+            it, in each run (of which the last number is for all that follow); the last update of a
+            run takes those that are left.
     """
     found = [DelayedStage.of(weight, make) for weight in weights]
     leads = [stages.depths[stage] - 1 for stage in range(stages.num_stages)]
-    losses, starts = [], [0, *itertools.accumulate(runs)]
+    losses, starts = [], [0, *itertools.accumulate(runs or [len(batches)])]
+    updates = [0]  # before every mini-batch
     for n, (x, target) in enumerate(batches):
         values, inputs, of_backward = {FEED: x}, {}, {}
+        begin = max(start for start in starts if start <= n)
+        each = per_update[min(starts.index(begin), len(per_update) - 1)]
         for k, stage in enumerate(found):
             lead = 0 if policy == "flush" else leads[k]
-            begin = max(start for start in starts if start <= n)
-            u, rank = max(begin, n - lead), max(leads) - leads[k]
-            passes = (0, None) if policy == "flush" else _passes(policy, n - begin, lead, rank)
-            ahead, back = passes
-            if forgets and u == begin:
+            now, rank = updates[n], max(leads) - leads[k]
+            u = updates[max(begin, n - lead)]
+            ahead, back = (0, None) if policy == "flush" else _passes(policy, now - u, rank)
+            if forgets and u == updates[begin]:
                 ahead = 0
             forward = stage.predicted(u, ahead)
-            of_backward[k] = forward if back is None else stage.predicted(n, back)
+            of_backward[k] = forward if back is None else stage.predicted(now, back)
             sources = [edge.source for edge in stages.edges if edge.target == k]
             inputs[k] = sum(values[source] for source in sources)
             values[k] = torch.tanh(inputs[k] @ forward)
@@ -110,20 +118,29 @@ def train_delayed(
         losses.append((values[last] - target).square().mean().item())
         gradients = {k: torch.zeros_like(values[k]) for k in range(stages.num_stages)}
         gradients[last] = 2 * (values[last] - target) / target.numel()
-        of_weights = {}
         for k in reversed(range(stages.num_stages)):
             inner = gradients[k] * (1 - values[k].square())
             for edge in stages.edges:
                 if edge.target == k and edge.source != FEED:
                     gradients[edge.source] = gradients[edge.source] + inner @ of_backward[k].T
-            of_weights[k] = inputs[k].T @ inner
-        for k, gradient in of_weights.items():
-            if clip is not None:
-                over = of_weights.values() if policy == "flush" else [gradient]
-                norm = sum(each.square().sum() for each in over) ** 0.5
-                gradient = gradient * min(1.0, clip / (norm + 1e-6))
-            found[k].update(gradient)
+            found[k].gradients.append(inputs[k].T @ inner / each)
+        is_due = (n + 1 - begin) % each == 0 or n + 1 in starts
+        updates.append(updates[n] + is_due)
+        if is_due:
+            _update(found, clip, is_over_all=policy == "flush")
     return losses, [stage.versions[-1] for stage in found]
+
+
+def _update(stages: Sequence[DelayedStage], clip: float | None, *, is_over_all: bool) -> None:
+    """Every stage's update by the sum of its gradients, clipped by its norm or by that of all."""
+    sums = [torch.stack(stage.gradients).sum(0) for stage in stages]
+    for stage, gradient in zip(stages, sums, strict=True):
+        factor = 1.0
+        if clip is not None:
+            norm = sum(each.square().sum() for each in (sums if is_over_all else [gradient])) ** 0.5
+            factor = min(1.0, clip / (norm + 1e-6))
+        stage.update(gradient * factor)
+        stage.gradients.clear()
 
 
 def train_one_behind(

@@ -109,11 +109,13 @@ class FullGraphJob:
         module: makes the module.
         graph: arguments of :func:`random_graph`.
         epochs: steps on the graph.
+        precision: of the Trainer; None for module and graph of float64, else they are of float32.
     """
 
     module: Any = NodeClassifier
     graph: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 8
+    precision: str | None = None
 
 
 def sent_bytes(
@@ -164,9 +166,12 @@ def fit(
 
         chosen = GNNPipeStrategy(**{"timeout": 60.0, **strategy})
     module, graph = job.module().double(), random_graph(**job.graph)
+    if job.precision is not None:
+        module, graph = module.float(), graph.apply(_in_float32)
     loader = DataLoader([graph], batch_size=None)  # type: ignore[arg-type]
     with quiet():
         options = {**DEFAULTS, "accelerator": accelerator, "max_epochs": job.epochs}
+        options["precision"] = job.precision
         trainer = lp.Trainer(strategy=chosen, devices=num_ranks, **options)
         trainer.fit(module, loader, loader)
     return {
@@ -174,6 +179,10 @@ def fit(
         "scores": module.scores,
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     }
+
+
+def _in_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def refusal(graph: Data, module: lp.LightningModule, strategy: Mapping[str, Any]) -> str:

@@ -204,3 +204,27 @@ def targets_of(inputs: tuple[Tensor, ...]) -> Tensor:
     """The targets that belong to a batch of inputs."""
     total = sum(x.sin().sum(dim=-1) for x in inputs)
     return torch.stack([total, total.cos(), total.tanh()], dim=-1)
+
+
+class SparseEmbeddings(TiedEmbeddings):
+    """Tables with sparse gradients; another table is the output layer.
+
+    Args:
+        trains_tables_alone: with ``SparseAdam``, which takes nothing else.
+    """
+
+    def __init__(self, trains_tables_alone: bool = False) -> None:
+        super().__init__()
+        self.trains_tables_alone = trains_tables_alone
+        self.embed = nn.Embedding(self.num_tokens, WIDTH, sparse=True)
+        self.bag = nn.EmbeddingBag(self.num_tokens, WIDTH, mode="mean", sparse=True)
+        self.out = nn.Linear(WIDTH, self.num_tokens, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        embedded = self.embed(tokens) + self.bag(tokens).unsqueeze(1)
+        return self.out(self.norm(self.left(embedded) + self.right(embedded)))
+
+    def configure_optimizers(self) -> Any:
+        if self.trains_tables_alone:
+            return torch.optim.SparseAdam([self.embed.weight, self.bag.weight], lr=0.05)
+        return torch.optim.SGD(self.parameters(), lr=0.3)

@@ -226,6 +226,11 @@ class BranchyModel(SupervisedModule):
     def __init__(self, spec: ModelSpec, optimizer: OptimizerSpec | None = None) -> None:
         super().__init__(optimizer, spec.signature, spec.loss)
         self.spec = spec
+        self.make_layers()
+
+    def make_layers(self) -> None:
+        """Draws all parameters."""
+        spec = self.spec
         torch.manual_seed(spec.seed)
         self.entries = nn.ModuleList(nn.Linear(INPUT_WIDTHS[i], WIDTH) for i in inputs_of(spec))
         self.scales = nn.ParameterDict()
@@ -271,6 +276,22 @@ class BranchyModel(SupervisedModule):
             return torch.mul(reads[0].tanh(), reads[1].sigmoid())
         layer = self.get_submodule(f"node_{position}")
         return layer(torch.cat(reads, dim=-1)) if node.kind == "cat" else layer(reads[0])
+
+
+class LateBranchyModel(BranchyModel):
+    """The same, made in ``configure_model``, and with weights that are changed once all are."""
+
+    def make_layers(self) -> None:
+        """Nothing yet."""
+
+    def configure_model(self) -> None:
+        if not hasattr(self, "entries"):
+            super().make_layers()
+            self.apply(self._stretch)
+
+    def _stretch(self, part: nn.Module) -> None:
+        if isinstance(part, nn.Linear):
+            nn.init.orthogonal_(part.weight)
 
 
 def inputs_of(spec: ModelSpec) -> range:

@@ -25,7 +25,9 @@ def main() -> None:
     stacks = Path(sys.argv[2])
     import lightning.pytorch  # noqa: F401
     import torch
+    from tqdm import tqdm
 
+    tqdm.monitor_interval = 0  # torch.compile has a bar, whose monitor thread would stay
     torch.set_num_threads(1)
     environment = dict(os.environ)
     connection.send_bytes(b"ready")

@@ -57,6 +57,7 @@ class TestPlan:
         run = run_folder / "run"
         plan = load_plan(run / "plan.json")
         assert f"Plan {plan.planner!r}: {plan.num_stages} stage" in printed
+        assert plan.stages[-1].devices[0] == 0  # the rank of the loss
         assert (run / "plan.png").read_bytes().startswith(b"\x89PNG")
         metrics = json.loads((run / "metrics.json").read_text())
         assert metrics["samples_per_s"] == pytest.approx(16 / metrics["step_s"])

@@ -39,10 +39,14 @@ def main(config):
         trainer = instantiate(config.trainer, strategy=strategy, logger=logger)
         found |= {"module": type(module).__name__, "strategy": type(trainer.strategy).__name__,
                   "num_processes": trainer.strategy.num_processes}
+        trainer.fit(module, datamodule=data)
+        found |= {"global_step": trainer.global_step, "current_epoch": trainer.current_epoch,
+                  "metrics": {name: float(x) for name, x in trainer.callback_metrics.items()}}
     found["config"] = OmegaConf.to_container(config, resolve=True)
     print(json.dumps(found))
 
-main()
+if __name__ == "__main__":
+    main()
 '''
 
 # The groups below their prefix, each wherever the application wants it.
@@ -157,12 +161,21 @@ def test_foreign_application_composes(environment: Environment) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("environment", ["wheel"], indirect=True)
-def test_foreign_application_builds_what_it_composed(environment: Environment) -> None:
-    override = "lightning_gpp/data@pipeline.data=multimodal"
-    found = environment.found("+build=true", "trainer.devices=3", override)
+def test_foreign_application_trains_what_it_composed(environment: Environment) -> None:
+    options = [
+        "lightning_gpp/data@pipeline.data=multimodal",
+        "pipeline.data.root=null",  # digits, whatever data this machine has
+        "trainer.devices=2",
+        "trainer.max_epochs=1",
+        "+trainer.limit_train_batches=3",
+        "+trainer.limit_val_batches=1",
+    ]
+    found = environment.found("+build=true", *options)
     assert found["choices"]["lightning_gpp/data@pipeline.data"] == "multimodal"
     assert (found["module"], found["strategy"]) == ("MultimodalClassifier", "GraphPipeStrategy")
-    assert found["num_processes"] == 3
+    assert (found["num_processes"], found["global_step"], found["current_epoch"]) == (2, 3, 1)
+    assert found["metrics"].keys() >= {"train_loss", "val_loss", "val_acc"}
+    assert 0 < found["metrics"]["val_loss"] < 5
 
 
 @pytest.mark.timeout(200)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture.checks.rollback import rollback, seeded, training_flags
+from lightning_gpp.capture.checks.rounding import COARSE, relative_tolerance
 from lightning_gpp.capture.checks.unchanged_parameters import unchanged_parameters
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
@@ -18,9 +19,9 @@ from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.samples import Sample
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.capture.values.withheld import withhold
+from lightning_gpp.mapped_tensor import is_mapped, mapped, mapping_gradients
 
-_RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.complex128: 1e-9}
-_COARSE_TOLERANCE = 2e-2  # half precision
+_OF_FLOAT32 = 1e-5
 _SEED = 20240521  # another than while tracing: numbers drawn then must not be frozen unnoticed
 
 
@@ -148,7 +149,8 @@ def sample_in_float64(sample: Sample) -> Sample:
 
 
 def _as_float64(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+    double = tensor.double() if tensor.is_floating_point() else tensor
+    return mapped(double) if is_mapped(tensor) else double
 
 
 def _run(
@@ -185,7 +187,8 @@ def _computed(
             parameter.grad = None  # rollback puts it back
         loss = _any_loss(output)
         if loss is not None and torch.is_grad_enabled():
-            loss.backward()  # type: ignore[no-untyped-call]
+            with mapping_gradients(module):
+                loss.backward()  # type: ignore[no-untyped-call]
         sources = dict(module.named_parameters()) | inputs
         gradients = {name: item.grad for name, item in sources.items() if item.requires_grad}
         return _detached(output), gradients, draws
@@ -228,13 +231,13 @@ def _compare_leaf(expected: Any, got: Any, what: str) -> None:
         return
     if torch.equal(expected, got):  # as it is nearly always
         return
-    tolerance = _RELATIVE_TOLERANCE.get(expected.dtype, _COARSE_TOLERANCE)
+    tolerance = relative_tolerance(expected.dtype, of_float32=_OF_FLOAT32)
     scale = expected.abs().nan_to_num(0, 0, 0).max().item() if expected.numel() else 0.0
     if not torch.allclose(expected, got, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
         error = (expected - got).abs().max().item()
         raise ValuesDifferError(
             f"{what} differs by {error:.3g} (its values go up to {scale:.3g})",
-            is_large=not error <= _COARSE_TOLERANCE * scale,
+            is_large=not error <= COARSE * scale,
         )
 
 

@@ -92,8 +92,9 @@ class OperatorProbe:
             deadline_s: on the monotonic clock; past it a single run has to do.
         """
         inputs = [values[name] for name in self.stage.inputs]
-        for name in self.stage.parameter_names:
-            self.module.get_parameter(name).grad = None  # rollback puts it back
+        parameters = [self.module.get_parameter(name) for name in self.stage.parameter_names]
+        for parameter in parameters:
+            parameter.grad = None  # rollback puts it back
         runs = [self._run(inputs)]
         if time.monotonic() < deadline_s:
             runs.clear()  # it warmed up
@@ -101,6 +102,8 @@ class OperatorProbe:
             if runs and time.monotonic() > deadline_s:
                 break
             runs.append(self._run(inputs))
+        for parameter in parameters:
+            parameter.grad = None  # those of all operators together are the whole model's
         return OpProfile(
             statistics.median(run.forward_s for run in runs),
             statistics.median(run.backward_s for run in runs),

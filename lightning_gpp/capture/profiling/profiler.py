@@ -15,7 +15,7 @@ from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
 from lightning_gpp.capture.profiling.shared_work import SharedWork
-from lightning_gpp.capture.values.samples import first_sample, resized
+from lightning_gpp.capture.values.samples import Sample, first_sample, resized
 from lightning_gpp.cost import Costs, Profile
 
 DEFAULT_BUDGET_S = 60.0
@@ -50,8 +50,8 @@ def profile_costs(
     """Runs the operators one by one, for micro-batches of several sizes, and measures them.
 
     The sizes are that of the given micro-batch, its half and its quarter; where it has too few
-    samples, its double and fourfold (samples repeated). A model that takes one size only is
-    measured at that.
+    samples, its double and fourfold (samples repeated); of a batch of graphs it and
+    its double. A model that takes one size only is measured at that.
 
     Each operator runs once to warm up and ``repeats`` times more, on detached inputs, and on (up to
     nine times) until the middle half of its times lies within 20 % of their median, which counts.
@@ -72,7 +72,8 @@ def profile_costs(
         budget_s: seconds after which an operator runs once and no further size begins.
     """
     tensors = captured.inputs(args, kwargs or {})
-    size = first_sample(tensors).num_samples
+    sample = first_sample(tensors)
+    size = sample.num_samples
     device = next(iter(tensors.values())).device
     deadline_s = time.monotonic() + budget_s
     probes = [OperatorProbe(captured, operator, device) for operator in captured.graph]
@@ -84,7 +85,7 @@ def profile_costs(
         return Profile(work.measured(inputs, repeats), float(other), device_kind(device))
 
     with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
-        for other in _sizes(captured, size, num_sizes):
+        for other in _sizes(captured, sample, num_sizes):
             try:
                 profiles.append(measured(other, repeats))
             except Exception as error:  # the model itself may not take another size
@@ -144,10 +145,14 @@ def device_kind(device: torch.device) -> str:
     return device.type
 
 
-def _sizes(captured: CapturedModel, size: int, count: int) -> list[int]:
+def _sizes(captured: CapturedModel, sample: Sample, count: int) -> list[int]:
     """Micro-batch sizes to measure, the given one first."""
+    size = sample.num_samples
     inputs = [spec for item in captured.graph.inputs for spec in item.value.tensors]
-    if captured.takes_graphs or not any(spec.batch_dim is not None for spec in inputs):
+    if captured.takes_graphs:
+        assert sample.graphs is not None
+        return [size, 2 * size][:count] if sample.graphs.is_batch else [size]
+    if not any(spec.batch_dim is not None for spec in inputs):
         return [size]
     smaller = [size // part for part in (2, 4) if not size % part]
     larger = [size * part for part in (2, 4)]

@@ -48,7 +48,9 @@ def other_samples(sample: Sample) -> Iterator[Sample]:
     """Candidates for a second input: smaller, larger, and of the same size but permuted."""
     num = sample.num_samples
     if sample.graphs is not None:
-        yield Sample(_with_flags(sample, sample.graphs.twice_and_a_node(sample.tensors)), 2 * num)
+        yield Sample(
+            _with_flags(sample.tensors, sample.graphs.twice_and_a_node(sample.tensors)), 2 * num
+        )
         return
     if num >= 3:
         half = (num + 1) // 2
@@ -65,8 +67,12 @@ def few_samples(sample: Sample, count: int) -> Sample:
 def resized(tensors: Mapping[str, Tensor], graph: ModelGraph, factor: float) -> dict[str, Tensor]:
     """The inputs of a micro-batch with ``factor`` times as many samples.
 
-    The first of them, or all of them over and over; inputs without samples stay as they are.
+    The first of them, or all of them over and over; inputs without samples stay as they are. A
+    batch of graphs can only be doubled (and a node).
     """
+    if graphs := GraphInputs.find(tensors):
+        assert factor == 2
+        return _with_flags(tensors, graphs.twice_and_a_node(tensors))
     dims = {item.value.name: item.value.tensors[0].batch_dim for item in graph.inputs}
     return {name: _resized(tensor, dims[name], factor) for name, tensor in tensors.items()}
 
@@ -90,9 +96,9 @@ def _along_batch(sample: Sample, rows: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _with_flags(sample: Sample, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Other tensors that ask for gradients where the sample's do."""
+def _with_flags(flagged: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Other tensors that ask for gradients where those of the same names do."""
     return {
-        name: tensor.clone().requires_grad_(sample.tensors[name].requires_grad)
+        name: tensor.clone().requires_grad_(flagged[name].requires_grad)
         for name, tensor in tensors.items()
     }

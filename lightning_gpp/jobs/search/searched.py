@@ -75,14 +75,15 @@ def search(planner: str, request: PlanRequest, schedule: str | None) -> Searched
     """
     check_planner(planner)
     with _waiting_for(planner):
-        return _searched(planner, request, schedule)
+        return quiet_search(planner, request, schedule)
 
 
 def _waiting_for(planner: str) -> AbstractContextManager[None]:
     return doing(f"Planning by {planner}", partial(print, flush=True))
 
 
-def _searched(planner: str, request: PlanRequest, schedule: str | None) -> Searched:
+def quiet_search(planner: str, request: PlanRequest, schedule: str | None) -> Searched:
+    """A search that says nothing of its progress; see :func:`search`."""
     gc.collect()  # what others left behind is not the search's
     start_s = time.perf_counter()
     try:
@@ -125,7 +126,7 @@ def search_within(
         raise ValueError(f"a search needs a time limit above 0 seconds, or none, got {limit_s}")
     try:
         with _waiting_for(planner):
-            return call_within(limit_s, _searched, planner, request, schedule)
+            return call_within(limit_s, quiet_search, planner, request, schedule)
     except OutOfTimeError as error:
         return Searched(planner, None, limit_s, f"{error}; a larger job.limit_s gives it longer")
 

@@ -44,6 +44,10 @@ class ReplicaEvaluation(NamedTuple):
         return self.forward_s + self.backward_s
 
 
+EQUAL_PACE = 1e-3
+"""Stages whose times differ by less than this part are equally slow: they print alike."""
+
+
 @dataclass(frozen=True, slots=True)
 class StageEvaluation:
     """What one stage does.
@@ -163,6 +167,21 @@ class PlanEvaluation:
     def bottleneck(self) -> StageEvaluation:
         """The stage that takes most of a steady pipeline."""
         return max(self.stages, key=lambda stage: stage.seconds_per_sample)
+
+    @property
+    def bottlenecks(self) -> tuple[StageEvaluation, ...]:
+        """Every stage that sets the pace: those as slow as the slowest, or its device's.
+
+        Where stages share a device, and together take longer than any stage alone, they are those
+        of the busiest devices.
+        """
+        slowest_s = self.bottleneck.seconds_per_sample
+        if self.seconds_per_sample <= slowest_s * (1 + EQUAL_PACE):
+            least_s = slowest_s * (1 - EQUAL_PACE)
+            return tuple(found for found in self.stages if found.seconds_per_sample >= least_s)
+        least_s = max(device.busy_s for device in self.devices) * (1 - EQUAL_PACE)
+        busiest = {device.device for device in self.devices if device.busy_s >= least_s}
+        return tuple(found for found in self.stages if busiest & {*found.stage.devices})
 
     @property
     def peak_memory_bytes(self) -> int:

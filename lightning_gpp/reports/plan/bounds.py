@@ -10,6 +10,7 @@ from lightning_gpp.units_of_measure import (
     percent_text,
     samples_text,
     seconds_text,
+    stages_text,
 )
 
 
@@ -19,7 +20,8 @@ def describe_bounds(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
 
 
 def _pace(evaluation: PlanEvaluation) -> str:
-    stage = evaluation.bottleneck
+    pace = evaluation.bottlenecks
+    stage = max(pace, key=lambda found: found.seconds_per_sample)
     parts = [
         f"compute {seconds_text(stage.compute_s)}",
         f"messages {seconds_text(stage.communication_s)}",
@@ -35,7 +37,11 @@ def _pace(evaluation: PlanEvaluation) -> str:
         text += f"; summing its gradients {seconds_text(stage.reduce_s)} ({share} of the step)"
     if evaluation.seconds_per_sample > stage.seconds_per_sample:
         whole = seconds_text(evaluation.seconds_per_sample)
-        text += f"; with the other stages of its device {whole} per sample"
+        text += f"; {stages_text([found.stage.id for found in pace])} together {whole} per sample"
+    elif len(pace) > 1:
+        text += (
+            f"; {stages_text([found.stage.id for found in pace if found is not stage])} likewise"
+        )
     return f"{text}."
 
 

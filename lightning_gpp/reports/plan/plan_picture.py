@@ -22,6 +22,7 @@ from lightning_gpp.units_of_measure import (
     percent_text,
     samples_text,
     seconds_text,
+    stages_text,
 )
 
 TEXT_WIDTH = 30
@@ -63,12 +64,12 @@ def _title(evaluation: PlanEvaluation) -> str:
 
 
 def _subtitle(evaluation: PlanEvaluation) -> str:
-    stage = evaluation.bottleneck
+    pace = evaluation.bottlenecks
     samples = count_text(evaluation.minibatch_size // evaluation.num_minibatches, "sample")
     return (
         f"predicted step {seconds_text(evaluation.minibatch_s)} for {samples}, "
         f"{number_text(evaluation.throughput)} samples/s; "
-        f"stage {stage.stage.id} bounds it ({stage.bound})"
+        f"pace: {stages_text([found.stage.id for found in pace])} ({pace[0].bound})"
     )
 
 
@@ -99,7 +100,7 @@ def _box(
         memory_text=bytes_text(used) + (f" · {percent_text(used, limit)}" if limit else ""),
         memory_share=used / limit if limit else 0.0,
         num_replicas=stage.num_replicas,
-        is_bottleneck=found is slowest,
+        is_bottleneck=found in evaluation.bottlenecks,
     )
 
 

@@ -22,6 +22,33 @@ AS_FAST = 1.05
 
 
 @dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """What batches really took.
+
+    Attributes:
+        batch_s: their median, from the beginning of one to that of the next.
+        num_batches: how many they were.
+        calls_s: seconds of it in the pipeline, which are those of the forward and its backward;
+            None where they cannot be told from the user's own step.
+    """
+
+    batch_s: float
+    num_batches: int
+    calls_s: float | None = None
+
+    def most_alone_s(self, forward_backward_s: float) -> float | None:
+        """What a batch would take one process at most, None where that cannot be told.
+
+        It has the step, the data, the loop and the optimizer as well, but none of what a pipeline
+        does besides: hearing of hooks and logs, sharing the cores with other ranks.
+
+        Args:
+            forward_backward_s: of the whole model.
+        """
+        return None if self.calls_s is None else self.batch_s - self.calls_s + forward_backward_s
+
+
+@dataclass(frozen=True, slots=True)
 class PlanVerdict:
     """A plan beside one device of the same cluster that runs the whole model.
 
@@ -97,34 +124,64 @@ class PlanVerdict:
             return self.speedup
         return self.one_device_s / max(self.step_s, self.compute_s / self.num_cores)
 
-    def text(self, max_width: int = 100) -> str:
-        """One sentence, or two where processes share cores."""
-        return wrapped(list(self._sentences()), max_width)
+    def text(self, max_width: int = 100, last: BatchTimes | None = None) -> str:
+        """A sentence; more where processes share cores, and where batches were timed before.
 
-    def measured_text(self, batch_s: float, num_batches: int, max_width: int = 100) -> str:
+        Args:
+            max_width: columns.
+            last: what batches took when this plan ran last on these devices.
+        """
+        sentences = list(self._sentences())
+        if last is not None:
+            sentences.append(
+                f"When this plan ran here last, a batch took {seconds_text(last.batch_s)}, your "
+                "step, data, optimizer and Lightning's loop included."
+            )
+        return wrapped(sentences, max_width)
+
+    def measured_text(self, took: BatchTimes, max_width: int = 100) -> str:
         """What batches took, beside what was predicted of them and of one device.
 
         Args:
-            batch_s: their median, from the beginning of one to that of the next.
-            num_batches: how many they were.
+            took: what they took.
             max_width: columns.
         """
-        took = f"Measured: {seconds_text(batch_s)} a batch (median of {num_batches})"
+        return wrapped([" ".join(self._measured(took))], max_width)
+
+    def _measured(self, took: BatchTimes) -> Iterator[str]:
+        batch = seconds_text(took.batch_s)
+        yield f"Measured: {batch} a batch (median of {took.num_batches}),"
         if self.num_devices == 1:
-            return f"{took}, of which operators take {seconds_text(self.step_s)} ({self._how})."
-        gain = self.one_device_s / batch_s
-        if gain >= AS_FAST:
-            beside = f"at least {number_text(round(gain, 2))} times as fast as one device"
-        elif self.one_device_fits:
-            beside = "so one device may be faster"
+            yield f"of which operators take {seconds_text(self.step_s)} ({self._how})."
+            return
+        predicted = f"{self._how}: {seconds_text(self.step_s)}"
+        if took.calls_s is None:
+            yield (
+                f"{predicted} without your step, data, optimizer and Lightning's loop; one device, "
+                f"also without, {seconds_text(self.one_device_s)}."
+            )
+            one_s = None
         else:
-            beside = "more than the arithmetic of one device, which has no room for it"
-        sentence = (
-            f"{took}; {self._how} were {seconds_text(self.step_s)} and for one device "
-            f"{seconds_text(self.one_device_s)}, both without your step, data, optimizer and "
-            f"Lightning's loop: {beside}."
-        )
-        return wrapped([sentence], max_width)
+            one_s = took.most_alone_s(self.one_device_s)
+            rest_s = took.batch_s - took.calls_s
+            yield (
+                f"{seconds_text(took.calls_s)} of it in the pipeline ({predicted}), "
+                f"{seconds_text(rest_s)} in your step, data, optimizer and Lightning's loop."
+            )
+        if not self.one_device_fits:
+            yield "One device has no room for the model."
+        elif one_s is not None:
+            yield self._beside_one_process(took.batch_s, one_s)
+
+    def _beside_one_process(self, batch_s: float, one_s: float) -> str:
+        gain = batch_s / one_s
+        one = f"One process would take at most about {seconds_text(one_s)}"
+        if gain >= AS_FAST:
+            return f"{one}: it is faster here, at least {number_text(round(gain, 2))} times."
+        these = count_text(self.num_devices, "process")
+        if gain > 1 / AS_FAST:
+            return f"{one}: it is at least as fast as these {these}."
+        return f"{one}: these {these} are up to {number_text(round(1 / gain, 2))} times as fast."
 
     @property
     def _how(self) -> str:

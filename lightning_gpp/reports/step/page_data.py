@@ -22,9 +22,10 @@ from lightning_gpp.reports.step.path_line import path_pieces
 from lightning_gpp.reports.step.picture_memory import peak_text
 from lightning_gpp.reports.step.picture_text import path_text, subtitle, title
 from lightning_gpp.simulate.timeline.shares import shares
-from lightning_gpp.simulate.timeline.span import Span
+from lightning_gpp.simulate.timeline.span import Span, SpanKind
 from lightning_gpp.simulate.timeline.timeline import MemoryCurve, Timeline
 from lightning_gpp.simulate.timeline.transfer import Transfer, transfer_lanes
+from lightning_gpp.simulate.timeline.versions import Met, met_by_backwards
 from lightning_gpp.simulate.timeline.words import words_of
 from lightning_gpp.units_of_measure import count_text, percent_text
 
@@ -152,12 +153,13 @@ def _items(
     texts: _Texts,
 ) -> dict[str, Any]:
     """The columns that spans and transfers have in common."""
+    met = met_by_backwards(timeline)
     return {
         "start": [_seconds(item.start_s) for item in items],
         "seconds": [_seconds(item.duration_s) for item in items],
         "paint": [PAINTS.index(PAINT_OF[item.kind]) for item in items],
         "name": [texts.number(words_of(item, timeline)) for item in items],
-        "what": [texts.number(_what(item)) for item in items],
+        "what": [texts.number(_what(item, met)) for item in items],
         "bytes": [item.size_bytes for item in items],
         "stage": [item.stage if isinstance(item, Span) else None for item in items],
         "microbatch": [_number(item) for item in items],
@@ -165,12 +167,15 @@ def _items(
     }
 
 
-def _what(item: Span | Transfer) -> str:
+def _what(item: Span | Transfer, met: Met) -> str:
     """Its kind; with the weights that it meets, where these change while batches are in flight."""
-    if isinstance(item, Span) and item.updates is not None:
-        return f"{item.kind.value}, {count_text(item.updates, 'update')} before it"
     kind: str = item.kind.value
-    return kind
+    if not isinstance(item, Span) or item.updates is None:
+        return kind
+    text, later = f"{kind}, {count_text(item.updates, 'update')} before it", None
+    if item.kind is SpanKind.FORWARD:
+        later = met.get((item.stage, item.microbatch))
+    return text if later is None else f"{text}, {later} before its backward"
 
 
 def _number(item: Span | Transfer) -> int | None:

@@ -24,6 +24,7 @@ from lightning_gpp.reports.step.picture_text import (
     stage_lines,
     subtitle,
     title,
+    versions_text,
 )
 from lightning_gpp.simulate.timeline.timeline import Timeline, TimelineStage
 
@@ -154,7 +155,8 @@ def _panels(timelines: Sequence[Timeline]) -> list[_Panel]:
     measured = next((t for t in timelines if t.source != "predicted"), None)
     until_s, panels = _axes_until_s(timelines), []
     for timeline in timelines:
-        lines = [title(timeline, measured), subtitle(timeline), path_text(timeline)]
+        lines = [title(timeline, measured), subtitle(timeline)]
+        lines += [versions_text(timeline), path_text(timeline)]
         if until_s[timeline.full_name] < max(until_s.values()):
             lines[0] += " — on a scale of its own"
         rows = Rows.of(timeline, height_in)

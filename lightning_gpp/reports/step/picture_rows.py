@@ -18,7 +18,7 @@ ROOM_IN = 7.0
 """Height that all lanes of a picture share where they are many."""
 GAP = 0.35
 """Gap between rows in parts of a lane."""
-NUMBER_PT = 8.0
+NUMBER_PT, VERSION_PT = 8.0, 5.5
 LARGEST_PT, SMALLEST_PT = 10.0, 5.5
 
 
@@ -78,6 +78,11 @@ class Rows:
     def has_numbers(self) -> bool:
         """Whether the numbers of micro-batches fit into the lanes."""
         return self.lane_in * 72 >= 1.8 * NUMBER_PT
+
+    @property
+    def has_versions(self) -> bool:
+        """Whether the versions of weights fit below those numbers, above the critical path."""
+        return self.lane_in * 72 >= 1.8 * (NUMBER_PT + VERSION_PT)
 
     @property
     def text_pt(self) -> float:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from lightning_gpp.reports.step.paint import IDLE_COLOUR, PAINT_OF, PAINTS, PATH_COLOUR, Paint
 from lightning_gpp.reports.step.path_line import path_pieces
-from lightning_gpp.reports.step.picture_rows import NUMBER_PT, Rows
+from lightning_gpp.reports.step.picture_rows import NUMBER_PT, VERSION_PT, Rows
 from lightning_gpp.simulate.timeline.shares import shares
 from lightning_gpp.simulate.timeline.span import Span
 from lightning_gpp.simulate.timeline.timeline import Timeline
+from lightning_gpp.simulate.timeline.versions import met_by_backwards, version_text
 from lightning_gpp.units_of_measure import percent_text
 
 if TYPE_CHECKING:
@@ -83,19 +84,29 @@ def _draw_bars(timeline: Timeline, rows: Rows, paint: Paint, axes: Axes) -> None
 
 
 def _draw_numbers(timeline: Timeline, rows: Rows, axes: Axes) -> None:
-    for span, paint in _numbered(timeline, rows, axes):
+    """The micro-batch of every bar and, where these overlap, which weights there were then."""
+    met = met_by_backwards(timeline)
+    points_per_s = _points_per_s(axes)
+    for span, paint in _numbered(timeline, rows, points_per_s):
+        versions = version_text(span, met)
+        is_wide = span.duration_s * points_per_s >= _width_pt(versions, VERSION_PT)
+        middle = 0.42 if timeline.critical_path else 0.5
+        lines = [(str(span.microbatch), NUMBER_PT, middle)]
+        if versions and is_wide and rows.has_versions:
+            lines = [(str(span.microbatch), NUMBER_PT, 0.24), (versions, VERSION_PT, 0.58)]
         top, height = rows.place(span, paint)
-        axes.text(
-            (span.start_s + span.end_s) / 2 * 1e3,
-            top + height * (0.42 if timeline.critical_path else 0.5),
-            str(span.microbatch),
-            size=NUMBER_PT,
-            color=paint.text,
-            ha="center",
-            va="center_baseline",
-            zorder=5,
-            path_effects=around(paint.colour, 2.0),
-        )
+        for text, size_pt, part in lines:
+            axes.text(
+                (span.start_s + span.end_s) / 2 * 1e3,
+                top + height * part,
+                text,
+                size=size_pt,
+                color=paint.text,
+                ha="center",
+                va="center_baseline",
+                zorder=5,
+                path_effects=around(paint.colour, 2.0),
+            )
 
 
 def around(colour: str, width_pt: float) -> list[AbstractPathEffect]:
@@ -105,18 +116,26 @@ def around(colour: str, width_pt: float) -> list[AbstractPathEffect]:
     return [Stroke(linewidth=width_pt, foreground=colour), Normal()]
 
 
-def _numbered(timeline: Timeline, rows: Rows, axes: Axes) -> Iterator[tuple[Span, Paint]]:
+def _numbered(timeline: Timeline, rows: Rows, points_per_s: float) -> Iterator[tuple[Span, Paint]]:
     """The spans whose bars are large enough for the number of their micro-batch."""
     if not rows.has_numbers:
         return
-    width_in = axes.get_position().width * axes.figure.get_figure(root=True).get_figwidth()
-    points_per_s = width_in * 72 * 1e3 / axes.get_xlim()[1]
     for paint in PAINTS:
         if paint.in_lane:
             for span in timeline.spans:
-                needed = (len(str(span.microbatch)) + 0.5) * DIGIT_WIDTH * NUMBER_PT
-                if span.kind in paint.kinds and span.duration_s * points_per_s >= needed:
+                needed_pt = _width_pt(str(span.microbatch), NUMBER_PT)
+                if span.kind in paint.kinds and span.duration_s * points_per_s >= needed_pt:
                     yield span, paint
+
+
+def _points_per_s(axes: Axes) -> float:
+    width_in = axes.get_position().width * axes.figure.get_figure(root=True).get_figwidth()
+    return float(width_in * 72 * 1e3 / axes.get_xlim()[1])
+
+
+def _width_pt(text: str, size_pt: float) -> float:
+    """How wide a text of digits is, with some room."""
+    return (len(text) + 0.5) * DIGIT_WIDTH * size_pt
 
 
 def _draw_path(timeline: Timeline, rows: Rows, axes: Axes) -> None:

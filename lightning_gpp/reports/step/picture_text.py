@@ -42,9 +42,18 @@ def subtitle(timeline: Timeline) -> str:
         f"{count_text(num_stages, 'stage')} on {count_text(timeline.num_ranks, 'rank')}",
         _batches(timeline),
     ]
+    if timeline.weights:
+        parts.append(f"weights {timeline.weights}")
     if error_s := max(timeline.clock_error_s, default=0.0):
         parts.append(f"clocks agree within {error_s * 1e3:.2g} ms")
     return "  ·  ".join(parts)
+
+
+def versions_text(timeline: Timeline) -> str:
+    """How to read which weights bars had; empty where mini-batches do not overlap."""
+    if all(span.updates is None for span in timeline.spans):
+        return ""
+    return "below the mini-batch: updates before it; 12→15: its backward comes after 15"
 
 
 def _num_stages(stages: Sequence[TimelineStage]) -> int:

@@ -68,8 +68,9 @@ def _flat_gradient(name: str, parameter: Parameter) -> Tensor:
         return parameter.detach().new_zeros(parameter.numel())
     if parameter.grad.layout is not torch.strided:
         raise RuntimeError(
-            f"parameter {name!r} has a sparse gradient, which cannot be summed over the replicas "
-            "of its stage; make its embedding with sparse=False, or give the stage one device"
+            f"parameter {name!r} has a sparse gradient, which is summed over the replicas of its "
+            "stage where a module says so (nn.Embedding(sparse=True)), not where a function does; "
+            "use the module, or sparse=False, or give the stage one device"
         )
     return parameter.grad.detach().reshape(-1)
 
@@ -81,7 +82,7 @@ class GradientReduction:
         program: what runs; what replicas on this device and others hold is summed.
         device: which.
         rank_of_device: rank of every device.
-        parameters: of this device, by canonical name.
+        parameters: of this device, by canonical name; others are not summed here.
         sums: begins sums.
         minibatch: which of the program.
     """
@@ -102,7 +103,8 @@ class GradientReduction:
         for number, of, group in program.sums():
             if group.stage is None or device not in group.devices or of != minibatch:
                 continue
-            trained = {n: parameters[n] for n in group.parameters if parameters[n].requires_grad}
+            known = {name: parameters[name] for name in group.parameters if name in parameters}
+            trained = {name: p for name, p in known.items() if p.requires_grad}
             ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
             self._buckets += [
                 GradientBucket(number, ranks, part, set(part)) for part in _cut(trained)

@@ -1,4 +1,7 @@
-"""Sums the gradients of parameters that different stages share: by messages to their owner."""
+"""Sums gradients by messages to the first rank: of what stages share, and sparse ones of replicas.
+
+A message takes what there is; replicas do not know of each other which rows of a table they used.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from lightning_gpp.runtime.payload import Payload, pack, unpack
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 
 SHARED_GRADIENTS = -2
-"""First number of the tags of messages with gradients of parameters that different stages share."""
+"""First number of the tags of messages with gradients."""
 
 
 def sum_shared(
@@ -24,7 +27,7 @@ def sum_shared(
     """The first of the ranks adds up the gradients and answers with the sum.
 
     Args:
-        parameters: what is shared; the same on all of its ranks.
+        parameters: the same on all of the ranks.
         ranks: those that hold it.
         number: of the sum, for the tags.
         transport: of this rank.

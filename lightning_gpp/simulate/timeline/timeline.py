@@ -136,6 +136,7 @@ class Timeline:
         name: what it is called where several of one source are shown.
         num_minibatches: mini-batches that overlap, each a step of its own, where the pipeline does
             not drain between them; they are the micro-batches of the spans.
+        weights: name of the policy of weights, where it does not drain and that is known.
 
     Raises:
         ValueError: a span or a transfer names an unknown rank or stage, goes beyond the step, or
@@ -155,6 +156,7 @@ class Timeline:
     memory: tuple[MemoryCurve, ...] = ()
     name: str = ""
     num_minibatches: int = 1
+    weights: str = ""
 
     def __post_init__(self) -> None:
         self._check_spans()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from lightning_gpp.cluster import AllReduce
-from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, ask_scheduled
+from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, ask_scheduled, by_rank
 from lightning_gpp.simulate.engine.compile_program import Sends
 from lightning_gpp.simulate.plan_costs import Overlap, program_costs, simulate_plan
 from lightning_gpp.simulate.program_costs import ProgramCosts, StepCosts
@@ -157,10 +157,9 @@ class PlanCase:
         if self.planner not in PLANNERS:
             raise ValueError(f"no planner made the plan ({self.planner!r}), so none can be asked")
         found = ask_scheduled(request, self.planner, self.asked_schedule)
+        plan, request = by_rank(found.plan, found.request)
         step = _step_of(self.run.step, self.request, request)
-        return replace(
-            self, plan=found.plan, request=found.request, run=replace(self.run, step=step)
-        )
+        return replace(self, plan=plan, request=request, run=replace(self.run, step=step))
 
 
 def _step_of(step: StepCosts, before: PlanRequest, after: PlanRequest) -> StepCosts:

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gpp.capture.checks.rounding import relative_tolerance
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.values.graph_inputs import GraphInputs
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
 from lightning_gpp.strategy.cutting.slices import Slices
 
-_RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4}
-_COARSE_TOLERANCE = 2e-2  # half precision
+_OF_FLOAT32 = 1e-4
 _FEW_ROUNDINGS = 4
 _DEPENDS = "output {!r} of a sample depends on the other samples of its batch"
 
@@ -269,6 +269,6 @@ def _is_close(got: Any, want: Any) -> bool:
         return True
     if not (want.is_floating_point() or want.is_complex()):
         return torch.equal(got, want)
-    tolerance = _RELATIVE_TOLERANCE.get(want.dtype, _COARSE_TOLERANCE)
+    tolerance = relative_tolerance(want.dtype, of_float32=_OF_FLOAT32)
     scale = float(want.abs().nan_to_num(0, 0, 0).max()) if want.numel() else 0.0
     return torch.allclose(got, want, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

@@ -135,7 +135,7 @@ def in_plan_order(cluster: Cluster) -> Cluster:
     """The devices by rank, that of rank 0 moved to the end.
 
     Plans end on the last device, the loss is there, and the loss is on rank 0
-    (:func:`~lightning_gpp.strategy.planning.by_rank.rank_of_device`): so neighbours of the plan are
+    (:func:`~lightning_gpp.planner.plan.by_rank.rank_of_device`): so neighbours of the plan are
     neighbours on the hosts.
     """
     first, *others = cluster.devices

@@ -8,6 +8,7 @@ a cluster, the question, and the planners' code. Whatever of these differs makes
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import platform
@@ -22,11 +23,20 @@ import torch
 from lightning_gpp import _version
 from lightning_gpp.capture import CapturedModel, device_kind, module_content
 from lightning_gpp.cluster import cluster_to_json
-from lightning_gpp.cost import Costs, costs_from_json, costs_to_json
+from lightning_gpp.cost import Costs, costs_to_json
 from lightning_gpp.document_cache import DocumentCache, content_hash, default_folder
 from lightning_gpp.graph import graph_to_json
 from lightning_gpp.planner import Plan, PlanRequest, plan_from_json, plan_to_json, validate_plan
+from lightning_gpp.reports import BatchTimes
 from lightning_gpp.simulate.refit.refit import Refit
+from lightning_gpp.strategy.planning import reference_work
+from lightning_gpp.strategy.planning.reference_work import (
+    MUCH_SLOWER,
+    WORK,
+    TimedCosts,
+    positive_s,
+)
+from lightning_gpp.strict_json import JsonFormat
 
 CacheLike = bool | str | Path
 """Whether to keep profiles and plans, or the folder to keep them in."""
@@ -34,6 +44,8 @@ CacheLike = bool | str | Path
 log = logging.getLogger(__name__)
 
 OF_EARLIER_RUN = " is of an earlier run"
+
+BATCHES = JsonFormat("lightning_gpp.batch_times", 1)
 
 _PROFILE_ROOMS = ("capture", "cost", "graph")
 _REFIT_ROOMS = (*_PROFILE_ROOMS, "planner", "schedule", "simulate")
@@ -46,21 +58,57 @@ class PlanCache:
     Args:
         given: True for the default folder, False to make everything anew and keep nothing, or a
             folder.
+        reference: seconds that the reference work takes on a device now.
     """
 
-    def __init__(self, given: CacheLike) -> None:
+    def __init__(
+        self, given: CacheLike, reference: Callable[[torch.device], float] | None = None
+    ) -> None:
+        self._reference = reference or reference_work.reference_s
         folder = default_folder() if given is True else Path(given) if given else None
         self._documents = None if folder is None else DocumentCache(folder)
 
     def costs(
         self, captured: CapturedModel, device: torch.device, measure: Callable[[], Costs]
     ) -> tuple[Costs, tuple[str, ...]]:
-        """The costs of a model on a device, and a note where they are of an earlier run."""
+        """The costs of a model on a device, and a note where they are of an earlier run.
+
+        Costs of a machine that was busy are measured again, once: right away, or when they are
+        found and it is faster by now. What remains of them is said.
+        """
         if self._documents is None:
             return measure(), ()
-        return self._find(
-            "profile", profile_key(captured, device), costs_from_json, costs_to_json, measure
-        )
+
+        def timed() -> TimedCosts:
+            return TimedCosts.measured(measure, lambda: self._reference(device))
+
+        key = profile_key(captured, device)
+        found, notes = self._find("profile", key, TimedCosts.from_json, TimedCosts.to_json, timed)
+        now_s = self._reference(device) if notes else found.reference_s
+        best_s = self._best_reference_s(device, now_s)
+        is_faster_now = not notes or now_s * MUCH_SLOWER < found.reference_s
+        if found.slowness(best_s) > MUCH_SLOWER and is_faster_now:
+            again = timed()
+            if again.reference_s < found.reference_s:
+                found, notes = again, ()
+                self._documents.write("profile", key, found.to_json())
+            best_s = self._best_reference_s(device, again.reference_s)
+        return found.costs, (*found.note(best_s), *notes)
+
+    def _best_reference_s(self, device: torch.device, now_s: float) -> float:
+        """The least seconds of the reference work that are known, those of now included."""
+        assert self._documents is not None
+        key = {
+            "work": WORK,
+            "device": device_kind(device),
+            "machine": _machine(device),
+            "versions": {"torch": torch.__version__, "cuda": torch.version.cuda or ""},
+        }
+        known_s = self._documents.read("reference", key, lambda text: positive_s(json.loads(text)))
+        if known_s is None or now_s < known_s:
+            self._documents.write("reference", key, json.dumps(now_s))
+            return now_s
+        return known_s
 
     def plan(
         self, request: PlanRequest, planner: str, search: Callable[[], Plan]
@@ -87,6 +135,17 @@ class PlanCache:
         if self._documents is not None:
             self._documents.write("refit", key, found.to_json())
 
+    def batch_times(self, key: Mapping[str, Any]) -> BatchTimes | None:
+        """What batches took when the plan of a :func:`plan_run_key` ran last; None: not known."""
+        if self._documents is None:
+            return None
+        return self._documents.read("batches", key, lambda text: BATCHES.loads(BatchTimes, text))
+
+    def keep_batch_times(self, key: Mapping[str, Any], times: BatchTimes) -> None:
+        """Keeps what batches took in the place of what is known."""
+        if self._documents is not None:
+            self._documents.write("batches", key, BATCHES.dumps(times))
+
     def _find(
         self,
         kind: str,
@@ -109,6 +168,17 @@ class PlanCache:
         return made, ()
 
 
+def plan_run_key(plan: Plan, request: PlanRequest, refit_key: Mapping[str, Any]) -> dict[str, Any]:
+    """What the time of a batch depends on: the plan, its schedule, and what a refit belongs to."""
+    return {
+        "plan": content_hash(plan_to_json(plan)),
+        "schedule": request.schedule,
+        "minibatch_size": request.minibatch_size,
+        "cluster": content_hash(cluster_to_json(request.cluster)),
+        "run": content_hash(dict(refit_key)),
+    }
+
+
 def is_of_earlier_run(note: str) -> bool:
     """Whether a note says that something was found again, and nothing more."""
     return OF_EARLIER_RUN in note.partition(":")[0]
@@ -121,6 +191,7 @@ def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]
         "capture": captured.fingerprint,
         "module": module_content(captured.module),
         "is_training": captured.module.training,
+        "reference": WORK,
         "device": device_kind(device),
         "machine": _machine(device),
         "precision": _precision(device),

@@ -32,13 +32,13 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.planner.graphpipe import SearchResult
+from lightning_gpp.planner.plan.by_rank import by_rank, note_of_ranks, rank_of_device
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.devices.devices_at_hand import (
     in_plan_order,
     resolve_cluster,
     warn_of_misplaced,
 )
-from lightning_gpp.strategy.planning.by_rank import by_rank, note_of_ranks, rank_of_device
 from lightning_gpp.strategy.planning.costs_given import LAST_REFIT
 from lightning_gpp.strategy.planning.measuring import Measured
 from lightning_gpp.strategy.planning.plan_cache import PlanCache, refit_key
@@ -70,8 +70,7 @@ class Planned:
 
     Attributes:
         plan: the plan.
-        request: the question, whose schedule runs the plan; with estimated costs for a plan made
-            by hand on real devices.
+        request: the question, whose schedule runs the plan.
         notes: what the user should know of how it came about.
         refit: what recorded steps said about the costs, where that was used.
         refit_key: where a refit of this run is kept.
@@ -105,8 +104,7 @@ def plan_pipeline(
         captured: the model.
         example: the micro-batch that the model was captured with.
         at_hand: the devices of all ranks, by rank.
-        measured: costs on every kind of these devices; not needed for a plan made by hand, nor
-            where the settings give costs.
+        measured: costs on every kind of these devices; None where the settings give costs.
         device: of rank 0.
         ways: the model in ways, if there are several.
 
@@ -119,11 +117,12 @@ def plan_pipeline(
     chosen = settings.cluster
     cluster = in_plan_order(at_hand if chosen is None else resolve_cluster(chosen, num_devices))
     key = refit_key(captured, device)
-    if settings.plan is not None:
-        plan = resolve_plan(settings.plan, captured.graph)
-        return _by_hand(plan, settings, captured, example, cluster, measured, key)
     costs, notes = (_given(settings), ()) if measured is None else (measured.costs, measured.notes)
     assert costs is not None, "the planner needs costs"
+    if settings.plan is not None:
+        plan = resolve_plan(settings.plan, captured.graph)
+        known = Measured(costs, notes)
+        return _by_hand(plan, settings, captured, example, cluster, known, key)
     question = _request(settings, captured, example, cluster, costs, None)
     question, refit_notes, found = _refitted(settings, question, key)
     answered = _answered(settings, question, ways)
@@ -145,7 +144,7 @@ def _by_hand(
     captured: CapturedModel,
     example: Example,
     cluster: Cluster,
-    measured: Measured | None,
+    known: Measured,
     key: Mapping[str, Any],
 ) -> Planned:
     """A plan that the user made, with the schedule that runs it; its devices keep their numbers."""
@@ -153,12 +152,12 @@ def _by_hand(
         refuse_async_plan(plan.stages)
     num_devices = cluster.num_devices
     _check_microbatches(settings, validate_plan(plan, captured.graph, num_devices))
-    costs = _given(settings) if measured is None else measured.costs
-    question = _request(settings, captured, example, cluster, costs, plan)
-    question, notes, found = _refitted(settings, question, key)
+    question = _request(settings, captured, example, cluster, known.costs, plan)
+    question, refit_notes, found = _refitted(settings, question, key)
     found_plan = SearchResult(plan)
     answered = choose_schedule(question, settings.planned_schedule, lambda _: found_plan)
-    notes = (*captured.kept_whole, *notes, *answered.notes, *note_of_ranks(plan, num_devices))
+    notes = (*captured.kept_whole, *known.notes, *refit_notes, *answered.notes)
+    notes += note_of_ranks(plan, num_devices)
     _warn_of_misplaced(plan, answered.request, settings)
     return Planned(plan, answered.request, notes, found, key)
 
@@ -254,7 +253,7 @@ def _request(
     captured: CapturedModel,
     example: Example,
     cluster: Cluster,
-    costs: Costs | None,
+    costs: Costs,
     plan: Plan | None,
 ) -> PlanRequest:
     num_microbatches = settings.num_microbatches and example.num_microbatches

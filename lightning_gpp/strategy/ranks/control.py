@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightning_gpp.runtime.payload import pack_object, unpack_object
@@ -129,12 +129,28 @@ class Control:
         """Waits until everything told so far has left."""
         self._transport.flush()
 
-    def gather(self, obj: Any, purpose: str) -> list[Any]:
-        """All ranks: every rank's object on rank 0, an empty list on the others."""
+    def gather(
+        self, obj: Any, purpose: str, store: Callable[[Any], Any] | None = None
+    ) -> list[Any]:
+        """All ranks: every rank's object on rank 0, an empty list on the others.
+
+        Args:
+            obj: this rank's.
+            purpose: of the waiting, for errors.
+            store: of large objects: what rank 0 does with each as it comes. The ranks send in
+                turn, so that it has the memory of one at a time.
+        """
         self.check_together()
         if not self.is_leader:
+            if store is not None:
+                self.receive_from(0, purpose)
             self.send_to(0, obj)
             self._transport.flush()
             return []
-        ranks = range(1, self._transport.num_ranks)
-        return [obj, *(self.receive_from(rank, purpose) for rank in ranks)]
+        gathered = [obj]
+        for rank in range(1, self._transport.num_ranks):
+            if store is not None:
+                self.send_to(rank, None)
+            found = self.receive_from(rank, purpose)
+            gathered.append(found if store is None else store(found))
+        return gathered

@@ -7,7 +7,8 @@ no slots: a frozen dataclass with slots is pickled by Python code, one without i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,22 +42,47 @@ class Autocast:
     Attributes:
         is_on: whether there is one.
         dtype: of its computations.
+        keeps_casts: whether a weight is cast once for all that use it.
     """
 
     is_on: bool
     dtype: torch.dtype
+    keeps_casts: bool
 
     @classmethod
     def current(cls, device: torch.device) -> Autocast:
         """The one that the caller is in."""
-        kind = "cpu" if device.type == "meta" else device.type
-        return cls(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        kind = _kind(device)
+        return cls(
+            torch.is_autocast_enabled(kind),
+            torch.get_autocast_dtype(kind),
+            torch.is_autocast_cache_enabled(),
+        )
+
+    @property
+    def dtype_in_use(self) -> torch.dtype | None:
+        """Of its computations; None where there is none."""
+        return self.dtype if self.is_on else None
 
     def on(self, device: torch.device) -> torch.autocast:
         """The same on this rank's device."""
-        kind = "cpu" if device.type == "meta" else device.type
+        kind = _kind(device)
         dtype = self.dtype if self.is_on else torch.get_autocast_dtype(kind)
-        return torch.autocast(kind, dtype=dtype, enabled=self.is_on)
+        return torch.autocast(kind, dtype=dtype, enabled=self.is_on, cache_enabled=self.keeps_casts)
+
+    @contextmanager
+    def while_building(self, device: torch.device) -> Iterator[None]:
+        """The same on this rank's device and on the CPU, where models are captured."""
+        with self.on(_CPU), self.on(device):
+            yield
+
+
+_CPU = torch.device("cpu")
+
+
+def _kind(device: torch.device) -> str:
+    """The type of device whose autocast holds there: shapes are computed as on a CPU."""
+    return "cpu" if device.type == "meta" else device.type
 
 
 @dataclass(frozen=True)
@@ -84,6 +110,7 @@ class Trial:
         units: samples of each of the smallest micro-batches of the pass that is cut.
         is_trained: whether it is cut as a mini-batch that trains.
         training: mode of the modules, of one trial each.
+        autocast: the user's.
         num_whole: passes in one piece, before the one that is cut.
         is_cut: whether there is one that is cut.
     """
@@ -91,6 +118,7 @@ class Trial:
     units: list[int]
     is_trained: bool
     training: bool
+    autocast: Autocast
     num_whole: int = 2
     is_cut: bool = True
 
@@ -222,10 +250,13 @@ class Minibatch:
     Attributes:
         units: samples of each of the smallest micro-batches.
         needs: arguments of the forward that need a gradient.
+        loss_scale: what losses are multiplied by before they go backward; gradients are divided by
+            it when they are handed out.
     """
 
     units: list[int]
     needs: frozenset[str]
+    loss_scale: float = 1.0
 
 
 @dataclass(frozen=True)

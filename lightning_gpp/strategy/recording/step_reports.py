@@ -96,7 +96,7 @@ class StepReports:
             windows: where the pipeline was in each of them.
         """
         assert timeline.step is not None
-        question = WindowsQuestion.of(pipeline, windows)
+        question = WindowsQuestion.of(pipeline, windows, timeline.weights)
         name, note = _name(pipeline)
         predicted, notes = {name: question.predicted()}, [note]
         if _actions(timeline) != _actions(predicted[name]):
@@ -156,7 +156,10 @@ def _name(pipeline: Pipeline) -> tuple[str, str]:
     if planned.refit is not None:
         return "known", f"known: costs {planned.refit.describe()}."
     if planned.request.is_estimated:
-        return "estimate", "estimate: operators were not measured, a plan made by hand needs none."
+        return (
+            "estimate",
+            "estimate: operators were not measured, their costs are those of data sheets.",
+        )
     return (
         "profile",
         "profile: operators one by one; the user's step, data and optimizer are not in it.",

@@ -39,7 +39,8 @@ class TimelineCallback(pl.Callback):
 
     Where the pipeline does not drain (``schedule="1f1b-async"``) steps overlap: chosen steps in a
     row are one timeline, of which every mini-batch is one of its ``num_minibatches``, and every
-    forward and backward says how many updates its weights had seen. It is known by its first step,
+    forward and backward says how many updates its weights had seen, a forward also how many there
+    are when its backward comes (``12→15``). It is known by its first step,
     and ends where the pipeline drains (the end of an epoch, a checkpoint). It is compared with the
     simulation of the same windows, also with the costs of windows recorded before; these are not
     kept for the next run. Ranks are at their windows at other times, which is idle at both ends:
@@ -382,5 +383,6 @@ def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None
         rank_of_device=run.pipeline.rank_of_device,
         schedule=run.built.schedule,
         stages=timeline_stages(run.pipeline),
+        weights=run.settings.weights,
         time_scale=None if emulation is None else emulation.setup.time_scale,
     )

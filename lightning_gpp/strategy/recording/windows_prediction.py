@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.runtime.measured import WindowRecord
@@ -39,6 +39,7 @@ class WindowsQuestion:
         step: what a step is taken to cost besides, where that is known.
         stages: what timelines show of them.
         rank_of_device: rank of every device.
+        weights: name of the policy of weights.
     """
 
     program: Program
@@ -49,10 +50,13 @@ class WindowsQuestion:
     step: StepCosts
     stages: tuple[TimelineStage, ...]
     rank_of_device: tuple[int, ...]
+    weights: str
 
     @classmethod
-    def of(cls, pipeline: Pipeline, windows: Sequence[WindowRecord]) -> WindowsQuestion:
-        """Rank 0: of windows that a pipeline ran, one after the other."""
+    def of(
+        cls, pipeline: Pipeline, windows: Sequence[WindowRecord], weights: str
+    ) -> WindowsQuestion:
+        """Rank 0: of windows that a pipeline ran, one after the other, with a policy of weights."""
         planned = pipeline.planned
         assert planned is not None
         plan, request, known = planned.plan, planned.request, planned.refit
@@ -68,6 +72,7 @@ class WindowsQuestion:
             step,
             timeline_stages(pipeline),
             pipeline.rank_of_device,
+            weights,
         )
 
     def predicted(self, found: Refit | None = None) -> Timeline:
@@ -81,7 +86,8 @@ class WindowsQuestion:
             stages=self.stages,
             rank_of_device=self.rank_of_device,
         )
-        return windows_of(whole, self.program, self.windows, updates=self.updates)
+        shown = windows_of(whole, self.program, self.windows, updates=self.updates)
+        return replace(shown, weights=self.weights)
 
     def refit(self, timelines: Sequence[Timeline]) -> Refit:
         """What recorded windows of the same plan say."""

@@ -16,6 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.capture.checks.rounding import is_autocast
 from lightning_gpp.capture.errors import raised_location
 from lightning_gpp.capture.tracing.reads import Read, check_reads, watched_reads
 from lightning_gpp.instance_attribute import taken_away
@@ -30,6 +31,11 @@ from lightning_gpp.strategy.spmd.spmd_run import SpmdForward, SpmdRun
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 from lightning_gpp.strategy.step.forward_calls import ForwardCalls, LedCall
 from lightning_gpp.strategy.step.pipelined_call import PipelinedCall
+
+NO_AUTOCAST = (
+    "an SPMD program is of operators with the types that they were exported with, which autocast "
+    "would change; use precision='bf16-true' or '16-true', or strategy='graphpipe'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,14 @@ class SpmdCalls(ForwardCalls):
         self._exports: dict[Hashable, _Known] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What forward returns."""
+        """What forward returns.
+
+        Raises:
+            NotImplementedError: it is called under autocast.
+        """
         run = self._divided_run
+        if is_autocast():
+            raise NotImplementedError(NO_AUTOCAST)
         target = pipelined_module(run.module, run.settings.module)
         if run.divided is not None:
             run.divided.partition.agree_on_gradients()

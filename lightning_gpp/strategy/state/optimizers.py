@@ -7,9 +7,10 @@ the indices they have on one device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.mapped_tensor import in_memory
 from lightning_gpp.strategy.ranks.control import Control
 
 _STATE = Mapping[int, dict[str, Any]]
@@ -80,7 +82,7 @@ class PartialOptimizer:
         for parameter in held:
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor) and value.dim() > 0:
-                    optimizer.state[parameter][key] = value.to(parameter.device)
+                    optimizer.state[parameter][key] = in_memory(value).to(parameter.device)
         return cls(optimizer, names, kept)
 
     @contextmanager
@@ -114,23 +116,64 @@ class PartialOptimizer:
     def state_by_index(self) -> dict[int, dict[str, Any]]:
         """State of the parameters of this rank by their index on one device, on the CPU."""
         state: dict[int, dict[str, Any]] = {}
-        offset = 0
-        for group, names, kept in zip(
-            self.optimizer.param_groups, self.names, self.kept, strict=True
-        ):
+        for offset, kept, group in self._kept_by_group():
             for position, parameter in zip(kept, group["params"], strict=True):
                 if parameter in self.optimizer.state:
                     state[offset + position] = pytree.tree_map(
                         lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf,
                         dict(self.optimizer.state[parameter]),
                     )
-            offset += len(names)
         return state
 
-    def whole_state_dict(self, control: Control) -> dict[str, Any]:
-        """All ranks: on rank 0 the state dict that one device would write, else this rank's own."""
-        gathered = control.gather(self.state_by_index(), "gathering the optimizer state on rank 0")
+    def whole_state_dict(
+        self, control: Control, store: Callable[[Tensor], Tensor]
+    ) -> dict[str, Any]:
+        """All ranks: on rank 0 the state dict that one device would write, else this rank's own.
+
+        Args:
+            control: how to reach the other ranks.
+            store: where rank 0 keeps a tensor of another.
+        """
+        gathered = control.gather(
+            self.state_by_index(),
+            "gathering the optimizer state on rank 0",
+            partial(pytree.tree_map_only, Tensor, store),
+        )
         state = self.merged(gathered)
+        if not control.is_leader:
+            return self.optimizer.state_dict()
+        return {"state": dict(sorted(state.items())), "param_groups": self._whole_group_dicts()}
+
+    def counted_state_dict(self, counted: Iterable[nn.Parameter]) -> dict[str, Any]:
+        """What one device would write, with the state of these parameters of this rank only."""
+        ids = {id(parameter) for parameter in counted}
+        kept = (
+            offset + position
+            for offset, kept, group in self._kept_by_group()
+            for position, parameter in zip(kept, group["params"], strict=True)
+            if id(parameter) in ids
+        )
+        state = self.state_by_index()
+        return {
+            "state": {index: state[index] for index in kept if index in state},
+            "param_groups": self._whole_group_dicts(),
+        }
+
+    def kept_indices(self) -> list[int]:
+        """Indices on one device of the parameters that this rank keeps."""
+        return [offset + each for offset, kept, _ in self._kept_by_group() for each in kept]
+
+    def _kept_by_group(self) -> Iterator[tuple[int, list[int], dict[str, Any]]]:
+        """For every group its first index on one device, the positions kept, and the group."""
+        offset = 0
+        for group, names, kept in zip(
+            self.optimizer.param_groups, self.names, self.kept, strict=True
+        ):
+            yield offset, kept, group
+            offset += len(names)
+
+    def _whole_group_dicts(self) -> list[dict[str, Any]]:
+        """Groups as in a state dict of one device."""
         groups = []
         offset = 0
         for group, names in zip(self.optimizer.param_groups, self.names, strict=True):
@@ -138,9 +181,7 @@ class PartialOptimizer:
             packed["params"] = list(range(offset, offset + len(names)))
             groups.append(packed)
             offset += len(names)
-        if not control.is_leader:
-            return self.optimizer.state_dict()
-        return {"state": dict(sorted(state.items())), "param_groups": groups}
+        return groups
 
     def merged(self, gathered: Sequence[dict[int, dict[str, Any]]]) -> dict[int, dict[str, Any]]:
         """State by index on one device, of that of all ranks; copies are those of the first."""

@@ -7,12 +7,14 @@ tensors on the ``meta`` device, so that names, shapes and keys stay complete. Wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lightning_gpp.mapped_tensor import in_memory, is_mapped, mapped
 from lightning_gpp.strategy.ranks.control import Control
 
 
@@ -80,7 +82,31 @@ class Partition:
         self._num_ranks = num_ranks
         self._device = device
         self._slots = _slots(module)
+        self._mapped = {name for name in self._slots if is_mapped(self._tensor(name))}
         self._lacks_some = any(rank not in ranks for ranks in owners.holders.values())
+
+    def of_copy(self, module: nn.Module) -> Partition:
+        """The same ranks hold the same names of a copy of the module, where it is."""
+        device = next((parameter.device for parameter in module.parameters()), self._device)
+        return Partition(
+            module,
+            self.owners,
+            self._control,
+            rank=self._rank,
+            num_ranks=self._num_ranks,
+            device=device,
+        )
+
+    def move(self, device: torch.device) -> None:
+        """Moves what this rank holds."""
+        for name in self.owners.held_by(self._rank):
+            _move(self._tensor(name), device)
+
+    def reunite(self, *, on_all_ranks: bool) -> None:
+        """All ranks: the module is whole again on rank 0, or everywhere."""
+        self.make_whole(self.whole_values())
+        if on_all_ranks:
+            self.share_all()
 
     def spread(self) -> None:
         """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""
@@ -88,7 +114,7 @@ class Partition:
             for rank in range(1, self._num_ranks):
                 names = self.owners.held_by(rank)
                 self._control.send_to(rank, [self._tensor(name).detach() for name in names])
-            self._control.flush()
+                self._control.flush()  # one rank's at a time
         else:
             values = self._control.receive_from(0, "waiting for the initial weights of rank 0")
             self._fill(self.owners.held_by(self._rank), values)
@@ -97,6 +123,8 @@ class Partition:
             tensor = self._tensor(name)
             if name in held:
                 _move(tensor, self._device)
+                if is_mapped(tensor):
+                    tensor.data = in_memory(tensor.data)
             else:
                 self._replace(name, torch.empty_like(tensor, device="meta"))
 
@@ -126,18 +154,47 @@ class Partition:
         """All ranks: on rank 0 the CPU values of what it does not hold, elsewhere nothing."""
         names = self.owners.counted_by(self._rank)
         own = {} if self._control.is_leader else {n: self._tensor(n).detach().cpu() for n in names}
-        gathered = self._control.gather(own, "gathering the weights on rank 0")
+        gathered = self._control.gather(own, "gathering the weights on rank 0", self._stored)
         return {name: value for values in gathered for name, value in values.items()}
 
-    def make_whole(self, values: Mapping[str, Tensor]) -> None:
-        """Puts given values where this rank holds ``meta`` tensors."""
-        for name, value in values.items():
-            if self._tensor(name).is_meta:
-                self._replace(name, value)
+    def counted_state_dict(self) -> dict[str, Any]:
+        """Entries of the module's state dict that count on this rank: over all ranks, each once."""
+        counted = {id(self._tensor(name)) for name in self.owners.counted_by(self._rank)}
+        elsewhere = {id(self._tensor(name)) for name in self._slots} - counted
+        return {
+            name: value.detach() if isinstance(value, Tensor) else value
+            for name, value in self.module.state_dict(keep_vars=True).items()
+            if id(value) in counted or (self._control.is_leader and id(value) not in elsewhere)
+        }
 
-    def values(self) -> dict[str, Tensor]:
-        """CPU values of everything, on a rank whose module is whole."""
-        return {name: self._tensor(name).detach().cpu() for name in self._slots}
+    def _stored(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Values of others where they lay before: in files or in memory."""
+        return {n: mapped(v) if n in self._mapped else v for n, v in values.items()}
+
+    def share_all(self) -> None:
+        """All ranks: those other than 0, whose module is whole, take values that they lack of it.
+
+        One at a time where they lie in files, so that no process has all in its memory.
+        """
+        purpose, is_leader = "waiting for the trained weights", self._control.is_leader
+        parts = [[name] for name in self._slots] if self._mapped else [list(self._slots)]
+        for names in parts:
+            mine = {n: self._tensor(n).detach().cpu() for n in names} if is_leader else {}
+            self.make_whole(self._stored(self._control.share(mine, purpose)))
+            if self._mapped:
+                self._control.gather(None, purpose)
+
+    @property
+    def stores(self) -> Callable[[Tensor], Tensor]:
+        """Where tensors that belong to those of other ranks lie: in files or in memory."""
+        return mapped if self._mapped else _as_it_is
+
+    def make_whole(self, values: Mapping[str, Tensor]) -> None:
+        """Puts given values where this rank holds none; user code may have put its own there."""
+        held = set(self.owners.held_by(self._rank))
+        for name, value in values.items():
+            if self._tensor(name).is_meta or name not in held:
+                self._replace(name, value)
 
     def make_partial(self) -> None:
         """Undoes :meth:`make_whole`."""
@@ -248,6 +305,10 @@ def _checksum(tensor: Tensor) -> int:
     """The sum of the bits of a tensor taken as integers: equal for equal values."""
     bits = tensor.detach().contiguous().reshape(-1).view(_INTEGERS[tensor.element_size()])
     return int(bits.sum(dtype=torch.int64))
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _move(tensor: Tensor, device: torch.device) -> None:

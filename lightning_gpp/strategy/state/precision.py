@@ -1,4 +1,4 @@
-"""Precision plug-ins that clip gradients over the parameters of all ranks."""
+"""Precision plug-ins that look at the gradients of all ranks: to clip them, to scale the loss."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.plugins import DoublePrecision, HalfPrecision, Precision
+from lightning.pytorch.plugins import (
+    DoublePrecision,
+    HalfPrecision,
+    MixedPrecision,
+    Precision,
+)
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-_SUPPORTED = (Precision, DoublePrecision, HalfPrecision)
+from lightning_gpp.strategy.state.loss_scale import AgreedScaler
 
 
 class HoldsParameters(Protocol):
@@ -33,23 +38,43 @@ class HoldsParameters(Protocol):
 
 
 def pipeline_precision(plugin: Precision | None, strategy: HoldsParameters) -> Precision | None:
-    """The plug-in with norm clipping over all ranks; None stays None.
+    """The plug-in with norm clipping and one loss scale over all ranks; None stays None.
 
     Raises:
-        NotImplementedError: the precision mode is not supported yet.
+        NotImplementedError: the precision mode is not supported.
     """
-    if plugin is None or getattr(plugin, "_clips_over_ranks", False):
+    if plugin is None or isinstance(plugin, _ClipsOverRanks):
         return plugin
-    if type(plugin) not in _SUPPORTED:
+    found = _CLASSES.get(type(plugin))
+    if found is None:
         raise NotImplementedError(
-            f"the graphpipe strategy does not support {type(plugin).__name__} yet; use one of the "
-            "precisions '32-true', '64-true', 'bf16-true', '16-true'"
+            f"the graphpipe strategy does not take {type(plugin).__name__}, which replaces or "
+            "divides layers by itself; use one of the precisions '32-true', '64-true', "
+            "'bf16-mixed', '16-mixed', 'bf16-true', '16-true'"
         )
-    name = f"Pipeline{type(plugin).__name__}"
     plugin = copy.copy(plugin)
-    plugin.__class__ = _CLASSES[name]
+    plugin.__class__ = found
     plugin.pipeline_strategy = strategy  # type: ignore[attr-defined]
     return plugin
+
+
+def place_precision(plugin: Precision, device: torch.device) -> None:
+    """Mixed precision is that of the device of this rank, whatever Lightning took it for.
+
+    Args:
+        plugin: in use.
+        device: of this rank; ``meta`` where tensors have no numbers.
+    """
+    if isinstance(plugin, MixedPrecision):
+        plugin.device = "cpu" if device.type == "meta" else device.type
+        if plugin.scaler is not None and not isinstance(plugin.scaler, AgreedScaler):
+            plugin.scaler = AgreedScaler.like(plugin.scaler, device)
+
+
+def loss_scale(plugin: Precision) -> float:
+    """What the loss is multiplied by before it goes backward."""
+    scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+    return 1.0 if scaler is None else scaler.get_scale()
 
 
 class _ClipsOverRanks:
@@ -62,7 +87,6 @@ class _ClipsOverRanks:
     Clipping by value works on ranks without parameters, too (idle devices, stages of activations).
     """
 
-    _clips_over_ranks = True
     pipeline_strategy: HoldsParameters
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
@@ -101,7 +125,8 @@ def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
     """On the CPU, where ranks on devices of any type can add it up."""
     squares = torch.zeros((), dtype=torch.float64)
     for gradient in gradients:
-        squares = squares + gradient.double().square().sum()
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        squares = squares + values.double().square().sum()
     squares = squares.cpu()
     if dist.is_initialized():
         dist.all_reduce(squares)
@@ -120,7 +145,23 @@ class PipelineHalfPrecision(_ClipsOverRanks, HalfPrecision):
     """16-bit precision without autocast."""
 
 
-_CLASSES: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (PipelinePrecision, PipelineDoublePrecision, PipelineHalfPrecision)
+class PipelineMixedPrecision(_ClipsOverRanks, MixedPrecision):
+    """Autocast, for float16 with one loss scale; checkpoints are those of one device."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The state of the scaler stands under the name that one device looks for."""
+        if (state := checkpoint.pop(type(self).__qualname__, None)) is not None:
+            checkpoint[MixedPrecision.__qualname__] = state
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """And back again."""
+        if (state := checkpoint.get(MixedPrecision.__qualname__)) is not None:
+            checkpoint[type(self).__qualname__] = state
+
+
+_CLASSES: dict[type[Precision], Any] = {
+    Precision: PipelinePrecision,
+    DoublePrecision: PipelineDoublePrecision,
+    HalfPrecision: PipelineHalfPrecision,
+    MixedPrecision: PipelineMixedPrecision,
 }

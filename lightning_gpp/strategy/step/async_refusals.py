@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import lightning.pytorch as pl
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import LBFGS
 
@@ -12,6 +13,7 @@ from lightning_gpp.graph import StageGraph
 from lightning_gpp.planner import Stage
 from lightning_gpp.schedule import most_ahead
 from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.weights.policies import BackwardWeights
 
 _OR = "or use schedule='gpipe'"
 
@@ -20,7 +22,7 @@ def refuse_for_async(trainer: pl.Trainer, settings: Settings) -> None:
     """Raises NotImplementedError, with the remedy, for what cannot go on without draining.
 
     Args:
-        trainer: about to fit, with its module and optimizers.
+        trainer: about to fit or to begin an epoch, with its module and optimizers.
         settings: what the user asked for.
     """
     for why in _reasons(trainer, settings):
@@ -34,13 +36,27 @@ def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
             "steps the optimizer of a batch while others are in flight, which manual optimization "
             "decides by itself: use automatic optimization"
         )
-    if trainer.accumulate_grad_batches != 1 and not settings.policy.is_one_behind:
+    is_ahead = settings.policy.backward is BackwardWeights.PREDICTED
+    if trainer.accumulate_grad_batches != 1 and is_ahead:
         yield (
-            "updates after every batch, but accumulate_grad_batches is "
-            f"{trainer.accumulate_grad_batches}: use larger batches, or weights='2bw'"
+            f"with weights={settings.weights!r} updates after every batch, but "
+            f"accumulate_grad_batches is {trainer.accumulate_grad_batches}: use "
+            "weights='pipeoptim', or larger batches"
         )
     if any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
         yield "cannot evaluate a loss several times per step, as LBFGS does: use another optimizer"
+    if isinstance(trainer.precision_plugin, MixedPrecision):
+        if trainer.precision_plugin.scaler is not None:
+            yield (
+                "updates every stage by itself, but precision='16-mixed' skips the step of all of "
+                "them where the gradients of one are not finite: use precision='bf16-mixed'"
+            )
+        elif settings.policy.backward is not BackwardWeights.OF_FORWARD:
+            yield (
+                f"with weights={settings.weights!r} has backwards that meet other weights than "
+                "their forward, of which mixed precision keeps casts: use weights='stash', or "
+                "precision='bf16-true'"
+            )
     if is_overridden("configure_gradient_clipping", module):
         yield "clips gradients stage by stage: do not override configure_gradient_clipping"
 
@@ -66,17 +82,15 @@ def refuse_async_plan(stages: Iterable[Stage]) -> None:
             )
 
 
-def refuse_short_updates(
-    module: pl.LightningModule, settings: Settings, stages: StageGraph
-) -> None:
+def refuse_short_updates(trainer: pl.Trainer, settings: Settings, stages: StageGraph) -> None:
     """Raises ValueError where 2BW would need more than two versions of the weights.
 
     Args:
-        module: whose Trainer says of how many batches an update is.
+        trainer: says of how many batches an update is.
         settings: what the user asked for.
         stages: the deepest of them says how many batches the pipeline is ahead.
     """
-    count, expected = module.trainer.accumulate_grad_batches, most_ahead(stages)
+    count, expected = trainer.accumulate_grad_batches, most_ahead(stages)
     if settings.policy.is_one_behind and count < expected:
         raise ValueError(
             f"weights={settings.weights!r} delays every update by one, so an update has to be of "

@@ -27,6 +27,7 @@ from lightning_gpp.strategy.cutting.microbatches import batch_size
 from lightning_gpp.strategy.logging.logs import replay
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import AsyncMinibatch, StepEnd
+from lightning_gpp.strategy.step.async_refusals import refuse_for_async, refuse_short_updates
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LeadingBatches
 from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
@@ -140,10 +141,16 @@ class AsyncSteps:
         left = [
             most_ahead(run.built.placed.stages),
             trainer.num_training_batches - loop.batch_progress.current.ready,
-            math.inf if loop.max_steps < 0 else loop.max_steps - loop.global_step - 1,
+            math.inf if loop.max_steps < 0 else self._until_last_update(),
         ]
         assert self._batches is not None
         return self._batches.look_ahead(int(max(0, min(left))), self._placed)
+
+    def _until_last_update(self) -> int:
+        """Batches of the epoch after this one up to the last update that the Trainer will make."""
+        trainer = self._run.module.trainer
+        loop, each = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
+        return (loop.max_steps - loop.global_step) * each - loop.batch_idx % each - 1
 
     def _placed(self, batch: Any) -> Any:
         """A batch as the Trainer gives it to the step."""
@@ -198,9 +205,7 @@ class AsyncSteps:
             run.drop_ahead(self._last, self._state, shift)
             self._versions.put_back_buffers(self._number)
         if message.since == 0:
-            self._versions.begin(self._number, is_epoch=message.is_epoch)
-            for watched in run.last_steps:
-                watched.forget()
+            self._fill_anew(is_epoch=message.is_epoch)
         window = self._windows.window(message.since, message.remaining)
         shift = self._number - window.number
         record = WindowRecord(message.since, message.remaining, self._versions.all_updates)
@@ -209,6 +214,19 @@ class AsyncSteps:
         self._number += 1
         self._since = message.since + 1
         return stash
+
+    def _fill_anew(self, *, is_epoch: bool) -> None:
+        """Nothing is in flight. Callbacks may accumulate another number of batches in an epoch."""
+        run, versions = self._run, self._versions
+        if is_epoch:
+            trainer = run.module.trainer
+            refuse_for_async(trainer, run.settings)
+            refuse_short_updates(trainer, run.settings, run.built.placed.stages)
+            versions.epoch = self._number - trainer.fit_loop.epoch_loop.batch_idx
+            versions.per_update = trainer.accumulate_grad_batches
+        versions.begin(self._number)
+        for watched in run.last_steps:
+            watched.forget()
 
 
 def _later(args: Sequence[Any], count: int) -> Sequence[Any]:

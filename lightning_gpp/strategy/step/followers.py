@@ -68,12 +68,13 @@ class Follower:
         run = self._run
         match message:
             case Build():
-                with message.autocast.on(run.device):
+                with message.autocast.while_building(run.device):
                     run.build(None)
             case ReadBatch():
                 read_on(self.batches)
             case Trial():
-                take_part(run, message)
+                with message.autocast.on(run.device):
+                    take_part(run, message)
             case Forward(call=None):
                 run.run_forward(message, None)
             case Forward():

@@ -68,15 +68,21 @@ class ForwardCalls:
                 self._build(args, kwargs)
             captured = run.built.captured
             captured.check_reads()
-            return captured.output(self._values(captured, captured.inputs(args, kwargs)))
+            with run.timed_call():
+                return captured.output(self._values(captured, captured.inputs(args, kwargs)))
 
     def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Builds the pipeline, on all ranks; this call is the example."""
         run = self._run
         target = pipelined_module(run.module, run.settings.module)
-        with taken_away(target, "forward", self.inner), run.control.together():
+        autocast = Autocast.current(run.device)
+        with (
+            taken_away(target, "forward", self.inner),
+            run.control.together(),
+            autocast.while_building(run.device),
+        ):
             example = example_of(target, args, kwargs, run.unit_sizes)
-            run.lead(Build(Autocast.current(run.device)))
+            run.lead(Build(autocast))
             run.build(example)
         run.leader_state.look_again()
         if run.steps_per_microbatch and run.control.alone_in == "training_step":
@@ -195,7 +201,7 @@ class LedCall:
                 "activations are freed; keep them with backward(retain_graph=True) the first time"
             )
         self._is_over = not retain
-        with self._run.failures.guard():
+        with self._run.failures.guard(), self._run.timed_call():
             self._run.lead(Backward(self._number, retain, hands_out))
             self._run.own_gradients.look()
             self._call.backward(retain=retain, hands_out=hands_out)

@@ -30,8 +30,10 @@ from lightning_gpp.runtime.suspend import (
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, join_values
 from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.logging.logs import LogCall, MicrobatchLog, recording
+from lightning_gpp.strategy.ranks.messages import Autocast
 from lightning_gpp.strategy.step.loss_check import OutputGradients
 
+CPU = torch.device("cpu")
 _OR = "or use schedule='gpipe', which runs the step once on the whole batch"
 
 
@@ -53,10 +55,11 @@ class MicrobatchBoundary:
         microbatches: the batches to call it with.
         sizes: samples of each.
         threads: where the steps run.
-        is_shape_only: whether tensors have no numbers.
+        device: of this rank; ``meta`` where tensors have no numbers.
 
     Attributes:
         captured: the captured forward, once there is one.
+        loss_scale: what losses are multiplied by before they go backward.
         seen: notes what the losses are differentiated to, where they are looked at.
     """
 
@@ -69,14 +72,16 @@ class MicrobatchBoundary:
         microbatches: Sequence[Any],
         sizes: Sequence[int],
         threads: StepThreads,
-        is_shape_only: bool = False,
+        device: torch.device = CPU,
     ) -> None:
         self.captured: CapturedModel | None = None
         self.seen: OutputGradients | None = None
         self._module = module
         self._target = target
         self._sizes = sizes
-        self._is_shape_only = is_shape_only
+        self.loss_scale = 1.0
+        self._is_shape_only = device.type == "meta"
+        self._device, self._autocast = device, Autocast.current(device)
         self._log = MicrobatchLog(module)
         self._steps = [SuspendedCall(partial(step, batch), threads) for batch in microbatches]
         self._calls: dict[int, ForwardCall] = {}
@@ -105,10 +110,11 @@ class MicrobatchBoundary:
         def pause(*args: Any, **kwargs: Any) -> Any:
             if not in_suspended_call():
                 return forward(*args, **kwargs)
-            if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            if Autocast.current(self._device).dtype_in_use != self._autocast.dtype_in_use:
                 raise NotImplementedError(
-                    "the pipelined forward was called under torch.autocast, which would not reach "
-                    f"its stages with the schedule '1f1b'; put it inside of forward, {_OR}"
+                    "the pipelined forward was called under another torch.autocast than the "
+                    "Trainer's precision has, which would not reach its stages with the schedule "
+                    f"'1f1b'; put it inside of forward, use Trainer(precision=...), {_OR}"
                 )
             return ask(ForwardCall(args, kwargs))
 
@@ -173,7 +179,7 @@ class MicrobatchBoundary:
         return frozenset(name for name, tensor in self.start(0).items() if tensor.requires_grad)
 
     def finish(self, microbatch: int, outputs: Mapping[str, Any]) -> Tensor:
-        """Goes on with the step; returns its loss times the share of its samples."""
+        """Goes on with the step; returns its loss times the share of its samples, scaled."""
         assert self.captured is not None
         self._log.size = self._sizes[microbatch]
         event = self._steps[microbatch].resume(self.captured.output(outputs))
@@ -188,7 +194,7 @@ class MicrobatchBoundary:
         loss = loss * (self._sizes[microbatch] / total) if total else loss
         if self.seen is not None:
             self.seen.take(microbatch, outputs, loss)
-        return loss
+        return loss if self.loss_scale == 1 else loss * self.loss_scale
 
     def output_gradients(self, microbatch: int) -> Mapping[str, Sequence[Tensor | None]]:
         """Not asked for: every micro-batch has a loss."""

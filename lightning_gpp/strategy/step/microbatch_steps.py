@@ -21,6 +21,7 @@ from lightning_gpp.strategy.logging.logs import LedLog, recording, replay
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Minibatch, StepEnd
+from lightning_gpp.strategy.state.precision import loss_scale
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LedDataloaderIter
 from lightning_gpp.strategy.step.loss_check import Cadence, CannotCompareError, OutputGradients
@@ -82,7 +83,8 @@ class MicrobatchSteps:
             first = self._looked_at.next_pair(len(sizes))
             boundary.seen = OutputGradients(run.built.captured.graph.batch_dims, sizes, first)
         with run.control.alone(name), run.leader_state.watching(name), boundary.active():
-            minibatch = Minibatch(units, boundary.needs())
+            boundary.loss_scale = loss_scale(run.module.trainer.precision_plugin)
+            minibatch = Minibatch(units, boundary.needs(), boundary.loss_scale)
             run.lead(minibatch)
             stash = run.train(minibatch, boundary)
             if boundary.seen is not None:

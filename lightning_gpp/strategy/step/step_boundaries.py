@@ -34,11 +34,12 @@ class StepBoundaries:
         """The user's step as a function of its batch alone."""
         run = self._run
         method = getattr(run.module, name)
+        autocast = Autocast.current(run.device)
 
         def step(batch: Any) -> Any:
             if run.device.type == "cuda":  # this is another thread
                 torch.cuda.set_device(run.device)
-            with run.held_elsewhere():
+            with autocast.on(run.device), run.held_elsewhere():
                 return method(batch, *args, **kwargs)
 
         return step
@@ -59,7 +60,7 @@ class StepBoundaries:
             microbatches=parts,
             sizes=sizes,
             threads=self._threads,
-            is_shape_only=run.is_shape_only,
+            device=run.device,
         )
 
     def build(self, name: str, step: Step, batch: Any, num_samples: int) -> None:
@@ -78,8 +79,10 @@ class StepBoundaries:
             boundary.active(),
         ):
             call = boundary.call(0)
-        run.lead(Build(Autocast.current(run.device)))
-        run.build(Example(call.args, call.kwargs, num_samples, len(units)))
+        autocast = Autocast.current(run.device)
+        run.lead(Build(autocast))
+        with autocast.while_building(run.device):
+            run.build(Example(call.args, call.kwargs, num_samples, len(units)))
 
     def close(self) -> None:
         """Ends the threads of the steps."""

@@ -31,7 +31,7 @@ from lightning_gpp.strategy.cutting.cutting import (
 )
 from lightning_gpp.strategy.cutting.one_piece import one_piece_step_s
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.ranks.messages import Trial
+from lightning_gpp.strategy.ranks.messages import Autocast, Trial
 from lightning_gpp.strategy.report import show, waiting_for
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
 from lightning_gpp.units_of_measure import seconds_text
@@ -97,12 +97,12 @@ def why_not_cut(
     training = captured.module.training
     # Of a random forward nothing can be compared: it is only seen whether its parts fail.
     num_whole = 0 if training and captured.is_random else 2
-    trial = Trial(few, is_trained, training, num_whole)
+    trial = Trial(few, is_trained, training, Autocast.current(run.device), num_whole)
     verdict = _tried(run, first, trial, averaged)
     normalizes = any(operator.state for operator in captured.graph)
     is_open = not verdict.is_sure or (verdict.why_not is not None and normalizes)
     if training and is_open and not verdict.fails:
-        verdict = _tried(run, first, Trial(few, is_trained, training=False), averaged)
+        verdict = _tried(run, first, replace(trial, training=False, num_whole=2), averaged)
     return verdict.why_not if verdict.is_sure else None
 
 

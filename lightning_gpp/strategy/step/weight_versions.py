@@ -48,8 +48,8 @@ class WeightVersions:
     Attributes:
         first: number of the mini-batch with which the pipeline began to fill.
         per_update: mini-batches whose gradients are accumulated for one update.
-        epoch: number of the first mini-batch of the epoch, at which accumulation begins.
-        num_updates: updates since then.
+        epoch: number of the first mini-batch of the epoch, at which accumulation begins; below 0
+            where training was resumed within an epoch.
         all_updates: updates since training began.
         stages: weights of every stage of this rank.
         buffers: of those stages whose forward changes any.
@@ -58,7 +58,6 @@ class WeightVersions:
     first: int = 0
     per_update: int = 1
     epoch: int = 0
-    num_updates: int = 0
     all_updates: int = 0
     stages: dict[int, StageWeights] = field(default_factory=dict)
     buffers: list[BuffersAhead] = field(default_factory=list)
@@ -68,7 +67,7 @@ class WeightVersions:
         """Puts versions of weights into the stages of a rank's pipeline."""
         built = run.built
         trainer = run.module.trainer
-        versions = cls(per_update=trainer.accumulate_grad_batches, all_updates=trainer.global_step)
+        versions = cls(all_updates=trainer.global_step)
         for watched in run.last_steps[:1]:
             watched.before_update.append(versions.count)
         most = windows.most_ahead
@@ -99,27 +98,27 @@ class WeightVersions:
 
     def count(self) -> None:
         """An update comes."""
-        self.num_updates += 1
         self.all_updates += 1
 
-    def begin(self, number: int, *, is_epoch: bool) -> None:
-        """The pipeline fills anew.
-
-        Args:
-            number: of the first mini-batch.
-            is_epoch: whether it is the first one of an epoch.
-        """
+    def begin(self, number: int) -> None:
+        """The pipeline fills anew, from this mini-batch on."""
         self.first = number
-        if is_epoch:
-            self.epoch, self.num_updates = number, 0
         for weights in self.stages.values():
             weights.forget()
 
     def place(self, number: int, ahead: int, most_ahead: int) -> Place:
-        """Where a stage is when the forward of a mini-batch runs."""
-        update = (number - self.epoch) // self.per_update
-        difference = min(number - self.first, ahead)
-        return Place(difference, ahead, most_ahead, has_newest=self.num_updates == update)
+        """Where a stage is when the forward of a mini-batch runs.
+
+        The backward of the mini-batch that many before it is the next one: the pipeline is full,
+        or filling with the weights of its first one.
+        """
+        next_backward = max(self.first, number - ahead)
+        difference = self._updates_before(number) - self._updates_before(next_backward)
+        return Place(difference, ahead, most_ahead)
+
+    def _updates_before(self, number: int) -> int:
+        """Updates of the epoch before the backward of a mini-batch."""
+        return (number - self.epoch) // self.per_update
 
 
 @dataclass(frozen=True, slots=True)

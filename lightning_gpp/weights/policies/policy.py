@@ -13,17 +13,15 @@ class Place:
 
     Attributes:
         difference: updates of its weights between the forward and the backward of a mini-batch; it
-            grows up to ``ahead`` while the pipeline fills.
+            grows up to ``ahead`` while the pipeline fills. Fewer where the gradients of several
+            mini-batches are accumulated for one update.
         ahead: mini-batches that it is ahead of its backward once the pipeline is full.
         most_ahead: the most that any stage is.
-        has_newest: whether the newest weights are those that the update has made which comes before
-            the mini-batch's own; 2BW runs with the ones before these.
     """
 
     difference: int
     ahead: int
     most_ahead: int
-    has_newest: bool = False
 
     @property
     def rank(self) -> int:
@@ -54,7 +52,8 @@ class Policy:
         backward: which weights its backward meets.
         backward_ahead: updates that these are predicted ahead, where they are.
         drains: whether the pipeline drains after every mini-batch, so that there is one version.
-        is_one_behind: whether forwards run with the version before the newest (2BW).
+        is_one_behind: whether forwards run with the version before the one that their backward
+            finds (2BW).
         least_versions: copies of the weights of a stage that are alive at most, the newest
             included: at least so many.
         most_versions: as many as it has mini-batches in flight, but at most these; None does not

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,11 +143,15 @@ def fit(
     module = Layers(optimizer)
     loader: Any = DataLoader(Batches(count), batch_size=None)
     asked = {"schedule": "1f1b-async", "weights": policy, "plan": PLAN, "timeout": 30.0}
+    callbacks: list[lp.Callback] = [Watch(seen)]
+    if isinstance(accumulates := trainer.get("accumulate_grad_batches"), dict):
+        callbacks.append(lp.callbacks.GradientAccumulationScheduler(accumulates))
+        trainer = {key: trainer[key] for key in trainer if key != "accumulate_grad_batches"}
     with quiet():
         host = make_trainer(
             asked | (strategy or {}),
             3,
-            callbacks=[Watch(seen)],
+            callbacks=callbacks,
             **{"precision": "64-true"} | trainer,
         )
         host.fit(module, loader, loader, ckpt_path=resume)
@@ -159,14 +163,29 @@ def fit(
 
 
 def expected(
-    policy: str, optimizer: str, runs: list[int], count: int = 8, clip: float | None = None
+    policy: str,
+    optimizer: str,
+    runs: list[int],
+    count: int = 8,
+    clip: float | None = None,
+    per_update: Sequence[int] = (1,),
 ) -> tuple[Any, Any]:
     """Losses and weights of pipelines that fill anew after so many batches, each time."""
     weights = [layer.weight.detach() for layer in Layers().layers]
     batches = [Batches(count).data[i % count] for i in range(sum(runs))]
     make = OPTIMIZERS[optimizer]
     forgets = optimizer == "sgd"  # its state has no last step
-    return train_delayed(CHAIN, weights, batches, policy, make, runs, forgets, clip)  # type: ignore[arg-type]
+    return train_delayed(
+        CHAIN,
+        weights,
+        batches,
+        policy,
+        make,
+        runs,
+        forgets,
+        clip,
+        per_update,  # type: ignore[arg-type]
+    )
 
 
 def assert_trained(results: list[Seen], losses: list[float], weights: list[Tensor]) -> None:
@@ -283,7 +302,11 @@ def test_buffers_count_no_batch_that_is_dropped(pool: WorkerPool, tmp_path: Path
 @pytest.mark.parametrize(
     ("trainer", "strategy", "message"),
     [
-        ({"accumulate_grad_batches": 2}, {}, "updates after every batch.*use larger batches"),
+        (
+            {"accumulate_grad_batches": 2},
+            {"weights": "spectrain"},
+            "updates after every batch, but .* is 2: use weights='pipeoptim', or larger batches",
+        ),
         ({}, {"weights": "2bw"}, "got accumulate_grad_batches=1, expected at least 2"),
         ({}, {"num_microbatches": 4}, "num_microbatches is 1, got 4"),
         ({}, {"weights": "stale"}, "unknown policy of weights 'stale'; known .*pipeoptim"),
@@ -308,6 +331,25 @@ def test_updates_that_are_one_behind(pool: WorkerPool, per_update: int) -> None:
         CHAIN, weights, Batches(12).data, per_update, OPTIMIZERS["adam"]
     )
     assert_trained(results, losses, trained)
+
+
+@pytest.mark.parametrize(
+    ("policy", "per_update", "limit", "runs"),
+    [
+        ("pipeoptim", 3, {"max_epochs": 2}, [8, 8]),  # updates of 3, 3 and 2 batches
+        ("pipeoptim", {0: 1, 1: 2}, {"max_epochs": 2}, [8, 8]),
+        ("stash", 3, {"max_steps": 2}, [6]),
+    ],
+)
+def test_updates_of_several_batches(
+    pool: WorkerPool, policy: str, per_update: Any, limit: dict[str, int], runs: list[int]
+) -> None:
+    """Predictions count updates, not batches; nothing is read ahead that no update takes."""
+    trainer = limit | {"accumulate_grad_batches": per_update}
+    results = pool.run(fit, policy, "momentum", trainer, num_ranks=3)
+    each = [per_update] if isinstance(per_update, int) else list(per_update.values())
+    assert_trained(results, *expected(policy, "momentum", runs, per_update=each))
+    assert len(results[0].began) == sum(runs)
 
 
 def test_clipping_by_value(pool: WorkerPool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -130,6 +131,24 @@ def test_a_graph_that_is_not_captured_itself(pool: WorkerPool, kind: str) -> Non
     for name, weight in expected["weights"].items():
         torch.testing.assert_close(weights[name], weight, rtol=1e-9, atol=1e-9)
     assert results[0]["metrics"] == pytest.approx(expected["metrics"], rel=1e-9)
+
+
+@pytest.mark.parametrize(("kind", "ways"), [("gcn2", 1), ("gat", 2)])
+def test_mixed_precision(pool: WorkerPool, kind: str, ways: int) -> None:
+    """Exact mode within the rounding of bfloat16; histories within that of exact arithmetic."""
+    job = FullGraphJob(partial(NodeClassifier, kind), epochs=5, precision="bf16-mixed")
+    exact = {"mode": "exact", "ways": ways, "seed": SEED}
+    chunks = {"chunks": 3, "ways": ways, "seed": SEED}
+    in_float64 = pool.run(fit, replace(job, precision=None), chunks, 2, num_ranks=2)
+    for strategy, expected in (
+        (exact, fit(job, None)["weights"]),
+        (chunks, merged(in_float64)),
+    ):
+        weights = merged(pool.run(fit, job, strategy, 2, num_ranks=2))
+        for name, weight in expected.items():
+            assert weights[name].dtype is torch.float32
+            limit = 8 * 2**-8
+            torch.testing.assert_close(weights[name], weight.float(), rtol=limit, atol=limit)
 
 
 SPARSE = [

@@ -13,6 +13,7 @@ from helpers.random_programs import DrawsPrograms
 from helpers.reference import train_pipeline
 from helpers.training import Training
 from helpers.workers import WorkerError, WorkerPool
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 
 from lightning_gpp import TimelineCallback
@@ -46,6 +47,41 @@ def timeline() -> list[lp.Callback]:
 def test_timelines(pool: WorkerPool) -> None:
     training = Training(build, DataSpec(), num_steps=1, validate=False, callbacks=timeline)
     with pytest.raises(WorkerError, match="actions of a pipeline"):
+        train_pipeline(pool, training, num_ranks=2, kind="HAPStrategy")
+
+
+def averages() -> list[lp.Callback]:
+    """A callback of whole weights."""
+    return [EMAWeightAveraging()]
+
+
+def test_averages_of_weights(pool: WorkerPool) -> None:
+    training = Training(build, DataSpec(), num_steps=1, validate=False, callbacks=averages)
+    with pytest.raises(WorkerError, match="EMAWeightAveraging averages whole weights"):
+        train_pipeline(pool, training, num_ranks=2, kind="HAPStrategy")
+
+
+class CallsUnderAutocast(BranchyModel):
+    """Its step has an autocast of its own."""
+
+    def call_forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().call_forward(inputs)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_mixed_precision(pool: WorkerPool, is_own: bool) -> None:
+    """Whether the Trainer's or the step's."""
+    spec = FIXED_MODELS["chain"]
+    kind = CallsUnderAutocast if is_own else BranchyModel
+    training = Training(
+        partial(kind, spec, OptimizerSpec()),
+        DataSpec(dtype="float32"),
+        num_steps=1,
+        validate=False,
+        trainer={} if is_own else {"precision": "bf16-mixed"},
+    )
+    with pytest.raises(WorkerError, match="use precision='bf16-true'"):
         train_pipeline(pool, training, num_ranks=2, kind="HAPStrategy")
 
 

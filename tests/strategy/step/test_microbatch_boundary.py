@@ -119,7 +119,7 @@ def skips(module: lp.LightningModule, x: Tensor) -> None:
     [
         (lambda module, x: module.weight * x.mean(), RuntimeError, "without calling the pipelined"),
         (twice, RuntimeError, "a second time.*concatenate the inputs"),
-        (under_autocast, NotImplementedError, "under torch.autocast.*inside of forward"),
+        (under_autocast, NotImplementedError, "under another torch.autocast.*inside of forward"),
         (logs_metric, NotImplementedError, "'metric'.*on_step=False"),
         (logs_metric_by_default, NotImplementedError, "'metric'.*on_step=False"),
         (logs_rows, ValueError, "'rows'.*expected one number"),

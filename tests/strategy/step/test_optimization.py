@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
-from helpers.models import FIXED_MODELS, DataSpec, ExportableModel
+from helpers.models import FIXED_MODELS, DataSpec, ExportableModel, SparseEmbeddings
 from helpers.plans import captured_graph, random_plan
 from helpers.random_models import BranchyModel, ModelSpec, OptimizerSpec
 from helpers.reference import assert_equal_training
 from helpers.training import Training
 from helpers.workers import WorkerPool
+
+from lightning_gpp import GraphPipeStrategy
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -88,6 +92,68 @@ def test_a_shared_parameter_is_held_by_all_ranks_that_use_it(pool: WorkerPool) -
 
 PLAN_WITH_SHARED_WEIGHT = [["entries", "node_2"], ["node_6", "heads"]]
 """``node_6`` uses the weight of ``node_2``."""
+
+
+@pytest.mark.parametrize("is_adam", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "embedding_devices", "trainer"),
+    [
+        ("gpipe", [0], {"accumulate_grad_batches": 2}),
+        ("gpipe", [1, 2], {}),
+        ("1f1b", [1, 0], {}),
+    ],
+)
+def test_sparse_gradients_of_embeddings(
+    pool: WorkerPool,
+    is_adam: bool,
+    schedule: str,
+    embedding_devices: list[int],
+    trainer: dict[str, object],
+) -> None:
+    """Replicas use different rows of their tables; the last batch of an epoch has five samples."""
+    plan = [
+        {"modules": ["embed", "bag"], "devices": embedding_devices},
+        {"modules": ["left", "right", "norm", "out"], "devices": [0]},
+    ]
+    training = Training(
+        partial(SparseEmbeddings, is_adam), DataSpec(tokens=True), num_steps=8, trainer=trainer
+    )
+    assert_equal_training(
+        pool,
+        training,
+        num_ranks=1 + max(embedding_devices),
+        num_microbatches=4,
+        schedule=schedule,
+        plan=plan,
+    )
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_stages(pool: WorkerPool, schedule: str) -> None:
+    """Odd last batches, validation and recomputation run compiled, too."""
+    training = replace(branchy("two_towers", OptimizerSpec("adamw")), num_steps=6)
+    results = assert_equal_training(
+        pool,
+        training,
+        num_ranks=2,
+        schedule=schedule,
+        plan=random_plan(captured_graph(training), num_devices=2, seed=3, with_replicas=True),
+        compile={"backend": "aot_eager"},
+    )
+    assert results[0].global_step == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"compile": {"fullgraph": False}}, "every stage is one graph"),
+        ({"compile": True, "schedule": "1f1b-async"}, "would be compiled anew"),
+    ],
+)
+def test_what_cannot_be_compiled(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        GraphPipeStrategy(**options)
 
 
 def test_the_loss_falls(pool: WorkerPool) -> None:

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 pyg = pytest.importorskip("torch_geometric.nn")
 from torch_geometric.data import Batch, Data  # noqa: E402
 
-from lightning_gpp.capture import CapturedModel, CaptureError, capture, placed  # noqa: E402
+from lightning_gpp.capture import (  # noqa: E402
+    CapturedModel,
+    CaptureError,
+    capture,
+    placed,
+    profile_costs,
+)
 from lightning_gpp.capture.checks.check import compare  # noqa: E402
 from lightning_gpp.graph import Variation  # noqa: E402
 
@@ -155,6 +161,16 @@ def test_tensors_as_arguments(with_weights: bool) -> None:
     assert captured.method == "torch.fx"
     assert captured.takes_graphs
     assert_same_on_other_sizes(captured, arguments)
+
+
+def test_a_batch_of_graphs_is_measured_as_its_double_too() -> None:
+    """So that what does not grow with the graphs is told from what does."""
+    batch = graphs((4, 3))
+    arguments = (batch.x, batch.edge_index, batch.batch)
+    costs = profile_costs(capture(Pooled(), arguments), arguments)
+    assert [profile.microbatch_size for profile in costs.profiles] == [2, 4]
+    few, many = (profile.operators["head"].forward_flops for profile in costs.profiles)
+    assert few > 0 and many == 2 * few
 
 
 def test_nodes_and_edges_are_no_samples() -> None:

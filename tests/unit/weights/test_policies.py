@@ -111,8 +111,8 @@ def batches(width: int = 3) -> list[tuple[Tensor, Tensor]]:
 class Boundary:
     """Feeds batches; the loss is the mean square of what the last stage lacks of the target."""
 
-    def __init__(self, data: list[tuple[Tensor, Tensor]], value: str) -> None:
-        self.data, self.value = data, value
+    def __init__(self, data: list[tuple[Tensor, Tensor]], value: str, per_update: int = 1) -> None:
+        self.data, self.value, self.per_update = data, value, per_update
         self.losses: list[float] = []
 
     def start(self, microbatch: int) -> dict[str, Tensor]:
@@ -121,22 +121,28 @@ class Boundary:
     def finish(self, microbatch: int, outputs: dict[str, Any]) -> Tensor:
         loss = (outputs[self.value] - self.data[microbatch][1]).square().mean()
         self.losses.append(loss.item())
-        return loss
+        return loss / self.per_update
 
 
 def train(
-    stages: StageGraph, toy: ToyStages, policy: str, make: Callable[[list[Tensor]], Optimizer]
+    stages: StageGraph,
+    toy: ToyStages,
+    policy: str,
+    make: Callable[[list[Tensor]], Optimizer],
+    per_update: int = 1,
 ) -> tuple[list[float], dict[int, int]]:
     """The losses, and the most versions of its weights that a stage ever held."""
     count, hub, errors = stages.num_stages, ThreadHub(stages.num_stages), list[BaseException]()
-    boundary, most = Boundary(batches(), f"v{count - 1}"), dict.fromkeys(range(count), 0)
+    boundary = Boundary(batches(), f"v{count - 1}", per_update)
+    most = dict.fromkeys(range(count), 0)
     drains = POLICIES[policy].drains
 
     def work(stage: int) -> None:
         windows = Windows(lambda n: program(stages, n), most_ahead(stages))
         ahead = version_differences(windows.window(windows.most_ahead + 1, windows.most_ahead))
         own = toy.weights[f"w{stage}"]
-        optimizer, versions, state = make([own]), WeightVersions(), RunState()
+        optimizer, state = make([own]), RunState()
+        versions = WeightVersions(per_update=per_update)
         weights = StageWeights(POLICIES[policy], {f"w{stage}": own}, [LastSteps(optimizer)])
         code = toy.code(stage)
         function = VersionedStage(
@@ -162,8 +168,9 @@ def train(
                 shift=number - window.number,
             )
             run.window(window.number)
-            optimizer.step()
-            optimizer.zero_grad()
+            if (number + 1) % per_update == 0 or number + 1 == NUM_BATCHES:
+                optimizer.step()
+                optimizer.zero_grad()
         most[stage] = weights.most_versions
 
     def guarded(stage: int) -> None:
@@ -194,12 +201,16 @@ def program(stages: StageGraph, count: int) -> Program:
     )
 
 
-def assert_by_definition(shape: str, policy: str, optimizer: str) -> dict[int, int]:
+def assert_by_definition(
+    shape: str, policy: str, optimizer: str, per_update: int = 1
+) -> dict[int, int]:
     stages, make = GRAPHS[shape], OPTIMIZERS[optimizer]
     toy = ToyStages(stages)
     first = [toy.weights[f"w{stage}"].detach().clone() for stage in range(stages.num_stages)]
-    expected, trained = train_delayed(stages, first, batches(), policy, make)
-    losses, most = train(stages, toy, policy, make)
+    expected, trained = train_delayed(
+        stages, first, batches(), policy, make, per_update=[per_update]
+    )
+    losses, most = train(stages, toy, policy, make, per_update)
     assert losses == pytest.approx(expected, rel=1e-12)
     for stage, weight in enumerate(trained):
         torch.testing.assert_close(
@@ -218,6 +229,21 @@ def test_a_policy_trains_as_defined(policy: str, optimizer: str) -> None:
 @pytest.mark.parametrize("shape", ["diamond", "skip"])
 def test_branches(policy: str, shape: str) -> None:
     assert_by_definition(shape, policy, "momentum")
+
+
+@pytest.mark.parametrize("policy", [p for p in EACH if p not in {"spectrain", "xpipe"}])
+@pytest.mark.parametrize(
+    ("shape", "optimizer", "per_update"), [("chain", "adam", 2), ("skip", "momentum", 4)]
+)
+def test_updates_of_several_batches(
+    policy: str, shape: str, optimizer: str, per_update: int
+) -> None:
+    """The last update takes the batches that are left."""
+    most = assert_by_definition(shape, policy, optimizer, per_update)
+    if policy == "pipeoptim":
+        assert max(most.values()) == 2
+    if policy == "stash":  # not one per batch in flight, but one per update in flight
+        assert most[0] == {2: 3, 4: 2}[per_update]
 
 
 def test_versions_that_are_alive() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 
+from lightning_gpp.strategy.step.weight_versions import WeightVersions
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES, Place, Policy
 from lightning_gpp.weights.versions import StageWeights
@@ -136,6 +137,29 @@ def test_nothing_is_kept_of_what_nobody_asks_for() -> None:
     optimizer.step()
     assert len(list(last_steps.copies([own, other]))) == 1
     assert last_steps.predicted([own, other], 1).keys() == {own}
+
+
+@pytest.mark.parametrize("per_update", [1, 2, 3, 5])
+def test_constant_gradients_are_predicted_exactly(per_update: int) -> None:
+    """Plain SGD: every forward runs with the weights that its backward meets."""
+    own, ahead, count = nn.Parameter(torch.zeros(3)), 3, 16
+    optimizer = SGD([own], 0.5)
+    weights = StageWeights(POLICIES["pipeoptim"], {"own": own}, [LastSteps(optimizer)])
+    versions, used = WeightVersions(per_update=per_update), list[Tensor]()
+    first_known = None
+    for number in range(count):
+        while len(used) <= min(number + ahead, count - 1):
+            place = versions.place(len(used), ahead, ahead)
+            used.append(weights.forward(place).weights["own"].detach().clone())
+            if first_known is None and number >= per_update:
+                first_known = len(used) - 1  # before that no update tells what the next does
+        if first_known is not None and number >= first_known:
+            assert torch.equal(used[number], own.detach())
+        if (number + 1) % per_update == 0:
+            own.grad = torch.ones(3)
+            optimizer.step()
+    assert torch.equal(own.detach(), torch.full((3,), -0.5 * (count // per_update)))
+    assert first_known is not None and first_known < count - 2
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=lambda policy: policy.name)

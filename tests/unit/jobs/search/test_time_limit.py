@@ -44,7 +44,7 @@ def test_a_search_in_time_finds_what_it_finds_anyway():
 
 
 def test_faults_are_not_taken_for_answers():
-    with pytest.raises(RuntimeError, match="search failed in a process of its own"):
+    with pytest.raises(RuntimeError, match="quiet_search failed in a process of its own"):
         search_within("graphpipe", None, "1f1b", 60.0)
     with pytest.raises(RuntimeError, match="ended without an answer, with exit code 3"):
         call_within(60.0, os._exit, 3)

@@ -66,6 +66,23 @@ def lines_of(text: str) -> str:
     return "\n".join(line[margin:] for line in lines)
 
 
+def test_every_stage_that_sets_the_pace_is_named():
+    rows = [["stem", "enc.a"], ["enc.b"], ["cat", "head"]]
+    even = evaluate_plan(resolve_plan(rows, GRAPH), REQUEST)
+    assert [found.stage.id for found in even.bottlenecks] == [0, 2]
+    assert "; stage 2 likewise." in " ".join(describe_plan(even, REQUEST).split())
+    stages = tuple(
+        replace(stage, devices=(min(stage.devices[0], 1),))
+        for stage in (Stage(0, ("stem",), (0,)), *PLAN.stages[1:])
+    )
+    shared = evaluate_plan(replace(PLAN, stages=stages), REQUEST)
+    assert [found.stage.id for found in shared.bottlenecks] == [1, 2, 3]
+    text = " ".join(describe_plan(shared, REQUEST).split())
+    assert "Pace: stage 3 (device 1) sets it" in text
+    assert "; stages 1-3 together 3.00 ms per sample" in text
+    assert [found.stage.id for found in FOUND.bottlenecks] == [3]
+
+
 def test_the_whole_text():
     """Every operator takes 3 ms and 100 B, and has 1 kB, of which Adam makes 4 kB."""
     assert describe_plan(FOUND, REQUEST, max_width=90) == lines_of("""

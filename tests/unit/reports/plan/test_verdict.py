@@ -10,7 +10,7 @@ from helpers.graphs import literal_graph, profile_of
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan, plan_request
-from lightning_gpp.reports.plan.verdict import PlanVerdict, best_alone
+from lightning_gpp.reports.plan.verdict import BatchTimes, PlanVerdict, best_alone
 
 GRAPH = literal_graph({"a": "x", "b": "x", "cat()": "a b"})
 TWO = Plan((Stage(0, ("a",), (0,)), Stage(1, ("b",), (1,)), Stage(2, ("cat",), (1,))))
@@ -55,7 +55,7 @@ def test_one_device_that_has_no_room_is_no_alternative() -> None:
     found = verdict(question(memory_bytes=alone.peak_memory_bytes - 1))
     assert not found.one_device_fits
     assert "train what one has no room for" in found.text(200)
-    assert "which has no room for it" in found.measured_text(1.0, 10, 400)
+    assert "One device has no room" in found.measured_text(BatchTimes(1.0, 10), 400)
 
 
 @pytest.mark.parametrize(("num_cores", "most"), [(1, 1.0), (2, 1.5)])
@@ -87,16 +87,30 @@ def test_the_gain_over_one_device_does_not_depend_on_how_many_batches_overlap() 
 
 
 @pytest.mark.parametrize(
-    ("batch_s", "says"),
-    [(0.8, "at least 1.25 times as fast as one device"), (1.2, "so one device may be faster")],
+    ("took", "says"),
+    [
+        (
+            BatchTimes(2.0, 10, 1.5),
+            "One process would take at most about 1.50 s: it is faster here, at least 1.33",
+        ),
+        (BatchTimes(1.0, 10, 0.6), "1.40 s: these 2 processes are up to 1.4 times as fast."),
+        (BatchTimes(1.0, 10, 1.02), "980 ms: it is at least as fast as these 2 processes."),
+        (BatchTimes(1.0, 10), "one device, also without, 1.00 s."),
+    ],
 )
-def test_what_was_measured_is_told_beside_it(batch_s: float, says: str) -> None:
+def test_what_was_measured_is_told_beside_it(took: BatchTimes, says: str) -> None:
     found = replace(verdict(question()), one_device_s=1.0, step_s=0.5)
-    text = found.measured_text(batch_s, 10, 400)
+    text = found.measured_text(took, 400)
     assert says in text and text.startswith("Measured: ")
+    assert "predicted: 500 ms" in text
+
+
+def test_what_batches_took_last_is_told_at_once() -> None:
+    text = verdict(question()).text(400, BatchTimes(0.25, 10))
+    assert "When this plan ran here last, a batch took 250 ms, your step" in text
 
 
 def test_estimates_are_called_so() -> None:
     found = replace(verdict(question()), is_estimated=True)
-    for text in (found.text(), found.measured_text(1.0, 10)):
+    for text in (found.text(), found.measured_text(BatchTimes(1.0, 10))):
         assert "estimated, not measured" in text and "predicted" not in text

@@ -107,7 +107,7 @@ def test_hooks_are_gone_after_a_failure(parameters):
     assert not any(line.startswith("sum") for line in log)
 
 
-def test_sparse_gradients_are_refused():
+def test_sparse_gradients_that_nobody_announced_are_refused():
     weight = Parameter(torch.ones(4, 2))
     sums = reduction_of({"table": weight}, [])
     with (

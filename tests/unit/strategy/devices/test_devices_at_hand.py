@@ -8,6 +8,7 @@ import torch
 
 from lightning_gpp.cluster import cluster_preset, cluster_to_json, host_memory_bytes
 from lightning_gpp.planner import Plan, Stage
+from lightning_gpp.planner.plan.by_rank import rank_of_device
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,
     check_cluster,
@@ -16,7 +17,6 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
     resolve_cluster,
     warn_of_misplaced,
 )
-from lightning_gpp.strategy.planning.by_rank import rank_of_device
 
 GPU = DeviceAtHand("cuda:0", "NVIDIA H200", 100, "gpus")
 CPU = DeviceAtHand("cpu", "cpu", 100, "cpus")

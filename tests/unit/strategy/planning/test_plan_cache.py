@@ -14,9 +14,17 @@ from torch import Tensor, nn
 from lightning_gpp.capture import CapturedModel, capture
 from lightning_gpp.cluster import uniform_cluster
 from lightning_gpp.cost import Costs, OpProfile, Profile
+from lightning_gpp.document_cache import DocumentCache
 from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, make_plan, plan_request
+from lightning_gpp.reports import BatchTimes
 from lightning_gpp.strategy.planning import plan_cache
-from lightning_gpp.strategy.planning.plan_cache import PlanCache, plan_key, profile_key, refit_key
+from lightning_gpp.strategy.planning.plan_cache import (
+    PlanCache,
+    plan_key,
+    plan_run_key,
+    profile_key,
+    refit_key,
+)
 
 CPU = torch.device("cpu")
 GRAPH = literal_graph({"a": "x", "b": "a"})
@@ -159,9 +167,77 @@ def test_a_plan_is_made_once(tmp_path: Path):
 
 def test_a_profile_is_made_once(tmp_path: Path):
     model, costs = captured(), Costs((Profile({"op": OpProfile(1.0, 2.0, 3, 4.0)}, 4),))
-    assert PlanCache(tmp_path).costs(model, CPU, lambda: costs) == (costs, ())
-    again, (note,) = PlanCache(tmp_path).costs(captured(), CPU, never)
+    cache = PlanCache(tmp_path, lambda _: 1e-3)
+    assert cache.costs(model, CPU, lambda: costs) == (costs, ())
+    again, (note,) = PlanCache(tmp_path, lambda _: 1e-3).costs(captured(), CPU, never)
     assert again == costs and note.startswith("The profile is of an earlier run: ")
+
+
+class Machine:
+    """A machine and what it does: every measurement costs as much as the machine is slow.
+
+    Args:
+        slowness: of every time that the reference work is done.
+    """
+
+    def __init__(self, *slowness: float) -> None:
+        self._slowness = iter(slowness)
+        self.now = 0.0
+        self.num_measured = 0
+
+    def reference(self, device: torch.device) -> float:
+        self.now = next(self._slowness)
+        return self.now * 1e-3
+
+    def measure(self) -> Costs:
+        self.num_measured += 1
+        return Costs((Profile({"op": OpProfile(self.now, 2.0, 3, 4.0)}, 4),))
+
+    def costs(self, folder: Path) -> tuple[float, tuple[str, ...]]:
+        """Seconds that were measured, and what is said."""
+        found, notes = PlanCache(folder, self.reference).costs(captured(), CPU, self.measure)
+        return found.profiles[0].operators["op"].forward_s, notes
+
+
+def test_a_profile_of_a_busy_machine_is_measured_again_when_it_is_found(tmp_path: Path):
+    busy = Machine(2.0, 2.0)  # nothing is known of this machine: it may be like this
+    assert busy.costs(tmp_path) == (2.0, ())
+    idle = Machine(1.0, 1.0, 1.0)
+    assert idle.costs(tmp_path) == (1.0, ())
+    later = Machine(1.2)
+    seconds, (note,) = later.costs(tmp_path)
+    assert seconds == 1.0 and note.startswith("The profile is of an earlier run: ")
+    assert (busy.num_measured, idle.num_measured, later.num_measured) == (1, 1, 0)
+
+
+def test_a_machine_that_is_busy_now_is_measured_again_once(tmp_path: Path):
+    Machine(1.0, 1.0).costs(tmp_path)
+    next(iter(tmp_path.glob("profile-*"))).unlink()
+    burst = Machine(1.0, 3.0, 1.0, 1.1)
+    assert burst.costs(tmp_path) == (1.0, ())
+    assert burst.num_measured == 2
+
+
+def test_a_machine_that_stays_busy_is_told_so(tmp_path: Path):
+    Machine(1.0, 1.0).costs(tmp_path)
+    next(iter(tmp_path.glob("profile-*"))).unlink()
+    loaded = Machine(3.0, 3.0, 2.5, 2.5)
+    seconds, (note,) = loaded.costs(tmp_path)
+    assert seconds == 2.5 and "2.5 times as slow as it can be" in note
+    still = Machine(2.4)  # measuring once more would not help
+    seconds, (busy, earlier) = still.costs(tmp_path)
+    assert seconds == 2.5 and busy == note and "of an earlier run" in earlier
+    assert still.num_measured == 0
+    assert Machine(1.0, 1.0, 1.0).costs(tmp_path) == (1.0, ())
+
+
+@pytest.mark.parametrize("kept", ["{}", '{"reference_s": 0.0, "costs": "{}"}', "null"])
+def test_a_broken_profile_is_measured_again(tmp_path: Path, kept: str, caplog):
+    documents = DocumentCache(tmp_path)
+    documents.write("profile", profile_key(captured(), CPU), kept)
+    machine = Machine(1.0, 1.0)
+    assert machine.costs(tmp_path) == (1.0, ())
+    assert machine.num_measured == 1 and "is broken and is made again" in caplog.text
 
 
 def test_a_cached_plan_that_does_not_fit_is_made_again(tmp_path: Path, caplog):
@@ -181,3 +257,21 @@ def test_without_a_cache_everything_is_made_anew(tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.iterdir())
     PlanCache(True).plan(request(), "balanced", lambda: plan)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_batches_took_is_known_to_the_next_run_of_the_same_plan(tmp_path: Path):
+    asked, times = request(), BatchTimes(0.25, 10, 0.125)
+    plan = answer(asked, "balanced")
+    run = refit_key(captured(), CPU)
+    key = plan_run_key(plan, asked, run)
+    assert PlanCache(tmp_path).batch_times(key) is None
+    PlanCache(tmp_path).keep_batch_times(key, times)
+    assert PlanCache(tmp_path).batch_times(plan_run_key(plan, request(), run)) == times
+    others = [
+        plan_run_key(answer(asked, "sequential"), asked, run),
+        plan_run_key(plan, request(minibatch_size=16), run),
+        plan_run_key(plan, asked, refit_key(captured(Squared()), CPU)),
+    ]
+    assert all(PlanCache(tmp_path).batch_times(other) is None for other in others)
+    PlanCache(False).keep_batch_times(key, times)
+    assert PlanCache(False).batch_times(key) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -13,6 +14,9 @@ from helpers.stage_dags import ToyBoundary, ToyStages
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.reports import trace_events, write_step
+from lightning_gpp.reports.step.page_data import page_data
+from lightning_gpp.reports.step.picture import timeline_figure
+from lightning_gpp.reports.step.picture_text import subtitle, versions_text
 from lightning_gpp.runtime.clock import ClockOffset
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.measured import RankRecord, WindowRecord, measured_timeline
@@ -190,6 +194,21 @@ def test_a_recording_ends_where_the_pipeline_fills_anew() -> None:
     assert [action for action in row if action and action[1] in "FB"] == (
         ["0F2", "0B0", "0F3", "0B1", "0F4", "0B2"]
     )
+
+
+def test_what_is_shown_says_which_weights_a_forward_used() -> None:
+    """Stage 0 is two updates behind its backward, the last stage none."""
+    timeline = replace(predicted(range(4, 8)), weights="pipeoptim")
+    axes = timeline_figure(timeline).axes[0]
+    texts = [text.get_text() for text in axes.texts]
+    assert texts.count("104→106") == 1  # the forward of 2 in stage 0
+    assert texts.count("105→106") == 2  # that in stages 1 and 2
+    assert texts.count("107") == 4 + 4  # the last forwards and backwards of four stages
+    assert "weights pipeoptim" in subtitle(timeline) and versions_text(timeline)
+    assert not versions_text(predicted_timeline(simulate(program(1), COSTS)))
+    page = page_data([timeline])
+    assert "forward, 104 updates before it, 106 before its backward" in page["texts"]
+    assert "forward, 107 updates before it" in page["texts"]
 
 
 def test_messages_from_outside_are_no_pairs(tmp_path) -> None:

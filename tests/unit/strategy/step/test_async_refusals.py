@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as lp
 import pytest
 import torch
+from lightning.pytorch.plugins import MixedPrecision, Precision
 from torch import nn
 from torch.optim import LBFGS, SGD
 
@@ -32,12 +33,14 @@ def refuse(
     weights: str = "pipeoptim",
     optimizer: type[torch.optim.Optimizer] = SGD,
     accumulate: int = 1,
+    precision: Precision | None = None,
 ) -> None:
     strategy = GraphPipeStrategy(schedule="1f1b-async", weights=weights)
     trainer: Any = SimpleNamespace(
         lightning_module=module or lp.LightningModule(),
         optimizers=[optimizer([nn.Parameter(torch.ones(1))])],
         accumulate_grad_batches=accumulate,
+        precision_plugin=precision or Precision(),
     )
     refuse_for_async(trainer, strategy.settings)
 
@@ -48,7 +51,9 @@ def refuse(
         ({"module": Manual()}, "manual optimization decides by itself: use automatic"),
         ({"module": Clips()}, "stage by stage: do not override configure_gradient_clipping"),
         ({"optimizer": LBFGS}, "as LBFGS does: use another optimizer"),
-        ({"accumulate": 2}, "is 2: use larger batches, or weights='2bw'"),
+        ({"precision": MixedPrecision("16-mixed", "cpu")}, "16-mixed.*use precision='bf16-mixed'"),
+        ({"precision": MixedPrecision("bf16-mixed", "cpu")}, "casts: use weights='stash'"),
+        ({"accumulate": 2, "weights": "spectrain"}, "is 2: use weights='pipeoptim'"),
     ],
 )
 def test_what_cannot_go_on_without_draining(arguments: dict[str, Any], message: str) -> None:
@@ -59,6 +64,8 @@ def test_what_cannot_go_on_without_draining(arguments: dict[str, Any], message: 
 def test_what_can() -> None:
     refuse()
     refuse(weights="2bw", accumulate=4)
+    refuse(weights="pipeoptim", accumulate=4)
+    refuse(weights="stash", precision=MixedPrecision("bf16-mixed", "cpu"))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lightning_gpp.planner import Plan, PlanRequest, Stage
+from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.plan.plan import Plan, Stage
 
 
 def rank_of_device(plan: Plan, num_ranks: int) -> tuple[int, ...]:

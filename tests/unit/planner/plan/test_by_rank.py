@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan, plan_request
-from lightning_gpp.strategy.planning.by_rank import by_rank, note_of_ranks, rank_of_device
+from lightning_gpp.planner.plan.by_rank import by_rank, note_of_ranks, rank_of_device
 
 GRAPH = literal_graph({"a": "x", "b": "x", "cat()": "a b"})
 

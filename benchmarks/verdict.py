@@ -1,0 +1,125 @@
+"""How true the verdict is: what it says after some batches beside what batches go on to take.
+
+Every recipe trains on processes of this machine (``--ranks``), and then in one process with as many
+threads. Columns:
+
+- predicted: of a step by the plan, from operators and messages alone;
+- said: what a batch takes, as the strategy says after the first ones (median of ten after three);
+- batch: the median of all batches after those, and how far what was said is from it;
+- one process, at most: what the same line says of one process, from the measured operators and
+  the rest of a batch;
+- one process: its median batch.
+
+    python benchmarks/verdict.py
+    python benchmarks/verdict.py --recipes dlrm --batches 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from hydra import compose, initialize_config_module
+from lightning.pytorch.strategies import Strategy
+
+from lightning_gpp import GraphPipeStrategy
+from lightning_gpp.jobs.train import build_recipe
+from lightning_gpp.strategy.report import verdict_on
+
+WARM_UP = 20
+"""Batches before the first that counts."""
+
+
+class Batches(pl.Callback):
+    """Notes when batches begin; rank 0, which may be a process of its own, leaves cells in a file.
+
+    Args:
+        cells: the file.
+    """
+
+    def __init__(self, cells: Path) -> None:
+        self.cells = cells
+        self.begun_s: list[float] = []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """A batch begins."""
+        self.begun_s.append(time.monotonic())
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Writes what batches took, and what was said of them."""
+        if not trainer.is_global_zero:
+            return
+        counted = self.begun_s[WARM_UP:]
+        median_s = statistics.median(b - a for a, b in zip(counted, counted[1:], strict=False))
+        cells = [f"{median_s * 1e3:.1f}"]
+        strategy = trainer.strategy
+        if isinstance(strategy, GraphPipeStrategy):
+            times, run = strategy._reports.batch_times, strategy.session.run
+            assert times is not None and run.pipeline is not None
+            assert run.pipeline.planned is not None
+            verdict = verdict_on(run.pipeline.planned, strategy.settings)
+            one_s = times.most_alone_s(verdict.one_device_s)
+            assert one_s is not None
+            cells[0] += f" ({(times.batch_s / median_s - 1) * 100:+.0f} %)"
+            before = [f"{seconds * 1e3:.1f}" for seconds in (verdict.step_s, times.batch_s)]
+            cells = [*before, *cells, f"{one_s * 1e3:.1f}"]
+        self.cells.write_text(" | ".join(cells), encoding="utf-8")
+
+
+def train(recipe: str, strategy: Strategy | str, num_ranks: int, num_batches: int) -> str:
+    """Trains a recipe; the cells of its row."""
+    with initialize_config_module("lightning_gpp.configs", version_base=None):
+        config = compose("config", [f"recipe={recipe}"])
+    module, data = build_recipe(config)
+    with tempfile.TemporaryDirectory() as folder:
+        cells = Path(folder) / "cells"
+        trainer = pl.Trainer(
+            strategy=strategy,
+            accelerator="cpu",
+            devices=num_ranks,
+            max_steps=num_batches,
+            limit_val_batches=0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[Batches(cells)],
+        )
+        trainer.fit(module, datamodule=data)
+        return cells.read_text(encoding="utf-8")
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = ("multimodal", "dlrm", "gnn")
+    parser.add_argument("--recipes", nargs="+", choices=names, default=[*names])
+    parser.add_argument("--batches", type=int, default=100)
+    parser.add_argument("--ranks", type=int, default=2)
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, {arguments.ranks} "
+        f"processes with 1 thread each on {os.cpu_count()} cores; milliseconds\n"
+    )
+    rows = []
+    for recipe in arguments.recipes:
+        strategy = GraphPipeStrategy(start_method="spawn", cache=False)
+        pipeline = train(recipe, strategy, arguments.ranks, arguments.batches)
+        alone = train(recipe, "auto", 1, arguments.batches)
+        rows.append(f"| `{recipe}` | {pipeline} | {alone} |")
+    print("| recipe | predicted | said | batch | one process, at most | one process |")
+    print("|---|---|---|---|---|---|", *rows, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

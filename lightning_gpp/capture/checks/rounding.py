@@ -1,0 +1,33 @@
+"""How far two results may be apart that are the same but for rounding."""
+
+from __future__ import annotations
+
+import torch
+
+COARSE = 2e-2
+"""In half precision (a unit in the last place of bfloat16 is 0.8 %)."""
+
+
+def relative_tolerance(dtype: torch.dtype, *, of_float32: float) -> float:
+    """The largest difference, relative to the largest element, that rounding explains.
+
+    Under autocast a result may be of float32 and have been rounded to half precision before.
+
+    Args:
+        dtype: of the results.
+        of_float32: what is taken for rounding in float32, which depends on what is compared.
+
+    >>> relative_tolerance(torch.float64, of_float32=1e-5)
+    1e-09
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     relative_tolerance(torch.float32, of_float32=1e-5)
+    0.02
+    """
+    if dtype in (torch.float64, torch.complex128):
+        return 1e-9  # not cast by autocast
+    return of_float32 if dtype is torch.float32 and not is_autocast() else COARSE
+
+
+def is_autocast() -> bool:
+    """Whether computations are cast on any type of device."""
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")

@@ -1,0 +1,153 @@
+"""Tensors that lie in files: memory that the system takes back when it is short of it.
+
+A model of which no process is to have the whole is made, captured and measured as any other, with
+parameters that are mapped from files. What is not in use lies on the disk; a file has no name and
+goes with its tensor. The files are in the folder for temporary files (``TMPDIR``), which must not
+be one in memory (``tmpfs``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
+
+LEAST_BYTES = 1 << 16
+"""Smaller tensors stay in memory: a process may map some 65000 files."""
+
+
+def empty_mapped(shape: tuple[int, ...], dtype: Any) -> Tensor:
+    """An uninitialised tensor in a file of its own; in memory if it is small.
+
+    Raises:
+        OSError: the disk is full; the text names the folder.
+
+    >>> import torch
+    >>> is_mapped(empty_mapped((256, 256), torch.float32))
+    True
+    >>> is_mapped(empty_mapped((2, 2), torch.float32))
+    False
+    """
+    import torch
+
+    kind = torch.empty(shape, dtype=dtype, device="meta")
+    num_bytes = kind.numel() * kind.element_size()
+    if num_bytes < LEAST_BYTES:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    file, path = tempfile.mkstemp(prefix="lightning_gpp_")
+    try:
+        os.posix_fallocate(file, 0, num_bytes)
+        flat = torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
+    except OSError as error:
+        error.add_note(
+            f"a tensor of {num_bytes} bytes was to lie in {os.path.dirname(path)}; set TMPDIR to a "
+            "folder with more space"
+        )
+        raise
+    finally:
+        os.close(file)
+        os.unlink(path)
+    return flat.view(dtype).view(shape)
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether a tensor lies in a file."""
+    import torch
+
+    is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return is_plain and tensor.untyped_storage().filename is not None
+
+
+def mapped(tensor: Tensor) -> Tensor:
+    """The same values in a file; the tensor itself if it is small or not on the CPU."""
+    import torch
+
+    is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not is_plain or is_mapped(tensor) or tensor.nbytes < LEAST_BYTES:
+        return tensor
+    return empty_mapped(tuple(tensor.shape), tensor.dtype).copy_(tensor.detach())
+
+
+def in_memory(tensor: Tensor) -> Tensor:
+    """The same values in memory of this process."""
+    return tensor.clone() if is_mapped(tensor) else tensor
+
+
+def map_in_place(tensor: Tensor) -> None:
+    """Moves the values of a tensor into a file, if it is large and has its memory for itself."""
+    has_own = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    if has_own:
+        tensor.data = mapped(tensor.data)
+
+
+@contextmanager
+def mapping_modules() -> Iterator[None]:
+    """Parameters and buffers that modules get in this lie in files from then on."""
+    from torch.nn.modules.module import (
+        register_module_buffer_registration_hook,
+        register_module_parameter_registration_hook,
+    )
+
+    def move(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        if tensor is not None and not tensor.is_meta:
+            map_in_place(tensor)
+
+    handles = [
+        register_module_parameter_registration_hook(move),
+        register_module_buffer_registration_hook(move),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def freed_at_once() -> Iterator[None]:
+    """Memory that is freed in this goes back to the system at once, as far as there is a way.
+
+    The C library of Linux keeps blocks of up to 32 MiB once such have been freed (mallopt(3),
+    ``M_MMAP_THRESHOLD``), in pieces that the next large tensor often does not fit into: the memory
+    of a process grows to a multiple of what lives. That is quicker for training, and set again
+    after.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None:
+        yield
+        return
+    mallopt(_MMAP_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        mallopt(_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_TRIM_THRESHOLD, 64 << 20)
+
+
+@contextmanager
+def mapping_gradients(module: nn.Module) -> Iterator[None]:
+    """Gradients of parameters that lie in files do so, too, as soon as a backward has made them."""
+
+    def move(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            parameter.grad = mapped(parameter.grad)
+
+    parameters = [p for p in module.parameters() if p.requires_grad and is_mapped(p)]
+    handles = [
+        parameter.register_post_accumulate_grad_hook(move)  # type: ignore[no-untyped-call]
+        for parameter in parameters
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,58 @@
+"""The scale of the loss in mixed precision with float16: the same one on all ranks.
+
+Gradients that are too large for float16 show as infinities and NaNs; then the step is skipped and
+the scale gets smaller. A rank sees the gradients of its own stages only, so all ranks hear what any
+of them found: a step is skipped on all of them or on none, and their scales stay equal.
+
+Source: dynamic loss scaling, Micikevicius et al., "Mixed precision training" (ICLR 2018), section
+3.2, as ``torch.amp.GradScaler`` does it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+
+class AgreedScaler(GradScaler):
+    """A ``GradScaler`` whose ranks agree on whether gradients are finite.
+
+    All ranks have to unscale the same optimizers in the same order.
+    """
+
+    @classmethod
+    def like(cls, scaler: GradScaler, device: torch.device) -> AgreedScaler:
+        """One with the scale and the factors of another.
+
+        Args:
+            scaler: the other; Lightning makes one for a GPU, which disables itself where there is
+                none.
+            device: of this rank.
+        """
+        kind = "cpu" if device.type == "meta" else device.type
+        if not scaler.is_enabled():
+            was_meant = scaler._device == "cuda" and not torch.cuda.is_available()
+            return cls(kind, enabled=was_meant and device.type != "meta")
+        return cls(
+            kind,
+            init_scale=scaler.get_scale(),
+            growth_factor=scaler.get_growth_factor(),
+            backoff_factor=scaler.get_backoff_factor(),
+            growth_interval=scaler.get_growth_interval(),
+            enabled=device.type != "meta",  # without numbers all of them are finite
+        )
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        """Unscales the gradients of this rank; on how many ranks one is not finite, by device."""
+        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        count = torch.zeros(())  # on the CPU, where ranks on devices of any type can add it up
+        for own in found.values():
+            count += own.cpu()
+        if dist.is_initialized():
+            dist.all_reduce(count)
+        return {found_inf.device: count.to(found_inf.device)}

@@ -1,0 +1,284 @@
+"""Checkpoints that no rank has as a whole: a folder into which every rank writes what it holds.
+
+The folder is one of ``torch.distributed.checkpoint`` with the names that Lightning's FSDP strategy
+gives: ``model`` is the state dict by the names of one device, ``optimizer_0`` the state of the
+first optimizer by the indices of one device; ``meta.pt`` has the rest of an ordinary checkpoint. So
+nothing in it tells how many stages there were, and a rank reads what it holds, whoever wrote it.
+
+Lightning's tool (``python -m lightning.pytorch.utilities.consolidate_checkpoint``) makes a file of
+it that has the right weights; the state of optimizers is then by strings, which no optimizer reads.
+:func:`unshard_checkpoint` makes the file that one device would have written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.utils import _pytree as pytree
+
+from lightning_gpp.mapped_tensor import empty_mapped
+from lightning_gpp.strategy.state.replacing import (
+    ReplacingCheckpointIO,
+    being_written,
+    last_good,
+    put_in_place,
+)
+
+REST = "meta.pt"
+"""File in the folder with what is neither the model nor an optimizer, as Lightning names it."""
+
+_MODEL, _OPTIMIZER = "model.", re.compile(r"optimizer_(\d+)")
+
+
+def is_sharded(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a folder that this writes."""
+    return (Path(path) / REST).is_file()
+
+
+def shard_checkpoint(file: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
+    """Makes a folder of an ordinary checkpoint file.
+
+    Args:
+        file: that a Trainer wrote.
+        folder: what becomes of it.
+
+    Raises:
+        ValueError: the file is no checkpoint of a Trainer.
+    """
+    checkpoint = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
+        raise ValueError(f"{file} is no checkpoint of a Trainer: it has no 'state_dict'")
+    write(checkpoint, Path(folder), None)
+
+
+def unshard_checkpoint(folder: str | os.PathLike[str], file: str | os.PathLike[str]) -> None:
+    """Makes an ordinary checkpoint file of a folder, with the memory for all of it.
+
+    Args:
+        folder: that a Trainer with ``state_dict_type="sharded"`` wrote.
+        file: what becomes of it.
+
+    Raises:
+        ValueError: the folder is none.
+    """
+    if not is_sharded(folder):
+        raise ValueError(f"{folder} is no sharded checkpoint: it has no {REST}")
+    saved = ShardedCheckpoint(folder)
+    checkpoint = saved.rest(weights_only=True) | {"state_dict": saved.model()}
+    if states := saved.optimizers():
+        checkpoint["optimizer_states"] = states
+    ReplacingCheckpointIO().save_checkpoint(checkpoint, Path(file))
+
+
+def write(checkpoint: Mapping[str, Any], path: Path, group: dist.ProcessGroup | None) -> None:
+    """All ranks of a group: writes a checkpoint into a folder.
+
+    Args:
+        checkpoint: of Lightning, with what this rank has of ``state_dict`` and
+            ``optimizer_states``; everything else is that of rank 0.
+        path: of the folder, which all ranks see.
+        group: of the ranks; None writes what this process has.
+    """
+    rest = dict(checkpoint)
+    state = {"model": rest.pop("state_dict")}
+    for index, of_optimizer in enumerate(rest.pop("optimizer_states", ())):
+        state[f"optimizer_{index}"] = of_optimizer
+    with _quiet():
+        save(
+            state,
+            storage_writer=_FolderWriter(path, rest),
+            process_group=group,
+            no_dist=group is None,
+        )
+
+
+class _FolderWriter(FileSystemWriter):
+    """Writes beside the path, and puts the folder in place when all ranks have written."""
+
+    def __init__(self, path: Path, rest: Mapping[str, Any]) -> None:
+        super().__init__(being_written(path))
+        self._target, self._part, self._rest = path, being_written(path), rest
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Rank 0 makes the folder, below."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Rank 0, before anybody writes."""
+        shutil.rmtree(self._part, ignore_errors=True)  # of a job that was killed
+        self._part.mkdir(parents=True)
+        prepared: list[SavePlan] = super().prepare_global_plan(plans)
+        return prepared
+
+    def write_data(self, plan: SavePlan, planner: Any) -> Any:
+        """Every rank."""
+        if not self._part.is_dir():
+            raise FileNotFoundError(
+                f"{self._part.parent} on this host is not the folder that rank 0 writes to; a "
+                "sharded checkpoint needs a file system that all hosts share"
+            )
+        return super().write_data(plan, planner)
+
+    def finish(self, metadata: Metadata, results: Any) -> None:
+        """Rank 0, when all have written."""
+        super().finish(metadata, results)
+        with (self._part / REST).open("wb") as file:
+            torch.save(dict(self._rest), file)
+            file.flush()
+            os.fsync(file.fileno())
+        put_in_place(self._target)
+
+
+class ShardedWriter:
+    """Writes the sharded checkpoints of a run, one after another. All ranks make one, and use it.
+
+    Args:
+        timeout_s: limit of every wait for other ranks.
+        in_background: whether training goes on while one is written.
+    """
+
+    def __init__(self, timeout_s: float, *, in_background: bool) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._thread = ThreadPoolExecutor(1, "sharded checkpoint") if in_background else None
+        self._pending: Future[None] | None = None
+
+    def save(self, checkpoint: Mapping[str, Any], path: Path) -> None:
+        """Writes one, or begins to once the last one is written."""
+        self.wait()
+        if self._thread is None:
+            write(checkpoint, path, self._group)
+            return
+        copied = pytree.tree_map(_copy, dict(checkpoint))
+        self._pending = self._thread.submit(write, copied, path, self._group)
+
+    def wait(self) -> None:
+        """Until what :meth:`save` began is written.
+
+        Raises:
+            Exception: what went wrong then.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self, *, has_failed: bool) -> None:
+        """Ends it; after a failure at once, as others may be gone."""
+        if not has_failed:
+            self.wait()
+        if self._thread is not None:
+            self._thread.shutdown(wait=not has_failed)
+        dist.destroy_process_group(self._group)
+
+
+class ShardedCheckpoint:
+    """A folder, of which a rank reads what it wants.
+
+    Args:
+        path: of the folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = last_good(path)
+        metadata = FileSystemReader(self.path).read_metadata()
+        self._entries = metadata.state_dict_metadata
+        self._places: Mapping[str, tuple[Any, ...]] = metadata.planner_data
+
+    def rest(self, weights_only: bool | None) -> dict[str, Any]:
+        """What a checkpoint has beside the model and the state of optimizers."""
+        loaded: dict[str, Any] = torch.load(
+            self.path / REST, map_location="cpu", weights_only=weights_only
+        )
+        return loaded
+
+    def model(self, *, in_files: bool = False) -> dict[str, Any]:
+        """The module's state dict.
+
+        Args:
+            in_files: whether its large tensors lie in files, and not in memory.
+        """
+        keys = [key for key in self._entries if key.startswith(_MODEL)]
+        read = self._read(keys, in_files=in_files)
+        return {key.removeprefix(_MODEL): value for key, value in read.items()}
+
+    def optimizers(self, indices: Sequence[Collection[int]] | None = None) -> list[dict[str, Any]]:
+        """State dicts of all optimizers, as on one device.
+
+        Args:
+            indices: for every optimizer the indices of the parameters whose state is wanted; by
+                default those of all, and none of optimizers that are left out.
+        """
+        wanted: dict[str, tuple[Any, ...]] = {}
+        for key, (part, *inner) in self._places.items():
+            if (found := _OPTIMIZER.fullmatch(part)) is None:
+                continue
+            optimizer = int(found[1])
+            is_state = inner[0] == "state"
+            known = () if indices is None or optimizer >= len(indices) else indices[optimizer]
+            if is_state:
+                inner[1] = int(inner[1])  # torch keeps the keys of dicts as strings
+            if not is_state or indices is None or inner[1] in known:
+                wanted[key] = (optimizer, *inner)
+        states: dict[int, dict[str, Any]] = {}
+        for key, value in self._read(wanted).items():
+            _put(states, wanted[key], value)
+        return [
+            {"state": state.get("state", {}), "param_groups": _listed(state["param_groups"])}
+            for _, state in sorted(states.items())
+        ]
+
+    def _read(self, keys: Collection[str], *, in_files: bool = False) -> dict[str, Any]:
+        values = {key: _empty(self._entries[key], in_files) for key in keys}
+        if values:
+            with _quiet():
+                load(values, storage_reader=FileSystemReader(self.path), no_dist=True)
+        return values
+
+
+def _empty(entry: Any, in_file: bool) -> Any:
+    """What an entry is read into; what is no tensor comes as it is."""
+    if not isinstance(entry, TensorStorageMetadata):
+        return None
+    if in_file:
+        return empty_mapped(tuple(entry.size), entry.properties.dtype)
+    return torch.empty(entry.size, dtype=entry.properties.dtype)
+
+
+def _put(tree: dict[Any, Any], place: Sequence[Any], value: Any) -> None:
+    """Puts a value into nested dicts."""
+    for key in place[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[place[-1]] = value
+
+
+def _listed(tree: Any) -> list[dict[str, Any]]:
+    """Groups that are a list, or, where one has a tensor, a dict by their numbers."""
+    return tree if isinstance(tree, list) else [group for _, group in sorted(tree.items())]
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without advice for those who did not want one process to read or write alone."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

@@ -1,0 +1,242 @@
+"""Checkpoints in a folder, of which every rank writes and reads its part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as lp
+import pytest
+import torch
+from helpers.models import DataSpec, ExportableModel
+from helpers.modules import epoch_checkpoints
+from helpers.reference import assert_same_training, train_one_device, train_pipeline
+from helpers.saving import end_while_saving, save_in_background
+from helpers.training import Result, Training
+from helpers.workers import WorkerPool
+from lightning.fabric.utilities.load import _load_distributed_checkpoint
+from lightning.pytorch.callbacks import WeightAveraging
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+
+from lightning_gpp.strategy import (
+    GraphPipeStrategy,
+    HAPStrategy,
+    shard_checkpoint,
+    unshard_checkpoint,
+)
+from lightning_gpp.strategy.refusals import refuse_for_sharded
+from lightning_gpp.strategy.state import replacing
+from lightning_gpp.strategy.state.replacing import ReplacingCheckpointIO, last_good
+from lightning_gpp.strategy.state.sharded_checkpoint import is_sharded, write
+
+pytestmark = pytest.mark.timeout(180)
+
+BUILD = partial(ExportableModel, hidden=5, optimizer_name="adamw", scheduler="step")
+TRAINING = Training(BUILD, DataSpec(num_inputs=2), num_steps=12)
+CHECKPOINT = "epoch=1.ckpt"
+
+
+def run(pool: WorkerPool, num_ranks: int, form: str, folder: Path, **changes: Any) -> list[Result]:
+    """Trains with a checkpoint of every epoch of four steps."""
+    training = replace(
+        TRAINING,
+        trainer={"enable_checkpointing": True} | changes.pop("trainer", {}),
+        callbacks=partial(epoch_checkpoints, str(folder)),
+        **changes,
+    )
+    if num_ranks == 1:
+        return [train_one_device(training)]
+    options = {"num_microbatches": 2, "state_dict_type": form}
+    return train_pipeline(pool, training, num_ranks=num_ranks, **options)
+
+
+@pytest.fixture(scope="module")
+def both(pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Result]:
+    """The same training of three stages with files and with folders, and its results."""
+    folder = tmp_path_factory.mktemp("both")
+    expected = run(pool, 3, "full", folder / "full")[0]
+    run(pool, 3, "sharded", folder / "sharded")
+    return folder / "full" / CHECKPOINT, folder / "sharded" / CHECKPOINT, expected
+
+
+def test_every_rank_has_written_its_part(both: tuple[Path, Path, Result]) -> None:
+    _, folder, _ = both
+    assert is_sharded(folder)
+    assert len(list(folder.glob("*.distcp"))) == 3
+    assert not [path for path in folder.parent.iterdir() if path.name.startswith(".")]
+
+
+def test_an_ordinary_file_is_made_of_a_folder(
+    both: tuple[Path, Path, Result], tmp_path: Path
+) -> None:
+    file, folder, _ = both
+    unshard_checkpoint(folder, tmp_path / "made.ckpt")
+    made, expected = (
+        torch.load(each, weights_only=True) for each in (tmp_path / "made.ckpt", file)
+    )
+    assert_same(made, expected)
+    tool = _load_distributed_checkpoint(folder)  # what Lightning's command line does
+    assert_same(tool["model"], expected["state_dict"])
+
+
+def test_a_folder_is_made_of_an_ordinary_file(
+    both: tuple[Path, Path, Result], tmp_path: Path
+) -> None:
+    file, _, _ = both
+    shard_checkpoint(file, tmp_path / "made")
+    read = GraphPipeStrategy().load_checkpoint(tmp_path / "made")
+    whole = HAPStrategy().load_checkpoint(tmp_path / "made")
+    expected = torch.load(file, weights_only=True)
+    assert_same(whole, expected)
+    for states in expected["optimizer_states"]:
+        states["state"] = {}  # a rank reads its part when it knows it
+    assert_same(read, expected)
+
+
+@pytest.mark.parametrize(("num_ranks", "form"), [(2, "sharded"), (3, "full")])
+def test_resuming_from_a_folder(
+    pool: WorkerPool, both: tuple[Path, Path, Result], tmp_path: Path, num_ranks: int, form: str
+) -> None:
+    _, folder, expected = both
+    results = run(pool, num_ranks, form, tmp_path, checkpoint=str(folder))
+    rest = replace(
+        expected,
+        losses=expected.losses[8:],
+        learning_rates=expected.learning_rates[8:],
+        # The first lacks train_loss_epoch, on one device too: no epoch has ended in this run.
+        validations=expected.validations[3:],
+        logged=results[0].logged,
+    )
+    for result in results:
+        del result.validations[: len(result.validations) - len(rest.validations)]
+    assert_same_training(results, rest, "float64")
+
+
+def test_states_that_no_batch_came_for_are_not_lost(
+    pool: WorkerPool, both: tuple[Path, Path, Result], tmp_path: Path
+) -> None:
+    """A fit that is over when it is resumed saves what it has read."""
+    file, folder, _ = both
+    path = tmp_path / "again.ckpt"
+    over = {"num_steps": 8, "checkpoint": str(folder), "save_as": str(path)}
+    run(pool, 2, "full", tmp_path, **over)
+    again, expected = torch.load(path, weights_only=True), torch.load(file, weights_only=True)
+    for name in ("state_dict", "optimizer_states"):
+        assert_same(again[name], expected[name])
+
+
+def test_saving_in_the_background(pool: WorkerPool, tmp_path: Path) -> None:
+    """The weights are those of the moment; the one before goes when the next is complete."""
+    results = pool.run(save_in_background, str(tmp_path), 2, num_ranks=2)
+    assert results[0][0] == ["first"]
+    assert [path.name for path in tmp_path.iterdir()] == ["second"]
+    saved = GraphPipeStrategy().load_checkpoint(tmp_path / "second")["state_dict"]
+    assert set(saved) == set(results[0][1]) | set(results[1][1])
+    for _, weights in results:
+        assert_same({name: saved[name] for name in weights}, weights)
+
+
+def test_a_job_that_ends_while_it_saves_leaves_the_last_one(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    path = tmp_path / "last"
+    outcomes = pool.outcomes(end_while_saving, str(path), 2, num_ranks=2, limit_s=60.0)
+    report = "\n".join(outcome.describe() for outcome in outcomes)
+    assert outcomes[1].exit_code not in (None, 0), report
+    assert outcomes[0].failed and not outcomes[0].hung, report
+    assert [entry.name for entry in tmp_path.iterdir()] != ["last"]  # what was being written
+    assert GraphPipeStrategy().load_checkpoint(path)["global_step"] == 4
+    run(pool, 2, "sharded", tmp_path, checkpoint=str(path), save_as=str(path))
+    assert GraphPipeStrategy().load_checkpoint(path)["global_step"] == 12
+
+
+@pytest.mark.parametrize("step", ["replace", "rename"])
+@pytest.mark.parametrize("form", ["full", "sharded"])
+def test_the_path_always_leads_to_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, step: str
+) -> None:
+    """An end before and between the renamings, as a kill leaves it: nothing cleans up after."""
+    path = tmp_path / "last.ckpt"
+
+    def save(number: int) -> None:
+        checkpoint = {"state_dict": {"weight": torch.full((2,), float(number))}, "epoch": number}
+        if form == "full":
+            ReplacingCheckpointIO().save_checkpoint(checkpoint, path)
+        else:
+            write(checkpoint, path, None)
+
+    def end(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    save(1)
+    with monkeypatch.context() as patch:
+        if step == "replace":
+            patch.setattr(replacing.os, "replace", end)
+        else:
+            patch.setattr(replacing, "put_in_place", end)
+            patch.setattr("lightning_gpp.strategy.state.sharded_checkpoint.put_in_place", end)
+        with pytest.raises((KeyboardInterrupt, CheckpointException)):
+            save(2)
+    assert GraphPipeStrategy().load_checkpoint(path)["epoch"] == 1
+    save(3)
+    loaded = GraphPipeStrategy().load_checkpoint(path)
+    assert loaded["epoch"] == 3
+    assert loaded["state_dict"]["weight"].tolist() == [3.0, 3.0]
+    assert last_good(path) == path
+    assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_form_replaces_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    checkpoint = {"state_dict": {"weight": torch.ones(2)}, "epoch": 1}
+    for save in (ReplacingCheckpointIO().save_checkpoint, partial(write, group=None)) * 2:
+        save(checkpoint, path)  # type: ignore[operator]
+        assert_same(GraphPipeStrategy().load_checkpoint(path), checkpoint)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_groups_that_have_tensors(tmp_path: Path) -> None:
+    """A capturable learning rate; and an optimizer that has no state."""
+    groups = [{"lr": torch.tensor(0.1), "params": [0]}, {"lr": torch.tensor(0.2), "params": [1]}]
+    states = [{"state": {}, "param_groups": groups}, {"state": {}, "param_groups": [{"lr": 1.0}]}]
+    checkpoint = {"state_dict": {"weight": torch.ones(2)}, "optimizer_states": states}
+    write(checkpoint, tmp_path / "folder", None)
+    assert_same(HAPStrategy().load_checkpoint(tmp_path / "folder"), checkpoint)
+
+
+def test_what_is_no_form_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown state_dict_type 'shards'"):
+        GraphPipeStrategy(state_dict_type="shards")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="state_dict_type: not for SPMD programs"):
+        HAPStrategy(state_dict_type="sharded")
+    torch.save({"weight": torch.ones(1)}, tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match="no checkpoint of a Trainer"):
+        shard_checkpoint(tmp_path / "weights.pt", tmp_path / "folder")
+    with pytest.raises(ValueError, match="is no sharded checkpoint"):
+        unshard_checkpoint(tmp_path, tmp_path / "file")
+
+
+def test_callbacks_with_weights_of_their_own_are_refused() -> None:
+    trainer = lp.Trainer(callbacks=[WeightAveraging()], logger=False, accelerator="cpu")
+    with pytest.raises(NotImplementedError, match="WeightAveraging keeps other weights"):
+        refuse_for_sharded(trainer)
+
+
+def assert_same(actual: Any, expected: Any, where: str = "checkpoint") -> None:
+    """Equal values, tensors to the bit."""
+    if isinstance(expected, Tensor):
+        assert torch.equal(actual, expected), where
+    elif isinstance(expected, dict):
+        assert set(actual) == set(expected), where
+        for key, value in expected.items():
+            if key != "callbacks":  # with the paths of the run
+                assert_same(actual[key], value, f"{where}[{key!r}]")
+    elif isinstance(expected, list):
+        assert len(actual) == len(expected), where
+        for index, value in enumerate(expected):
+            assert_same(actual[index], value, f"{where}[{index}]")
+    else:
+        assert actual == expected, where
