@@ -1,4 +1,4 @@
-"""A user's script for two hosts, as ``torchrun`` or SLURM start it on each.
+"""A user's script for hosts, as ``torchrun`` or SLURM start it on each.
 
 Arguments: folder for the results, number of pipelines, and whether rank 1 is killed in the middle
 of the first start. It goes on from its last checkpoint, where there is one.
@@ -37,7 +37,7 @@ class KillOnFirstStart(lp.Callback):
 
 
 def main(folder: Path, pipelines: int, is_killed: bool) -> None:
-    """Trains a few steps on all ranks of both hosts; rank 0 saves the weights."""
+    """Trains a few steps on all ranks of all hosts; rank 0 saves the weights."""
     torch.set_num_threads(1)
     kept = ModelCheckpoint(folder / "kept", save_last=True, every_n_train_steps=4)
     starts: list[int] = []
@@ -45,8 +45,8 @@ def main(folder: Path, pipelines: int, is_killed: bool) -> None:
         warnings.filterwarnings("ignore", message=".*no last checkpoint available")
         trainer = lp.Trainer(
             accelerator="cpu",
-            num_nodes=2,
-            devices=pipelines,
+            num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "2")),  # as torchrun says
+            devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             strategy=GraphPipeStrategy(pipelines=pipelines, num_microbatches=2, timeout=60),
             max_steps=NUM_STEPS,
             max_epochs=-1,

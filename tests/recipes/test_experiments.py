@@ -45,6 +45,9 @@ SHORT = (
     "trainer.log_every_n_steps=1",
 )
 MAX_RANKS = 4
+OF_RANK_0 = {"emulated_step_s", "emulated_slip_s", "predicted_step_s", "busiest_device_s"}
+"""What emulated steps took, which rank 0 alone reports."""
+
 PLUGINS = {
     "joblib": "hydra_plugins.hydra_joblib_launcher",
     "optuna": "hydra_plugins.hydra_optuna_sweeper",
@@ -144,7 +147,11 @@ def check_run(name: str, config: DictConfig, pool: WorkerPool) -> None:
     if "root" in config.data:  # the workers of the pool have the environment that they started in
         overrides.append(f"data.root={config.data.root}")
     results = pool.run(train_configuration, overrides, Path("run"), num_ranks=num_ranks)
-    assert all(result == results[0] for result in results)
+    everywhere = [
+        {name: value for name, value in result.items() if name not in OF_RANK_0}
+        for result in results
+    ]
+    assert all(result == everywhere[0] for result in everywhere)
     assert results[0] and all(math.isfinite(value) for value in results[0].values())
     assert num_devices_used(load_plan("run/plan.json")) == num_ranks
 

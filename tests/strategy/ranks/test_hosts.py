@@ -1,4 +1,4 @@
-"""Two hosts, as processes of this one: started by ``torchrun`` and by SLURM's variables."""
+"""Hosts, as processes of this one: started by ``torchrun`` and by SLURM's variables."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def train_on_hosts(
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.communicate()
     saved: dict[str, Any] = torch.load(folder / "trained.pt")
     return saved
 
@@ -62,16 +62,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize(("pipelines", "fault"), [(1, "killed"), (2, "none")])
-def test_torchrun_on_two_hosts(pipelines: int, fault: str, tmp_path: Path) -> None:
-    """With restarts a job whose rank dies goes on from its last checkpoint."""
-    run = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--max-restarts=1"]
-    run += [f"--nproc-per-node={pipelines}", "--rdzv-backend=c10d", "--rdzv-id=job"]
-    run += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", hosts_script.__file__]
-    command = [*run, str(tmp_path), str(pipelines), fault]
-    saved = train_on_hosts([command] * 2, [{}] * 2, tmp_path)
+def torchrun(*options: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", *options, hosts_script.__file__]
+
+
+def test_torchrun_on_two_hosts(tmp_path: Path) -> None:
+    """A pipeline on each."""
+    meeting = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    options = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-id=job", meeting]
+    command = [*torchrun(*options), str(tmp_path), "2", "none"]
+    assert_as_on_one_device(train_on_hosts([command] * 2, [{}] * 2, tmp_path))
+
+
+def test_a_restart_by_torchrun_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    """After one of its ranks was killed."""
+    run = torchrun("--standalone", "--nproc-per-node=2", "--max-restarts=1")
+    saved = train_on_hosts([[*run, str(tmp_path), "1", "killed"]], [{}], tmp_path)
     assert_as_on_one_device(saved)
-    assert saved["began_at"] == (8 if fault == "killed" else 0)
+    assert saved["began_at"] == 8
 
 
 def test_slurm_on_two_hosts(tmp_path: Path) -> None:
