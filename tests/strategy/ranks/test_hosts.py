@@ -62,28 +62,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def torchrun(*options: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", *options, hosts_script.__file__]
-
-
 def test_torchrun_on_two_hosts(tmp_path: Path) -> None:
     """A pipeline on each."""
     meeting = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
     options = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-id=job", meeting]
-    command = [*torchrun(*options), str(tmp_path), "2", "none"]
+    run = [sys.executable, "-m", "torch.distributed.run", *options, hosts_script.__file__]
+    command = [*run, str(tmp_path), "2"]
     assert_as_on_one_device(train_on_hosts([command] * 2, [{}] * 2, tmp_path))
 
 
-def test_a_restart_by_torchrun_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
-    """After one of its ranks was killed."""
-    run = torchrun("--standalone", "--nproc-per-node=2", "--max-restarts=1")
-    saved = train_on_hosts([[*run, str(tmp_path), "1", "killed"]], [{}], tmp_path)
-    assert_as_on_one_device(saved)
-    assert saved["began_at"] == 8
-
-
 def test_slurm_on_two_hosts(tmp_path: Path) -> None:
-    command = [sys.executable, hosts_script.__file__, str(tmp_path), "1", "none"]
+    command = [sys.executable, hosts_script.__file__, str(tmp_path), "1"]
     job = {
         "SLURM_JOB_ID": str(free_port()),  # the port is made of its last digits
         "SLURM_JOB_NAME": "train",
