@@ -48,8 +48,9 @@ def doing(
     """What the body does is shown if it takes longer than :data:`PATIENCE_S`.
 
     On a terminal a line stands there meanwhile (``Measuring the model ...``) and makes way for the
-    one that says how long it took; elsewhere both are ordinary lines. A body that raises gets no
-    second line. No thread is left behind.
+    one that says how long it took; elsewhere both are ordinary lines. They belong to the standard
+    error output, as progress bars do: what a command answers stands alone on the other one. A body
+    that raises gets no second line. No thread is left behind.
 
     Args:
         what: the first words of the line, such as ``Measuring the model``.
@@ -61,9 +62,9 @@ def doing(
     passing: list[_PassingLine] = []
 
     def tell() -> None:
-        if may_pass and sys.stdout.isatty():
+        if may_pass and sys.stderr.isatty():
             passing.append(
-                _PassingLine(bar_format=f"{what} ...", leave=False, file=sys.stdout, total=0)
+                _PassingLine(bar_format=f"{what} ...", leave=False, file=sys.stderr, total=0)
             )
         else:
             show(f"{what} ...")

@@ -100,7 +100,7 @@ def test_work_that_fails_was_not_done() -> None:
 
 def test_on_a_terminal_one_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, lines = FakeClock(), list[str]()
-    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     with measuring(clock, lines):
         clock.work(3)
         shown = terminal.getvalue()
@@ -113,7 +113,7 @@ def test_on_a_terminal_one_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_progress_bars_nothing_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, lines = FakeClock(), list[str]()
-    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     with measuring(clock, lines, may_pass=False):
         clock.work(3)
     assert not terminal.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def search(planner: str, request: PlanRequest, schedule: str | None) -> Searched
 
 
 def _waiting_for(planner: str) -> AbstractContextManager[None]:
-    return doing(f"Planning by {planner}", partial(print, flush=True))
+    return doing(f"Planning by {planner}", partial(print, file=sys.stderr, flush=True))
 
 
 def quiet_search(planner: str, request: PlanRequest, schedule: str | None) -> Searched:

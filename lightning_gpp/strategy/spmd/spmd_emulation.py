@@ -1,7 +1,8 @@
 """Emulated devices of an SPMD program: every rank is a process, at the pace of a described device.
 
-The first training step runs as fast as it can where the user gives no time scale: it shows how
-slowly emulated time has to pass for the real work to fit into it.
+The first two training steps run as fast as they can where the user gives no time scale. The second
+shows how slowly emulated time has to pass for the real work to fit into it; the first one is no
+measure, as it connects the ranks and fills caches.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class SpmdEmulation:
     _first: Interpreter | None = None
     _paces: dict[int, tuple[Interpreter, EmulatedProgram]] = field(default_factory=dict)
     _slowness: MeasuredSlowness | None = None
+    _is_warm: bool = False
 
     def __post_init__(self) -> None:
         self._machine = machine_of(self.cluster, None)
@@ -70,8 +72,7 @@ class SpmdEmulation:
             with self._measured(interpreter):
                 yield
             if is_second and self.timed is None:
-                with self.control.together():
-                    self._begin(self._agreed_scale())
+                self._end_free_step()
             return
         pace = self._pace_of(interpreter, self.timed.cursor)
         with (
@@ -107,6 +108,16 @@ class SpmdEmulation:
         self._slowness.begin_half()
         with _at(interpreter, self._slowness):
             yield
+
+    def _end_free_step(self) -> None:
+        """All ranks: the first step is forgotten, the second one gives the scale."""
+        assert self._slowness is not None
+        if self._is_warm:
+            with self.control.together():
+                self._begin(self._agreed_scale())
+        else:
+            self._is_warm = True
+            self._slowness.pairs.clear()
 
     def _agreed_scale(self) -> float:
         """All ranks: the most that a stretch takes really per emulated second, and some more."""
