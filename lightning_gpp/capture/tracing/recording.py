@@ -140,7 +140,8 @@ class Recording:
         node = self._node(op, target, node_args, node_kwargs)
         with torch._C.DisableTorchFunction():
             random_state = torch.random.get_rng_state() if is_constant else None
-            run = run or functools.partial(_run, op, target)
+            if run is None:  # a module may be false
+                run = functools.partial(_run, op, target)
             result = self._observer.watch(node, _plain(args), _plain(kwargs), run)
             if random_state is not None:
                 is_constant = torch.equal(random_state, torch.random.get_rng_state())
