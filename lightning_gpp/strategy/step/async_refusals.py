@@ -39,7 +39,7 @@ def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
     is_ahead = settings.policy.backward is BackwardWeights.PREDICTED
     if trainer.accumulate_grad_batches != 1 and is_ahead:
         yield (
-            f"with weights={settings.weights!r} updates after every batch, but "
+            f"with weights={settings.policy.name!r} updates after every batch, but "
             f"accumulate_grad_batches is {trainer.accumulate_grad_batches}: use "
             "weights='pipeoptim', or larger batches"
         )
@@ -53,7 +53,7 @@ def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
             )
         elif settings.policy.backward is not BackwardWeights.OF_FORWARD:
             yield (
-                f"with weights={settings.weights!r} has backwards that meet other weights than "
+                f"with weights={settings.policy.name!r} has backwards that meet other weights than "
                 "their forward, of which mixed precision keeps casts: use weights='stash', or "
                 "precision='bf16-true'"
             )
@@ -93,7 +93,7 @@ def refuse_short_updates(trainer: pl.Trainer, settings: Settings, stages: StageG
     count, expected = trainer.accumulate_grad_batches, most_ahead(stages)
     if settings.policy.is_one_behind and count < expected:
         raise ValueError(
-            f"weights={settings.weights!r} delays every update by one, so an update has to be of "
-            f"as many batches as the pipeline is ahead: got accumulate_grad_batches={count}, "
+            f"weights={settings.policy.name!r} delays every update by one, so an update has to be "
+            f"of as many batches as the pipeline is ahead: got accumulate_grad_batches={count}, "
             f"expected at least {expected}"
         )
