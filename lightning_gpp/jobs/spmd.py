@@ -106,7 +106,9 @@ def explain_program(config: DictConfig, folder: Path) -> dict[str, float]:
     question = spmd_problem(config, problem.request)
     plan = plan_hap(question.graph, question.machine)
     search_s = time.monotonic() - start_s
-    print(f"{explain_plan(plan, question.graph, question.machine)}\n")
+    kinds = [device.kind for device in problem.request.cluster.devices]
+    text = explain_plan(plan, question.graph, question.machine, kinds=kinds, max_width=width)
+    print(f"{text}\n")
     factors = ", ".join(f"{kind} {1 / factor:.2g}" for kind, factor in question.factors.items())
     print(
         wrapped(
