@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from lightning_gpp.jobs.comparison import ComparedPlan
+from lightning_gpp.jobs.comparison import SPMD, ComparedPlan
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.problem.problem_of import problem_of
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 # Programs need torch to export a model; the jobs that plan graphs of files do without.
 
 HAP = "hap"
-SPMD = "spmd"
-"""What stands in the place of a schedule."""
-
 SPMD_PLANNERS: Mapping[str, str | None] = {
     HAP: None,
     "even_shares": "DP-EV",
