@@ -15,7 +15,12 @@ from lightning_gpp.jobs.problem.full_graph_problem import (
     is_full_graph,
     workload_in_ways,
 )
-from lightning_gpp.jobs.problem.problem import PlanningProblem, policy_of, with_policy
+from lightning_gpp.jobs.problem.problem import (
+    PlanningProblem,
+    per_update_of,
+    policy_of,
+    with_policy,
+)
 from lightning_gpp.jobs.problem.workload_problem import workload_of, workload_problem
 from lightning_gpp.workloads import WORKLOADS, FullGraphWorkload, Workload
 
@@ -36,7 +41,7 @@ def problem_of(config: DictConfig, folder: Path) -> PlanningProblem:
     one_graph = full_graph_problem_of(config, folder)
     if one_graph is not None:
         return one_graph.planned(full_graph_planner(config))
-    return with_policy(problem_without_policy(config, folder), policy)
+    return with_policy(problem_without_policy(config, folder), policy, per_update_of(config))
 
 
 def full_graph_problem_of(config: DictConfig, folder: Path) -> FullGraphProblem | None:

@@ -29,6 +29,7 @@ from torch.optim import (
 )
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
+from lightning_gpp.planner.base import HeldVersions
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.transport.thread_transport import ThreadHub
@@ -40,6 +41,7 @@ from lightning_gpp.schedule import (
     most_ahead,
     version_differences,
 )
+from lightning_gpp.schedule.in_flight import in_flight_units
 from lightning_gpp.strategy.step.weight_versions import VersionedStage, WeightVersions
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES
@@ -238,12 +240,41 @@ def test_branches(policy: str, shape: str) -> None:
 def test_updates_of_several_batches(
     policy: str, shape: str, optimizer: str, per_update: int
 ) -> None:
-    """The last update takes the batches that are left."""
+    """The last update takes the batches that are left; versions are as many as are predicted."""
     most = assert_by_definition(shape, policy, optimizer, per_update)
-    if policy == "pipeoptim":
-        assert max(most.values()) == 2
+    assert_held(most, shape, policy, optimizer, per_update)
     if policy == "stash":  # not one per batch in flight, but one per update in flight
         assert most[0] == {2: 3, 4: 2}[per_update]
+
+
+@pytest.mark.parametrize("per_update", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("policy", "optimizer"),
+    [
+        *((name, "adam") for name in ("pipeoptim", "pipeoptim-release", "stash", "none")),
+        *(("pipeoptim-at-predicted", name) for name in ("momentum", "adam")),
+    ],
+)
+def test_versions_are_as_many_as_planners_expect(
+    policy: str, optimizer: str, per_update: int
+) -> None:
+    most = assert_by_definition("chain", policy, optimizer, per_update)
+    assert_held(most, "chain", policy, optimizer, per_update)
+
+
+def assert_held(
+    most: dict[int, int], shape: str, policy: str, optimizer: str, per_update: int
+) -> None:
+    """A first stage, whose input takes no gradient, does not need its weights for the backward.
+
+    Where predictions are kept, so is what was before the last update, which planners leave out.
+    """
+    versions = HeldVersions(*POLICIES[policy].held_versions(per_update))
+    keeps_before = versions.keeps_predictions and optimizer == "adam"
+    depths = in_flight_units(GRAPHS[shape], [1] * GRAPHS[shape].num_stages)
+    for stage, depth in depths.items():
+        if stage or not versions.keeps_predictions:
+            assert most[stage] == versions.of(depth) + (keeps_before and depth > 1)
 
 
 def test_versions_that_are_alive() -> None:
