@@ -44,7 +44,8 @@ class HeldVersions(NamedTuple):
         most: as many as are met by the mini-batches in flight, but at most these; None does not
             limit them.
         keeps_predictions: whether every mini-batch in flight before whose backward there is an
-            update keeps a prediction of its own, beside the newest.
+            update keeps a prediction of its own, beside the newest and the one before, from which
+            Adam's last step is known.
         per_update: mini-batches whose gradients are accumulated for one update.
     """
 
@@ -58,13 +59,14 @@ class HeldVersions(NamedTuple):
 
         >>> stash, kept = HeldVersions(1, None), HeldVersions(1, None, keeps_predictions=True)
         >>> HeldVersions(1, 2).of(4), stash.of(4), kept.of(4)
-        (2, 4, 5)
+        (2, 4, 6)
         >>> stash._replace(per_update=2).of(4), kept._replace(per_update=4).of(4)
-        (3, 4)
+        (3, 5)
         """
         ahead = in_flight - 1
         if self.keeps_predictions:
-            return 1 + (in_flight if self.per_update <= ahead else ahead)
+            kept = in_flight if self.per_update <= ahead else ahead
+            return kept + 2 if ahead else 1
         met = 1 + -(-ahead // self.per_update)
         return max(self.least, min(met, self.most or met))
 

@@ -81,11 +81,11 @@ def refuse_async_plan(stages: Iterable[Stage]) -> None:
 
 def fewest_per_update(trainer: pl.Trainer) -> int:
     """The fewest batches that an update of a run takes; callbacks may change it between epochs."""
-    counts = {trainer.accumulate_grad_batches}
+    counts = set()
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, GradientAccumulationScheduler):
             counts |= set(callback.scheduling.values())
-    return min(counts)
+    return min(counts or {trainer.accumulate_grad_batches})
 
 
 def refuse_short_updates(trainer: pl.Trainer, settings: Settings, stages: StageGraph) -> None:

@@ -45,9 +45,12 @@ def test_the_pace_is_that_of_the_busiest_stage() -> None:
     found = evaluate_plan(PLAN, asked())
     assert found.minibatch_s == pytest.approx(3e-3 * (IN_A_ROW + 3) / IN_A_ROW, rel=1e-6)
     assert simulate_plan(PLAN, asked()).minibatch_s == pytest.approx(found.minibatch_s)
-    flushed = asked(schedule="1f1b")
-    drained = evaluate_plan(PLAN, replace(flushed, num_microbatches=1))
-    assert drained.minibatch_s == pytest.approx(4 * 3e-3, rel=1e-6)
+    for count in (1, 2, 4):  # micro-batches of a pipeline that drains: (m + D - 1) / m as long
+        drained = replace(asked(schedule="1f1b"), num_microbatches=count)
+        plan = replace(PLAN, num_microbatches=count)
+        expected = pytest.approx((count + 4 - 1) / count * 3e-3, rel=1e-6)
+        assert evaluate_plan(plan, drained).minibatch_s == expected
+        assert simulate_plan(plan, drained).minibatch_s == expected
 
 
 @pytest.mark.parametrize(
@@ -57,11 +60,11 @@ def test_the_pace_is_that_of_the_busiest_stage() -> None:
         (PREDICTED, [2, 2, 2, 1]),
         (STASH, [4, 3, 2, 1]),
         (HeldVersions(2, 2), [2, 2, 2, 2]),
-        (KEPT, [5, 4, 3, 1]),
+        (KEPT, [6, 5, 4, 1]),
         (STASH._replace(per_update=2), [3, 2, 2, 1]),
         (STASH._replace(per_update=8), [2, 2, 2, 1]),
         (PREDICTED._replace(per_update=8), [2, 2, 2, 1]),
-        (KEPT._replace(per_update=2), [5, 4, 2, 1]),
+        (KEPT._replace(per_update=2), [6, 5, 3, 1]),
     ],
 )
 def test_versions_take_memory(held: HeldVersions, versions: list[int]) -> None:
