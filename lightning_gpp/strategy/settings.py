@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.gnn import Techniques
@@ -16,6 +16,8 @@ from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.planning.costs_given import GivenCosts
 from lightning_gpp.strategy.planning.plan_cache import CacheLike
 from lightning_gpp.weights.policies import PIPEOPTIM, POLICIES, Policy
+
+Report = Literal["short", "full"]
 
 PlanLike = Plan | str | Path | Sequence[Any] | dict[str, Any]
 
@@ -80,9 +82,9 @@ class Settings:
     use_all_devices: bool = True
     emulated: Emulated | None = None
     costs: GivenCosts | None = None
-    weights: str = PIPEOPTIM.name
+    weights: str | None = None
     full_graph: FullGraph | None = None
-    report: str = "short"
+    report: Report = "short"
     compile: Mapping[str, Any] | None = None
     per_update: int = 1
 
@@ -103,7 +105,7 @@ class Settings:
     @property
     def policy(self) -> Policy:
         """With which weights stages run where the pipeline does not drain."""
-        return POLICIES[self.weights]
+        return POLICIES[self.weights or PIPEOPTIM.name]
 
     @property
     def held_versions(self) -> HeldVersions:

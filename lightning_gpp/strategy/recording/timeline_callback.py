@@ -383,6 +383,6 @@ def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None
         rank_of_device=run.pipeline.rank_of_device,
         schedule=run.built.schedule,
         stages=timeline_stages(run.pipeline),
-        weights=run.settings.weights,
+        weights=run.settings.policy.name,
         time_scale=None if emulation is None else emulation.setup.time_scale,
     )

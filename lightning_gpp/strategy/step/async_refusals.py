@@ -50,7 +50,7 @@ def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
             )
         elif settings.policy.backward is not BackwardWeights.OF_FORWARD:
             yield (
-                f"with weights={settings.weights!r} has backwards that meet other weights than "
+                f"with weights={settings.policy.name!r} has backwards that meet other weights than "
                 "their forward, of which mixed precision keeps casts: use weights='stash', or "
                 "precision='bf16-true'"
             )
