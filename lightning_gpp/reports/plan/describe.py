@@ -92,9 +92,10 @@ def describe_held(plan: Plan, request: PlanRequest) -> str:
     """
     if request.num_minibatches > 1:
         stages = evaluate_plan(plan, request).stages
-        held = request.held_versions
-        versions = [held.of(stage.in_flight) for stage in stages]
-        many = f", with updates of {held.per_update} mini-batches" if held.per_update > 1 else ""
+        copies = request.held_versions
+        versions = [copies.of(stage.in_flight) for stage in stages]
+        count = copies.per_update
+        many = f", with updates of {count} mini-batches" if count > 1 else ""
         return (
             f"Memory: {bytes_text(_fullest_bytes(plan, request))} on the fullest device; versions "
             f"of the parameters by stage: {', '.join(map(str, versions))}{many}"
