@@ -64,7 +64,10 @@ CHUNKS_PER_RANK = 4
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked for; see :class:`~lightning_gpp.strategy.GraphPipeStrategy`."""
+    """What the user asked for; see :class:`~lightning_gpp.strategy.GraphPipeStrategy`.
+
+    ``per_update`` is the Trainer's: batches whose gradients are accumulated, the fewest of the run.
+    """
 
     num_microbatches: int | None
     schedule: str | None
@@ -83,6 +86,7 @@ class Settings:
     full_graph: FullGraph | None = None
     report: Report = "short"
     compile: Mapping[str, Any] | None = None
+    per_update: int = 1
 
     @property
     def is_asynchronous(self) -> bool:
@@ -106,5 +110,6 @@ class Settings:
     @property
     def held_versions(self) -> HeldVersions:
         """Copies of their parameters that stages hold."""
-        overlap = self.is_asynchronous and not self.policy.drains
-        return HeldVersions(*self.policy.held_versions) if overlap else ONE_VERSION
+        if not self.is_asynchronous or self.policy.drains:
+            return ONE_VERSION
+        return HeldVersions(*self.policy.held_versions(self.per_update))
