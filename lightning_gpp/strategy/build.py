@@ -148,7 +148,9 @@ class Builder:
     def _captured(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], train_modes: dict[str, bool]
     ) -> CapturedModel:
-        settings = self.settings
+        settings, verified = self.settings, None
+        if not self.control.is_leader:
+            verified = self.control.hear("waiting until rank 0 has captured the model")
         with waiting_for("Capturing the model", self.module):
             captured = capture(
                 pipelined_module(self.module, settings.module),
@@ -157,7 +159,10 @@ class Builder:
                 leaf_modules=settings.leaf_modules,
                 blocks=settings.blocks,
                 train_modes=_relative(train_modes, settings.module),
+                verified=verified,
             )
+            if self.control.is_leader:
+                self.control.tell(captured.verified)
             _check_same(captured.fingerprint, self.control, self.peers)
         return captured
 
