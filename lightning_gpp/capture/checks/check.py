@@ -221,7 +221,9 @@ def _any_loss(output: Any) -> Tensor | None:
     loss = None
     for leaf in flatten(output)[0]:
         if isinstance(leaf, Tensor) and leaf.requires_grad:
-            weights = torch.rand(leaf.shape, generator=generator, dtype=torch.float64) + 0.5
+            weights = torch.empty_like(leaf)
+            if not leaf.is_meta:
+                weights = torch.rand(leaf.shape, generator=generator, dtype=torch.float64) + 0.5
             term = (leaf * weights.to(leaf)).sum()
             term = term.abs() if term.is_complex() else term
             loss = term if loss is None else loss + term.to(loss)
