@@ -12,7 +12,7 @@ import ctypes
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
+
+_PIECE_BYTES = 16 << 20
 
 LEAST_BYTES = 1 << 16
 """Smaller tensors stay in memory: a process may map some 65000 files."""
@@ -133,21 +135,17 @@ def freed_at_once() -> Iterator[None]:
         mallopt(_TRIM_THRESHOLD, 64 << 20)
 
 
-@contextmanager
-def mapping_gradients(module: nn.Module) -> Iterator[None]:
-    """Gradients of parameters that lie in files do so, too, as soon as a backward has made them."""
+def in_pieces(sizes_bytes: Iterable[int]) -> Iterator[slice]:
+    """Runs of tensors that move together: as many as 16 MiB hold, or one that is larger.
 
-    def move(parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            parameter.grad = mapped(parameter.grad)
-
-    parameters = [p for p in module.parameters() if p.requires_grad and is_mapped(p)]
-    handles = [
-        parameter.register_post_accumulate_grad_hook(move)  # type: ignore[no-untyped-call]
-        for parameter in parameters
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    >>> list(in_pieces([8 << 20, 8 << 20, 40 << 20, 1]))
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
+    """
+    begin = end = size = 0
+    for size_bytes in sizes_bytes:
+        if end > begin and size + size_bytes > _PIECE_BYTES:
+            yield slice(begin, end)
+            begin, size = end, 0
+        end, size = end + 1, size + size_bytes
+    if end > begin:
+        yield slice(begin, end)

@@ -42,6 +42,7 @@ from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import FullGraph, Settings
 from lightning_gpp.strategy.state.partition import Partition, ownership
+from lightning_gpp.strategy.step.async_refusals import fewest_per_update
 
 CPU = torch.device("cpu")
 
@@ -97,6 +98,9 @@ class Builder:
         if example is not None and plans:
             at_hand = cluster_at_hand(found)
             settings, ways = self.settings, None
+            if settings.is_asynchronous:
+                fewest = fewest_per_update(self.module.trainer)
+                settings = replace(settings, per_update=fewest)
             if chunked is not None:
                 settings = replace(settings, num_microbatches=len(chunked.chunks))
                 ways = chunked.in_ways if chunked.chunks.num_ways > 1 else None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import gc
+import resource
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +47,12 @@ def train_late(
 
 
 class LargeModel(lp.LightningModule):
-    """72 MiB of weights."""
+    """288 MiB of weights.
 
-    num_layers, width = 8, 1536
+    Tensors of more than 32 MiB are given back to the system as soon as they are freed.
+    """
+
+    num_layers, width = 8, 3072
 
     def configure_model(self) -> None:
         layers = [nn.Linear(self.width, self.width, bias=False) for _ in range(self.num_layers)]
@@ -60,58 +65,104 @@ class LargeModel(lp.LightningModule):
         return self(batch[0]).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return torch.optim.SGD(self.parameters(), lr=10.0)
+
+
+class _SmallModel(LargeModel):
+    width = 8
+
+
+def _fit(model: LargeModel, num_ranks: int, *callbacks: lp.Callback) -> None:
+    """Trains for two steps: with plain Lightning, or with as many layers on every rank."""
+    per_stage = model.num_layers // num_ranks
+    firsts = range(0, model.num_layers, per_stage)
+    stages = [[f"layers.{i}" for i in range(first, first + per_stage)] for first in firsts]
+    strategy = {"num_microbatches": 2, "plan": stages, "timeout": 60.0} if num_ranks > 1 else None
+    data = DataLoader(TensorDataset(10 * torch.randn(8, model.width)), batch_size=4)
+    with quiet():
+        trainer = make_trainer(strategy, num_ranks, max_steps=2, callbacks=[*callbacks])
+        trainer.fit(model, data)
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Of one rank.
+class Limited:
+    """What a rank with little memory came to.
 
     Attributes:
-        peak_bytes: of this process's own memory at any time, over that before there was a model.
-        held_bytes: of the parameters of its stages.
+        error: that memory ran out; None if it did not.
+        changed_bytes: of the weights that this rank trained.
+        disk_bytes: most that lay in files at once, of this rank.
     """
 
-    peak_bytes: int
-    held_bytes: int
+    error: str | None
+    changed_bytes: int
+    disk_bytes: int
 
 
-class _Peak(lp.Callback):
-    """Looks every two milliseconds."""
+def train_within(limit_bytes: int, num_ranks: int) -> Limited:
+    """Trains the large model while this process may not get more memory than this.
 
-    def setup(self, trainer: lp.Trainer, pl_module: lp.LightningModule, stage: str) -> None:
-        self.peak = self.base = _own_bytes()
-        self.is_over = threading.Event()
-        self.thread = threading.Thread(target=self._look)
-        self.thread.start()
+    The limit is the system's own, on all private memory (``RLIMIT_DATA``): an allocation beyond it
+    fails.
+    """
+    _fit(_SmallModel(), num_ranks)  # imports, and the stacks of threads
+    noted, files = _Trained(), _Files()
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    gc.collect()
+    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + limit_bytes, before[1]))
+    try:
+        with files:
+            _fit(LargeModel(), num_ranks, noted)
+    except (MemoryError, RuntimeError) as error:
+        return Limited(str(error), noted.changed_bytes, files.most_bytes)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+    return Limited(None, noted.changed_bytes, files.most_bytes)
 
-    def _look(self) -> None:
-        while not self.is_over.is_set():
-            self.peak = max(self.peak, _own_bytes())
-            time.sleep(0.002)
+
+class _Trained(lp.Callback):
+    """Which of its weights a rank has trained."""
+
+    changed_bytes = 0
+
+    def on_train_batch_start(self, trainer: lp.Trainer, pl_module: Any, *_: Any) -> None:
+        if trainer.global_step == 1:
+            self.before = {name: weight[0].clone() for name, weight in _held(pl_module)}
 
     def on_train_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
-        self.held = sum(tensor.nbytes for tensor in real_tensors(pl_module).values())
-
-    def teardown(self, trainer: lp.Trainer, pl_module: lp.LightningModule, stage: str) -> None:
-        self.is_over.set()
-        self.thread.join()
+        changed = [w for name, w in _held(pl_module) if not torch.equal(w[0], self.before[name])]
+        self.changed_bytes = sum(weight.nbytes for weight in changed)
 
 
-def _own_bytes() -> int:
-    """Memory of this process that no file has, as Linux counts it."""
+def _held(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Weights of this rank, not copied."""
+    return [(name, p.detach()) for name, p in module.named_parameters() if not p.is_meta]
+
+
+class _Files:
+    """Counts what lies in files while this is entered."""
+
+    def __enter__(self) -> None:
+        self.now_bytes = self.most_bytes = 0
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(torch, "from_file", partial(self._make, torch.from_file))
+
+    def __exit__(self, *_: object) -> None:
+        self.patch.undo()
+
+    def _make(self, make: Any, path: str, *, size: int, **options: Any) -> Tensor:
+        self.now_bytes += size
+        self.most_bytes = max(self.most_bytes, self.now_bytes)
+        tensor = make(path, size=size, **options)
+        weakref.finalize(tensor.untyped_storage(), self._forget, size)
+        return tensor
+
+    def _forget(self, size: int) -> None:
+        self.now_bytes -= size
+
+
+def _data_bytes() -> int:
+    """Private memory that this process has asked for, as Linux counts it."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    line = next(line for line in lines if line.startswith("RssAnon"))
+    line = next(line for line in lines if line.startswith("VmData"))
     return int(line.split()[1]) * 1024
-
-
-def peak_of_training(num_ranks: int) -> Memory:
-    """Trains the large model for two steps."""
-    callback = _Peak()
-    stages = [[f"layers.{i}", f"layers.{i + 1}"] for i in range(0, LargeModel.num_layers, 2)]
-    strategy = {"num_microbatches": 2, "plan": stages, "timeout": 60.0}
-    data = DataLoader(TensorDataset(torch.randn(8, LargeModel.width)), batch_size=4)
-    with quiet():
-        trainer = make_trainer(strategy, num_ranks, max_steps=2, callbacks=[callback])
-        trainer.fit(LargeModel(), data)
-    return Memory(callback.peak - callback.base, callback.held)

@@ -16,6 +16,7 @@ from torch import Tensor
 from helpers.models import DataSpec, ExportableModel
 from helpers.training import Training, make_trainer, quiet, real_tensors
 from lightning_gpp.strategy.state import sharded_checkpoint
+from lightning_gpp.strategy.state.replacing import ReplacingCheckpointIO
 
 SHARDED = {"num_microbatches": 2, "timeout": 30.0, "state_dict_type": "sharded"}
 
@@ -62,10 +63,12 @@ class _SavesInBackground(_Saves):
             self.goes_on.set()
 
 
-def _fit(callback: lp.Callback, num_ranks: int, **options: Any) -> None:
+def _fit(
+    callback: lp.Callback, num_ranks: int, strategy: dict[str, Any] = SHARDED, **options: Any
+) -> None:
     training = Training(partial(ExportableModel, hidden=5), DataSpec(num_inputs=2))
     with quiet():
-        trainer = make_trainer(SHARDED, num_ranks, max_steps=12, callbacks=[callback], **options)
+        trainer = make_trainer(strategy, num_ranks, max_steps=12, callbacks=[callback], **options)
         trainer.fit(training.module(), training.data.loader())
 
 
@@ -74,22 +77,28 @@ def visible(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def save_in_background(folder: str, num_ranks: int) -> tuple[list[str], dict[str, Tensor]]:
+def save_in_background(
+    folder: str, form: str, num_pipelines: int, num_ranks: int
+) -> tuple[list[str], dict[str, Tensor]]:
     """Saves twice in the background, and removes the first once the second has begun.
 
     Returns:
         What is in the folder while the second is not complete; this rank's weights at its moment.
     """
     callback = _SavesInBackground(Path(folder))
-    finish = sharded_checkpoint._FolderWriter.finish
+    kind: Any = sharded_checkpoint._FolderWriter if form == "sharded" else ReplacingCheckpointIO
+    name = "finish" if form == "sharded" else "save_checkpoint"
+    finish = getattr(kind, name)
 
-    def late(writer: Any, **results: Any) -> None:
-        assert writer._target.name == "first" or callback.goes_on.wait(30.0)
-        finish(writer, **results)
+    def late(writer: Any, *args: Any, **results: Any) -> None:
+        path = writer._target if form == "sharded" else Path(args[1])
+        assert path.name == "first" or callback.goes_on.wait(30.0)
+        finish(writer, *args, **results)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharded_checkpoint._FolderWriter, "finish", late)
-        _fit(callback, num_ranks, plugins=[AsyncCheckpointIO()])
+        patch.setattr(kind, name, late)
+        strategy = SHARDED | {"state_dict_type": form, "pipelines": num_pipelines}
+        _fit(callback, num_ranks, strategy, plugins=[AsyncCheckpointIO()])
     return callback.meanwhile, callback.weights
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers.faults import FAULTY_BATCH, FailingStepModel
 from helpers.models import DataSpec, ExportableModel
 from helpers.modules import MetricsModel, UnusedParameterModel
@@ -34,7 +37,9 @@ from helpers.user_modules import BatchNormModel
 from helpers.workers import WorkerPool
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
+from torch.amp import GradScaler
 
 from lightning_gpp.strategy import GNNPipeStrategy, GraphPipeStrategy, HAPStrategy
 
@@ -104,6 +109,25 @@ def test_random_models(
     assert_as_ddp(pool, training, plan.num_devices, **options)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_mixed_precision(pool: WorkerPool, precision: str, schedule: str) -> None:
+    """The loss scale is one over the pipelines, too: an infinity in one skips the step of all."""
+    mixed = {"precision": precision}
+    if precision == "16-mixed":  # which Lightning takes on a CPU for bf16-mixed
+        scaler = GradScaler("cpu", init_scale=2.0**13, growth_interval=1)
+        mixed = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
+    training = Training(BUILD, replace(DATA, dtype="float32"), num_steps=8, trainer=mixed)
+    expected = as_ddp(pool, copy.deepcopy(training))
+    options = {"schedule": schedule, "plan": PLAN, "num_microbatches": 1}
+    results = train_pipeline(pool, training, num_ranks=4, pipelines=2, **options)
+    limit = 16 * 2.0 ** (-11 if precision.startswith("16") else -8)
+    assert not weight_differences(results[0].weights, expected[0].weights, limit)
+    assert_equal_copies(results)
+    for pipeline, of_ddp in enumerate(expected):
+        assert results[2 * pipeline].losses == pytest.approx(of_ddp.losses, abs=4 * limit)
+
+
 def test_buffers_are_those_of_the_first_pipeline(pool: WorkerPool) -> None:
     """Running statistics, which validation in the second one sees, too."""
     assert_as_ddp(
@@ -163,6 +187,13 @@ def test_bad_numbers() -> None:
         HAPStrategy(pipelines=2)
 
 
+def test_an_unknown_reduction_is_named() -> None:
+    strategy = GraphPipeStrategy(pipelines=2)
+    strategy.joined = SimpleNamespace(peers=object())  # who are not asked
+    with pytest.raises(ValueError, match=r"reduce_op='prod' over pipelines; known: mean, sum, .*"):
+        strategy.reduce(torch.ones(1), reduce_op="prod")
+
+
 def test_devices_that_cannot_be_divided(pool: WorkerPool) -> None:
     training = Training(BUILD, DATA)
     for outcome in pool.outcomes(train, training, {"pipelines": 2}, 3, num_ranks=3):
@@ -182,6 +213,9 @@ class ReducingModel(MetricsModel):
         self.log("worst", worst, on_epoch=True, reduce_fx="max", sync_dist=True)
         gathered = self.all_gather(loss.detach())
         self.log("spread", gathered.max() - gathered.min())
+        for op in ("sum", "min", "product", dist.ReduceOp.PRODUCT):
+            name = str(op).rpartition(".")[2]
+            self.log(name, self.trainer.strategy.reduce(loss.detach().clone(), reduce_op=op))
         return {"loss": loss}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_gpp.capture.checks.large_gradients import Digest, large_gradients
 from lightning_gpp.capture.checks.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.checks.rounding import COARSE, relative_tolerance
 from lightning_gpp.capture.checks.unchanged_parameters import unchanged_parameters
@@ -19,7 +20,7 @@ from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.samples import Sample
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.capture.values.withheld import withhold
-from lightning_gpp.mapped_tensor import is_mapped, mapped, mapping_gradients
+from lightning_gpp.mapped_tensor import is_mapped, mapped
 
 _OF_FLOAT32 = 1e-5
 _SEED = 20240521  # another than while tracing: numbers drawn then must not be frozen unnoticed
@@ -32,6 +33,7 @@ class Result:
     Attributes:
         output: of forward.
         gradients: by parameter or input name; None where there is none. Empty without a backward.
+            Of a parameter that lies in a file a digest, unless gradients were to be kept.
         buffers: by name, after the forward.
         changed: qualified names of the plain attributes that forward changed.
         kept: those of them that now hold a tensor which gradients flow through.
@@ -39,7 +41,7 @@ class Result:
     """
 
     output: Any
-    gradients: Mapping[str, Tensor | None]
+    gradients: Mapping[str, Tensor | Digest | None]
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
@@ -53,6 +55,7 @@ def reference(
     flags: Mapping[str, bool],
     *,
     backward: bool = True,
+    keeps_gradients: bool = False,
 ) -> Result:
     """What the module itself computes."""
 
@@ -60,7 +63,7 @@ def reference(
         args, kwargs = arguments.rebuild(tensors)
         return withhold(module.forward(*args, **kwargs))
 
-    return _run(forward, module, sample, flags, backward)
+    return _run(forward, module, sample, flags, backward, keeps_gradients)
 
 
 def replay(
@@ -70,6 +73,7 @@ def replay(
     *,
     training: bool,
     backward: bool = True,
+    keeps_gradients: bool = False,
 ) -> Result:
     """What the captured graph computes, run as one stage."""
     graph = captured.graph
@@ -80,7 +84,7 @@ def replay(
         values = stage([tensors[name] for name in names], training=training)
         return captured.output(dict(zip(graph.outputs, values, strict=True)), training=training)
 
-    return _run(forward, captured.module, sample, flags, backward)
+    return _run(forward, captured.module, sample, flags, backward, keeps_gradients)
 
 
 class ValuesDifferError(CaptureError):
@@ -95,12 +99,17 @@ class ValuesDifferError(CaptureError):
         self.is_large = is_large
 
 
+class DigestsDifferError(Exception):
+    """Two gradients that were not kept do not have the same bits."""
+
+
 def compare(expected: Result, got: Result, what: str) -> None:
     """Compares two results.
 
     Raises:
         CaptureError: they differ; the message says in what and how much.
         ValuesDifferError: likewise, in values only.
+        DigestsDifferError: gradients that were not kept differ, nobody knows by how much.
     """
     leaves, structure = flatten(expected.output)
     got_leaves, got_structure = flatten(got.output)
@@ -111,7 +120,11 @@ def compare(expected: Result, got: Result, what: str) -> None:
     for path, leaf, got_leaf in zip(structure.paths(), leaves, got_leaves, strict=True):
         _compare_leaf(leaf, got_leaf, f"{what}: output {[step.key for step in path] or ''}")
     for name, gradient in expected.gradients.items():
-        _compare_leaf(gradient, got.gradients[name], f"{what}: the gradient of {name!r}")
+        other = got.gradients[name]
+        if not isinstance(gradient, Digest) or not isinstance(other, Digest):
+            _compare_leaf(gradient, other, f"{what}: the gradient of {name!r}")
+        elif gradient != other:
+            raise DigestsDifferError(f"{what}: the gradient of {name!r} has other bits")
     for name, buffer in expected.buffers.items():
         _compare_leaf(buffer, got.buffers[name], f"{what}: the buffer {name!r} after forward")
 
@@ -159,9 +172,12 @@ def _run(
     sample: Sample,
     flags: Mapping[str, bool],
     backward: bool,
+    keeps_gradients: bool,
 ) -> Result:
     with rollback(module) as changes, unchanged_parameters(module):
-        output, gradients, draws = _computed(forward, module, sample, flags, backward)
+        output, gradients, draws = _computed(
+            forward, module, sample, flags, backward, keeps_gradients
+        )
         buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
     kept = tuple(changes.kept)
     return Result(output, gradients, buffers, tuple(changes.attributes), kept, draws)
@@ -173,7 +189,8 @@ def _computed(
     sample: Sample,
     flags: Mapping[str, bool],
     backward: bool,
-) -> tuple[Any, dict[str, Tensor | None], bool]:
+    keeps_gradients: bool,
+) -> tuple[Any, dict[str, Tensor | Digest | None], bool]:
     with training_flags(module, flags), seeded(_SEED):
         inputs = sample.fresh()
         # a view, so that an in-place change is as legal as for an input that some layer made
@@ -186,11 +203,15 @@ def _computed(
         for parameter in module.parameters():
             parameter.grad = None  # rollback puts it back
         loss = _any_loss(output)
-        if loss is not None and torch.is_grad_enabled():
-            with mapping_gradients(module):
+        with large_gradients(module, keeps=keeps_gradients) as digests:
+            if loss is not None and torch.is_grad_enabled():
                 loss.backward()  # type: ignore[no-untyped-call]
         sources = dict(module.named_parameters()) | inputs
-        gradients = {name: item.grad for name, item in sources.items() if item.requires_grad}
+        gradients = {
+            name: digests.get(item, item.grad)
+            for name, item in sources.items()
+            if item.requires_grad
+        }
         return _detached(output), gradients, draws
 
 
@@ -200,7 +221,9 @@ def _any_loss(output: Any) -> Tensor | None:
     loss = None
     for leaf in flatten(output)[0]:
         if isinstance(leaf, Tensor) and leaf.requires_grad:
-            weights = torch.rand(leaf.shape, generator=generator, dtype=torch.float64) + 0.5
+            weights = torch.empty_like(leaf)
+            if not leaf.is_meta:
+                weights = torch.rand(leaf.shape, generator=generator, dtype=torch.float64) + 0.5
             term = (leaf * weights.to(leaf)).sum()
             term = term.abs() if term.is_complex() else term
             loss = term if loss is None else loss + term.to(loss)

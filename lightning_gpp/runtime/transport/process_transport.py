@@ -242,10 +242,8 @@ class ProcessGroupTransport:
             self._receive_into(data, peer, self._groups.headers, _DATA_TAG)
             structure = data.numpy().tobytes()
         group = self._payload_group(peer, receiving=True)
-        tensors: list[Tensor | None] = []
-        for head in message.tensors:
-            tensors.append(self._receive_tensor(head, peer, group))
-        flags = [head.requires_grad for head in message.tensors]
+        tensors = [self._receive_tensor(each, peer, group) for each in message.tensors]
+        flags = [each.requires_grad for each in message.tensors]
         return message.tag, Payload(tensors, flags, structure)
 
     def _receive_tensor(

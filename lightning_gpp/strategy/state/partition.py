@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.mapped_tensor import in_memory, is_mapped, mapped
+from lightning_gpp.mapped_tensor import in_memory, in_pieces, is_mapped, mapped
 from lightning_gpp.strategy.ranks.control import Control
 
 
@@ -112,12 +112,16 @@ class Partition:
         """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""
         if self._control.is_leader:
             for rank in range(1, self._num_ranks):
-                names = self.owners.held_by(rank)
-                self._control.send_to(rank, [self._tensor(name).detach() for name in names])
-                self._control.flush()  # one rank's at a time
+                tensors = [self._tensor(name).detach() for name in self.owners.held_by(rank)]
+                for piece in in_pieces(tensor.nbytes for tensor in tensors):
+                    self._control.send_to(rank, tensors[piece])
+                    self._control.flush()  # one rank's, and of these a few, at a time
         else:
-            values = self._control.receive_from(0, "waiting for the initial weights of rank 0")
-            self._fill(self.owners.held_by(self._rank), values)
+            names = self.owners.held_by(self._rank)
+            while names:
+                values = self._control.receive_from(0, "waiting for the initial weights of rank 0")
+                self._fill(names[: len(values)], values)
+                names = names[len(values) :]
         held = set(self.owners.held_by(self._rank))
         for name in self._slots:
             tensor = self._tensor(name)

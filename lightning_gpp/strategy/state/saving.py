@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 from lightning_gpp.mapped_tensor import is_mapped
 from lightning_gpp.strategy.emulation.shape_only import refuse_checkpoint
 from lightning_gpp.strategy.lightning_private import LightningOptimizer
+from lightning_gpp.strategy.ranks.pipelines_strategy import PipelinesStrategy
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.state.meta_parameters import give_values
-from lightning_gpp.strategy.state.one_replica import OneReplicaStrategy
 from lightning_gpp.strategy.state.replacing import ReplacingCheckpointIO, last_good
 from lightning_gpp.strategy.state.sharded_checkpoint import (
     ShardedCheckpoint,
@@ -32,7 +32,7 @@ from lightning_gpp.strategy.step.hooks import HookRelay
 StateDictType = Literal["full", "sharded"]
 
 
-class SavingStrategy(OneReplicaStrategy):
+class SavingStrategy(PipelinesStrategy):
     """Saves and loads for the ranks of a pipeline."""
 
     state_dict_type: StateDictType = "full"

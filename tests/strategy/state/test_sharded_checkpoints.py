@@ -12,7 +12,12 @@ import pytest
 import torch
 from helpers.models import DataSpec, ExportableModel
 from helpers.modules import epoch_checkpoints
-from helpers.reference import assert_same_training, train_one_device, train_pipeline
+from helpers.reference import (
+    assert_same_training,
+    train_one_device,
+    train_pipeline,
+    weight_differences,
+)
 from helpers.saving import end_while_saving, save_in_background
 from helpers.training import Result, Training
 from helpers.workers import WorkerPool
@@ -128,15 +133,43 @@ def test_states_that_no_batch_came_for_are_not_lost(
         assert_same(again[name], expected[name])
 
 
-def test_saving_in_the_background(pool: WorkerPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["sharded", "full"])
+@pytest.mark.parametrize("num_pipelines", [1, 2])
+def test_saving_in_the_background(
+    pool: WorkerPool, tmp_path: Path, form: str, num_pipelines: int
+) -> None:
     """The weights are those of the moment; the one before goes when the next is complete."""
-    results = pool.run(save_in_background, str(tmp_path), 2, num_ranks=2)
+    ranks = 2 * num_pipelines
+    results = pool.run(
+        save_in_background, str(tmp_path), form, num_pipelines, ranks, num_ranks=ranks
+    )
     assert results[0][0] == ["first"]
     assert [path.name for path in tmp_path.iterdir()] == ["second"]
     saved = GraphPipeStrategy().load_checkpoint(tmp_path / "second")["state_dict"]
     assert set(saved) == set(results[0][1]) | set(results[1][1])
     for _, weights in results:
         assert_same({name: saved[name] for name in weights}, weights)
+
+
+def test_two_pipelines_save_a_folder(pool: WorkerPool, tmp_path: Path) -> None:
+    """One of them writes it; one pipeline of three stages, and one device, go on from it."""
+    folder, file = tmp_path / CHECKPOINT, tmp_path / "file"
+    training = replace(TRAINING, trainer={"use_distributed_sampler": False}, validate=False)
+    options = {"num_microbatches": 2, "state_dict_type": "sharded"}
+    saving = replace(
+        training,
+        num_steps=8,
+        trainer={**training.trainer, "enable_checkpointing": True},
+        callbacks=partial(epoch_checkpoints, str(tmp_path)),
+    )
+    train_pipeline(pool, saving, num_ranks=4, pipelines=2, **options)
+    assert len(list(folder.glob("*.distcp"))) == 2
+    unshard_checkpoint(folder, file)
+    expected = train_one_device(replace(training, checkpoint=str(file)))
+    rest = replace(training, checkpoint=str(folder))
+    for ranks, pipelines in ((3, 1), (4, 2)):
+        results = train_pipeline(pool, rest, num_ranks=ranks, pipelines=pipelines, **options)
+        assert not weight_differences(results[0].weights, expected.weights, 1e-9)
 
 
 def test_a_job_that_ends_while_it_saves_leaves_the_last_one(

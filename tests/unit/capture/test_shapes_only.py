@@ -34,6 +34,13 @@ def test_the_graph_is_that_of_real_tensors(caplog: pytest.LogCaptureFixture) -> 
     assert "checked for shapes and types, not for values" in caplog.text
 
 
+def test_outputs_larger_than_any_memory() -> None:
+    """The check's loss weighs every element of the output: 2 TB of them."""
+    with META:
+        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1 << 36))
+    assert len(capture(module, (torch.ones(4, 4, device=META),)).graph) == 2
+
+
 def test_another_shape_is_still_an_error() -> None:
     class Depends(nn.Linear):
         calls = 0

@@ -10,18 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_gpp import mapped_tensor
 from lightning_gpp.capture import capture
 from lightning_gpp.capture.checks import trace_checks
 from lightning_gpp.capture.checks.check import Result, in_float64, replay
+from lightning_gpp.capture.checks.large_gradients import Digest
 from lightning_gpp.capture.errors import CaptureError
 
 
 class Net(nn.Module):
     """A layer, and a buffer beside its parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.layer = nn.Linear(3, 2)
+        self.layer = nn.Linear(3, 2, dtype=dtype)
         self.register_buffer("shift", torch.ones(2))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
@@ -32,24 +34,54 @@ class Net(nn.Module):
 def off_by(relative: float, *precisions: torch.dtype) -> Any:
     """Replays whose gradients differ in some precisions."""
 
+    def other(gradient: Any) -> Any:
+        if gradient is None or gradient.dtype not in precisions:
+            return gradient
+        if isinstance(gradient, Digest):
+            return replace(gradient, parts=(b"other bits",))
+        return gradient * (1 + relative)
+
     def wrapped(*args: Any, **kwargs: Any) -> Result:
         result = replay(*args, **kwargs)
-        gradients = {
-            name: value * (1 + relative)
-            if value is not None and value.dtype in precisions
-            else value
-            for name, value in result.gradients.items()
-        }
+        gradients = {name: other(value) for name, value in result.gradients.items()}
         return replace(result, gradients=gradients)
 
     return wrapped
+
+
+@pytest.fixture(params=[False, True], ids=["in memory", "in files"], autouse=True)
+def is_in_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Where the parameters of ``Net`` lie; of gradients of those in files digests come first."""
+    if request.param:
+        monkeypatch.setattr(mapped_tensor, "LEAST_BYTES", 1)
+    return bool(request.param)
+
+
+def net(dtype: torch.dtype = torch.float32) -> Net:
+    with mapped_tensor.mapping_modules():
+        return Net(dtype)
+
+
+def test_gradients_in_files_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch, is_in_files: bool
+) -> None:
+    found = []
+
+    def noting(*args: Any, **kwargs: Any) -> Result:
+        found.append(replay(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(trace_checks, "replay", noting)
+    capture(net(), (torch.randn(4, 3),))
+    kinds = {type(result.gradients["layer.weight"]) for result in found if result.gradients}
+    assert kinds == {Digest if is_in_files else Tensor}
 
 
 def test_a_difference_that_a_higher_precision_has_not_is_rounding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trace_checks, "replay", off_by(1e-3, torch.float32))
-    module = Net()
+    module = net()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     capture(module, (torch.randn(4, 3),))
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
@@ -68,12 +100,13 @@ def test_other_differences_are_faults(
 ) -> None:
     monkeypatch.setattr(trace_checks, "replay", off_by(relative, *precisions))
     dtype = torch.float32 if torch.float32 in precisions else torch.float64
+    module = net(dtype)
     with pytest.raises(CaptureError, match=r"the gradient of .* differs by"):
-        capture(Net().to(dtype), (torch.randn(4, 3, dtype=dtype),))
+        capture(module, (torch.randn(4, 3, dtype=dtype),))
 
 
 def test_a_module_in_float64_comes_back() -> None:
-    module = Net()
+    module = net()
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     with contextlib.suppress(ArithmeticError), in_float64(module):
         assert module.layer.weight.dtype == module.shift.dtype == torch.float64

@@ -20,7 +20,7 @@ from lightning_gpp.strategy.lightning_private import distributed_is_initialized
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 
 
-class OneReplicaStrategy(ParallelStrategy):
+class PipelinesStrategy(ParallelStrategy):
     """What Lightning asks of the ranks of a strategy, for ranks that make replicas together.
 
     Attributes:
@@ -121,13 +121,20 @@ class OneReplicaStrategy(ParallelStrategy):
         Args:
             tensor: of this rank, equal on all ranks of a pipeline.
             group: not used: it is the peers.
-            reduce_op: ``"mean"``, ``"sum"`` or another of torch's.
+            reduce_op: ``"mean"``, ``"sum"``, ``"min"``, ``"max"`` or ``"product"``, or the same of
+                torch's.
+
+        Raises:
+            ValueError: it is another.
         """
         if (peers := self._peers) is None or not isinstance(tensor, Tensor):
             return tensor
         name = str(reduce_op).rpartition(".")[2].lower()
         is_mean = name in ("mean", "avg")
-        op = dist.ReduceOp.SUM if is_mean or reduce_op is None else _OPS[name]
+        op = dist.ReduceOp.SUM if is_mean or reduce_op is None else _OPS.get(name)
+        if op is None:
+            known = ", ".join(["mean", *_OPS])
+            raise ValueError(f"reduce_op={reduce_op!r} over pipelines; known: {known}")
         reduced = peers.reduced(tensor, op, "reducing a value over the pipelines")
         return reduced / self.num_pipelines if is_mean else reduced
 
@@ -166,4 +173,9 @@ class OneReplicaStrategy(ParallelStrategy):
         return None if self.joined is None else self.joined.peers
 
 
-_OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "product": dist.ReduceOp.PRODUCT,
+}
