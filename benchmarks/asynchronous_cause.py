@@ -1,6 +1,6 @@
 """Why deep asynchronous pipelines learn slowly: the delay itself, not how it is predicted.
 
-On the small Transformer of ``asynchronous_learning.py``:
+On the small Transformer of ``asynchronous_tasks.py``:
 
 - *sharpness*: the largest curvature of the loss (eigenvalue of its Hessian, power iteration, all
   that is trained with) times the learning rate of SGD with momentum, after every epoch. Training
@@ -23,7 +23,8 @@ import statistics
 from collections.abc import Callable, Mapping
 
 import torch
-from asynchronous_learning import OPTIMIZERS, TASKS, Data, Task, fit
+from asynchronous_learning import fit
+from asynchronous_tasks import OPTIMIZERS, TASKS, Data, Task
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel

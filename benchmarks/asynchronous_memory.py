@@ -12,6 +12,7 @@ every one of them.
 
     python benchmarks/asynchronous_memory.py                     # four processes, all policies
     python benchmarks/asynchronous_memory.py --policies stash --optimizer momentum
+    python benchmarks/asynchronous_memory.py --policies stash --accumulate 4
 """
 
 from __future__ import annotations
@@ -176,8 +177,12 @@ class Same(Dataset[Tensor]):
         return torch.full((WIDTH,), index / self.count)
 
 
-def rows(policy: str, optimizer: str, num_devices: int, num_steps: int) -> list[tuple[str, ...]]:
+def rows(
+    policy: str, optimizer: str, num_devices: int, num_steps: int, per_update: int
+) -> list[tuple[str, ...]]:
     """Rank by rank."""
+    if POLICIES[policy].is_one_behind:
+        per_update = max(per_update, num_devices - 1)
     torch.manual_seed(0)
     each = LAYERS // num_devices
     plan = [[f"layers.{i * each + j}" for j in range(each)] for i in range(num_devices)]
@@ -193,7 +198,7 @@ def rows(policy: str, optimizer: str, num_devices: int, num_steps: int) -> list[
             devices=num_devices,
             accelerator="cpu",
             max_epochs=1,
-            accumulate_grad_batches=num_devices - 1 if POLICIES[policy].is_one_behind else 1,
+            accumulate_grad_batches=per_update,
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -218,6 +223,7 @@ def main() -> None:
     )
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--accumulate", type=int, default=1, help="batches of an update")
     parser.add_argument("--policies", nargs="+", default=[*POLICIES], choices=[*POLICIES])
     parser.add_argument("--optimizer", default="adam", choices=[*OPTIMIZERS])
     options = parser.parse_args()
@@ -236,7 +242,9 @@ def main() -> None:
     found = [
         row
         for policy in options.policies
-        for row in rows(policy, options.optimizer, options.devices, options.steps)
+        for row in rows(
+            policy, options.optimizer, options.devices, options.steps, options.accumulate
+        )
     ]
     print(text_table((*header, "predicted", "measured", "error"), found, left=("policy",)))
 

@@ -6,7 +6,7 @@
 
 In FOLDER: ``transcript.md`` with every command, its seconds, exit code and output, as terminals of
 80 and of 120 columns show it; ``pictures/`` with what the runs drew, and how Chromium shows their
-pages, where it is installed. Ends with 1 if a command failed.
+pages, where it is installed. Ends with 1 if a command failed (or a mistaken one did not).
 """
 
 from __future__ import annotations
@@ -90,11 +90,17 @@ class Hour:
         with (self.folder / "transcript.md").open("a", encoding="utf-8") as file:
             file.write(f"{text}\n\n")
 
-    def run(self, command: str, *, columns: int = 120, at: str = ".") -> str:
-        """Runs a command line as a person at a terminal of so many columns; its output."""
+    def run(
+        self, command: str, *, columns: int = 120, at: str = ".", is_mistaken: bool = False
+    ) -> None:
+        """Runs a command line as a person at a terminal of so many columns.
+
+        It is expected to end well, or in an error where it is mistaken.
+        """
         variables = os.environ | {
             "PATH": f"{self.scripts}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": str(columns),
+            "PIP_QUIET": "1",
             "LIGHTNING_GPP_CACHE": str(self.folder / "cache"),
         }
         begin_s = time.monotonic()
@@ -110,19 +116,19 @@ class Hour:
         took_s = time.monotonic() - begin_s
         text = done.stdout.decode(errors="replace")
         self.waits.append((took_s, command))
-        if done.returncode:
+        if bool(done.returncode) != is_mistaken:
             self.failed.append(command)
         print(f"{took_s:7.1f} s  {done.returncode}  {command}", flush=True)
         self.say(
             f"## `{command}`\n\n{took_s:.1f} s, exit code {done.returncode}, {columns} columns\n\n"
             f"```text\n{_as_shown(text)}\n```"
         )
-        return text
 
 
 def _as_shown(text: str) -> str:
-    """What is left of an output on the screen: progress bars overwrite their lines."""
-    return "\n".join(line.rpartition("\r")[2] for line in text.rstrip().splitlines())
+    """What is left of an output on the screen, where progress bars make way for what follows."""
+    lines = [line.rpartition("\r")[2] for line in text.rstrip().split("\n")]
+    return "\n".join(line for line in lines if not re.search(r"[\d?]it/s", line))
 
 
 def install(hour: Hour) -> None:
@@ -165,7 +171,7 @@ def use(hour: Hour) -> None:
     job = "ckpt_path=$(ls -d $PWD/default/lightning/checkpoints/*.ckpt | head -1)"
     hour.run(f"graphpipe job=predict data=digits {job}", at="work")
     hour.run(f"graphpipe data=digits trainer.max_epochs=12 {job}", at="work")
-    hour.run("graphpipe recip=dlrm", columns=80, at="work")
+    hour.run("graphpipe recip=dlrm", columns=80, at="work", is_mistaken=True)
     (hour.folder / "notebook.py").write_text(NOTEBOOK, encoding="utf-8")
     hour.run("python notebook.py")
 

@@ -22,7 +22,9 @@ from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.normalize import (
     normalize,
     protect_inputs,
+    without_guard,
 )
+from lightning_gpp.capture.operators.observe import Observer
 from lightning_gpp.capture.steady_state import other_content, steady_names
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.fx_tracer import trace_symbolically
@@ -34,10 +36,11 @@ from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.samples import first_sample
 from lightning_gpp.capture.values.withheld import withheld_outputs
+from lightning_gpp.capture.verified import Verified
 
 _logger = logging.getLogger(__name__)
 
-Tracer = Callable[[LeafPolicy], Trace]
+Tracer = Callable[[LeafPolicy, Observer], Trace]
 E = TypeVar("E", bound=BaseException)
 
 
@@ -49,6 +52,7 @@ def capture(
     leaf_modules: Sequence[type | str] = (),
     blocks: BlockGraph | None = None,
     train_modes: Mapping[str, bool] | None = None,
+    verified: Verified | None = None,
 ) -> CapturedModel:
     """Captures ``module.forward(*args, **kwargs)`` as a graph of operators.
 
@@ -68,6 +72,8 @@ def capture(
         leaf_modules: types or qualified names of modules to keep whole.
         blocks: the graph by hand.
         train_modes: training flag in train mode per qualified name; by default as they are.
+        verified: of the same model, captured with the same arguments in another process: it is
+            traced in the same way, without checks.
 
     Raises:
         CaptureError: it cannot be captured; each attempt is listed with its reason and line. Or
@@ -82,12 +88,15 @@ def capture(
         torch.enable_grad(),
         closing(_Session(module, args, kwargs or {}, train_modes)) as session,
     ):
-        if any(tensor.is_meta for tensor in session.sample.tensors.values()):
+        if verified is None and any(item.is_meta for item in session.sample.tensors.values()):
             _logger.info(
                 "captured with shapes only: that the graph computes what the module computes was "
                 "checked for shapes and types, not for values, and which buffers change is not "
                 "known"
             )
+        if verified is not None:
+            return session.as_verified(leaf_modules, blocks, verified)
+        session.checks.begin()
         captured = session.first_success(leaf_modules, blocks)
         captured.steady = session.steady_state(captured)
         _note_effects(captured, session.checks.references)
@@ -194,6 +203,36 @@ class _Session:
             f"{REMEDY}"
         ) from failures[-1][1]
 
+    def as_verified(
+        self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None, verified: Verified
+    ) -> CapturedModel:
+        """The model as another process captured and checked it.
+
+        Raises:
+            CaptureError: this is another model.
+        """
+        policy, tracer = next(
+            (policy, tracer)
+            for method, policy, tracer in self._attempts(leaf_modules, blocks)
+            if (method, policy.open_stacks) == (verified.method, verified.open_stacks)
+        )
+        kinds = (type(self.module.get_submodule(name)) for name in verified.whole)
+        policy = dataclasses.replace(policy, types=(*policy.types, *kinds))
+        traces = self._traces(policy, tracer)
+        for name in verified.dropped:
+            traces = {mode: without_guard(trace, name) for mode, trace in traces.items()}
+        names = {node.name for node in traces[True].graph.nodes if node.op != "output"}
+        if names != verified.cuts.batch_dims.keys():
+            raise CaptureError(
+                "this process captured another model than the one that was checked: all must "
+                "build the same model and take the same path through its forward"
+            )
+        captured = self.checks.model(verified.method, traces, verified.cuts)
+        captured.open_stacks, captured.whole = verified.open_stacks, verified.whole
+        captured.dropped, captured.steady = verified.dropped, verified.steady
+        captured.reads, captured.is_random = verified.reads, verified.is_random
+        return captured
+
     def steady_state(self, captured: CapturedModel) -> frozenset[str]:
         """The buffers that forward changes in training mode, whatever it is called with."""
         changing = captured.changing
@@ -212,7 +251,11 @@ class _Session:
     ) -> Iterator[tuple[str, LeafPolicy, Tracer]]:
         open_policy = LeafPolicy.of(self.module, leaf_modules)
         if blocks is not None:
-            yield "blocks", open_policy, lambda _: trace_blocks(self.module, self.arguments, blocks)
+            yield (
+                "blocks",
+                open_policy,
+                lambda *_: trace_blocks(self.module, self.arguments, blocks),
+            )
             return
         policies = [open_policy]
         if has_stacks(self.module):
@@ -221,19 +264,22 @@ class _Session:
             yield "torch.fx", policy, self._symbolically
             yield "concrete", policy, self._concretely
 
-    def _symbolically(self, policy: LeafPolicy) -> Trace:
+    def _symbolically(self, policy: LeafPolicy, _: Observer) -> Trace:
         return trace_symbolically(self.module, self.arguments, policy)
 
-    def _concretely(self, policy: LeafPolicy) -> Trace:
-        return trace_concretely(self.module, self.arguments, policy, self.sample.fresh())
+    def _concretely(self, policy: LeafPolicy, observer: Observer) -> Trace:
+        inputs = self.sample.fresh()
+        return trace_concretely(self.module, self.arguments, policy, inputs, observer=observer)
 
     def _keeping_whole(
         self, method: str, policy: LeafPolicy, tracer: Tracer, decision: KeepWholeError
     ) -> CapturedModel:
         """Modules whose own Python decides what they compute become leaves, one by one."""
         reasons: dict[str, KeepWholeError] = {}
+        whole = []
         while True:
             policy = self._with_leaf(policy, decision)
+            whole.append(decision.scope)
             line = f"{policy.types[-1].__name__} stays whole: {describe(decision)}"
             reasons[line] = decision
             try:
@@ -241,7 +287,7 @@ class _Session:
             except KeepWholeError as another:
                 decision = _without_values(another)
             else:
-                captured.kept_whole = tuple(reasons)
+                captured.kept_whole, captured.whole = tuple(reasons), tuple(whole)
                 by_data = (line for line, reason in reasons.items() if reason.on_data)
                 captured.decision = next(by_data, None)
                 return captured
@@ -264,17 +310,24 @@ class _Session:
         )
 
     def _captured(self, method: str, policy: LeafPolicy, tracer: Tracer) -> CapturedModel:
-        traces = {mode: self._trace(policy, tracer, mode) for mode in (True, False)}
-        check_same_graph(traces[True], traces[False])
+        traces = self._traces(policy, tracer)
         try:
-            return self.checks.checked(method, traces)
+            captured = self.checks.checked(method, traces)
         except GuardError as error:
             raise KeepWholeError(str(error), scope_of(error, traces[True])) from error
+        captured.open_stacks = policy.open_stacks
+        return captured
+
+    def _traces(self, policy: LeafPolicy, tracer: Tracer) -> dict[bool, Trace]:
+        traces = {mode: self._trace(policy, tracer, mode) for mode in (True, False)}
+        check_same_graph(traces[True], traces[False])
+        return traces
 
     def _trace(self, policy: LeafPolicy, tracer: Tracer, mode: bool) -> Trace:
+        observer = Observer(self.module)
         with self.checks.in_mode(mode):
-            trace = tracer(policy)
-        observations = self.checks.observed(trace, self.sample, mode)
+            trace = tracer(policy, observer)
+        observations = self.checks.observed(trace, self.sample, mode, observer)
         if protect_inputs(trace, observations):
             observations = self.checks.observed(trace, self.sample, mode)
         return normalize(trace, observations)

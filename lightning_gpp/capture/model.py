@@ -17,6 +17,7 @@ from lightning_gpp.capture.steady_state import keep, unsteady_names
 from lightning_gpp.capture.tracing.reads import Read, check_reads
 from lightning_gpp.capture.tracing.trace import Names, Trace
 from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.verified import Verified
 from lightning_gpp.graph import ModelGraph
 
 
@@ -37,6 +38,10 @@ class CapturedModel:
             Python decides what it computes.
         decision: that of them which decides by the data, so that samples may depend on others.
         is_random: whether forward draws random numbers from torch in training mode.
+        cuts: how values can be cut.
+        open_stacks: as in :class:`~lightning_gpp.capture.verified.Verified`, as the rest.
+        whole: likewise.
+        dropped: likewise.
     """
 
     def __init__(
@@ -48,7 +53,7 @@ class CapturedModel:
         method: str,
         device: torch.device,
     ) -> None:
-        self.module, self.method = module, method
+        self.module, self.method, self.cuts = module, method, cuts
         self._arguments, self._traces, self._device = arguments, traces, device
         self.reads: Sequence[Read] = ()
         self.takes_graphs = False
@@ -56,6 +61,9 @@ class CapturedModel:
         self.kept_whole: tuple[str, ...] = ()
         self.decision: str | None = None
         self.is_random = False
+        self.open_stacks = True
+        self.whole: tuple[str, ...] = ()
+        self.dropped: tuple[str, ...] = ()
         self._canonical = Names.of(module).canonical(module)
         self._parameter_names = frozenset(name for name, _ in module.named_parameters())
         self.graph: ModelGraph
@@ -72,6 +80,20 @@ class CapturedModel:
         nodes_of = self._nodes_of
         made = {name: nodes_of[operator] for name, (operator, _) in origins.items()}
         self._nodes_of = {**nodes_of, **{op.name: () for op in graph}, **made}
+
+    @property
+    def verified(self) -> Verified:
+        """How another process captures the same without checking it."""
+        return Verified(
+            self.method,
+            self.open_stacks,
+            self.whole,
+            self.dropped,
+            self.cuts,
+            self.steady,
+            tuple(self.reads),
+            self.is_random,
+        )
 
     @property
     def changing(self) -> frozenset[str]:

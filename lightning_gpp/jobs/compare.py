@@ -60,10 +60,11 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
         rows += compared_programs(config, problem.request, programs, settings)
     write_comparison(rows, folder)
     width = console_width()
-    print(describe_comparison(rows, max_width=width))
+    table = describe_comparison(rows, max_width=width)
+    print(table)
     source = describe_source(problem.request)
     schedules = {row.schedule for row in rows if row.schedule}
-    print(f"\n{describe_comparison_columns(source, schedules, max_width=width)}")
+    print(f"\n{describe_comparison_columns(table, source, schedules, max_width=width)}")
     print(f"\n{written_to(folder)}")
     return {row.planner: row.samples_per_s for row in rows if row.samples_per_s is not None}
 

@@ -18,6 +18,9 @@ from lightning_gpp.units_of_measure import bytes_text, number_text, samples_text
 LONGER = "than\nbest"
 """Column: how much longer a step is than the shortest one of the same question."""
 
+SPMD = "spmd"
+"""What stands in the place of a schedule where all devices work on every operator."""
+
 JSON_FILE = "compare.json"
 CSV_FILE = "compare.csv"
 
@@ -109,7 +112,10 @@ def describe_comparison(rows: Sequence[ComparedPlan], *, max_width: int = 100) -
     """
     columns = _columns(rows)
     flexible = "error" if any(row.error for row in rows) else None
-    for dropped in ("", "in\nflight", "stages", "messages", "bound\nby", LONGER, "memory"):
+    for dropped in (
+        *("", "in\nflight", "stages", "bound\nby", "bottleneck\nper sample", "depth", LONGER),
+        *("messages", "memory"),
+    ):
         columns.pop(dropped, None)
         shown = columns if flexible else {n: c for n, c in columns.items() if n != "error"}
         cells = [list(row) for row in zip(*shown.values(), strict=True)]
@@ -122,26 +128,36 @@ def describe_comparison(rows: Sequence[ComparedPlan], *, max_width: int = 100) -
 
 
 def describe_comparison_columns(
-    source: str, schedules: Collection[str], *, max_width: int = 100
+    table: str, source: str, schedules: Collection[str], *, max_width: int = 100
 ) -> str:
     """What the columns of :func:`describe_comparison` mean.
 
     Args:
+        table: has them.
         source: where the costs are from.
         schedules: that run the plans.
         max_width: columns of the terminal.
     """
-    sentences = (
-        f"Step: predicted for one mini-batch (costs: {source}; schedule: "
-        f"{' or '.join(sorted(schedules)) or 'none'}). Depth: stages on the longest path, the loss "
-        "too where it is apart.",
-        "In flight: most micro-batches that a stage holds at a time, and their samples.",
-        "Bottleneck: the stage that sets the pace, the longer of its compute and messages, and its "
-        "sums of gradients.",
-        "Memory: of the fullest device. Messages: bytes that all devices send. Search: time "
-        "to find the plan.",
-    )
-    return wrapped(sentences, max_width)
+    sentences = {
+        "step": f"Step: predicted for one mini-batch (costs: {source}; schedule: "
+        f"{' or '.join(sorted(schedules)) or 'none'}).",
+        "depth": "Depth: stages on the longest path, the loss too where it is apart.",
+        "flight": "In flight: most micro-batches that a stage holds at a time, and their samples.",
+        "per sample": "Bottleneck: the stage that sets the pace, the longer of its compute and "
+        "messages, and its sums of gradients.",
+        "memory": "Memory: of the fullest device.",
+        "messages": "Messages: bytes that all devices send.",
+        "search": "Search: time to find the plan.",
+    }
+    if SPMD in schedules:
+        sentences["step"] += (
+            " Where it is spmd, all devices work on every operator: hap by the program that is "
+            "cheapest, even_shares and shares_by_speed on samples (DP-EV, DP-CP), "
+            "sharded_data_parallel with parts of all weights (ZeRO)."
+        )
+    header = table.partition("─")[0]
+    sentences = {name: text for name, text in sentences.items() if name in header}
+    return wrapped([*sentences.values()], max_width)
 
 
 def varied_settings(rows: Sequence[ComparedPlan]) -> list[str]:

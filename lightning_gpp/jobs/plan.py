@@ -69,7 +69,9 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     if config.job.picture:
         from lightning_gpp.reports.plan.plan_picture import write_plan_picture
 
-        write_plan_picture(folder / "plan.png", chosen.evaluation, chosen.request)
+        write_plan_picture(
+            folder / "plan.png", chosen.evaluation, chosen.request, model=problem.name
+        )
     print(written_to(folder))
     return metrics
 

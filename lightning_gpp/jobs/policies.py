@@ -17,7 +17,7 @@ from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_json, written_to
 from lightning_gpp.jobs.options import as_flag, as_list
 from lightning_gpp.jobs.plan import chosen_plan
-from lightning_gpp.jobs.problem.problem import PlanningProblem, with_policy
+from lightning_gpp.jobs.problem.problem import PlanningProblem, per_update_of, with_policy
 from lightning_gpp.jobs.problem.problem_of import problem_without_policy
 from lightning_gpp.simulate import simulate_plan
 from lightning_gpp.simulate.usage import usage
@@ -99,15 +99,18 @@ def compared_policy(
     config: DictConfig, problem: PlanningProblem, policy: Policy, *, trains: bool
 ) -> ComparedPolicy:
     """The row of a policy; what cannot be had is an answer, too."""
+    per_update = per_update_of(config)
     try:
-        chosen = chosen_plan(config, with_policy(problem, policy))
+        chosen = chosen_plan(config, with_policy(problem, policy, per_update))
     except ValueError as failure:
         return ComparedPolicy(policy.name, error=str(failure))
     request = chosen.request
     simulation = simulate_plan(chosen.evaluation.plan, request)
     held = [request.held_versions.of(stage.in_flight) for stage in chosen.evaluation.stages]
-    step_s, metrics, error = None, dict[str, float](), ""
-    if trains:
+    step_s, metrics = None, dict[str, float]()
+    most_ahead = max(stage.in_flight for stage in chosen.evaluation.stages) - 1
+    error = policy.why_not(per_update, most_ahead) or ""
+    if trains and not error:
         try:
             step_s, metrics = trained(config, policy)
         except (ValueError, NotImplementedError) as failure:

@@ -103,7 +103,7 @@ def simulated(config: DictConfig, problem: PlanningProblem) -> Simulated:
         ValueError: an option makes no sense, or there is no plan.
     """
     check_planner(chosen_planner(config))
-    run = run_of(config, problem.request.cluster)
+    run = run_of(config, problem.request.cluster, problem.request.held_versions.per_update)
     chosen = chosen_plan(config, problem)
     case = PlanCase(
         chosen.evaluation.plan,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from lightning_gpp.jobs.comparison import ComparedPlan
+from lightning_gpp.jobs.comparison import SPMD, ComparedPlan
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.problem.problem_of import problem_of
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 # Programs need torch to export a model; the jobs that plan graphs of files do without.
 
 HAP = "hap"
-SPMD = "spmd"
-"""What stands in the place of a schedule."""
-
 SPMD_PLANNERS: Mapping[str, str | None] = {
     HAP: None,
     "even_shares": "DP-EV",
@@ -106,7 +103,9 @@ def explain_program(config: DictConfig, folder: Path) -> dict[str, float]:
     question = spmd_problem(config, problem.request)
     plan = plan_hap(question.graph, question.machine)
     search_s = time.monotonic() - start_s
-    print(f"{explain_plan(plan, question.graph, question.machine)}\n")
+    kinds = [device.kind for device in problem.request.cluster.devices]
+    text = explain_plan(plan, question.graph, question.machine, kinds=kinds, max_width=width)
+    print(f"{text}\n")
     factors = ", ".join(f"{kind} {1 / factor:.2g}" for kind, factor in question.factors.items())
     print(
         wrapped(

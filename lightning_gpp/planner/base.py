@@ -41,22 +41,34 @@ class HeldVersions(NamedTuple):
 
     Attributes:
         least: at least so many.
-        most: as many as it has mini-batches in flight, but at most these; None does not limit them.
-        beside: how many more where several mini-batches are in flight, each with one of its own.
+        most: as many as are met by the mini-batches in flight, but at most these; None does not
+            limit them.
+        keeps_predictions: whether every mini-batch in flight before whose backward there is an
+            update keeps a prediction of its own, beside the newest and the one before, from which
+            Adam's last step is known.
+        per_update: mini-batches whose gradients are accumulated for one update.
     """
 
     least: int = 1
     most: int | None = 1
-    beside: int = 0
+    keeps_predictions: bool = False
+    per_update: int = 1
 
     def of(self, in_flight: int) -> int:
         """How many with so many mini-batches in flight.
 
-        >>> HeldVersions(1, 2).of(4), HeldVersions(1, None).of(4), HeldVersions(1, None, 1).of(4)
-        (2, 4, 5)
+        >>> stash, kept = HeldVersions(1, None), HeldVersions(1, None, keeps_predictions=True)
+        >>> HeldVersions(1, 2).of(4), stash.of(4), kept.of(4)
+        (2, 4, 6)
+        >>> stash._replace(per_update=2).of(4), kept._replace(per_update=4).of(4)
+        (3, 5)
         """
-        beside = self.beside if in_flight > 1 else 0
-        return beside + max(self.least, min(in_flight, self.most or in_flight))
+        ahead = in_flight - 1
+        if self.keeps_predictions:
+            kept = in_flight if self.per_update <= ahead else ahead
+            return kept + 2 if ahead else 1
+        met = 1 + -(-ahead // self.per_update)
+        return max(self.least, min(met, self.most or met))
 
 
 ONE_VERSION = HeldVersions()

@@ -104,6 +104,7 @@ class StepCosts:
         finish_s: device -> seconds from the end of its part of the program, and of that of the
             device of the loss, which tells the others the result, to the optimizer's step.
         optimizer_s: device -> seconds of the optimizer's step.
+        per_update: mini-batches after which there is one, where they overlap.
         send: what a send costs the sending device.
         receive: what a receive costs the receiving device once the message is there.
         reduce: what the sum of a group's gradients costs each of its devices once it is there.
@@ -121,6 +122,7 @@ class StepCosts:
     turn_s: float = 0.0
     finish_s: Mapping[int, float] = field(default_factory=dict)
     optimizer_s: Mapping[int, float] = field(default_factory=dict)
+    per_update: int = 1
     send: Overhead = Overhead()
     receive: Overhead = Overhead()
     reduce: Overhead = Overhead()

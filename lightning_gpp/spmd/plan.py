@@ -43,7 +43,7 @@ class SpmdPlan:
     Attributes:
         program: with its shares.
         evaluation: what it takes.
-        tried: all programs with shares that were met on the way, cheapest first.
+        tried: all programs with shares that were met on the way and what they take, cheapest first.
         least_s: no program has a smaller price with these shares. None where the program was found
             with other shares.
         expansions: labels that were continued in all searches.
@@ -51,7 +51,7 @@ class SpmdPlan:
 
     program: SpmdProgram
     evaluation: ProgramEvaluation
-    tried: tuple[tuple[SpmdProgram, float], ...]
+    tried: tuple[tuple[SpmdProgram, ProgramEvaluation], ...]
     least_s: float | None
     expansions: int
 
@@ -187,7 +187,7 @@ class _Pairs:
         return SpmdPlan(
             program,
             evaluation,
-            tuple((each, result.step_s) for each, result, _ in self.ranked),
+            tuple((each, result) for each, result, _ in self.ranked),
             least_s,
             self.expansions,
         )

@@ -42,6 +42,7 @@ from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import FullGraph, Settings
 from lightning_gpp.strategy.state.partition import Partition, ownership
+from lightning_gpp.strategy.step.async_refusals import fewest_per_update
 
 CPU = torch.device("cpu")
 
@@ -97,6 +98,9 @@ class Builder:
         if example is not None and plans:
             at_hand = cluster_at_hand(found)
             settings, ways = self.settings, None
+            if settings.is_asynchronous:
+                fewest = fewest_per_update(self.module.trainer)
+                settings = replace(settings, per_update=fewest)
             if chunked is not None:
                 settings = replace(settings, num_microbatches=len(chunked.chunks))
                 ways = chunked.in_ways if chunked.chunks.num_ways > 1 else None
@@ -144,7 +148,9 @@ class Builder:
     def _captured(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], train_modes: dict[str, bool]
     ) -> CapturedModel:
-        settings = self.settings
+        settings, verified = self.settings, None
+        if not self.control.is_leader:
+            verified = self.control.hear("waiting until rank 0 has captured the model")
         with waiting_for("Capturing the model", self.module):
             captured = capture(
                 pipelined_module(self.module, settings.module),
@@ -153,7 +159,10 @@ class Builder:
                 leaf_modules=settings.leaf_modules,
                 blocks=settings.blocks,
                 train_modes=_relative(train_modes, settings.module),
+                verified=verified,
             )
+            if self.control.is_leader:
+                self.control.tell(captured.verified)
             _check_same(captured.fingerprint, self.control, self.peers)
         return captured
 

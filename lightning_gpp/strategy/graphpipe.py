@@ -23,11 +23,11 @@ from torch.optim import Optimizer
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.mapped_tensor import freed_at_once, mapping_modules
-from lightning_gpp.planner import GRAPHPIPE, PLANNERS, Plan
+from lightning_gpp.planner import GRAPHPIPE, Plan
 from lightning_gpp.runtime.action_record import ActionRecord
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy.devices.accelerators import OurStrategy
-from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike, check_cluster
+from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.devices.emulated import EmulatedAccelerator
 from lightning_gpp.strategy.devices.pool import PoolAccelerator
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
@@ -54,13 +54,14 @@ from lightning_gpp.strategy.ranks.versions import check_versions
 from lightning_gpp.strategy.refusals import (
     check_name,
     check_pipelines,
+    check_settings,
     compile_options,
     refuse_callbacks,
     refuse_for_sharded,
 )
-from lightning_gpp.strategy.report import PlanReports, Report, show
+from lightning_gpp.strategy.report import PlanReports, show
 from lightning_gpp.strategy.session import Session
-from lightning_gpp.strategy.settings import PlanLike, Settings
+from lightning_gpp.strategy.settings import PlanLike, Report, Settings
 from lightning_gpp.strategy.state.finetuning import finetuning_hooks
 from lightning_gpp.strategy.state.held_elsewhere import ONLY_SOME
 from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
@@ -75,8 +76,6 @@ from lightning_gpp.strategy.step.loaders import (
     as_long_as_leaders,
     led_loaders,
 )
-from lightning_gpp.weights.policies import POLICIES
-from lightning_gpp.weights.policies.pipeoptim import PIPEOPTIM
 
 log = logging.getLogger(__name__)
 
@@ -172,35 +171,15 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
-        if schedule is not None:
-            check_name("schedule", schedule, {**SCHEDULES, _ASYNC: ONE_F_ONE_B_ASYNC})
-        planner = planner or GRAPHPIPE
-        check_name("planner", planner, PLANNERS)
-        if num_microbatches is not None and num_microbatches < 1:
-            raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
-        if weights is not None:
-            check_name("policy of weights", weights, POLICIES)
-            if schedule != _ASYNC:
-                raise ValueError(
-                    f"weights={weights!r} is for schedule={_ASYNC!r}, got schedule={schedule!r}"
-                )
-        if schedule == _ASYNC and num_microbatches not in (None, 1):
-            raise ValueError(
-                f"schedule={_ASYNC!r} has whole mini-batches in flight, so num_microbatches is 1, "
-                f"got {num_microbatches}"
-            )
-        check_cluster(cluster)
-        check_name("report", report, get_args(Report))
         check_name("state_dict_type", state_dict_type, get_args(StateDictType))
-        self.state_dict_type = state_dict_type
         if pipelines < 1:
             raise ValueError(f"pipelines must be at least 1, got {pipelines}")
-        if timeout <= 0:
-            raise ValueError(f"timeout is in seconds and must be positive, got {timeout}")
+        if schedule == _ASYNC and num_microbatches is None:
+            num_microbatches = 1
         self.settings = Settings(
-            num_microbatches=1 if schedule == _ASYNC else num_microbatches,
+            num_microbatches=num_microbatches,
             schedule=schedule,
-            planner=planner,
+            planner=planner or GRAPHPIPE,
             plan=plan,
             module=module,
             blocks=blocks,
@@ -210,10 +189,12 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             cache=cache,
             use_all_devices=use_all_devices,
             costs=resolve_costs(costs),
-            weights=weights or PIPEOPTIM.name,
+            weights=weights,
             report=report,
             compile=compile_options(compile, schedule),
         )
+        check_settings(self.settings)
+        self.state_dict_type = state_dict_type
         self.plan: Plan | None = None
         self.stage_graph: StageGraph | None = None
         self.emulation_report: EmulationReport | None = None

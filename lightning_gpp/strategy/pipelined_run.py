@@ -131,7 +131,8 @@ class PipelinedRun:
         self._train_modes = _modes(module)
         if self._leader_state is not None:
             self._leader_state.close()
-        self._leader_state = LeaderState(module, optimizers)
+        has_followers = self.transport.num_ranks > 1
+        self._leader_state = LeaderState(module, optimizers, has_followers=has_followers)
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
         if self.control.is_leader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
@@ -13,8 +13,11 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
-from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
-from lightning_gpp.strategy.settings import Settings
+from lightning_gpp.planner import PLANNERS
+from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
+from lightning_gpp.strategy.devices.devices_at_hand import check_cluster
+from lightning_gpp.strategy.settings import Report, Settings
+from lightning_gpp.weights.policies import POLICIES
 
 
 def check_name(what: str, name: str, known: Collection[str]) -> None:
@@ -40,6 +43,33 @@ def compile_options(given: bool | Mapping[str, Any], schedule: str | None) -> di
     if "fullgraph" in options:
         raise ValueError("compile: every stage is one graph; leave 'fullgraph' out")
     return options
+
+
+def check_settings(settings: Settings) -> None:
+    """Raises ValueError where an option is unknown, makes no sense, or does not go with another."""
+    schedule, weights = settings.schedule, settings.weights
+    if schedule is not None:
+        check_name("schedule", schedule, [*SCHEDULES, ONE_F_ONE_B_ASYNC.name])
+    check_name("planner", settings.planner, PLANNERS)
+    check_name("report", settings.report, get_args(Report))
+    if weights is not None:
+        check_name("policy of weights", weights, POLICIES)
+        if not settings.is_asynchronous:
+            raise ValueError(
+                f"weights={weights!r} is for schedule={ONE_F_ONE_B_ASYNC.name!r}, "
+                f"got schedule={schedule!r}"
+            )
+    num_microbatches = settings.num_microbatches
+    if num_microbatches is not None and num_microbatches < 1:
+        raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
+    if settings.is_asynchronous and num_microbatches not in (None, 1):
+        raise ValueError(
+            f"schedule={schedule!r} has whole mini-batches in flight, so num_microbatches is 1, "
+            f"got {num_microbatches}"
+        )
+    if settings.timeout_s <= 0:
+        raise ValueError(f"timeout is in seconds and must be positive, got {settings.timeout_s}")
+    check_cluster(settings.cluster)
 
 
 def check_pipelines(settings: Settings, num_pipelines: int, num_ranks: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -24,8 +24,6 @@ from lightning_gpp.strategy.recording.batch_clock import BatchClock
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.text_table import wrapped
 from lightning_gpp.units_of_measure import bytes_text, count_text, devices_text, stages_text
-
-Report = Literal["short", "full"]
 
 WIDTH = 100
 """Columns."""

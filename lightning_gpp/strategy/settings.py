@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning_gpp.capture import BlockGraph
 from lightning_gpp.gnn import Techniques
@@ -16,6 +16,8 @@ from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
 from lightning_gpp.strategy.planning.costs_given import GivenCosts
 from lightning_gpp.strategy.planning.plan_cache import CacheLike
 from lightning_gpp.weights.policies import PIPEOPTIM, POLICIES, Policy
+
+Report = Literal["short", "full"]
 
 PlanLike = Plan | str | Path | Sequence[Any] | dict[str, Any]
 
@@ -62,7 +64,10 @@ CHUNKS_PER_RANK = 4
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked for; see :class:`~lightning_gpp.strategy.GraphPipeStrategy`."""
+    """What the user asked for; see :class:`~lightning_gpp.strategy.GraphPipeStrategy`.
+
+    ``per_update`` is the Trainer's: batches whose gradients are accumulated, the fewest of the run.
+    """
 
     num_microbatches: int | None
     schedule: str | None
@@ -77,10 +82,11 @@ class Settings:
     use_all_devices: bool = True
     emulated: Emulated | None = None
     costs: GivenCosts | None = None
-    weights: str = PIPEOPTIM.name
+    weights: str | None = None
     full_graph: FullGraph | None = None
-    report: str = "short"
+    report: Report = "short"
     compile: Mapping[str, Any] | None = None
+    per_update: int = 1
 
     @property
     def is_asynchronous(self) -> bool:
@@ -99,10 +105,11 @@ class Settings:
     @property
     def policy(self) -> Policy:
         """With which weights stages run where the pipeline does not drain."""
-        return POLICIES[self.weights]
+        return POLICIES[self.weights or PIPEOPTIM.name]
 
     @property
     def held_versions(self) -> HeldVersions:
         """Copies of their parameters that stages hold."""
-        overlap = self.is_asynchronous and not self.policy.drains
-        return HeldVersions(*self.policy.held_versions) if overlap else ONE_VERSION
+        if not self.is_asynchronous or self.policy.drains:
+            return ONE_VERSION
+        return HeldVersions(*self.policy.held_versions(self.per_update))

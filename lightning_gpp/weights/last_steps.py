@@ -88,12 +88,22 @@ class LastSteps:
         self, own: Sequence[Tensor], group: Group, ahead: int, *, anew: bool
     ) -> dict[Tensor, Tensor]:
         """With the momentum buffers of the optimizer's state."""
-        buffers = {p: self._optimizer.state.get(p, {}).get("momentum_buffer") for p in own}
-        known = {p: buffer for p, buffer in buffers.items() if buffer is not None}
-        targets = [torch.empty_like(p) if anew else self._of(p).values for p in known]
-        values = [p.detach() for p in known]
-        _add_into(targets, values, list(known.values()), -ahead * float(group["lr"]))
-        return dict(zip(known, targets, strict=True))
+        state = self._optimizer.state
+        known = [p for p in own if state.get(p, {}).get("momentum_buffer") is not None]
+        lr = float(group["lr"])
+        if anew:
+            found, missing = {p: torch.empty_like(p) for p in known}, known
+        else:
+            held = {p: self._of(p) for p in known}
+            wanted = (ahead, lr) if ahead else None
+            missing = [p for p, kept in held.items() if (kept.ahead, kept.lr) != wanted]
+            for parameter in missing:
+                held[parameter].ahead, held[parameter].lr = ahead, lr
+            found = {p: kept.values for p, kept in held.items()}
+        targets, values = [found[p] for p in missing], [p.detach() for p in missing]
+        buffers = [state[p]["momentum_buffer"] for p in missing]
+        _add_into(targets, values, buffers, -ahead * lr)
+        return found
 
     def _from_copies(
         self, own: Sequence[Tensor], group: Group, ahead: int, *, anew: bool
@@ -166,9 +176,11 @@ class LastSteps:
         for notify in self.before_update:
             notify()
         for group in self._optimizer.param_groups:
-            if _has_buffers(type(self._optimizer), group):
-                continue
             updated = [p for p in group["params"] if p in self._kept and p.grad is not None]
+            if _has_buffers(type(self._optimizer), group):
+                for parameter in updated:
+                    self._kept[parameter].ahead = 0.0
+                continue
             if updated:
                 copies = [self._kept[p].values for p in updated]
                 torch._foreach_copy_(copies, [p.detach() for p in updated])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -59,9 +59,6 @@ class StageWeights:
         policy: says which.
         parameters: of the stage, by name.
         last_steps: of the optimizers that update them.
-
-    Attributes:
-        most_versions: most copies of the weights that were ever alive, the parameters included.
     """
 
     def __init__(
@@ -75,14 +72,15 @@ class StageWeights:
         self._copies: weakref.WeakSet[Tensor] = weakref.WeakSet()
         for watched in last_steps:
             watched.before_update.append(self._keep_newest)
-        self.most_versions = 1
 
     @property
     def num_versions(self) -> int:
         """Copies of the weights that are alive, the parameters included."""
         one = sum(parameter.numel() for parameter in self._parameters.values())
         held = {copy.data_ptr(): copy.numel() for copy in (*self._copies, *self._kept())}
-        return 1 + (round(sum(held.values()) / one) if one else 0)
+        own = {parameter.data_ptr() for parameter in self._parameters.values()}
+        copied = sum(numel for place, numel in held.items() if place not in own)
+        return 1 + (round(copied / one) if one else 0)
 
     def forward(self, place: Place) -> ForwardWeights:
         """What the forward of a mini-batch runs with.
@@ -95,7 +93,6 @@ class StageWeights:
         if policy.is_one_behind and not place.difference and self._before is not None:
             values = self._before.values
         weights = {name: routed(values[name], own) for name, own in self._parameters.items()}
-        self._note_copies(weights.values())
         return ForwardWeights(weights, self._saving(weights, place))
 
     def apart(self, values: Sequence[Any]) -> list[Any]:
@@ -117,6 +114,7 @@ class StageWeights:
         if self._policy.backward is BackwardWeights.OF_FORWARD:
             own = self._parameters
             if any(weight.data_ptr() != own[name].data_ptr() for name, weight in weights.items()):
+                self._copies.update(weights.values())
                 return contextlib.nullcontext()  # predicted: autograd keeps what it needs
             return meeting(weights, self._version_of_now().met, are_others=False)
         met_ahead = self._policy.backward_ahead(place)
@@ -150,7 +148,7 @@ class StageWeights:
             version = self._before = version or _VersionInUse(self._parameters)
         if version is not None:
             version.keep()
-            self._note_copies(version.values.values())
+            self._copies.update(version.values.values())
         self._newest = None
 
     def _predicted(self, ahead: int) -> dict[str, Tensor]:
@@ -170,8 +168,3 @@ class StageWeights:
         """What is held for predictions."""
         for watched in self._last_steps:
             yield from watched.copies(self._parameters.values())
-
-    def _note_copies(self, tensors: Iterable[Tensor]) -> None:
-        own = {parameter.data_ptr() for parameter in self._parameters.values()}
-        self._copies.update(tensor for tensor in tensors if tensor.data_ptr() not in own)
-        self.most_versions = max(self.most_versions, self.num_versions)

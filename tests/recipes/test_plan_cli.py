@@ -235,16 +235,21 @@ class TestCompare:
         """Where the schedule does not drain; ``flush`` is the synchronous reference."""
         printed = graphpipe(
             "job=compare", *PLAN[1:], "cluster.num_devices=2", "minibatch_size=16",
-            "schedule=1f1b-async", "job.weights=[flush,none,stash]",
+            "schedule=1f1b-async", "job.weights=[flush,none,stash,xpipe]",
+            "+trainer.accumulate_grad_batches=4",
         )  # fmt: skip
-        flush, none, stash = json.loads((run_folder / "run" / "policies.json").read_text())
+        rows = json.loads((run_folder / "run" / "policies.json").read_text())
+        flush, none, stash, xpipe = rows
+        assert "updates after every batch, but accumulate_grad_batches is 4" in xpipe["error"]
         assert flush["step_s"] > none["step_s"] == stash["step_s"] > 0
         assert (flush["versions"], none["versions"], stash["versions"]) == (1, 1, 2)
         assert stash["peak_memory_bytes"] > none["peak_memory_bytes"]
         assert all(row["trained_step_s"] is None and not row["error"] for row in (flush, stash))
         assert "policy" in printed and "trained" not in printed
         with (run_folder / "run" / "policies.csv").open(newline="") as file:
-            assert [row["policy"] for row in csv.DictReader(file)] == ["flush", "none", "stash"]
+            assert [row["policy"] for row in csv.DictReader(file)] == [
+                row["policy"] for row in rows
+            ]
 
     def test_a_sweep_has_one_table(self, graphpipe: Run, run_folder: Path) -> None:
         printed = graphpipe(

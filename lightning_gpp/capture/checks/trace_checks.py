@@ -30,12 +30,15 @@ from lightning_gpp.capture.errors import GuardError
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.operators.cuts import Cuts
 from lightning_gpp.capture.operators.normalize import observation, without_guard
-from lightning_gpp.capture.operators.observe import Observation, observe
+from lightning_gpp.capture.operators.observe import Observation, Observer, observe
 from lightning_gpp.capture.tracing.trace import Trace, guard
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.samples import Sample, few_samples
 
 _logger = logging.getLogger(__name__)
+
+_WITH_FEW = "with few samples"
+"""In a node's ``meta``: what it does with two samples, while decisions are taken out."""
 
 
 class TraceChecks:
@@ -48,7 +51,7 @@ class TraceChecks:
         flags: training flags of the sub-modules by mode.
 
     Attributes:
-        references: what the module itself computes.
+        references: what the module itself computes, from :meth:`begin` on.
     """
 
     def __init__(
@@ -59,7 +62,11 @@ class TraceChecks:
         flags: Mapping[bool, Mapping[str, bool]],
     ) -> None:
         self.module, self.arguments, self.sample, self.flags = module, arguments, sample, flags
-        self.references = References(module, arguments, sample, flags)
+        self.references: References
+
+    def begin(self) -> None:
+        """Finds out what the module computes, before anything is traced."""
+        self.references = References(self.module, self.arguments, self.sample, self.flags)
 
     def close(self) -> None:
         """Forgets all values, as the frames of an error may refer to it."""
@@ -74,28 +81,31 @@ class TraceChecks:
         """
         fit = self._fitting(method, traces)
         captured = self._model(method, fit)
-        for run in self.references.passes(fit.second, gradients=not fit.has_gradients):
+        captured.dropped = fit.dropped
+        second = None if fit.is_compared else fit.second
+        for run in self.references.passes(second, gradients=not fit.is_compared):
             self._check(captured, run)
         return captured
 
     def _model(self, method: str, fit: _TraceFit) -> CapturedModel:
         nodes = [node for node in fit.traces[True].graph.nodes if node.op != "output"]
         seen = {node: observation(node) for node in nodes}
-        captured = CapturedModel(
-            self.module,
-            self.arguments,
-            fit.traces,
-            Cuts.of(seen, self.sample, fit.seen, fit.second),
-            method,
-            next(iter(self.sample.tensors.values())).device,
-        )
+        cuts = Cuts.of(seen, self.sample, fit.seen, fit.second)
+        return self.model(method, fit.traces, cuts)
+
+    def model(self, method: str, traces: Mapping[bool, Trace], cuts: Cuts) -> CapturedModel:
+        """The model that traces make, unchecked."""
+        device = next(iter(self.sample.tensors.values())).device
+        captured = CapturedModel(self.module, self.arguments, traces, cuts, method, device)
         captured.takes_graphs = self.sample.graphs is not None
         return captured
 
-    def observed(self, trace: Trace, sample: Sample, mode: bool) -> dict[fx.Node, Observation]:
+    def observed(
+        self, trace: Trace, sample: Sample, mode: bool, observer: Observer | None = None
+    ) -> dict[fx.Node, Observation]:
         """What the nodes of a trace do with a sample."""
         with self.in_mode(mode):
-            return observe(trace.graph, self.module, sample.fresh())
+            return observe(trace.graph, self.module, sample.fresh(), observer)
 
     @contextmanager
     def in_mode(self, mode: bool) -> Iterator[None]:
@@ -119,9 +129,11 @@ class TraceChecks:
             fit = self._without_idle_decisions(method, fit)
         except GuardError as error:
             self._accept(error, traces[True], 1)
+        if fit.seen is not None:
+            return fit
         for sample in self.references.others:
             is_smaller = sample.num_samples < self.sample.num_samples
-            if not self.references.runs(sample, backward=is_smaller and not fit.has_gradients):
+            if not self.references.runs(sample, backward=is_smaller and not fit.is_compared):
                 continue
             seen = self._seen(fit.traces[True], sample)
             if not isinstance(seen, GuardError):
@@ -159,20 +171,31 @@ class TraceChecks:
             return fit  # the model itself does not take so few
         if first is None or not self.references.runs(across, backward=True):
             return fit
-        few = few_samples(self.sample, 2)
-        if self.sample.num_samples > 2 and self._failing_guard(traces[True], few):
-            return fit  # it is not about one sample
+        few = None
+        if self.sample.num_samples > 2:
+            few = few_samples(self.sample, 2)
+            seen = self._seen(traces[True], few)
+            if isinstance(seen, GuardError):
+                return fit  # it is not about one sample
+            for node in seen:
+                node.meta[_WITH_FEW] = seen[node]
         try:
+            dropped = []
             while failed is not None:
+                dropped.append(failed.name)
                 traces = {mode: without_guard(trace, failed.name) for mode, trace in traces.items()}
                 failed = self._failing_guard(traces[True], across)
-            without = _TraceFit(traces, has_gradients=True)
+            without = _TraceFit(traces, is_compared=True, dropped=tuple(dropped))
             captured = self._model(method, without)
             for mode in MODES:
                 self._check(captured, CheckedPass(across, mode, backward=True))
         except Exception:  # the graph of the other way may do anything
             raise first from None
-        return without
+        if few is None:
+            return without
+        nodes = (node for node in traces[True].graph.nodes if node.op != "output")
+        seen = {node: node.meta[_WITH_FEW] for node in nodes}
+        return dataclasses.replace(without, second=few, seen=seen)
 
     def _failing_guard(self, trace: Trace, sample: Sample) -> GuardError | None:
         seen = self._seen(trace, sample)
@@ -254,10 +277,12 @@ class _TraceFit:
         traces: by mode.
         second: inputs of another size; None where they fit none.
         seen: what the nodes do with these in training.
-        has_gradients: whether gradients were compared with the module's on a small sample.
+        is_compared: whether values and gradients were compared with the module's on another size.
+        dropped: names of the guards that were taken out.
     """
 
     traces: dict[bool, Trace]
     second: Sample | None = None
     seen: dict[fx.Node, Observation] | None = None
-    has_gradients: bool = False
+    is_compared: bool = False
+    dropped: tuple[str, ...] = ()

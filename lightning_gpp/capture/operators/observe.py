@@ -1,7 +1,7 @@
 """What a traced graph does when it runs: types of its values, and what it changes in place.
 
 Nothing is derived from names or schemas: every node runs once, and version counters and storages
-tell which tensors it changed and which share memory.
+tell which tensors it changed and which share memory. Calls that a tracer runs are observed then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import GuardError
 from lightning_gpp.capture.tracing.trace import Names, assign_buffer, context_of
-from lightning_gpp.capture.values.structure import leaves_of
+from lightning_gpp.capture.values.structure import flatten, leaves_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,51 +48,90 @@ class Observation:
         return bool(self.shapes)
 
 
+class Observer:
+    """Watches nodes while they run.
+
+    Args:
+        module: the captured module; its buffers change as its forward changes them.
+
+    Attributes:
+        observations: of the nodes that ran.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.observations: dict[fx.Node, Observation] = {}
+        self._module, self._names, self._storages = module, Names.of(module), _Storages()
+        self._buffer_of = {self._storages.id(item): name for name, item in module.named_buffers()}
+        self._values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
+
+    def watch(
+        self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
+    ) -> Any:
+        """``run(*args, **kwargs)``, which is what ``node`` does."""
+        owned = _owned_tensors(node, self._module)
+        operands = [*_tensors((args, kwargs)), *owned.values()]
+        watched = _Watch(operands, owned)
+        value = run(*args, **kwargs)
+        leaves, structure = flatten(value)
+        # whoever called may change the container
+        self._values[node] = value if structure.container is None else structure.unflatten(leaves)
+        results = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        changed = frozenset(map(self._storages.id, watched.changed()))
+        in_buffers = frozenset(self._buffer_of[item] for item in changed & self._buffer_of.keys())
+        self.observations[node] = Observation(
+            value=None if results else self._values[node],
+            shapes=tuple(tuple(item.shape) for item in results),
+            dtypes=tuple(item.dtype for item in results),
+            is_tensor=isinstance(value, Tensor),
+            requires_grad=any(item.requires_grad for item in results),
+            touched=frozenset(map(self._storages.id, [*operands, *results])),
+            changed=changed,
+            changed_buffers=in_buffers.union(
+                watched.changed_names(), assigned_buffers(node, self._names)
+            ),
+        )
+        return value
+
+    def run(self, node: fx.Node, tensors: Mapping[str, Tensor]) -> None:
+        """Runs a node after those that it reads, unless it ran.
+
+        Raises:
+            GuardError: a decision comes out differently; ``name`` tells which.
+        """
+        if node in self.observations:
+            return
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        try:
+            self.watch(
+                node, args, kwargs, lambda *a, **k: run_node(node, self._module, a, k, tensors)
+            )
+        except GuardError as error:
+            error.name = node.name
+            raise
+
+
 def observe(
-    graph: fx.Graph, module: nn.Module, tensors: Mapping[str, Tensor]
+    graph: fx.Graph,
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    observer: Observer | None = None,
 ) -> dict[fx.Node, Observation]:
     """Runs the graph node by node.
 
     Args:
         graph: whose ``call_module`` and ``get_attr`` targets are found in ``module``.
-        module: the captured module; its buffers change as its forward changes them.
+        module: the captured module.
         tensors: value per placeholder.
+        observer: has seen nodes that ran on the same tensors, which do not run again.
 
     Raises:
         GuardError: a decision comes out differently; ``name`` tells which.
     """
-    storages, names = _Storages(), Names.of(module)
-    buffer_of = {storages.id(buffer): name for name, buffer in module.named_buffers()}
-    values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
-    observations = {}
-    for node in graph.nodes:
-        if node.op == "output":
-            break
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-        owned = _owned_tensors(node, module)
-        operands = [*_tensors((args, kwargs)), *owned.values()]
-        watched = _Watch(operands, owned)
-        try:
-            values[node] = run_node(node, module, args, kwargs, tensors)
-        except GuardError as error:
-            error.name = node.name
-            raise
-        results = _tensors(values[node])
-        changed = frozenset(map(storages.id, watched.changed()))
-        in_buffers = frozenset(buffer_of[item] for item in changed & buffer_of.keys())
-        observations[node] = Observation(
-            value=None if results else values[node],
-            shapes=tuple(tuple(item.shape) for item in results),
-            dtypes=tuple(item.dtype for item in results),
-            is_tensor=isinstance(values[node], Tensor),
-            requires_grad=any(item.requires_grad for item in results),
-            touched=frozenset(map(storages.id, [*operands, *results])),
-            changed=changed,
-            changed_buffers=in_buffers.union(
-                watched.changed_names(), assigned_buffers(node, names)
-            ),
-        )
-    return observations
+    observer = observer or Observer(module)
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    for node in nodes:
+        observer.run(node, tensors)
+    return {node: observer.observations[node] for node in nodes}
 
 
 def run_node(

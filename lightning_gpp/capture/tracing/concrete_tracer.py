@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
+from lightning_gpp.capture.operators.observe import Observer
 from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, no_seeding
 from lightning_gpp.capture.tracing.leaves import LeafPolicy
 from lightning_gpp.capture.tracing.library_switches import tracing_announced
@@ -55,6 +56,7 @@ def trace_concretely(
     policy: LeafPolicy,
     tensors: Mapping[str, Tensor],
     *,
+    observer: Observer | None = None,
     whole_methods: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Trace:
     """Traces ``module.forward`` on ``tensors`` in the mode the module is in.
@@ -64,13 +66,15 @@ def trace_concretely(
         arguments: of it.
         policy: which sub-modules stay whole.
         tensors: its inputs.
+        observer: watches the calls of the forward.
         whole_methods: methods of the module that stay one node each, and what such a node calls.
 
     Raises:
         CaptureError: Python reads a value out of a tensor, or does something else that cannot be
             recorded; the message names the line.
     """
-    return _CallTracer(module, policy, whole_methods).trace(arguments, tensors)
+    observer = observer or Observer(module)
+    return _CallTracer(module, policy, whole_methods, observer).trace(arguments, tensors)
 
 
 class _CallTracer(TorchFunctionMode):
@@ -81,10 +85,11 @@ class _CallTracer(TorchFunctionMode):
         module: nn.Module,
         policy: LeafPolicy,
         whole_methods: Mapping[str, Callable[..., Any]],
+        observer: Observer,
     ) -> None:
         super().__init__()
         self.module, self.policy, self.whole_methods = module, policy, whole_methods
-        self.recording = Recording(module)
+        self.recording = Recording(module, observer)
         # id of a module -> what to do with its first argument before it is called
         self.before: dict[int, Callable[[Tensor], Tensor]] = {}
 

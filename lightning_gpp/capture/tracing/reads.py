@@ -75,6 +75,15 @@ def watched_reads(module: nn.Module) -> Iterator[list[Read]]:
         reads += found.values()
 
 
+def is_as_read(module: nn.Module, reads: Sequence[Read]) -> bool:
+    """Whether what was frozen is still so."""
+    return all(_now(module, read) == read.value for read in reads)
+
+
+def _now(module: nn.Module, read: Read) -> Any:
+    return getattr(module.get_submodule(read.path), read.name)
+
+
 def check_reads(module: nn.Module, reads: Sequence[Read]) -> None:
     """Checks that what was frozen is still so.
 
@@ -82,7 +91,7 @@ def check_reads(module: nn.Module, reads: Sequence[Read]) -> None:
         GuardError: an attribute changed; the text names it and says what to do.
     """
     for read in reads:
-        now = getattr(module.get_submodule(read.path), read.name)
+        now = _now(module, read)
         if now != read.value:
             where = ".".join(filter(None, (read.path, read.name)))
             raise GuardError(

@@ -7,6 +7,7 @@ remember their node (:mod:`lightning_gpp.capture.tracing.sizes`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
+from lightning_gpp.capture.operators.observe import Observer
 from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, only_raises
 from lightning_gpp.capture.tracing.sizes import TracedFloat, TracedInt, is_traced
 from lightning_gpp.capture.tracing.trace import (
@@ -58,6 +60,7 @@ class Recording:
 
     Args:
         module: whose forward is traced.
+        observer: watches the calls.
 
     Attributes:
         graph: what was recorded so far.
@@ -65,7 +68,8 @@ class Recording:
         names: of the module's parts, parameters and buffers.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, observer: Observer) -> None:
+        self._observer = observer
         self.graph = fx.Graph()
         self.recorder = Recorder()
         self.names = Names.of(module)
@@ -76,7 +80,8 @@ class Recording:
 
     def add_input(self, name: str, tensor: Tensor) -> None:
         """A tensor that the forward takes."""
-        self.know(tensor, Origin(self.recorder.mark(self.graph.placeholder(name))))
+        node = self.recorder.mark(self.graph.placeholder(name))
+        self.know(self._observer.watch(node, (), {}, lambda: tensor), Origin(node))
 
     def finish(self, result: Any) -> Trace:
         """The trace, once the forward has returned ``result``."""
@@ -135,10 +140,8 @@ class Recording:
         node = self._node(op, target, node_args, node_kwargs)
         with torch._C.DisableTorchFunction():
             random_state = torch.random.get_rng_state() if is_constant else None
-            if run is not None:
-                result = run(*_plain(args), **_plain(kwargs))
-            else:
-                result = run_plain(op, target, args, kwargs)
+            run = run or functools.partial(_run, op, target)
+            result = self._observer.watch(node, _plain(args), _plain(kwargs), run)
             if random_state is not None:
                 is_constant = torch.equal(random_state, torch.random.get_rng_state())
         node.meta["is_constant"] = is_constant
@@ -288,7 +291,10 @@ class Origin:
 
 def run_plain(op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a call on the values that the traced ones stand for."""
-    args, kwargs = _plain(args), _plain(kwargs)
+    return _run(op, target, *_plain(args), **_plain(kwargs))
+
+
+def _run(op: str, target: Any, /, *args: Any, **kwargs: Any) -> Any:
     if op == "call_method":
         return getattr(args[0], target)(*args[1:], **kwargs)
     return target(*args, **kwargs)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_gpp.checks import check_whole
 from lightning_gpp.jobs.options import as_text
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.planner.base import HeldVersions
@@ -78,15 +79,37 @@ def policy_of(config: DictConfig) -> Policy | None:
     return find_policy(strategy_option(config, "weights") or PIPEOPTIM.name)
 
 
-def with_policy(problem: PlanningProblem, policy: Policy | None) -> PlanningProblem:
-    """The problem with the versions of weights that a policy holds."""
+def per_update_of(config: DictConfig) -> int:
+    """Mini-batches whose gradients are accumulated for one update.
+
+    Raises:
+        ValueError: it is no whole number above 0.
+    """
+    name = "trainer.accumulate_grad_batches"
+    found: int | None = OmegaConf.select(config, name)
+    if found is None:
+        return 1
+    check_whole(name, found)
+    return found
+
+
+def with_policy(
+    problem: PlanningProblem, policy: Policy | None, per_update: int
+) -> PlanningProblem:
+    """The problem with the versions of weights that a policy holds.
+
+    Args:
+        problem: with one version.
+        policy: None where the schedule drains.
+        per_update: mini-batches of an update.
+    """
     if policy is None:
         return problem
     if policy.drains:  # the same training, as a synchronous schedule of one micro-batch
         request = replace(problem.request, num_microbatches=1, max_replicas=1)
         return replace(problem, request=request, schedule=ONE_F_ONE_B.name)
     problem = replace(problem, uses_all_devices=False)  # as in training
-    held = HeldVersions(*policy.held_versions)
+    held = HeldVersions(*policy.held_versions(per_update))
     return replace(problem, request=replace(problem.request, held_versions=held))
 
 

@@ -15,7 +15,12 @@ from lightning_gpp.jobs.problem.full_graph_problem import (
     is_full_graph,
     workload_in_ways,
 )
-from lightning_gpp.jobs.problem.problem import PlanningProblem, policy_of, with_policy
+from lightning_gpp.jobs.problem.problem import (
+    PlanningProblem,
+    per_update_of,
+    policy_of,
+    with_policy,
+)
 from lightning_gpp.jobs.problem.workload_problem import workload_of, workload_problem
 from lightning_gpp.workloads import WORKLOADS, FullGraphWorkload, Workload
 
@@ -32,11 +37,14 @@ def problem_of(config: DictConfig, folder: Path) -> PlanningProblem:
     Raises:
         ValueError: a file is missing or broken, a name is unknown, or the numbers make no sense.
     """
-    policy = policy_of(config)  # says what is wrong before a recipe is captured
+    # Says what is wrong before a recipe is captured.
+    policy, per_update = policy_of(config), per_update_of(config)
+    if policy is not None and (why := policy.why_not(per_update, most_ahead=0)):
+        raise ValueError(why)
     one_graph = full_graph_problem_of(config, folder)
     if one_graph is not None:
         return one_graph.planned(full_graph_planner(config))
-    return with_policy(problem_without_policy(config, folder), policy)
+    return with_policy(problem_without_policy(config, folder), policy, per_update)
 
 
 def full_graph_problem_of(config: DictConfig, folder: Path) -> FullGraphProblem | None:

@@ -26,8 +26,13 @@ CHOICES = {
 }
 
 
-def run_of(config: DictConfig, cluster: Cluster) -> RunOptions:
+def run_of(config: DictConfig, cluster: Cluster, per_update: int = 1) -> RunOptions:
     """How a step is run.
+
+    Args:
+        config: of the job.
+        cluster: whose devices run it.
+        per_update: mini-batches that overlap after which the optimizer steps.
 
     Raises:
         ValueError: an option is unknown, or a number makes no sense.
@@ -36,7 +41,7 @@ def run_of(config: DictConfig, cluster: Cluster) -> RunOptions:
         if config[name] not in known:
             raise ValueError(f"{name}={config[name]} is unknown; known: {', '.join(known)}")
     return RunOptions(
-        step=step_of(config.step, cluster),
+        step=replace(step_of(config.step, cluster), per_update=per_update),
         overlap=config.overlap,
         all_reduce=config.all_reduce,
         sends=config.sends,

@@ -48,8 +48,14 @@ def _pace(evaluation: PlanEvaluation) -> str:
 def _ends(evaluation: PlanEvaluation) -> str:
     steady_s = evaluation.minibatch_size * evaluation.seconds_per_sample
     rest_s = max(0.0, evaluation.step_s - steady_s)
+    step, steady = seconds_text(evaluation.step_s), seconds_text(steady_s)
+    if steady_s > evaluation.step_s and step != steady:
+        return (
+            f"Step: {step}, less than {steady} at that pace: messages and sums of gradients lie "
+            "beside the work of the device's other stages."
+        )
     return (
-        f"Step: {seconds_text(steady_s)} at that pace, and {seconds_text(rest_s)} "
+        f"Step: {steady} at that pace, and {seconds_text(rest_s)} "
         f"({percent_text(rest_s, evaluation.step_s)}) to fill and to empty the pipeline."
     )
 

@@ -92,10 +92,13 @@ def describe_held(plan: Plan, request: PlanRequest) -> str:
     """
     if request.num_minibatches > 1:
         stages = evaluate_plan(plan, request).stages
-        versions = [request.held_versions.of(stage.in_flight) for stage in stages]
+        copies = request.held_versions
+        versions = [copies.of(stage.in_flight) for stage in stages]
+        count = copies.per_update
+        many = f", with updates of {count} mini-batches" if count > 1 else ""
         return (
             f"Memory: {bytes_text(_fullest_bytes(plan, request))} on the fullest device; versions "
-            f"of the parameters by stage: {', '.join(map(str, versions))}"
+            f"of the parameters by stage: {', '.join(map(str, versions))}{many}"
         )
     held = [
         f"{schedule} {bytes_text(_fullest_bytes(plan, replace(request, schedule=schedule)))}"

@@ -169,6 +169,8 @@ def does_not_fit(found: PlanEvaluation) -> str:
 def _equal_or_better(best: PlanEvaluation, found: PlanEvaluation) -> str:
     if found.step_s < best.step_s * (1 - EQUAL) and len(found.devices) < len(best.devices):
         return f"faster, but uses {len(found.devices)} of {len(best.devices)} devices"
+    if found.step_s < best.step_s * (1 - EQUAL) and len(found.stages) > len(best.stages):
+        return f"faster by {100 * (1 - found.step_s / best.step_s):.1f} %, but more stages"
     if found.step_s < best.step_s * (1 - EQUAL):
         return "it is faster: the planner did not find it"
     if found.peak_memory_bytes > best.peak_memory_bytes:

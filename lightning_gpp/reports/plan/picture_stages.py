@@ -35,9 +35,6 @@ STACK_IN = 0.05
 
 MOST_STACKED = 3
 HEAD_IN, FOOT_IN, SIDE_IN = 0.62, 0.42, 0.25
-FEWEST_COLUMNS = 88
-"""Columns that the title and the legend need."""
-
 THIN_PT, THICK_PT = 0.9, 2.2
 TIME_COLOURS = {"compute": "#9CCBEA", "communication": "#8FD6BE"}
 MEMORY_COLOUR = "#E6BBD4"
@@ -119,8 +116,9 @@ def stage_graph_picture(
         label_width={edge: len(text) for edge, text in edge_texts.items()},
     )
     bands = fold(layout, [box.height_in for box in boxes], edge_texts, CHARACTER_IN)
-    columns = max(FEWEST_COLUMNS, len(title) * TITLE_PT / TEXT_PT, len(subtitle))
-    width = max(bands.width_in, columns * CHARACTER_IN) + 2 * SIDE_IN
+    columns = max(len(title) * TITLE_PT / TEXT_PT, len(subtitle))
+    legend_in = sum(_entry_in(text) for _, text in LEGEND)
+    width = max(bands.width_in, columns * CHARACTER_IN, legend_in) + 2 * SIDE_IN
     height = bands.height_in + HEAD_IN + FOOT_IN
     left = (width - bands.width_in) / 2
     graph = _GraphShapes(stages, bands, edge_texts, boxes)
@@ -259,4 +257,9 @@ def _legend(x: float, y: float) -> Iterator[Rectangle | Text]:
     for colour, text in LEGEND:
         yield Rectangle(x, y - 0.06, 0.16, 0.12, colour)
         yield Text(x + 0.22, y, text, SMALL_PT)
-        x += 0.22 + (len(text) + 3) * CHARACTER_IN * SMALL_PT / TEXT_PT
+        x += _entry_in(text)
+
+
+def _entry_in(text: str) -> float:
+    """Width of an entry of the legend, with the space behind it."""
+    return 0.22 + (len(text) + 3) * CHARACTER_IN * SMALL_PT / TEXT_PT

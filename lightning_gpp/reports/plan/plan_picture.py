@@ -38,8 +38,17 @@ MOST_LINES = 2
 """Lines for the operators of a stage."""
 
 
-def write_plan_picture(path: Path, evaluation: PlanEvaluation, request: PlanRequest) -> None:
-    """Writes a PNG of a plan: boxes of stages with their time and memory, the bottleneck marked."""
+def write_plan_picture(
+    path: Path, evaluation: PlanEvaluation, request: PlanRequest, *, model: str = ""
+) -> None:
+    """Writes a PNG of a plan: boxes of stages with their time and memory, the bottleneck marked.
+
+    Args:
+        path: of the file.
+        evaluation: of the plan.
+        request: the question that it answers.
+        model: its name.
+    """
     stages = sized_stages(evaluation.plan, request)
     crowd = max(Counter(stages.depths.values()).values())
     width = NARROW_WIDTH if crowd > CROWDED else TEXT_WIDTH
@@ -50,16 +59,18 @@ def write_plan_picture(path: Path, evaluation: PlanEvaluation, request: PlanRequ
         stages,
         boxes,
         _edge_texts(stages),
-        title=_title(evaluation),
+        title=_title(evaluation, request, model),
         subtitle=_subtitle(evaluation),
     )
     write_png(picture, path)
 
 
-def _title(evaluation: PlanEvaluation) -> str:
+def _title(evaluation: PlanEvaluation, request: PlanRequest, model: str) -> str:
+    plan = evaluation.plan
     return (
-        f"Plan {evaluation.plan.planner!r}: {count_text(evaluation.plan.num_stages, 'stage')} on "
-        f"{count_text(len(evaluation.devices), 'device')}, depth {evaluation.depth}"
+        f"{model or 'Model'} on {count_text(len(evaluation.devices), 'device')} "
+        f"({', '.join(request.cluster.kinds)}): plan {plan.planner!r}, "
+        f"{count_text(plan.num_stages, 'stage')}, depth {evaluation.depth}"
     )
 
 

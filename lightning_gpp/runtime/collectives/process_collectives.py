@@ -26,6 +26,9 @@ from lightning_gpp.runtime.processes.rank_devices import Wire, choose_wire, gath
 from lightning_gpp.runtime.transport import host_staging
 from lightning_gpp.runtime.transport.transport import TransportError
 
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""It has the second name before torch 2.13, where that one warns."""
+
 
 class ProcessCollectives:
     """The :class:`~lightning_gpp.spmd.run.collectives.Collectives` of one process of the world.
@@ -204,9 +207,7 @@ class ProcessCollectives:
         return lambda: dist.broadcast(flat, root, group=self._group, async_op=True)
 
     def _all_gather(self, out: Tensor, flat: Tensor) -> dist.Work | None:
-        work: dist.Work | None = dist.all_gather_into_tensor(
-            out, flat, group=self._group, async_op=True
-        )
+        work: dist.Work | None = _all_gather_single(out, flat, group=self._group, async_op=True)
         return work
 
     def _do(self, begins: Sequence[Callable[[], dist.Work | None]], purpose: str) -> None:

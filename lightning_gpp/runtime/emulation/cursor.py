@@ -21,6 +21,7 @@ class EmulatedCursor:
         self.rank = rank
         self.clock = clock
         self.cursor_s = 0.0
+        self._late_s = 0.0
         self._slips: list[Slip] = []
 
     def spend(self, what: str, duration_s: float) -> None:
@@ -41,7 +42,14 @@ class EmulatedCursor:
     def wait_until(self, moment_s: float) -> None:
         """Waits for something that comes at a moment, if it is still to come."""
         self.cursor_s = max(self.cursor_s, moment_s)
+        self._late_s = self.clock.now_s() - self.cursor_s
         self.clock.sleep_until(self.cursor_s)
+
+    def end(self, what: str) -> None:
+        """Nothing follows that could make up for it if the last wait began late: a slip."""
+        if self._late_s > 0:
+            self._slips.append(Slip(self.rank, what, self._late_s))
+            self.cursor_s += self._late_s
 
     def rejoin(self) -> None:
         """The cursor goes on to now: what was done since its moment has no emulated duration."""

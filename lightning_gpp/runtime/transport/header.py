@@ -22,7 +22,6 @@ from lightning_gpp.runtime.transport.message import (
     in_one_piece,
     numbers_to_bytes,
     piece_bytes,
-    read_data,
     understand,
 )
 from lightning_gpp.runtime.transport.transport import Tag
@@ -32,7 +31,7 @@ FIRST_BYTES = 16384
 
 _MESSAGE, _GOODBYE = 1, 2
 _SHAPES_FOLLOW = -1
-_BEFORE_SHAPES = 2 + NUM_FIXED  # kind, where the data begin, the fixed numbers
+_BEFORE_SHAPES = 2 + NUM_FIXED  # kind, bytes of the message, the fixed numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,36 +71,34 @@ def goodbye() -> Tensor:
     return _tensor_of(numbers_to_bytes([_GOODBYE] + [0] * (_BEFORE_SHAPES - 1)))
 
 
-def is_goodbye(first: Tensor) -> bool:
+def head_of(first: bytearray) -> tuple[int, ...]:
+    """The numbers that every first part begins with."""
+    return bytes_to_numbers(first, 0, _BEFORE_SHAPES)
+
+
+def is_goodbye(head: tuple[int, ...]) -> bool:
     """Whether a first part says that nothing more follows."""
-    return bytes_to_numbers(_bytes_of(first), 0, 1)[0] == _GOODBYE
+    return head[0] == _GOODBYE
 
 
-def shapes_that_follow(first: Tensor) -> int:
+def bytes_of_all(head: tuple[int, ...]) -> int:
+    """How many bytes of a first part are the message, with its data; 0 where these follow."""
+    return max(0, head[1])
+
+
+def shapes_that_follow(head: tuple[int, ...]) -> int:
     """How many numbers of types and shapes follow a first part; 0 when they are in it."""
-    before = bytes_to_numbers(_bytes_of(first), 0, _BEFORE_SHAPES)
-    return before[-1] if before[1] == _SHAPES_FOLLOW else 0
+    return head[-1] if head[1] == _SHAPES_FOLLOW else 0
 
 
-def decode_first(first: Tensor, shapes: Tensor | None = None) -> Description:
+def decode_first(
+    first: bytearray, head: tuple[int, ...], shapes: Tensor | None = None
+) -> Description:
     """Reads a first part, with the shapes that followed it if any did."""
-    data = _bytes_of(first)
-    fixed = bytes_to_numbers(data, 2, NUM_FIXED)
     if shapes is not None:
-        return understand(fixed, tuple(shapes.tolist()))
-    return understand(fixed, bytes_to_numbers(data, _BEFORE_SHAPES, fixed[-1]))
-
-
-def data_in(first: Tensor, description: Description) -> Payload | None:
-    """The payload, where the first part holds it; with memory of its own."""
-    data = _bytes_of(first)
-    offset = bytes_to_numbers(data, 1, 1)[0]
-    return read_data(data, offset, description, copy=True) if offset > 0 else None
+        return understand(head[2:], tuple(shapes.tolist()))
+    return understand(head[2:], bytes_to_numbers(first, _BEFORE_SHAPES, head[-1]))
 
 
 def _tensor_of(part: bytearray) -> Tensor:
     return torch.frombuffer(part, dtype=torch.uint8)
-
-
-def _bytes_of(first: Tensor) -> memoryview:
-    return memoryview(first.numpy().data)

@@ -135,16 +135,13 @@ def write_data(payload: Payload, buffer: bytearray | memoryview, offset: int) ->
             offset += aligned(tensor.nbytes)
 
 
-def read_data(
-    buffer: bytearray | memoryview, offset: int, description: Description, *, copy: bool
-) -> Payload:
-    """The payload whose structure and tensors lie in a buffer from ``offset`` on.
+def read_data(buffer: bytearray | memoryview, offset: int, description: Description) -> Payload:
+    """The payload whose structure and tensors lie in a buffer, which the tensors keep alive.
 
     Args:
         buffer: writable bytes.
         offset: where the data begin.
         description: what they are.
-        copy: whether the tensors get memory of their own; otherwise they keep the buffer alive.
     """
     structure = None
     if description.structure_bytes >= 0:
@@ -152,27 +149,24 @@ def read_data(
         offset += aligned(description.structure_bytes)
     tensors: list[Tensor | None] = []
     for head in description.tensors:
-        tensors.append(_read_tensor(buffer, offset, head, copy=copy))
+        tensors.append(_read_tensor(buffer, offset, head))
         offset += aligned(head.num_bytes)
     return Payload(tensors, [head.requires_grad for head in description.tensors], structure)
 
 
-def _read_tensor(
-    buffer: bytearray | memoryview, offset: int, head: TensorHead, *, copy: bool
-) -> Tensor | None:
+def _read_tensor(buffer: bytearray | memoryview, offset: int, head: TensorHead) -> Tensor | None:
     if head.dtype is None:
         return None
-    if head.num_bytes == 0:
-        return torch.empty(head.shape, dtype=head.dtype, device="meta" if head.is_meta else "cpu")
     count = math.prod(head.shape)
-    place = torch.frombuffer(buffer, dtype=head.dtype, count=count, offset=offset).view(head.shape)
-    return place.clone() if copy else place
+    if head.is_meta or not count:
+        return torch.empty(head.shape, dtype=head.dtype, device="meta" if head.is_meta else "cpu")
+    return torch.frombuffer(buffer, dtype=head.dtype, count=count, offset=offset).view(head.shape)
 
 
 def in_one_piece(
     kind: int, payload: Payload, fixed: Sequence[int], shapes: Sequence[int]
 ) -> bytearray:
-    """A small message: its kind, where its data begin, its description and its data.
+    """A small message: its kind, how many bytes it has, its description and its data.
 
     Args:
         kind: of whoever sends it.
@@ -180,28 +174,29 @@ def in_one_piece(
         fixed: what :func:`describe` says of it.
         shapes: likewise.
     """
-    head_bytes = _head_bytes(shapes)
-    piece = numbers_to_bytes([kind, head_bytes, *fixed, *shapes])
-    piece.extend(bytes(piece_bytes(payload, shapes) - len(piece)))
-    write_data(payload, piece, head_bytes)
+    num_bytes = piece_bytes(payload, shapes)
+    piece = bytearray(num_bytes)
+    numbers = [kind, num_bytes, *fixed, *shapes]
+    struct.pack_into(f"{len(numbers)}q", piece, 0, *numbers)
+    write_data(payload, piece, _head_bytes(len(shapes)))
     return piece
 
 
 def piece_bytes(payload: Payload, shapes: Sequence[int]) -> int:
     """How many bytes a message takes in one piece."""
-    return _head_bytes(shapes) + data_bytes(payload)
+    return _head_bytes(len(shapes)) + data_bytes(payload)
 
 
-def _head_bytes(shapes: Sequence[int]) -> int:
+def _head_bytes(num_shapes: int) -> int:
     """Where the data of a message in one piece begin."""
-    return aligned(8 * (2 + NUM_FIXED + len(shapes)))
+    return aligned(8 * (2 + NUM_FIXED + num_shapes))
 
 
 def out_of_one_piece(piece: bytearray) -> tuple[Tag, Payload]:
     """What :func:`in_one_piece` has packed; tensors lie in the piece itself."""
-    _, offset, *fixed = bytes_to_numbers(piece, 0, 2 + NUM_FIXED)
+    _, _, *fixed = bytes_to_numbers(piece, 0, 2 + NUM_FIXED)
     description = understand(fixed, bytes_to_numbers(piece, 2 + NUM_FIXED, fixed[-1]))
-    return description.tag, read_data(piece, offset, description, copy=False)
+    return description.tag, read_data(piece, _head_bytes(fixed[-1]), description)
 
 
 def to_device(payload: Payload, device: torch.device) -> Payload:

@@ -25,15 +25,21 @@ from torch import Tensor
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.transport.header import (
     FIRST_BYTES,
-    data_in,
+    bytes_of_all,
     decode_first,
     encode_first,
     goodbye,
+    head_of,
     is_goodbye,
     shapes_that_follow,
 )
 from lightning_gpp.runtime.transport.host_staging import HostStaging
-from lightning_gpp.runtime.transport.message import Description, TensorHead, has_data, to_device
+from lightning_gpp.runtime.transport.message import (
+    TensorHead,
+    has_data,
+    out_of_one_piece,
+    to_device,
+)
 from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError
 
 _FIRST_TAG, _DATA_TAG = 1, 2
@@ -200,41 +206,45 @@ class ProcessGroupTransport:
         return self._groups.upward if upward else self._groups.downward
 
     def _post(self, tensor: Tensor, target: int, group: dist.ProcessGroup, tag: int) -> None:
-        work = dist.isend(tensor, target, group=group, tag=tag)
-        assert work is not None
+        work = group.send([tensor], target, tag)  # all ranks are in it: their numbers are the same
         self._posted.append(_Posted(work, tensor))
 
     def _listen(self, peer: int) -> None:
         try:
+            first = bytearray(FIRST_BYTES)
+            buffer = torch.frombuffer(first, dtype=torch.uint8)
             while True:
-                first = torch.empty(FIRST_BYTES, dtype=torch.uint8)
-                self._receive_into(first, peer, self._groups.headers, _FIRST_TAG)
-                if is_goodbye(first):
+                self._receive_into(buffer, peer, self._groups.headers, _FIRST_TAG)
+                head = head_of(first)
+                if is_goodbye(head):
                     break
-                shapes = None
-                if count := shapes_that_follow(first):
-                    shapes = torch.empty(count, dtype=torch.int64)
-                    self._receive_into(shapes, peer, self._groups.headers, _DATA_TAG)
-                message = decode_first(first, shapes)
-                payload = data_in(first, message) or self._receive_payload(peer, message)
-                self._mailbox.put(peer, message.tag, to_device(payload, self._device))
+                if num_bytes := bytes_of_all(head):
+                    tag, payload = out_of_one_piece(first[:num_bytes])
+                else:
+                    tag, payload = self._receive_rest(peer, first, head)
+                self._mailbox.put(peer, tag, to_device(payload, self._device))
             self._mailbox.lose(peer, "it closed its transport")
         except RuntimeError as error:
             if not self._closing:
                 self._mailbox.lose(peer, str(error).strip().splitlines()[0])
 
-    def _receive_payload(self, peer: int, message: Description) -> Payload:
-        structure = None
+    def _receive_rest(
+        self, peer: int, first: bytearray, head: tuple[int, ...]
+    ) -> tuple[Tag, Payload]:
+        """A message of which the data follow its first part."""
+        shapes = None
+        if count := shapes_that_follow(head):
+            shapes = torch.empty(count, dtype=torch.int64)
+            self._receive_into(shapes, peer, self._groups.headers, _DATA_TAG)
+        message, structure = decode_first(first, head, shapes), None
         if message.structure_bytes >= 0:
             data = torch.empty(message.structure_bytes, dtype=torch.uint8)
             self._receive_into(data, peer, self._groups.headers, _DATA_TAG)
             structure = data.numpy().tobytes()
         group = self._payload_group(peer, receiving=True)
-        tensors: list[Tensor | None] = []
-        for head in message.tensors:
-            tensors.append(self._receive_tensor(head, peer, group))
-        flags = [head.requires_grad for head in message.tensors]
-        return Payload(tensors, flags, structure)
+        tensors = [self._receive_tensor(each, peer, group) for each in message.tensors]
+        flags = [each.requires_grad for each in message.tensors]
+        return message.tag, Payload(tensors, flags, structure)
 
     def _receive_tensor(
         self, head: TensorHead, peer: int, group: dist.ProcessGroup
@@ -254,6 +264,4 @@ class ProcessGroupTransport:
         return torch.empty(shape, dtype=dtype, device=self._device)
 
     def _receive_into(self, tensor: Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> None:
-        work = dist.irecv(tensor, peer, group=group, tag=tag)
-        assert work is not None
-        work.wait()
+        group.recv([tensor], peer, tag).wait()

@@ -276,4 +276,4 @@ def _read(block: SlotMemory, index: int, head_bytes: int) -> tuple[Tag, Payload]
     fixed = bytes_to_numbers(memory, 0, NUM_FIXED)
     shapes = bytes_to_numbers(memory, NUM_FIXED, fixed[-1])
     description = understand(fixed, shapes)
-    return description.tag, read_data(memory, head_bytes, description, copy=False)
+    return description.tag, read_data(memory, head_bytes, description)

@@ -165,8 +165,9 @@ class _Compiler:
             self.operations.add(FINAL, 0, seconds, number, index)
 
     def update(self, device: int, index: int, action: Action) -> None:
-        """The optimizer's step."""
-        self.work(TaskKind.OPTIMIZER, self.costs.step.optimizer_s.get(device), index)
+        """The optimizer's step, where enough mini-batches have been done for one."""
+        if (action.microbatch + 1) % self.costs.step.per_update == 0:
+            self.work(TaskKind.OPTIMIZER, self.costs.step.optimizer_s.get(device), index)
 
     def turn(self, device: int) -> None:
         """Between the two parts of the program; the others wait for the first gradients anyway."""

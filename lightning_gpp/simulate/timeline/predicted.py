@@ -212,7 +212,7 @@ class _DeviceWalk:
 
     def update(self, step: int, action: Action, own: _Own) -> Iterator[_NumberedSpan]:
         """The optimizer's step, which is no action of a recorded step."""
-        self.updates += 1
+        self.updates += (action.microbatch + 1) % self.simulation.costs.step.per_update == 0
         for index, task in own.values():
             self.now_s = task.end_s
             yield index, self._span(SpanKind.OPTIMIZER, task.start_s, task.end_s, None, task)

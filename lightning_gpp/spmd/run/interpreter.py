@@ -118,7 +118,7 @@ class Interpreter:
                 if self._last_use[key] == number:
                     there.pop(key, None)
         if self.pace is not None:
-            self.pace.end_half()
+            self.pace.end_half(is_backward=False)
         return run
 
     def _receive(

@@ -15,5 +15,5 @@ class ProgramPace(Protocol):
     def begin_sum(self, size_bytes: int) -> Callable[[], None]:
         """A bucket of gradients is full; what is returned is called where its sum is needed."""
 
-    def end_half(self) -> None:
+    def end_half(self, *, is_backward: bool) -> None:
         """The forward, or the backward, of the whole program is over."""

@@ -154,7 +154,7 @@ class ProgramRun:
                 torch.autograd.backward(part, gradient)
         self.sums.finish()
         if self.pace is not None:
-            self.pace.end_half()
+            self.pace.end_half(is_backward=True)
 
     def _step(
         self,

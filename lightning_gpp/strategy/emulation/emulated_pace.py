@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 
 from lightning_gpp.planner import Plan, PlanRequest
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
@@ -71,6 +72,16 @@ def _slowness(
             (forward_s, costs.stages[number].forward_s),
             (backward_s, costs.stages[number].backward_s),
         ]
+    return most_slowly(pairs)
+
+
+def most_slowly(pairs: Iterable[tuple[float, float]]) -> float:
+    """The most real seconds that anything takes per emulated one; what is short is left out.
+
+    Args:
+        pairs: real and emulated seconds.
+    """
+    pairs = list(pairs)
     longest_s = max((emulated_s for _, emulated_s in pairs), default=0.0)
     return max(
         (real_s / emulated_s for real_s, emulated_s in pairs if emulated_s > SHORT * longest_s),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,34 +17,15 @@ from lightning_gpp.runtime.collectives.thread_collectives import (
     ThreadCollectiveHub,
     ThreadCollectives,
 )
-from lightning_gpp.spmd.costs.prices import Machine, PriceList
+from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.program import SpmdProgram
-from lightning_gpp.spmd.run.emulated import EmulatedProgram, instruction_name, own_halves
+from lightning_gpp.spmd.run.emulated import EmulatedProgram
 from lightning_gpp.spmd.run.interpreter import Interpreter
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
 from lightning_gpp.spmd.run.shards import Shards
 
 META = torch.device("meta")
-
-
-@dataclass(slots=True)
-class CountedTime:
-    """A cursor that waits for nothing.
-
-    Attributes:
-        cursor_s: where the device is, in emulated seconds.
-    """
-
-    cursor_s: float = 0.0
-
-    def spend(self, what: str, duration_s: float) -> None:
-        """Time passes."""
-        self.cursor_s += duration_s
-
-    def wait_until(self, moment_s: float) -> None:
-        """Time passes up to a moment."""
-        self.cursor_s = max(self.cursor_s, moment_s)
 
 
 def emulate_program(
@@ -68,20 +48,17 @@ def emulate_program(
     Raises:
         BaseException: the first error of a device.
     """
-    prices = PriceList(graph, machine, program.shares)
     hub = ThreadCollectiveHub(machine.num_devices, timeout_s)
-    names = tuple(map(instruction_name, program.instructions))
 
     def step(rank: int) -> float:
-        group, cursor = ThreadCollectives(hub, rank), CountedTime()
+        group = ThreadCollectives(hub, rank)
         interpreter = Interpreter(graph, calls, program, group, META)
-        halves = own_halves(program, prices, rank)
-        interpreter.pace = EmulatedProgram(cursor, group, halves, machine.times, names)
+        interpreter.pace = pace = EmulatedProgram.of(interpreter, machine)
         inputs = _tensors(graph, ValueSource.INPUT) if rank == 0 else None
         run = interpreter.run(_stored(graph, program, rank), inputs)
         reached = [name for name, result in run.results.items() if result.requires_grad]
         run.backward(reached, {name: torch.empty_like(run.results[name]) for name in reached})
-        return cursor.cursor_s
+        return pace.cursor.cursor_s
 
     return max(_on_threads(machine.num_devices, step, hub))
 

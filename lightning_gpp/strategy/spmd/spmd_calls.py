@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.checks.rounding import is_autocast
 from lightning_gpp.capture.errors import raised_location
-from lightning_gpp.capture.tracing.reads import Read, check_reads, watched_reads
+from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, watched_reads
 from lightning_gpp.instance_attribute import taken_away
 from lightning_gpp.spmd.run.export import CallForm, ExportedForward, export_forward
 from lightning_gpp.spmd.run.node_reader import ExportError
@@ -57,6 +57,21 @@ class _Known:
     reads: tuple[Read, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """An export of a training call that a call in evaluation has led to.
+
+    Attributes:
+        key: of the training call.
+        known: its export, the first one.
+        package: what all ranks got of it.
+    """
+
+    key: Hashable
+    known: _Known
+    package: ProgramPackage
+
+
 class SpmdCalls(ForwardCalls):
     """Stands in for the divided forward on rank 0.
 
@@ -68,6 +83,7 @@ class SpmdCalls(ForwardCalls):
         super().__init__(run)
         self._divided_run = run
         self._exports: dict[Hashable, _Known] = {}
+        self._planned: _Planned | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What forward returns.
@@ -126,29 +142,38 @@ class SpmdCalls(ForwardCalls):
         """The export for a call; made, and given to all ranks, if there is none yet."""
         key = call_key(target, args, kwargs)
         if key not in self._exports:
-            run = self._divided_run
+            run, is_trained = self._divided_run, torch.is_grad_enabled()
             plain = pytree.tree_map(_out_of_inference, (args, dict(kwargs)))
-            with watched_reads(target) as reads:
-                exported = self._export(target, *plain)
-            program = None
             is_fit = run.module.trainer.state.fn == TrainerFn.FITTING
-            if run.divided is None and is_fit and not torch.is_grad_enabled():
-                program = self._planned_for_training(target, *plain)
-            number = 0 if run.divided is None else len(run.divided.interpreters)
-            if program is not None:
-                self._give(program, is_trained=False)
-                number = 1
-            self._give(exported, is_trained=torch.is_grad_enabled())
-            is_random = any(call.is_random for call in exported.calls)
-            self._exports[key] = _Known(
-                number, exported.form, exported.graph.outputs, is_random, tuple(reads)
-            )
+            if run.divided is None and is_fit and not is_trained:
+                self._plan_for_training(target, *plain)
+            planned = self._planned
+            if planned and planned.key == key and is_as_read(target, planned.known.reads):
+                run.check_is_divided(planned.package.graph, planned.package.program)
+                self._exports[key] = planned.known
+            else:
+                self._exports[key] = self._exported(target, *plain, is_trained=is_trained)[0]
         return self._exports[key]
 
-    def _give(self, exported: ExportedForward, *, is_trained: bool) -> None:
+    def _exported(
+        self, target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_trained: bool
+    ) -> tuple[_Known, ProgramPackage]:
+        """Exports a call, plans it, and gives it to all ranks."""
+        run = self._divided_run
+        with watched_reads(target) as reads:
+            exported = self._export(target, args, kwargs)
+        number = 0 if run.divided is None else len(run.divided.interpreters)
+        package = self._give(exported, is_trained=is_trained)
+        is_random = any(call.is_random for call in exported.calls)
+        outputs = exported.graph.outputs
+        return _Known(number, exported.form, outputs, is_random, tuple(reads)), package
+
+    def _give(self, exported: ExportedForward, *, is_trained: bool) -> ProgramPackage:
         """Plans an export and gives it to all ranks."""
         run = self._divided_run
-        program = run.plan(exported.graph, is_trained=is_trained)
+        program = run.plan(exported.graph)
+        if is_trained:
+            run.check_is_divided(exported.graph, program)
         package = ProgramPackage(exported.graph, exported.calls, exported.constants, program)
         with (
             waiting_for("Giving every rank its parts", run.module),
@@ -157,11 +182,12 @@ class SpmdCalls(ForwardCalls):
             run.lead(Build(Autocast.current(run.device)))
             run.build(package)
         run.leader_state.look_again()
+        return package
 
-    def _planned_for_training(
+    def _plan_for_training(
         self, target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> ExportedForward:
-        """The export of the same call in training: how parameters are stored is for that.
+    ) -> None:
+        """Exports the same call in training: how parameters are stored is for that.
 
         Lightning's sanity check validates before the first training step.
         """
@@ -171,10 +197,12 @@ class SpmdCalls(ForwardCalls):
             for part in modes:
                 part.training = self._divided_run.train_modes[names[part]]
             with torch.enable_grad():
-                return self._export(target, args, kwargs)
+                key = call_key(target, args, kwargs)
+                exported = self._exported(target, args, kwargs, is_trained=False)
         finally:
             for part, mode in modes.items():
                 part.training = mode
+        self._planned = _Planned(key, *exported)
 
     def _export(
         self, target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

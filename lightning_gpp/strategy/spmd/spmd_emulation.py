@@ -11,23 +11,15 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.runtime.emulation.clock import EmulatedClock
 from lightning_gpp.runtime.emulation.cursor import EmulatedCursor
-from lightning_gpp.runtime.emulation.time_scale import SHORT
 from lightning_gpp.spmd.costs.judge import evaluate_program
-from lightning_gpp.spmd.costs.prices import Machine, PriceList
-from lightning_gpp.spmd.run.emulated import (
-    EmulatedProgram,
-    MeasuredSlowness,
-    OwnHalf,
-    instruction_name,
-    own_halves,
-)
+from lightning_gpp.spmd.costs.prices import Machine
+from lightning_gpp.spmd.run.emulated import CountedTime, Cursor, EmulatedProgram
 from lightning_gpp.spmd.run.interpreter import Interpreter
-from lightning_gpp.strategy.emulation.emulated_pace import MARGIN
+from lightning_gpp.strategy.emulation.emulated_pace import MARGIN, most_slowly
 from lightning_gpp.strategy.emulation.emulated_steps import EmulatedSteps
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport, emulation_report
 from lightning_gpp.strategy.ranks.control import Control
@@ -55,7 +47,8 @@ class SpmdEmulation:
     _machine: Machine = field(init=False)
     _first: Interpreter | None = None
     _paces: dict[int, tuple[Interpreter, EmulatedProgram]] = field(default_factory=dict)
-    _slowness: MeasuredSlowness | None = None
+    _free: list[tuple[float, float]] = field(default_factory=list)
+    """Real and emulated seconds of every half that ran as fast as it could."""
     _is_warm: bool = False
 
     def __post_init__(self) -> None:
@@ -69,66 +62,44 @@ class SpmdEmulation:
             with self.control.together():
                 self._begin(self.options.time_scale)
         if self.timed is None or (is_second and not self.timed.steps):
-            with self._measured(interpreter):
+            cursor, since = CountedTime(), time.perf_counter()
+            with self._paced(interpreter, cursor):
                 yield
+            self._free.append((time.perf_counter() - since, cursor.cursor_s))
             if is_second and self.timed is None:
                 self._end_free_step()
             return
-        pace = self._pace_of(interpreter, self.timed.cursor)
         with (
             self.timed.part(int(interpreter is self._first), is_second=is_second),
-            _at(interpreter, pace),
+            self._paced(interpreter, self.timed.cursor),
         ):
             yield
 
-    def _pace_of(self, interpreter: Interpreter, cursor: EmulatedCursor) -> EmulatedProgram:
-        """One for all calls of an export: a backward goes at the pace of its forward."""
+    @contextlib.contextmanager
+    def _paced(self, interpreter: Interpreter, cursor: Cursor) -> Iterator[None]:
+        """The body is told of on a cursor; a backward goes at the pace of its forward."""
         key = id(interpreter)
         if key not in self._paces:
-            names = tuple(map(instruction_name, interpreter.program.instructions))
-            pace = EmulatedProgram(
-                cursor,
-                interpreter.collectives,
-                self._halves_of(interpreter),
-                self._machine.times,
-                names,
-            )
-            self._paces[key] = interpreter, pace
-        return self._paces[key][1]
-
-    def _halves_of(self, interpreter: Interpreter) -> dict[bool, tuple[OwnHalf, ...]]:
-        prices = PriceList(interpreter.graph, self._machine, interpreter.program.shares)
-        return own_halves(interpreter.program, prices, self.rank)
-
-    @contextlib.contextmanager
-    def _measured(self, interpreter: Interpreter) -> Iterator[None]:
-        """The body runs as fast as it can, and what it takes is noted."""
-        if self._slowness is None:
-            self._slowness = MeasuredSlowness(self._halves_of(interpreter))
-        self._slowness.begin_half()
-        with _at(interpreter, self._slowness):
+            self._paces[key] = interpreter, EmulatedProgram.of(interpreter, self._machine)
+        pace = self._paces[key][1]
+        pace.begin_half(cursor)
+        interpreter.pace = pace
+        try:
             yield
+        finally:
+            interpreter.pace = None
 
     def _end_free_step(self) -> None:
         """All ranks: the first step is forgotten, the second one gives the scale."""
-        assert self._slowness is not None
         if self._is_warm:
             with self.control.together():
                 self._begin(self._agreed_scale())
-        else:
-            self._is_warm = True
-            self._slowness.pairs.clear()
+        self._is_warm = True
+        self._free.clear()
 
     def _agreed_scale(self) -> float:
-        """All ranks: the most that a stretch takes really per emulated second, and some more."""
-        assert self._slowness is not None
-        pairs = self._slowness.pairs
-        longest_s = max((emulated_s for _, emulated_s in pairs), default=0.0)
-        own = max(
-            (real_s / emulated_s for real_s, emulated_s in pairs if emulated_s > SHORT * longest_s),
-            default=1.0,
-        )
-        every = self.control.gather(own, "gathering how fast ranks really are")
+        """All ranks: the most that a half takes really per emulated second, and some more."""
+        every = self.control.gather(most_slowly(self._free), "gathering how fast ranks really are")
         found: float = self.control.share(
             MARGIN * max(every) if every else None, "waiting for the scale of emulated time"
         )
@@ -163,12 +134,3 @@ class SpmdEmulation:
             time_scale=self.timed.cursor.clock.time_scale,
             kinds=self.cluster.kinds,
         )
-
-
-@contextlib.contextmanager
-def _at(interpreter: Interpreter, pace: Any) -> Iterator[None]:
-    interpreter.pace = pace
-    try:
-        yield
-    finally:
-        interpreter.pace = None

@@ -155,16 +155,8 @@ class SpmdRun(PipelinedRun):
 
     # Building --------------------------------------------------------------------------------
 
-    def plan(self, graph: SpmdGraph, *, is_trained: bool) -> SpmdProgram:
-        """Rank 0: a program for an export; parameters stay stored as they are.
-
-        Args:
-            graph: of the export.
-            is_trained: whether it is of a training step's batch.
-
-        Raises:
-            ValueError: nothing of the model can be divided over so many devices.
-        """
+    def plan(self, graph: SpmdGraph) -> SpmdProgram:
+        """Rank 0: a program for an export; parameters stay stored as they are."""
         parts = None
         if self.divided is not None:
             prefix = self.divided.prefix
@@ -179,8 +171,16 @@ class SpmdRun(PipelinedRun):
             raise RuntimeError(
                 f"the planner dealt {program.shares[0]} where parameters are dealt {self.shares}"
             )
-        if self._has_trained or not is_trained:
-            return program
+        return program
+
+    def check_is_divided(self, graph: SpmdGraph, program: SpmdProgram) -> None:
+        """Rank 0: whether the first training step's batch is divided.
+
+        Raises:
+            ValueError: nothing of the model can be divided over so many devices.
+        """
+        if self._has_trained:
+            return
         self._has_trained = True
         theory = Theory(graph, len(self.shares))
         rules = (rule for operator in graph.operators for rule in theory.rules(operator))
@@ -196,7 +196,6 @@ class SpmdRun(PipelinedRun):
                 "the program divides nothing: what would move between the devices takes longer "
                 "than what they would save; a larger batch, or one device, is better"
             )
-        return program
 
     def build(self, example: Any) -> None:
         """All ranks: takes an export over from rank 0, which gives its :class:`ProgramPackage`."""

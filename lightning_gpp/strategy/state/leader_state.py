@@ -96,10 +96,17 @@ class LeaderState:
     Args:
         module: the LightningModule.
         optimizers: its optimizers.
+        has_followers: whether there are other ranks; nothing is watched for a rank that has all.
     """
 
-    def __init__(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
-        self._module = module
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        optimizers: Sequence[Optimizer],
+        *,
+        has_followers: bool = True,
+    ) -> None:
+        self._module, self._has_followers = module, has_followers
         self._optimizers = optimizers
         self._changes: State = {}
         self._before: _Snapshot | None = None
@@ -128,6 +135,9 @@ class LeaderState:
         Args:
             what: the user code that runs in it, for errors.
         """
+        if not self._has_followers:  # one rank holds all and tells nobody
+            yield
+            return
         self._what, self._before = what, self._snapshot()
         try:
             with self._attributes.on():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import LBFGS
@@ -36,13 +37,9 @@ def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
             "steps the optimizer of a batch while others are in flight, which manual optimization "
             "decides by itself: use automatic optimization"
         )
-    is_ahead = settings.policy.backward is BackwardWeights.PREDICTED
-    if trainer.accumulate_grad_batches != 1 and is_ahead:
-        yield (
-            f"with weights={settings.weights!r} updates after every batch, but "
-            f"accumulate_grad_batches is {trainer.accumulate_grad_batches}: use "
-            "weights='pipeoptim', or larger batches"
-        )
+    per_update = trainer.accumulate_grad_batches
+    if why := settings.policy.why_not(per_update, most_ahead=0):
+        yield f"with {why}"
     if any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
         yield "cannot evaluate a loss several times per step, as LBFGS does: use another optimizer"
     if isinstance(trainer.precision_plugin, MixedPrecision):
@@ -53,7 +50,7 @@ def _reasons(trainer: pl.Trainer, settings: Settings) -> Iterator[str]:
             )
         elif settings.policy.backward is not BackwardWeights.OF_FORWARD:
             yield (
-                f"with weights={settings.weights!r} has backwards that meet other weights than "
+                f"with weights={settings.policy.name!r} has backwards that meet other weights than "
                 "their forward, of which mixed precision keeps casts: use weights='stash', or "
                 "precision='bf16-true'"
             )
@@ -82,6 +79,15 @@ def refuse_async_plan(stages: Iterable[Stage]) -> None:
             )
 
 
+def fewest_per_update(trainer: pl.Trainer) -> int:
+    """The fewest batches that an update of a run takes; callbacks may change it between epochs."""
+    counts = set()
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            counts |= set(callback.scheduling.values())
+    return min(counts or {trainer.accumulate_grad_batches})
+
+
 def refuse_short_updates(trainer: pl.Trainer, settings: Settings, stages: StageGraph) -> None:
     """Raises ValueError where 2BW would need more than two versions of the weights.
 
@@ -90,10 +96,5 @@ def refuse_short_updates(trainer: pl.Trainer, settings: Settings, stages: StageG
         settings: what the user asked for.
         stages: the deepest of them says how many batches the pipeline is ahead.
     """
-    count, expected = trainer.accumulate_grad_batches, most_ahead(stages)
-    if settings.policy.is_one_behind and count < expected:
-        raise ValueError(
-            f"weights={settings.weights!r} delays every update by one, so an update has to be of "
-            f"as many batches as the pipeline is ahead: got accumulate_grad_batches={count}, "
-            f"expected at least {expected}"
-        )
+    if why := settings.policy.why_not(trainer.accumulate_grad_batches, most_ahead(stages)):
+        raise ValueError(why)

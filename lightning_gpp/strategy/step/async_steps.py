@@ -24,7 +24,6 @@ from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, Window, Windows, most_ahead
 from lightning_gpp.strategy.cutting.microbatches import batch_size
-from lightning_gpp.strategy.logging.logs import replay
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import AsyncMinibatch, StepEnd
 from lightning_gpp.strategy.step.async_refusals import refuse_for_async, refuse_short_updates
@@ -110,12 +109,7 @@ class AsyncSteps:
             run.lead(message)
             stash = self._perform(message, self._open)
         del self._open.steps[self._number - 1]
-        result, calls = own.result(), own.log_calls(batch)
-        replay(run.module, calls)
-        value = result["loss"] if isinstance(result, Mapping) else result
-        run.lead_end(calls, value)
-        loss = stash.loss(value)
-        return {**result, "loss": loss} if isinstance(result, Mapping) else loss
+        return self._boundaries.returned(own, batch, stash)
 
     def _take_up(self, batches: LeadingBatches) -> bool:
         """A new iteration of the data begins with an empty pipeline; whether one does."""

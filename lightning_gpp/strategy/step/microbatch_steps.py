@@ -17,7 +17,7 @@ from lightning_gpp.strategy.cutting.microbatches import (
     cut_batch,
     refuse_full_graph,
 )
-from lightning_gpp.strategy.logging.logs import LedLog, recording, replay
+from lightning_gpp.strategy.logging.logs import LedLog, recording
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Minibatch, StepEnd
@@ -89,12 +89,7 @@ class MicrobatchSteps:
             stash = run.train(minibatch, boundary)
             if boundary.seen is not None:
                 self._check_loss(step, batch, boundary, units)
-        result, calls = boundary.result(), boundary.log_calls(batch)
-        replay(run.module, calls)
-        value = result["loss"] if isinstance(result, Mapping) else result
-        run.lead_end(calls, value)
-        loss = stash.loss(value)
-        return {**result, "loss": loss} if isinstance(result, Mapping) else loss
+        return self._boundaries.returned(boundary, batch, stash)
 
     def follow(self, name: str) -> Tensor:
         """Other ranks: the loss."""

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.cutting.microbatches import copy_tensors, cut_batch
+from lightning_gpp.strategy.logging.logs import replay
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
@@ -83,6 +85,21 @@ class StepBoundaries:
         run.lead(Build(autocast))
         with autocast.while_building(run.device):
             run.build(Example(call.args, call.kwargs, num_samples, len(units)))
+
+    def returned(self, boundary: MicrobatchBoundary, batch: Any, stash: GradientStash) -> Any:
+        """What a step returns that is over, as is its backward; the others know it, too.
+
+        Args:
+            boundary: of the step.
+            batch: its batch.
+            stash: the gradients, which the backward of the returned loss hands out.
+        """
+        result, calls = boundary.result(), boundary.log_calls(batch)
+        replay(self._run.module, calls)
+        value = result["loss"] if isinstance(result, Mapping) else result
+        self._run.lead_end(calls, value)
+        loss = stash.loss(value)
+        return {**result, "loss": loss} if isinstance(result, Mapping) else loss
 
     def close(self) -> None:
         """Ends the threads of the steps."""

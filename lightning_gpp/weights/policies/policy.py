@@ -56,8 +56,8 @@ class Policy:
             finds (2BW).
         least_versions: copies of the weights of a stage that are alive at most, the newest
             included: at least so many.
-        most_versions: as many as it has mini-batches in flight, but at most these; None does not
-            limit them. Where these keep predictions, one more than there are mini-batches.
+        most_versions: as many as its mini-batches in flight meet, but at most these; None does not
+            limit them.
     """
 
     name: str
@@ -74,12 +74,31 @@ class Policy:
         """Whether any pass runs with predicted weights."""
         return {self.forward, self.backward_ahead} != {nothing_ahead}
 
-    @property
-    def held_versions(self) -> tuple[int, int | None, int]:
-        """Copies of the weights that a stage holds: at least, at most, and beside those in flight.
+    def held_versions(self, per_update: int) -> tuple[int, int | None, bool, int]:
+        """Copies of the weights that a stage holds, as ``HeldVersions`` of the planners has them.
 
-        Where every mini-batch in flight keeps the predicted weights of its forward, none of them
-        are the newest.
+        Args:
+            per_update: mini-batches of an update.
         """
         keeps_predictions = self.predicts and self.backward is BackwardWeights.OF_FORWARD
-        return self.least_versions, self.most_versions, int(keeps_predictions)
+        return self.least_versions, self.most_versions, keeps_predictions, per_update
+
+    def why_not(self, per_update: int, most_ahead: int) -> str | None:
+        """Why it cannot accumulate the gradients of so many mini-batches; None where it can.
+
+        Args:
+            per_update: mini-batches of an update.
+            most_ahead: mini-batches that a stage is ahead of its backward at most.
+        """
+        if self.backward is BackwardWeights.PREDICTED and per_update > 1:
+            return (
+                f"weights={self.name!r} updates after every batch, but accumulate_grad_batches is "
+                f"{per_update}: use weights='pipeoptim', or larger batches"
+            )
+        if self.is_one_behind and per_update < most_ahead:
+            return (
+                f"weights={self.name!r} delays every update by one, so an update has to be of as "
+                "many batches as the pipeline is ahead: got accumulate_grad_batches="
+                f"{per_update}, expected at least {most_ahead}"
+            )
+        return None

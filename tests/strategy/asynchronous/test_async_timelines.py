@@ -63,6 +63,7 @@ class Recorded:
         windows: rows of the actions of this rank, by hand from the schedule.
         differences: stage -> updates between forward and backward, by the schedule.
         logged: rows of the logger (rank 0).
+        per_update: batches of an update that the plan expects (rank 0).
         is_on: whether the recorder still is, after the fit.
     """
 
@@ -71,6 +72,7 @@ class Recorded:
     windows: list[list[str]] = field(default_factory=list)
     differences: dict[int, int] = field(default_factory=dict)
     logged: list[dict[str, float]] = field(default_factory=list)
+    per_update: int | None = None
     is_on: bool = True
 
 
@@ -98,6 +100,8 @@ class Expect(lp.Callback):
         ahead = windows.most_ahead
         found.differences = version_differences(windows.window(ahead, ahead))
         found.is_on = run.recorder.is_on
+        if (planned := run.built.planned) is not None:
+            found.per_update = planned.request.held_versions.per_update
 
 
 def fit(
@@ -169,6 +173,7 @@ def test_an_update_of_several_mini_batches_is_counted_once(
     )
     (timeline,) = ranks[0].timelines.values()
     assert {span.updates for span in timeline.spans if span.updates is not None} >= {4, 5}
+    assert ranks[0].per_update == 2
     for predicted in ranks[0].reports[4].comparison.predicted.values():
         assert {s.action: s.updates for s in predicted.spans if s.updates is not None} == {
             s.action: s.updates for s in timeline.spans if s.updates is not None

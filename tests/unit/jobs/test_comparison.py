@@ -35,9 +35,27 @@ def test_every_question_of_a_sweep_has_its_own_best():
 
 
 def test_columns_are_explained_with_the_source_of_the_costs():
-    text = describe_comparison_columns("estimated, not measured", {"gpipe"}, max_width=70)
+    table = describe_comparison([row("a", 2e-3)], max_width=140)
+    text = describe_comparison_columns(table, "estimated, not measured", {"gpipe"}, max_width=70)
+    assert "In flight: most" in text and "spmd" not in text
     assert "(costs: estimated, not measured; schedule: gpipe)" in " ".join(text.split())
     assert max(map(len, text.split("\n"))) <= 70
+
+
+def test_time_memory_and_messages_stand_in_a_narrow_terminal():
+    """And what does not is not explained."""
+    sizes = {"num_stages": 4, "depth": 2, "in_flight": 8, "in_flight_samples": 64.0}
+    costs = {"peak_memory_bytes": 10**9, "message_bytes": 2.5e6, "search_s": 0.5}
+    pace = {"bottleneck_stage": 1, "bottleneck_bound": "compute"}
+    rows = [
+        ComparedPlan("graphpipe_exclusive", "gpipe", 2e-3, 32e3, **sizes, **costs, **pace),
+        ComparedPlan("sharded_data_parallel", "spmd", 3e-3, 21e3, **costs),
+    ]
+    table = describe_comparison(rows, max_width=80)
+    assert "1.0 GB" in table and "2.5 MB" in table and "in flight" not in table
+    assert max(map(len, table.split("\n"))) <= 80
+    text = " ".join(describe_comparison_columns(table, "estimated", {"gpipe", "spmd"}).split())
+    assert "Memory: of the fullest" in text and "ZeRO" in text and "In flight" not in text
 
 
 def test_schedules_are_a_column_where_they_differ():

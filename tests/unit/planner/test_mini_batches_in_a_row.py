@@ -16,12 +16,13 @@ from lightning_gpp.planner import plan_request as question
 from lightning_gpp.planner.base import IN_A_ROW, ONE_VERSION, HeldVersions
 from lightning_gpp.planner.does_not_fit import DoesNotFitError
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
-from lightning_gpp.simulate import predicted_timeline, simulate_plan
+from lightning_gpp.simulate import StepCosts, predicted_timeline, program_costs, simulate_plan
+from lightning_gpp.simulate.timeline.span import SpanKind
 from lightning_gpp.simulate.usage import usage
 
 ASYNC = ONE_F_ONE_B_ASYNC.name
 STASH, PREDICTED = HeldVersions(1, None), HeldVersions(1, 2)
-KEPT = HeldVersions(1, None, beside=1)
+KEPT = HeldVersions(1, None, keeps_predictions=True)
 GRAPH = literal_graph({"a": "x", "b": "a", "c": "b", "d": "c"})
 AT_ONCE = Link(1e15, 0.0)
 COSTS = Costs((replace(profile_of(GRAPH), device="any"),))
@@ -44,9 +45,12 @@ def test_the_pace_is_that_of_the_busiest_stage() -> None:
     found = evaluate_plan(PLAN, asked())
     assert found.minibatch_s == pytest.approx(3e-3 * (IN_A_ROW + 3) / IN_A_ROW, rel=1e-6)
     assert simulate_plan(PLAN, asked()).minibatch_s == pytest.approx(found.minibatch_s)
-    flushed = asked(schedule="1f1b")
-    drained = evaluate_plan(PLAN, replace(flushed, num_microbatches=1))
-    assert drained.minibatch_s == pytest.approx(4 * 3e-3, rel=1e-6)
+    for count in (1, 2, 4):  # micro-batches of a pipeline that drains: (m + D - 1) / m as long
+        drained = replace(asked(schedule="1f1b"), num_microbatches=count)
+        plan = replace(PLAN, num_microbatches=count)
+        expected = pytest.approx((count + 4 - 1) / count * 3e-3, rel=1e-6)
+        assert evaluate_plan(plan, drained).minibatch_s == expected
+        assert simulate_plan(plan, drained).minibatch_s == expected
 
 
 @pytest.mark.parametrize(
@@ -56,7 +60,11 @@ def test_the_pace_is_that_of_the_busiest_stage() -> None:
         (PREDICTED, [2, 2, 2, 1]),
         (STASH, [4, 3, 2, 1]),
         (HeldVersions(2, 2), [2, 2, 2, 2]),
-        (KEPT, [5, 4, 3, 1]),
+        (KEPT, [6, 5, 4, 1]),
+        (STASH._replace(per_update=2), [3, 2, 2, 1]),
+        (STASH._replace(per_update=8), [2, 2, 2, 1]),
+        (PREDICTED._replace(per_update=8), [2, 2, 2, 1]),
+        (KEPT._replace(per_update=2), [6, 5, 3, 1]),
     ],
 )
 def test_versions_take_memory(held: HeldVersions, versions: list[int]) -> None:
@@ -73,8 +81,15 @@ def test_versions_take_memory(held: HeldVersions, versions: list[int]) -> None:
     ]
 
 
-@given(st.data(), st.sampled_from([ONE_VERSION, PREDICTED, STASH, KEPT, HeldVersions(2, 2)]))
-def test_a_planned_pipeline_fits_with_its_versions(data: st.DataObject, held: HeldVersions) -> None:
+@given(
+    st.data(),
+    st.sampled_from([ONE_VERSION, PREDICTED, STASH, KEPT, HeldVersions(2, 2)]),
+    st.integers(1, 4),
+)
+def test_a_planned_pipeline_fits_with_its_versions(
+    data: st.DataObject, held: HeldVersions, per_update: int
+) -> None:
+    held = held._replace(per_update=per_update)
     graph = data.draw(model_graphs(min_operators=3))
     limit = data.draw(st.integers(1, 40)) * PARAMETER_BYTES
     devices = tuple(Device(str(i), kind="any", memory_bytes=limit) for i in range(3))
@@ -87,6 +102,19 @@ def test_a_planned_pipeline_fits_with_its_versions(data: st.DataObject, held: He
         return
     assert answered.request.num_minibatches == IN_A_ROW
     assert evaluate_plan(answered.plan, answered.request).is_feasible
+
+
+def test_updates_of_several_mini_batches() -> None:
+    """The optimizer takes its time once for all of them, and weights are as old as updates say."""
+    step = StepCosts(optimizer_s=dict.fromkeys(range(4), 8e-3), per_update=4)
+    simulation = simulate_plan(PLAN, asked(), program_costs(PLAN, asked(), step=step))
+    spans = predicted_timeline(simulation).spans
+    steps = [span for span in spans if span.kind is SpanKind.OPTIMIZER]
+    assert len(steps) == 4 * IN_A_ROW / 4
+    assert simulation.minibatch_s > (3e-3 * 4 + 8e-3) / 4
+    met = {span.name: span.updates for span in spans if span.updates is not None}
+    assert [met[f"0F{i}"] for i in range(8, 16)] == [1, 1, 1, 2, 2, 2, 2, 3]
+    assert all(met[f"{stage}B{i}"] == i // 4 for stage in range(4) for i in range(16))
 
 
 def test_what_makes_no_sense_is_said() -> None:

@@ -15,7 +15,7 @@ from lightning_gpp.spmd.costs.collective_times import collective_times
 from lightning_gpp.spmd.costs.judge import evaluate_program
 from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.costs.speeds import device_speeds, measured_speeds
-from lightning_gpp.spmd.explain import explain_plan
+from lightning_gpp.spmd.explain import computation_table, explain_plan
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
 from lightning_gpp.spmd.plan import BASELINES, other_units, plan_baseline, plan_hap
 from lightning_gpp.spmd.program import Conversion, Option
@@ -142,9 +142,31 @@ def test_short_memory_divides_what_is_cheaper_whole() -> None:
 
 def test_a_plan_is_explained() -> None:
     graph, machine_ = layers(64, 16), machine(1e9, 3e9)
-    text = explain_plan(plan_hap(graph, machine_), graph, machine_)
-    for part in ("A step takes", "Devices", "whole on every device", "Next best", "because"):
-        assert part in text, text
+    plan = plan_hap(graph, machine_)
+    text = explain_plan(plan, graph, machine_, kinds=["old", "new"], max_width=80)
+    shares = plan.program.shares[0]
+    for part in (
+        *("A step takes", f"0  old   {100 * shares[0]:.2f} %", f"1  new   {100 * shares[1]:.2f} %"),
+        *("whole on every device", "What the devices compute", "backward all-reduce in buckets"),
+        "Next best programs",
+    ):
+        assert " ".join(part.split()) in " ".join(text.split()), text
+    assert max(map(len, text.split("\n"))) <= 80
+
+
+def test_operators_without_a_rule_are_shown() -> None:
+    """What all devices do whole since nothing else is known stands apart, with its time."""
+    graph, machine_ = layers(64, 16), machine(1e9, 3e9)
+    plan = plan_hap(graph, machine_)
+    assert "no rule divides it" not in computation_table(plan.program, graph, machine_)
+    strange = tuple(
+        dataclasses.replace(op, kind="nobody_knows") if op is graph.operators[-1] else op
+        for op in graph.operators
+    )
+    unknown = dataclasses.replace(graph, operators=strange)
+    whole = plan_baseline(unknown, machine_, "DP-EV").program
+    table = computation_table(whole, unknown, machine_)
+    assert "whole on every device: no rule divides it" in table and "1 nobody_knows" in table
 
 
 def test_speeds_that_are_none_are_refused() -> None:

@@ -29,6 +29,7 @@ from torch.optim import (
 )
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
+from lightning_gpp.planner.base import HeldVersions
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.transport.thread_transport import ThreadHub
@@ -40,6 +41,7 @@ from lightning_gpp.schedule import (
     most_ahead,
     version_differences,
 )
+from lightning_gpp.schedule.in_flight import in_flight_units
 from lightning_gpp.strategy.step.weight_versions import VersionedStage, WeightVersions
 from lightning_gpp.weights.last_steps import LastSteps
 from lightning_gpp.weights.policies import POLICIES
@@ -145,9 +147,18 @@ def train(
         versions = WeightVersions(per_update=per_update)
         weights = StageWeights(POLICIES[policy], {f"w{stage}": own}, [LastSteps(optimizer)])
         code = toy.code(stage)
-        function = VersionedStage(
+        versioned = VersionedStage(
             code.function, weights, versions, ahead[stage], windows.most_ahead
         )
+
+        def count_versions() -> None:
+            most[stage] = max(most[stage], weights.num_versions)
+
+        def function(values: Any, call: Any) -> Any:
+            found = versioned(values, call)
+            count_versions()
+            return found
+
         executor = Executor(
             transport=hub.transport(stage),
             rank_of_device=range(count),
@@ -171,7 +182,7 @@ def train(
             if (number + 1) % per_update == 0 or number + 1 == NUM_BATCHES:
                 optimizer.step()
                 optimizer.zero_grad()
-        most[stage] = weights.most_versions
+            count_versions()
 
     def guarded(stage: int) -> None:
         try:
@@ -238,12 +249,41 @@ def test_branches(policy: str, shape: str) -> None:
 def test_updates_of_several_batches(
     policy: str, shape: str, optimizer: str, per_update: int
 ) -> None:
-    """The last update takes the batches that are left."""
+    """The last update takes the batches that are left; versions are as many as are predicted."""
     most = assert_by_definition(shape, policy, optimizer, per_update)
-    if policy == "pipeoptim":
-        assert max(most.values()) == 2
+    assert_held(most, shape, policy, optimizer, per_update)
     if policy == "stash":  # not one per batch in flight, but one per update in flight
         assert most[0] == {2: 3, 4: 2}[per_update]
+
+
+@pytest.mark.parametrize("per_update", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("policy", "optimizer"),
+    [
+        *((name, "adam") for name in ("pipeoptim", "pipeoptim-release", "stash", "none")),
+        *(("pipeoptim-at-predicted", name) for name in ("momentum", "adam")),
+    ],
+)
+def test_versions_are_as_many_as_planners_expect(
+    policy: str, optimizer: str, per_update: int
+) -> None:
+    most = assert_by_definition("chain", policy, optimizer, per_update)
+    assert_held(most, "chain", policy, optimizer, per_update)
+
+
+def assert_held(
+    most: dict[int, int], shape: str, policy: str, optimizer: str, per_update: int
+) -> None:
+    """A first stage, whose input takes no gradient, does not need its weights for the backward.
+
+    Where predictions are kept, so is what was before the last update, but with momentum.
+    """
+    versions = HeldVersions(*POLICIES[policy].held_versions(per_update))
+    is_less = versions.keeps_predictions and optimizer == "momentum"
+    depths = in_flight_units(GRAPHS[shape], [1] * GRAPHS[shape].num_stages)
+    for stage, depth in depths.items():
+        if stage or not versions.keeps_predictions:
+            assert most[stage] == versions.of(depth) - (is_less and depth > 1)
 
 
 def test_versions_that_are_alive() -> None:

@@ -89,6 +89,22 @@ def test_what_is_forgotten_follows_from_some_states(
     torch.testing.assert_close(found[own], known, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("make", [lambda p: SGD(p, 0.1, momentum=0.9), lambda p: Adam(p, 0.01)])
+def test_a_prediction_is_made_once_per_update(make: Callable[[list[Tensor]], Optimizer]) -> None:
+    """However many forwards run with it; of another distance, or after an update, it is another."""
+    own = nn.Parameter(torch.ones(3))
+    optimizer = make([own])
+    last_steps = LastSteps(optimizer)
+    last_steps.predicted([own], 1)
+    for _ in range(2):
+        own.grad = torch.ones(3)
+        optimizer.step()
+        first = last_steps.predicted([own], 1)[own]
+        version = first._version
+        assert last_steps.predicted([own], 1)[own]._version == version
+        assert last_steps.predicted([own], 2)[own]._version > version
+
+
 def test_a_rate_of_nothing_moves_nothing() -> None:
     own = nn.Parameter(torch.ones(3))
     optimizer = Adam([own], 0.1)

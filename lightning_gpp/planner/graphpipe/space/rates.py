@@ -7,13 +7,14 @@ link.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from operator import sub
 from typing import NamedTuple
 
-from lightning_gpp.planner.base import PlanRequest
+from lightning_gpp.planner.base import IN_A_ROW, PlanRequest
 from lightning_gpp.planner.graphpipe.space.contents import Content, Contents
 from lightning_gpp.planner.graphpipe.space.crew import Crew, Interval
 from lightning_gpp.planner.graphpipe.space.load import Load
@@ -179,16 +180,16 @@ class CrewRates:
             each: bytes that a micro-batch in flight keeps.
             copy: bytes of the parameters.
         """
-        least, most, beside = self._held_versions
-        if most is None:
-            one = min(1, _count(free, each))
-            return max(one, _count(free + (1 - beside) * copy, each + copy))
-        for copies in range(most, least, -1):
-            found = _count(free - (copies - 1) * copy, each)
-            if found >= copies:
-                return found if copies == most else copies
-        found = _count(free - (least - 1) * copy, each)
-        return found if least == most else min(found, least)
+        held = self._held_versions
+
+        def is_too_many(in_flight: int) -> bool:
+            return _count(free - (held.of(in_flight) - 1) * copy, each) < in_flight
+
+        most = _count(free - (held.least - 1) * copy, each)
+        if held.least == held.most:
+            return most
+        possible = range(1, 1 + int(min(most, IN_A_ROW)))
+        return bisect_left(possible, True, key=is_too_many)
 
     def _message_s(self, content: Content) -> float:
         sent = content.sent[0] * self._share + content.sent[1]

@@ -16,6 +16,7 @@ from lightning_gpp.planner import (
 )
 from lightning_gpp.planner.step_time.device_time import device_times
 from lightning_gpp.reports import describe_plan
+from lightning_gpp.reports.plan.bounds import describe_bounds
 from lightning_gpp.reports.plan.describe import describe_source
 from lightning_gpp.reports.plan.describe_shares import shares_text
 from lightning_gpp.reports.plan.explain import (
@@ -278,6 +279,18 @@ class TestAlternatives:
         assert (
             why_it_lost(others["chain"], found[-2]) == "it is faster: the planner did not find it"
         )
+
+    def test_a_step_shorter_than_its_pace(self):
+        """A device's messages lie beside the work of its other stages."""
+        steady_s = FOUND.minibatch_size * FOUND.seconds_per_sample
+        text = describe_bounds(replace(FOUND, step_s=0.9 * steady_s))
+        assert f"less than {seconds_text(steady_s)} at that pace" in text
+        assert "to fill and to empty" not in text
+
+    def test_hardly_faster_with_more_stages(self):
+        slower = replace(FOUND, step_s=FOUND.step_s * 1.004, stages=FOUND.stages[1:])
+        text = why_it_lost(slower, Alternative("more", FOUND))
+        assert text == "faster by 0.4 %, but more stages"
 
     def test_as_long_as_the_best_but_for_rounding(self):
         same = Alternative("same", replace(FOUND, step_s=FOUND.step_s * (1 - 1e-12)))

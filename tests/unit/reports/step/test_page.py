@@ -155,7 +155,7 @@ def at(kind: str, x: float, y: float, **more: Any) -> dict[str, Any]:
     return {"type": kind, "clientX": x, "clientY": y, "pointerId": 1, **more}
 
 
-LEFT, WIDTH = 190, 1400 - 190 - 150
+LEFT, WIDTH = 190, 1400 - 190 - 180
 """Where the plot is on the page."""
 
 

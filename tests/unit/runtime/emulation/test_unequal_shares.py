@@ -61,7 +61,9 @@ def test_the_emulated_step_agrees_with_the_simulated_one(schedule: str) -> None:
     program = plan_graph(unequal, CHAIN).program(24, schedule=schedule)
     assert [program.units(stage, 1) for stage in (0, 1)] == [range(6, 10), range(10, 12)]
     run = emulate_shapes(program, CHAIN, costs, minibatch_size=24, time_scale=2.0)
-    assert run.step_s == pytest.approx(simulate_plan(unequal, request).step_s, rel=0.02)
+    predicted_s = simulate_plan(unequal, request).step_s
+    late_s = sum(slip.late_s for slip in run.slip.slips)  # of a busy machine
+    assert 0.98 * predicted_s <= run.step_s <= 1.02 * predicted_s + late_s
 
 
 @pytest.mark.parametrize("shares", [(4,), (5, 0), (4, 1), (2, 2, 2)])

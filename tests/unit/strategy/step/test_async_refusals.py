@@ -8,13 +8,18 @@ from typing import Any
 import lightning.pytorch as lp
 import pytest
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from torch import nn
 from torch.optim import LBFGS, SGD
 
 from lightning_gpp import GraphPipeStrategy
 from lightning_gpp.planner import Stage
-from lightning_gpp.strategy.step.async_refusals import refuse_async_plan, refuse_for_async
+from lightning_gpp.strategy.step.async_refusals import (
+    fewest_per_update,
+    refuse_async_plan,
+    refuse_for_async,
+)
 
 
 class Manual(lp.LightningModule):
@@ -66,6 +71,13 @@ def test_what_can() -> None:
     refuse(weights="2bw", accumulate=4)
     refuse(weights="pipeoptim", accumulate=4)
     refuse(weights="stash", precision=MixedPrecision("bf16-mixed", "cpu"))
+
+
+def test_the_fewest_batches_of_an_update() -> None:
+    """By which versions of weights are planned; a callback may change it between epochs."""
+    assert fewest_per_update(lp.Trainer(accumulate_grad_batches=4, logger=False)) == 4
+    scheduled = GradientAccumulationScheduler({0: 8, 2: 3, 5: 4})
+    assert fewest_per_update(lp.Trainer(callbacks=[scheduled], logger=False)) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""A model that one process captured and checked is captured by others without checks."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from test_references import Counted
+from torch import Tensor, nn
+
+from lightning_gpp.capture import CaptureError, capture
+
+
+class Expands(nn.Module):
+    """Decides between one sample and several, which changes nothing; reads an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(3, 3), 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        row = self.scale * torch.ones(1, 3)
+        return self.layer(x) + (row if len(x) == 1 else row.expand(len(x), 3))
+
+
+class ByData(nn.Module):
+    """Has to stay whole."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+MODELS = {
+    "counted": Counted,
+    "idle decision": Expands,
+    "whole": lambda: nn.Sequential(nn.Linear(3, 3), ByData(), nn.Dropout(0.5)),
+    "stack": lambda: nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2, enable_nested_tensor=False
+    ),
+    "state": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_is_captured_without_checks(name: str) -> None:
+    module = MODELS[name]()
+    args = (torch.randn(4, 5, 4) if name == "stack" else torch.randn(4, 3),)
+    captured = capture(module, args)
+    verified = pickle.loads(pickle.dumps(captured.verified))
+    again = capture(module, args, verified=verified)
+    assert again.fingerprint == captured.fingerprint
+    assert again.graph == captured.graph
+    assert again.verified == captured.verified
+    assert bool(verified.dropped) == (name == "idle decision")
+    assert bool(verified.whole) == (name == "whole")
+    assert verified.is_random == (name in ("whole", "stack"))
+
+
+def test_it_runs_once_in_each_mode() -> None:
+    module, args = Counted(), (torch.randn(4, 3),)
+    verified = capture(module, args).verified
+    before = next(module.runs)
+    capture(module, args, verified=verified)
+    assert next(module.runs) - before - 1 == 2
+
+
+def test_another_model_is_refused() -> None:
+    args = (torch.randn(4, 3),)
+    verified = capture(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), args).verified
+    with pytest.raises(CaptureError, match="another model"):
+        capture(nn.Sequential(nn.Linear(3, 3)), args, verified=verified)
