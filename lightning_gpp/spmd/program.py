@@ -248,22 +248,6 @@ class InstructionEntry:
     compute: Computation | None = None
     give: ReturnOutput | None = None
 
-    @property
-    def instruction(self) -> Instruction:
-        """The one that is given.
-
-        Raises:
-            ValueError: none is, or several are.
-        """
-        every = (self.receive, self.convert, self.compute, self.give)
-        found = [instruction for instruction in every if instruction is not None]
-        if len(found) != 1:
-            raise ValueError(
-                "an instruction is one of receive, convert, compute, give; "
-                f"{len(found)} of them are given"
-            )
-        return found[0]
-
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
@@ -291,34 +275,10 @@ def _entry(instruction: Instruction) -> dict[str, Instruction]:
 
 
 def spmd_program_to_json(program: SpmdProgram) -> str:
-    """The program as a JSON document.
-
-    >>> program = SpmdProgram(((0.5, 0.5),), {}, ())
-    >>> spmd_program_from_json(spmd_program_to_json(program)) == program
-    True
-    """
+    """The program as a JSON document, which people and scripts read."""
     entries = tuple(
         InstructionEntry(**_entry(instruction))  # type: ignore[arg-type]
         for instruction in program.instructions
     )
     shares = tuple(_Shares(devices) for devices in program.shares)
     return FORMAT.dumps(_Document(program.name, shares, program.storage, entries))
-
-
-def spmd_program_from_json(text: str, *, source: str = "SPMD program") -> SpmdProgram:
-    """Reads :func:`spmd_program_to_json`'s form.
-
-    Args:
-        text: the document.
-        source: where it comes from, for error messages.
-
-    Raises:
-        ValueError: it is not such a program; the text names the place.
-    """
-    found = FORMAT.loads(_Document, text, source=source)
-    return SpmdProgram(
-        shares=tuple(segment.devices for segment in found.shares),
-        storage=found.storage,
-        instructions=tuple(entry.instruction for entry in found.instructions),
-        name=found.name,
-    )
