@@ -14,9 +14,11 @@ from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.problem.problem_of import problem_of
 from lightning_gpp.planner import PlanRequest
+from lightning_gpp.reports.plan.verdict import PlanVerdict, best_alone
 from lightning_gpp.text_table import wrapped
 
 if TYPE_CHECKING:
+    from lightning_gpp.spmd.costs.judge import ProgramEvaluation
     from lightning_gpp.spmd.plan import BaselinePlan, SpmdPlan
 
 # Programs need torch to export a model; the jobs that plan graphs of files do without.
@@ -103,6 +105,7 @@ def explain_program(config: DictConfig, folder: Path) -> dict[str, float]:
     question = spmd_problem(config, problem.request)
     plan = plan_hap(question.graph, question.machine)
     search_s = time.monotonic() - start_s
+    print(f"{_verdict(plan.evaluation, problem.request).text(width)}\n")
     kinds = [device.kind for device in problem.request.cluster.devices]
     text = explain_plan(plan, question.graph, question.machine, kinds=kinds, max_width=width)
     print(f"{text}\n")
@@ -129,3 +132,19 @@ def explain_program(config: DictConfig, folder: Path) -> dict[str, float]:
     save_metrics(metrics, folder)
     print(f"\n{written_to(folder)}")
     return metrics
+
+
+def _verdict(found: ProgramEvaluation, request: PlanRequest) -> PlanVerdict:
+    """A program on all devices beside the one that is fastest alone."""
+    alone = best_alone(request)
+    return PlanVerdict(
+        num_devices=request.num_devices,
+        step_s=found.step_s,
+        one_device_s=alone.minibatch_s,
+        memory_bytes=round(float(found.memory_bytes.max())),
+        one_device_bytes=alone.peak_memory_bytes,
+        one_device_fits=alone.is_feasible,
+        longest_compute_s=found.compute_s,
+        compute_s=found.compute_s * request.num_devices,
+        is_estimated=request.is_estimated,
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_gpp.jobs.spmd import SPMD_PLANNERS
+from lightning_gpp.units_of_measure import seconds_text
 
 Run = Callable[..., str]
 RECIPE = ["hydra.run.dir=run", "cluster=dgx_a100", "cluster.num_devices=2", "strategy.cache=false"]
@@ -41,6 +42,8 @@ def test_a_program_is_explained(graphpipe: Run, run_folder: Path) -> None:
     assert [len(segment["devices"]) for segment in program["shares"]] == [2]
     metrics = json.loads((run_folder / "run/metrics.json").read_text())
     assert metrics["samples_per_s"] == pytest.approx(64 / metrics["step_s"])
+    verdict = " ".join(printed[printed.index("Verdict: 2 devices are ") :].split())
+    assert f" {seconds_text(metrics['step_s'])} a step, one " in verdict
 
 
 @pytest.mark.usefixtures("restored_logging", "run_folder")
