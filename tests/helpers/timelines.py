@@ -46,6 +46,7 @@ def fit_with_timeline(
     callback: dict[str, Any],
     *,
     num_steps: int = 4,
+    num_samples: int = 80,
     fail_on: int | None = None,
     plan: Any = None,
     costs: Any = None,
@@ -75,7 +76,7 @@ def fit_with_timeline(
         )
         strategy: Any = trainer.strategy
         strategy.on_record = records.append
-        data = DataSpec(num_samples=80, num_inputs=2).loader().dataset
+        data = DataSpec(num_samples=num_samples, num_inputs=2).loader().dataset
         validation = DataLoader(data, 40)
         trainer.fit(ExportableModel().double(), DataLoader(data, 8), validation)
     run.logged, run.users_records = logger.rows, len(records)

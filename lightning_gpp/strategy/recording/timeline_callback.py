@@ -265,14 +265,13 @@ class TimelineCallback(pl.Callback):
 
     def _show_typical(self, trainer: pl.Trainer) -> None:
         """Shows the step of median length, of those with whole mini-batches, and forgets all."""
-        last_report = self._recorded[-1][1]
         most = max(num_samples for *_, num_samples in self._recorded)
         whole = [found for found in self._recorded if found[2] == most]
         by_length = sorted(whole, key=lambda found: found[0].step_s)
         timeline, report, _ = by_length[len(by_length) // 2]
         what = f"Step {timeline.step}, the median of {len(by_length)},"
         self._recorded = []
-        self._tell(trainer, timeline, report, last_report, what)
+        self._tell(trainer, timeline, report, whole[-1][1], what)
 
     def _tell(
         self,
@@ -288,7 +287,7 @@ class TimelineCallback(pl.Callback):
             trainer: of the run.
             timeline: of the step.
             report: how it compares with its prediction, or why it does not.
-            last_report: of the last step recorded, which has the refit to all of them.
+            last_report: of the last such step recorded, which has the refit to all of them.
             what: the step in words.
         """
         assert self.dirpath is not None and timeline.step is not None
