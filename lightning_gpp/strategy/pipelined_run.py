@@ -67,8 +67,9 @@ class PipelinedRun:
         joined: this pipeline and those beside it; None if there is one.
 
     Attributes:
-        in_calls_s: seconds that rank 0 has spent in calls of the forward and in their backwards; 0
-            on a GPU, whose work is not over when a call returns.
+        in_pipeline_s: seconds that rank 0 has spent in calls of the forward, in their backwards and
+            in telling the others what to do; 0 on a GPU, whose work is not over when a call
+            returns, and where the user's step runs within the pipeline.
         peers: this rank in the other pipelines; None if there is one.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
         train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
@@ -99,7 +100,8 @@ class PipelinedRun:
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.recorder = StepRecorder()
-        self.in_calls_s = 0.0
+        self.in_pipeline_s = 0.0
+        self._is_timed = False
         self.own_gradients = OwnGradients({})
         self.full_batch = 0
         self.train_batches: Any = None
@@ -174,7 +176,8 @@ class PipelinedRun:
             self._take_dropped(),
             self.own_gradients.take(),
         )
-        self.control.tell((message, news, value))
+        with self.timed():
+            self.control.tell((message, news, value))
 
     def _take_dropped(self) -> list[int]:
         taken, self.dropped[:] = list(self.dropped), []
@@ -228,17 +231,20 @@ class PipelinedRun:
         return HeldElsewhere(self.device, self._ids_of_stages)
 
     @contextmanager
-    def timed_call(self) -> Iterator[None]:
-        """Rank 0: a call of the forward, or its backward, runs in this.
+    def timed(self) -> Iterator[None]:
+        """Rank 0: what one process would not do, or do otherwise, runs in this, nested or not.
 
         What remains of a batch is the user's step, data, the optimizer and Lightning's loop.
         """
-        start_s = time.monotonic()
+        if self._is_timed or self.device.type != "cpu" or self.steps_per_microbatch:
+            yield
+            return
+        start_s, self._is_timed = time.monotonic(), True
         try:
             yield
         finally:
-            if self.device.type == "cpu":
-                self.in_calls_s += time.monotonic() - start_s
+            self._is_timed = False
+            self.in_pipeline_s += time.monotonic() - start_s
 
     # Programs -------------------------------------------------------------------------------
 

@@ -96,11 +96,11 @@ class PlanReports:
         """What batches took, once that is known."""
         return None if self._clock is None else self._clock.found
 
-    def batch_begins(self, *, is_recorded: bool, in_calls_s: float) -> None:
+    def batch_begins(self, *, is_recorded: bool, in_pipeline_s: float) -> None:
         """A batch is trained; whether it is recorded, and how long calls took so far."""
         if self._clock is None:
             return
-        text = self._clock.begin(is_recorded=is_recorded, in_calls_s=in_calls_s)
+        text = self._clock.begin(is_recorded=is_recorded, in_pipeline_s=in_pipeline_s)
         if text is not None:
             assert self._clock.found is not None
             self._cache.keep_batch_times(self._run_key, self._clock.found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,13 +11,13 @@ from unittest import mock
 
 from helpers.jobs import plan_of_fit
 from lightning_gpp.planner.plan.plan import Plan
-from lightning_gpp.strategy.planning import reference_work
+from lightning_gpp.strategy.planning import timed_costs
 
 
 def plan_and_messages(strategy: dict[str, Any], num_ranks: int) -> tuple[Plan, list[str]]:
     """The plan of a short fit on an idle machine, and what the cache of plans had to say."""
     with (
-        mock.patch.object(reference_work, "reference_s", return_value=1e-3),
+        mock.patch.object(timed_costs, "BUSY", math.inf),
         messages_of("lightning_gpp.strategy.planning.plan_cache") as messages,
     ):
         plan, _ = plan_of_fit(strategy, num_ranks)

@@ -28,24 +28,26 @@ class BatchTimes:
     Attributes:
         batch_s: their median, from the beginning of one to that of the next.
         num_batches: how many they were.
-        calls_s: seconds of it in the pipeline, which are those of the forward and its backward;
-            None where they cannot be told from the user's own step.
+        pipeline_s: seconds of it in the pipeline: the forward, its backward, and telling other
+            ranks what to do; None where they cannot be told from the user's own step.
     """
 
     batch_s: float
     num_batches: int
-    calls_s: float | None = None
+    pipeline_s: float | None = None
 
-    def most_alone_s(self, forward_backward_s: float) -> float | None:
-        """What a batch would take one process at most, None where that cannot be told.
+    def alone_s(self, forward_backward_s: float) -> float | None:
+        """What a batch would take one process, about; None where that cannot be told.
 
-        It has the step, the data, the loop and the optimizer as well, but none of what a pipeline
-        does besides: hearing of hooks and logs, sharing the cores with other ranks.
+        It has the step, the data and the loop as well, and shares its cores with no other ranks,
+        but its optimizer has all weights.
 
         Args:
             forward_backward_s: of the whole model.
         """
-        return None if self.calls_s is None else self.batch_s - self.calls_s + forward_backward_s
+        return (
+            None if self.pipeline_s is None else self.batch_s - self.pipeline_s + forward_backward_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +131,13 @@ class PlanVerdict:
 
         Args:
             max_width: columns.
-            last: what batches took when this plan ran last on these devices.
+            last: what batches took when this plan ran last on this machine.
         """
         sentences = list(self._sentences())
         if last is not None:
             sentences.append(
-                f"When this plan ran here last, a batch took {seconds_text(last.batch_s)}, your "
-                "step, data, optimizer and Lightning's loop included."
+                f"An earlier run of this plan on this machine took {seconds_text(last.batch_s)} a "
+                "batch, your step, data, optimizer and Lightning's loop included."
             )
         return wrapped(sentences, max_width)
 
@@ -155,17 +157,17 @@ class PlanVerdict:
             yield f"of which operators take {seconds_text(self.step_s)} ({self._how})."
             return
         predicted = f"{self._how}: {seconds_text(self.step_s)}"
-        if took.calls_s is None:
+        if took.pipeline_s is None:
             yield (
                 f"{predicted} without your step, data, optimizer and Lightning's loop; one device, "
                 f"also without, {seconds_text(self.one_device_s)}."
             )
             one_s = None
         else:
-            one_s = took.most_alone_s(self.one_device_s)
-            rest_s = took.batch_s - took.calls_s
+            one_s = took.alone_s(self.one_device_s)
+            rest_s = took.batch_s - took.pipeline_s
             yield (
-                f"{seconds_text(took.calls_s)} of it in the pipeline ({predicted}), "
+                f"{seconds_text(took.pipeline_s)} of it in the pipeline ({predicted}), "
                 f"{seconds_text(rest_s)} in your step, data, optimizer and Lightning's loop."
             )
         if not self.one_device_fits:
@@ -175,13 +177,13 @@ class PlanVerdict:
 
     def _beside_one_process(self, batch_s: float, one_s: float) -> str:
         gain = batch_s / one_s
-        one = f"One process would take at most about {seconds_text(one_s)}"
+        one = f"One process would take about {seconds_text(one_s)}"
         if gain >= AS_FAST:
-            return f"{one}: it is faster here, at least {number_text(round(gain, 2))} times."
+            return f"{one}: it is faster here, about {number_text(round(gain, 2))} times."
         these = count_text(self.num_devices, "process")
         if gain > 1 / AS_FAST:
-            return f"{one}: it is at least as fast as these {these}."
-        return f"{one}: these {these} are up to {number_text(round(1 / gain, 2))} times as fast."
+            return f"{one}: it is about as fast as these {these}."
+        return f"{one}: these {these} are about {number_text(round(1 / gain, 2))} times as fast."
 
     @property
     def _how(self) -> str:

@@ -8,7 +8,6 @@ a cluster, the question, and the planners' code. Whatever of these differs makes
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import platform
@@ -29,13 +28,7 @@ from lightning_gpp.graph import graph_to_json
 from lightning_gpp.planner import Plan, PlanRequest, plan_from_json, plan_to_json, validate_plan
 from lightning_gpp.reports import BatchTimes
 from lightning_gpp.simulate.refit.refit import Refit
-from lightning_gpp.strategy.planning import reference_work
-from lightning_gpp.strategy.planning.reference_work import (
-    MUCH_SLOWER,
-    WORK,
-    TimedCosts,
-    positive_s,
-)
+from lightning_gpp.strategy.planning.timed_costs import TimedCosts
 from lightning_gpp.strict_json import JsonFormat
 
 CacheLike = bool | str | Path
@@ -58,57 +51,34 @@ class PlanCache:
     Args:
         given: True for the default folder, False to make everything anew and keep nothing, or a
             folder.
-        reference: seconds that the reference work takes on a device now.
     """
 
-    def __init__(
-        self, given: CacheLike, reference: Callable[[torch.device], float] | None = None
-    ) -> None:
-        self._reference = reference or reference_work.reference_s
+    def __init__(self, given: CacheLike) -> None:
         folder = default_folder() if given is True else Path(given) if given else None
         self._documents = None if folder is None else DocumentCache(folder)
 
     def costs(
         self, captured: CapturedModel, device: torch.device, measure: Callable[[], Costs]
     ) -> tuple[Costs, tuple[str, ...]]:
-        """The costs of a model on a device, and a note where they are of an earlier run.
+        """The costs of a model on a device, with notes: of an earlier run, or of a busy machine.
 
-        Costs of a machine that was busy are measured again, once: right away, or when they are
-        found and it is faster by now. What remains of them is said.
+        Costs of a machine that was busy are measured again when they are found; the better remain.
         """
-        if self._documents is None:
-            return measure(), ()
 
         def timed() -> TimedCosts:
-            return TimedCosts.measured(measure, lambda: self._reference(device))
+            return TimedCosts.measured(device, measure)
 
+        if self._documents is None:
+            made = timed()
+            return made.costs, made.notes
         key = profile_key(captured, device)
         found, notes = self._find("profile", key, TimedCosts.from_json, TimedCosts.to_json, timed)
-        now_s = self._reference(device) if notes else found.reference_s
-        best_s = self._best_reference_s(device, now_s)
-        is_faster_now = not notes or now_s * MUCH_SLOWER < found.reference_s
-        if found.slowness(best_s) > MUCH_SLOWER and is_faster_now:
+        if notes and found.is_of_busy_machine:
             again = timed()
-            if again.reference_s < found.reference_s:
+            if again.slowness < found.slowness:
                 found, notes = again, ()
                 self._documents.write("profile", key, found.to_json())
-            best_s = self._best_reference_s(device, again.reference_s)
-        return found.costs, (*found.note(best_s), *notes)
-
-    def _best_reference_s(self, device: torch.device, now_s: float) -> float:
-        """The least seconds of the reference work that are known, those of now included."""
-        assert self._documents is not None
-        key = {
-            "work": WORK,
-            "device": device_kind(device),
-            "machine": _machine(device),
-            "versions": {"torch": torch.__version__, "cuda": torch.version.cuda or ""},
-        }
-        known_s = self._documents.read("reference", key, lambda text: positive_s(json.loads(text)))
-        if known_s is None or now_s < known_s:
-            self._documents.write("reference", key, json.dumps(now_s))
-            return now_s
-        return known_s
+        return found.costs, (*found.notes, *notes)
 
     def plan(
         self, request: PlanRequest, planner: str, search: Callable[[], Plan]
@@ -139,12 +109,14 @@ class PlanCache:
         """What batches took when the plan of a :func:`plan_run_key` ran last; None: not known."""
         if self._documents is None:
             return None
-        return self._documents.read("batches", key, lambda text: BATCHES.loads(BatchTimes, text))
+        return self._documents.read(
+            "batch_times", key, lambda text: BATCHES.loads(BatchTimes, text)
+        )
 
     def keep_batch_times(self, key: Mapping[str, Any], times: BatchTimes) -> None:
         """Keeps what batches took in the place of what is known."""
         if self._documents is not None:
-            self._documents.write("batches", key, BATCHES.dumps(times))
+            self._documents.write("batch_times", key, BATCHES.dumps(times))
 
     def _find(
         self,
@@ -191,7 +163,6 @@ def profile_key(captured: CapturedModel, device: torch.device) -> dict[str, Any]
         "capture": captured.fingerprint,
         "module": module_content(captured.module),
         "is_training": captured.module.training,
-        "reference": WORK,
         "device": device_kind(device),
         "machine": _machine(device),
         "precision": _precision(device),

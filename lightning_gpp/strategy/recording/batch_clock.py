@@ -34,26 +34,26 @@ class BatchClock:
         self._last: tuple[float, float] | None = None
         self._took: list[tuple[float, float]] = []
 
-    def begin(self, *, is_recorded: bool = False, in_calls_s: float = 0.0) -> str | None:
+    def begin(self, *, is_recorded: bool = False, in_pipeline_s: float = 0.0) -> str | None:
         """A batch begins. What the batches before it took, once there are enough of them.
 
         Args:
             is_recorded: whether it is recorded: it takes longer, and is followed by the gathering
                 and the picture of the record, so it does not count.
-            in_calls_s: seconds that calls of the forward and their backwards took so far; always 0
-                where the user's step runs within the pipeline.
+            in_pipeline_s: seconds that batches spent in the pipeline so far; always 0 where the
+                user's step runs within it.
         """
         if self.found is not None:
             return None
-        now = time.monotonic(), in_calls_s
+        now = time.monotonic(), in_pipeline_s
         if self._last is not None:
             self._took.append((now[0] - self._last[0], now[1] - self._last[1]))
         self._num_begun += 1
         self._last = None if is_recorded or self._num_begun <= NUM_WARM_UP else now
         if not self._is_enough():
             return None
-        batch_s, calls_s = (statistics.median(times) for times in zip(*self._took, strict=True))
-        self.found = BatchTimes(batch_s, len(self._took), calls_s or None)
+        batch_s, pipeline_s = (statistics.median(times) for times in zip(*self._took, strict=True))
+        self.found = BatchTimes(batch_s, len(self._took), pipeline_s or None)
         return self._verdict.measured_text(self.found)
 
     def _is_enough(self) -> bool:

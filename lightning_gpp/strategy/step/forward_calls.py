@@ -68,7 +68,7 @@ class ForwardCalls:
                 self._build(args, kwargs)
             captured = run.built.captured
             captured.check_reads()
-            with run.timed_call():
+            with run.timed():
                 return captured.output(self._values(captured, captured.inputs(args, kwargs)))
 
     def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -201,7 +201,7 @@ class LedCall:
                 "activations are freed; keep them with backward(retain_graph=True) the first time"
             )
         self._is_over = not retain
-        with self._run.failures.guard(), self._run.timed_call():
+        with self._run.failures.guard(), self._run.timed():
             self._run.lead(Backward(self._number, retain, hands_out))
             self._run.own_gradients.look()
             self._call.backward(retain=retain, hands_out=hands_out)

@@ -199,7 +199,8 @@ class LeadingBatches(_Batches):
         with run.failures.guard():
             batch = self._ahead.pop(0) if self._ahead else self._read()
             raw = batch.batch if isinstance(batch, PlacedBatch) else batch
-            run.control.tell((batch is not _END, None if batch is _END else size_or_none(raw)))
+            with run.timed():
+                run.control.tell((batch is not _END, None if batch is _END else size_or_none(raw)))
         if batch is _END:
             raise StopIteration
         return batch

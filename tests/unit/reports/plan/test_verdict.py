@@ -91,10 +91,10 @@ def test_the_gain_over_one_device_does_not_depend_on_how_many_batches_overlap() 
     [
         (
             BatchTimes(2.0, 10, 1.5),
-            "One process would take at most about 1.50 s: it is faster here, at least 1.33",
+            "One process would take about 1.50 s: it is faster here, about 1.33",
         ),
-        (BatchTimes(1.0, 10, 0.6), "1.40 s: these 2 processes are up to 1.4 times as fast."),
-        (BatchTimes(1.0, 10, 1.02), "980 ms: it is at least as fast as these 2 processes."),
+        (BatchTimes(1.0, 10, 0.6), "1.40 s: these 2 processes are about 1.4 times as fast."),
+        (BatchTimes(1.0, 10, 1.02), "980 ms: it is about as fast as these 2 processes."),
         (BatchTimes(1.0, 10), "one device, also without, 1.00 s."),
     ],
 )
@@ -107,7 +107,7 @@ def test_what_was_measured_is_told_beside_it(took: BatchTimes, says: str) -> Non
 
 def test_what_batches_took_last_is_told_at_once() -> None:
     text = verdict(question()).text(400, BatchTimes(0.25, 10))
-    assert "When this plan ran here last, a batch took 250 ms, your step" in text
+    assert "An earlier run of this plan on this machine took 250 ms a batch, your step" in text
 
 
 def test_estimates_are_called_so() -> None:

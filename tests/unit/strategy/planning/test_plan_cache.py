@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.document_cache import DocumentCache
 from lightning_gpp.planner import Plan, PlanRequest, Stage, answer, make_plan, plan_request
 from lightning_gpp.reports import BatchTimes
-from lightning_gpp.strategy.planning import plan_cache
+from lightning_gpp.strategy.planning import plan_cache, timed_costs
 from lightning_gpp.strategy.planning.plan_cache import (
     PlanCache,
     plan_key,
@@ -165,77 +166,69 @@ def test_a_plan_is_made_once(tmp_path: Path):
     assert str(tmp_path) in note and "delete the file" in note
 
 
-def test_a_profile_is_made_once(tmp_path: Path):
-    model, costs = captured(), Costs((Profile({"op": OpProfile(1.0, 2.0, 3, 4.0)}, 4),))
-    cache = PlanCache(tmp_path, lambda _: 1e-3)
-    assert cache.costs(model, CPU, lambda: costs) == (costs, ())
-    again, (note,) = PlanCache(tmp_path, lambda _: 1e-3).costs(captured(), CPU, never)
-    assert again == costs and note.startswith("The profile is of an earlier run: ")
-
-
 class Machine:
-    """A machine and what it does: every measurement costs as much as the machine is slow.
+    """A machine on which every measurement is as long as the machine is slow.
 
     Args:
-        slowness: of every time that the reference work is done.
+        slowness: of every measurement.
     """
 
     def __init__(self, *slowness: float) -> None:
         self._slowness = iter(slowness)
-        self.now = 0.0
         self.num_measured = 0
-
-    def reference(self, device: torch.device) -> float:
-        self.now = next(self._slowness)
-        return self.now * 1e-3
+        self.clock_s = self.thread_s = 0.0
 
     def measure(self) -> Costs:
         self.num_measured += 1
-        return Costs((Profile({"op": OpProfile(self.now, 2.0, 3, 4.0)}, 4),))
+        now = next(self._slowness)
+        self.clock_s, self.thread_s = self.clock_s + now, self.thread_s + 1.0
+        return Costs((Profile({"op": OpProfile(now, 2.0, 3, 4.0)}, 4),))
 
-    def costs(self, folder: Path) -> tuple[float, tuple[str, ...]]:
+    def costs(
+        self, cache: Path | bool, device: torch.device = CPU
+    ) -> tuple[float, tuple[str, ...]]:
         """Seconds that were measured, and what is said."""
-        found, notes = PlanCache(folder, self.reference).costs(captured(), CPU, self.measure)
+        with mock.patch.multiple(
+            timed_costs.time, perf_counter=lambda: self.clock_s, thread_time=lambda: self.thread_s
+        ):
+            found, notes = PlanCache(cache).costs(captured(), device, self.measure)
         return found.profiles[0].operators["op"].forward_s, notes
 
 
-def test_a_profile_of_a_busy_machine_is_measured_again_when_it_is_found(tmp_path: Path):
-    busy = Machine(2.0, 2.0)  # nothing is known of this machine: it may be like this
-    assert busy.costs(tmp_path) == (2.0, ())
-    idle = Machine(1.0, 1.0, 1.0)
-    assert idle.costs(tmp_path) == (1.0, ())
-    later = Machine(1.2)
+def test_a_profile_is_made_once(tmp_path: Path):
+    assert Machine(1.2).costs(tmp_path) == (1.2, ())
+    later = Machine()
     seconds, (note,) = later.costs(tmp_path)
-    assert seconds == 1.0 and note.startswith("The profile is of an earlier run: ")
-    assert (busy.num_measured, idle.num_measured, later.num_measured) == (1, 1, 0)
+    assert seconds == 1.2 and note.startswith("The profile is of an earlier run: ")
 
 
-def test_a_machine_that_is_busy_now_is_measured_again_once(tmp_path: Path):
-    Machine(1.0, 1.0).costs(tmp_path)
-    next(iter(tmp_path.glob("profile-*"))).unlink()
-    burst = Machine(1.0, 3.0, 1.0, 1.1)
-    assert burst.costs(tmp_path) == (1.0, ())
-    assert burst.num_measured == 2
+def test_a_profile_of_a_busy_machine_is_measured_again_when_it_is_found(tmp_path: Path):
+    seconds, (note,) = Machine(2.0).costs(tmp_path)
+    assert seconds == 2.0 and "took 2 times as long as it computed" in note
+    assert Machine(1.0).costs(tmp_path) == (1.0, ())
+    assert Machine().costs(tmp_path)[0] == 1.0
 
 
-def test_a_machine_that_stays_busy_is_told_so(tmp_path: Path):
-    Machine(1.0, 1.0).costs(tmp_path)
-    next(iter(tmp_path.glob("profile-*"))).unlink()
-    loaded = Machine(3.0, 3.0, 2.5, 2.5)
-    seconds, (note,) = loaded.costs(tmp_path)
-    assert seconds == 2.5 and "2.5 times as slow as it can be" in note
-    still = Machine(2.4)  # measuring once more would not help
-    seconds, (busy, earlier) = still.costs(tmp_path)
-    assert seconds == 2.5 and busy == note and "of an earlier run" in earlier
-    assert still.num_measured == 0
-    assert Machine(1.0, 1.0, 1.0).costs(tmp_path) == (1.0, ())
+def test_the_better_of_two_profiles_of_a_busy_machine_remains(tmp_path: Path):
+    Machine(2.5).costs(tmp_path)
+    busier = Machine(3.0)
+    seconds, (busy, earlier) = busier.costs(tmp_path)
+    assert seconds == 2.5 and busier.num_measured == 1
+    assert "took 2.5 times" in busy and "of an earlier run" in earlier
+    assert Machine(2.0).costs(tmp_path)[0] == 2.0
 
 
-@pytest.mark.parametrize("kept", ["{}", '{"reference_s": 0.0, "costs": "{}"}', "null"])
+def test_a_busy_machine_is_noticed_without_a_cache_but_not_beside_a_gpu():
+    _, (note,) = Machine(2.0).costs(False)
+    assert "This machine was busy" in note
+    assert Machine(2.0).costs(False, torch.device("cuda")) == (2.0, ())
+
+
+@pytest.mark.parametrize("kept", ["{}", '{"slowness": 0.0, "costs": "{}"}', "null"])
 def test_a_broken_profile_is_measured_again(tmp_path: Path, kept: str, caplog):
     documents = DocumentCache(tmp_path)
     documents.write("profile", profile_key(captured(), CPU), kept)
-    machine = Machine(1.0, 1.0)
+    machine = Machine(1.0)
     assert machine.costs(tmp_path) == (1.0, ())
     assert machine.num_measured == 1 and "is broken and is made again" in caplog.text
 

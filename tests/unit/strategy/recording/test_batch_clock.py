@@ -45,9 +45,9 @@ def test_what_calls_took_is_the_part_of_the_pipeline(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(batch_clock.time, "monotonic", iter(range(100)).__next__)
     clock = BatchClock(VERDICT)
     for index in range(NUM_WARM_UP + NUM_COUNTED + 1):
-        clock.begin(in_calls_s=0.25 * index)
+        clock.begin(in_pipeline_s=0.25 * index)
     assert clock.found is not None
-    assert (clock.found.batch_s, clock.found.calls_s) == (1.0, 0.25)
+    assert (clock.found.batch_s, clock.found.pipeline_s) == (1.0, 0.25)
 
 
 def test_of_long_batches_fewer_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
