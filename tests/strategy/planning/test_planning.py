@@ -62,7 +62,7 @@ def test_the_second_run_finds_profile_and_plan(pool: WorkerPool, tmp_path: Path)
     (plan, messages), other = pool.run(plan_and_messages, strategy, 2, num_ranks=2)
     assert messages == other[1] == []
     kinds = sorted(re.match("[a-z]+", path.name)[0] for path in tmp_path.iterdir())
-    assert kinds == ["plan", "profile", "reference"]
+    assert kinds == ["plan", "profile"]
     (again, messages), other = pool.run(plan_and_messages, strategy, 2, num_ranks=2)
     assert again == plan
     assert [text.partition(" is of an earlier run: ")[0] for text in messages] == [
