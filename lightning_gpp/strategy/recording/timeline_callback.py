@@ -264,10 +264,14 @@ class TimelineCallback(pl.Callback):
                 self._show_typical(trainer)
 
     def _show_typical(self, trainer: pl.Trainer) -> None:
-        """Shows the step of median length, of those with whole mini-batches, and forgets all."""
+        """Shows the step of median length, and forgets all.
+
+        It is one with a whole mini-batch, and with a refit of others, which the first has not.
+        """
         most = max(num_samples for *_, num_samples in self._recorded)
         whole = [found for found in self._recorded if found[2] == most]
-        by_length = sorted(whole, key=lambda found: found[0].step_s)
+        refitted = [found for found in whole if _has_refit(found[1])]
+        by_length = sorted(refitted or whole, key=lambda found: found[0].step_s)
         timeline, report, _ = by_length[len(by_length) // 2]
         what = f"Step {timeline.step}, the median of {len(by_length)},"
         self._recorded = []
@@ -367,6 +371,11 @@ class TimelineCallback(pl.Callback):
         path = self.dirpath / "refit.json"
         path.write_text(found.to_json(), encoding="utf-8")
         return [path]
+
+
+def _has_refit(report: StepReport | str) -> bool:
+    """Whether a step is shown beside a refit of those before it."""
+    return isinstance(report, StepReport) and "refit" in report.comparison.predicted
 
 
 def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None:
