@@ -21,11 +21,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from hap_emulation import emulate_program
 from hap_machine import hap_cluster, hap_machine
 from hap_models import hap_export
 
 from lightning_gpp.spmd.plan import BASELINES, plan_baseline, plan_hap
-from lightning_gpp.strategy.spmd.shape_emulation import emulate_program
 from lightning_gpp.text_table import text_table
 
 NAMES = ("VGG19", "ViT", "BERT-Base", "BERT-MoE")

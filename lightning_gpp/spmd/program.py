@@ -21,9 +21,9 @@ from enum import Enum
 from typing import TypeAlias
 
 from lightning_gpp.spmd.placement import R_SAME, Placement, check_shares
-from lightning_gpp.strict_json import JsonFormat
+from lightning_gpp.strict_json import JsonFormat, to_data
 
-FORMAT = JsonFormat("lightning_gpp.spmd_program", version=1)
+FORMAT = JsonFormat("lightning_gpp.spmd_program", version=2)
 
 
 class Method(Enum):
@@ -239,46 +239,15 @@ class SpmdProgram:
         return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class InstructionEntry:
-    """One instruction in a document: the one of its fields that is given."""
-
-    receive: ReceiveInput | None = None
-    convert: Conversion | None = None
-    compute: Computation | None = None
-    give: ReturnOutput | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    """Shares of one segment."""
-
-    devices: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Document:
-    name: str
-    shares: tuple[_Shares, ...]
-    storage: Mapping[str, Placement]
-    instructions: tuple[InstructionEntry, ...]
-
-
-def _entry(instruction: Instruction) -> dict[str, Instruction]:
-    keys = {
-        ReceiveInput: "receive",
-        Conversion: "convert",
-        Computation: "compute",
-        ReturnOutput: "give",
-    }
-    return {keys[type(instruction)]: instruction}
+_KINDS: dict[type, str] = {
+    ReceiveInput: "receive",
+    Conversion: "convert",
+    Computation: "compute",
+    ReturnOutput: "give",
+}
 
 
 def spmd_program_to_json(program: SpmdProgram) -> str:
     """The program as a JSON document, which people and scripts read."""
-    entries = tuple(
-        InstructionEntry(**_entry(instruction))  # type: ignore[arg-type]
-        for instruction in program.instructions
-    )
-    shares = tuple(_Shares(devices) for devices in program.shares)
-    return FORMAT.dumps(_Document(program.name, shares, program.storage, entries))
+    instructions = [{_KINDS[type(each)]: each} for each in program.instructions]
+    return FORMAT.dumps({**to_data(program), "instructions": to_data(instructions)})

@@ -22,7 +22,8 @@ from lightning_gpp.spmd.costs.speeds import DeviceSpeeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.export import export_forward
-from lightning_gpp.strategy.spmd.hap_planner import MeasuredSpeed, machine_of, measure_speed
+from lightning_gpp.strategy.spmd.hap_planner import machine_of
+from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,8 @@ def _machine(cluster: Cluster) -> Machine:
     if cluster.kinds != (CPU,):
         return machine_of(cluster, None)
     with threads_of_one_of(cluster):
-        speed: MeasuredSpeed = measure_speed(torch.device(CPU))
-    return machine_of(cluster, [speed] * cluster.num_devices)
+        speeds = measure_speeds(torch.device(CPU))
+    return machine_of(cluster, speeds * cluster.num_devices)
 
 
 def _factor(kind: str, graph: SpmdGraph, machine: Machine, request: PlanRequest) -> float:

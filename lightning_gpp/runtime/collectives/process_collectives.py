@@ -91,11 +91,11 @@ class ProcessCollectives:
 
     def all_reduce(self, tensor: Tensor, *, purpose: str) -> Tensor:
         """The sum over ranks."""
-        return self.begin_all_reduce(tensor, purpose=purpose)()
+        return self.begin_all_reduce(tensor.clone(), purpose=purpose)()
 
     def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
-        """Begins the sum over ranks."""
-        flat = self._sent(tensor, copies=True)
+        """Begins the sum over ranks, in the memory of what is given."""
+        flat = self._sent(tensor)
         end = self._begin(
             [lambda: dist.all_reduce(flat, group=self._group, async_op=True)], purpose
         )

@@ -3,9 +3,10 @@
 Two kinds keep it: process groups of ``torch.distributed`` and threads of one process
 (:mod:`lightning_gpp.runtime.collectives`). Contract of both
 (``tests/distributed/collectives_contract.py``): all ranks call the same methods in the same order;
-shards may differ in size and be empty; results do not alias arguments; sums are added in the order
-of the ranks, so they have the same bits everywhere; every wait gives up after its limit with an
-error that names what it waited for; after :meth:`Collectives.abort` every wait raises that error.
+shards may differ in size and be empty; results do not alias arguments that are still the caller's;
+sums are added in the order of the ranks, so they have the same bits everywhere; every wait gives up
+after its limit with an error that names what it waited for; after :meth:`Collectives.abort` every
+wait raises that error.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class Collectives(Protocol):
         """The sum over ranks."""
 
     def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
-        """Begins a sum; calling what is returned waits for it. Others may come in between."""
+        """Begins a sum; calling what is returned waits for it. Others may come in between.
+
+        The tensor is given away: the sum may take its memory.
+        """
 
     def all_to_all(
         self, parts: Sequence[Tensor], shapes: Sequence[Shape], *, is_grouped: bool, purpose: str

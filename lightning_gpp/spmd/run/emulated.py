@@ -18,9 +18,9 @@ import torch
 from lightning_gpp.spmd.costs.collective_times import CollectiveTimes
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
+from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.collectives import Collectives
-from lightning_gpp.spmd.run.interpreter import Interpreter
 
 
 class Cursor(Protocol):
@@ -97,12 +97,13 @@ class EmulatedProgram:
     _sums: list[tuple[Callable[[], torch.Tensor], float, list[float]]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, interpreter: Interpreter, machine: Machine) -> EmulatedProgram:
-        """The pace of the device that an interpreter is for."""
-        prices = PriceList(interpreter.graph, machine, interpreter.program.shares)
-        group = interpreter.collectives
-        halves = own_halves(interpreter.program, prices, group.rank)
-        return cls(group, halves, machine.times)
+    def of(
+        cls, graph: SpmdGraph, program: SpmdProgram, collectives: Collectives, machine: Machine
+    ) -> EmulatedProgram:
+        """The pace of the device that the collectives are of."""
+        prices = PriceList(graph, machine, program.shares)
+        halves = own_halves(program, prices, collectives.rank)
+        return cls(collectives, halves, machine.times)
 
     def begin_half(self, cursor: Cursor) -> None:
         """The network is free, and this device is where a cursor is."""

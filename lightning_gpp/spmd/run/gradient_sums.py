@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.spmd.run.collectives import Collectives
-from lightning_gpp.spmd.run.pace import ProgramPace
+from lightning_gpp.spmd.run.emulated import EmulatedProgram
 
 _Summand = tuple[Tensor, Tensor]
 """A parameter, and this device's summand of its gradient."""
@@ -34,7 +34,7 @@ class GradientSums:
 
     collectives: Collectives
     bucket_bytes: int = BUCKET_BYTES
-    pace: ProgramPace | None = None
+    pace: EmulatedProgram | None = None
     _open: list[_Summand] = field(default_factory=list)
     _size_bytes: int = 0
     _begun: list[tuple[list[_Summand], Callable[[], Tensor]]] = field(default_factory=list)

@@ -23,13 +23,13 @@ from lightning_gpp.spmd.program import (
 from lightning_gpp.spmd.run.collectives import Collectives, Shape
 from lightning_gpp.spmd.run.conversions import Converter
 from lightning_gpp.spmd.run.empty_parts import made_of_nothing
+from lightning_gpp.spmd.run.emulated import EmulatedProgram
 from lightning_gpp.spmd.run.gradient_sums import GradientSums
 from lightning_gpp.spmd.run.graph_of_calls import on_device
 from lightning_gpp.spmd.run.local_arguments import local_arguments
 from lightning_gpp.spmd.run.moves import Mover
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
 from lightning_gpp.spmd.run.options import look_up_rows, mean_of_part, sufficient_factors
-from lightning_gpp.spmd.run.pace import ProgramPace
 from lightning_gpp.spmd.run.program_run import Key, LocalGraph, ProgramRun, cut
 from lightning_gpp.spmd.run.shards import Shards
 
@@ -55,7 +55,7 @@ class Interpreter:
     program: SpmdProgram
     collectives: Collectives
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    pace: ProgramPace | None = None
+    pace: EmulatedProgram | None = None
     mover: Mover = field(init=False)
     _call_of: dict[str, tuple[int, OperatorCall]] = field(init=False)
     _last_use: dict[Key, int] = field(init=False)

@@ -27,8 +27,8 @@ from lightning_gpp.spmd.program import (
 )
 from lightning_gpp.spmd.run.collectives import Shape
 from lightning_gpp.spmd.run.conversions import Converter
+from lightning_gpp.spmd.run.emulated import EmulatedProgram
 from lightning_gpp.spmd.run.gradient_sums import GradientSums
-from lightning_gpp.spmd.run.pace import ProgramPace
 
 Key = tuple[str, Placement]
 """A value in one of its placements."""
@@ -121,7 +121,7 @@ class ProgramRun:
     stored: Mapping[str, Tensor]
     inputs: Mapping[str, Tensor] | None
     device: torch.device
-    pace: ProgramPace | None = None
+    pace: EmulatedProgram | None = None
     results: dict[str, Tensor] = field(default_factory=dict)
     local: dict[int, LocalGraph] = field(default_factory=dict)
     _gradients: dict[Key, Tensor] = field(default_factory=dict)

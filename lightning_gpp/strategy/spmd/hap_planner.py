@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.spmd.costs.collective_times import CollectiveTimes, collective_times
@@ -21,61 +19,10 @@ from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search.find import SearchOptions, find_program
 from lightning_gpp.spmd.search.fitting import find_fitting
 from lightning_gpp.spmd.search.limits import Allowed, DataParallel
-
-_SIDE = 384
-"""Side of the matrices whose product is timed: some milliseconds on a slow core."""
-
-_COPIED_BYTES = 1 << 24
-"""More than the caches of a core."""
-
-_STRETCH_S = 0.25
-"""Many time slices of a scheduler, so that a core that others use, too, looks as slow as it is."""
+from lightning_gpp.strategy.spmd.measured_speeds import MeasuredSpeed
 
 _LEAST_SHARE = 1e-6
 """Above zero, and less than a row of anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredSpeed:
-    """How fast a device computes.
-
-    Attributes:
-        flops_per_s: of a product of matrices.
-        memory_bytes_per_s: read and written.
-        launch_s: of the smallest operator.
-    """
-
-    flops_per_s: float
-    memory_bytes_per_s: float
-    launch_s: float
-
-
-def measure_speed(device: torch.device) -> MeasuredSpeed:
-    """Times a product, a sum of large vectors and one of small ones on a device."""
-    square = torch.ones(_SIDE, _SIDE, device=device)
-    long, short = torch.ones(_COPIED_BYTES // 4, device=device), torch.ones(1, device=device)
-    product_s = _seconds(lambda: square @ square, device)
-    copied_s = _seconds(lambda: long + 1, device)
-    return MeasuredSpeed(
-        2 * _SIDE**3 / product_s, 2 * _COPIED_BYTES / copied_s, _seconds(lambda: short + 1, device)
-    )
-
-
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """The mean over a stretch: a median would leave out the times in which others had the core."""
-    work()
-    _wait(device)
-    count, start_s = 0, time.perf_counter()
-    while (passed_s := time.perf_counter() - start_s) < _STRETCH_S:
-        work()
-        _wait(device)
-        count += 1
-    return passed_s / count
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def machine_of(

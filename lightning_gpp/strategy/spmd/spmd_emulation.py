@@ -80,7 +80,10 @@ class SpmdEmulation:
         """The body is told of on a cursor; a backward goes at the pace of its forward."""
         key = id(interpreter)
         if key not in self._paces:
-            self._paces[key] = interpreter, EmulatedProgram.of(interpreter, self._machine)
+            pace = EmulatedProgram.of(
+                interpreter.graph, interpreter.program, interpreter.collectives, self._machine
+            )
+            self._paces[key] = interpreter, pace
         pace = self._paces[key][1]
         pace.begin_half(cursor)
         interpreter.pace = pace

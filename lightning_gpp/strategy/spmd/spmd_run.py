@@ -32,8 +32,9 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Forward
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import Settings
-from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, machine_of, measure_speed
+from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, machine_of
 from lightning_gpp.strategy.spmd.measured_collectives import measure_collectives
+from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds
 from lightning_gpp.strategy.spmd.sharded_optimizer import ShardedOptimizer
 from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
 from lightning_gpp.strategy.spmd.spmd_emulation import SpmdEmulation
@@ -145,7 +146,7 @@ class SpmdRun(PipelinedRun):
         chosen, num_ranks = self.settings.cluster, self.transport.num_ranks
         speeds = times = None
         if chosen is None:
-            speeds = self.control.gather(measure_speed(self.device), "timing the devices")
+            speeds = measure_speeds(self.device, self.collectives)
             times = measure_collectives(self.collectives, self.device)
         if not self.control.is_leader:
             return None  # only rank 0 plans

@@ -70,9 +70,9 @@ def test_a_program_as_a_document() -> None:
         ),
     )
     document = json.loads(spmd_program_to_json(program))
-    assert document["shares"] == [{"devices": [0.25, 0.75]}]
+    assert document["shares"] == [[0.25, 0.75]]
     assert document["storage"].keys() == {"w"}
-    kinds = [name for entry in document["instructions"] for name, given in entry.items() if given]
+    kinds = [name for entry in document["instructions"] for name in entry]
     assert kinds == ["receive", "convert", "compute", "give"]
     assert document["instructions"][2]["compute"]["operator"] == "view"
 

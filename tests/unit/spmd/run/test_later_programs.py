@@ -11,7 +11,8 @@ from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.recipes.dlrm import DLRM
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.run.export import export_forward
-from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, MeasuredSpeed, machine_of
+from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, machine_of
+from lightning_gpp.strategy.spmd.measured_speeds import MeasuredSpeed
 
 TABLES = {f"table{i}": 50 for i in range(8)}
 

@@ -53,7 +53,7 @@ def emulate_program(
     def step(rank: int) -> float:
         group = ThreadCollectives(hub, rank)
         interpreter = Interpreter(graph, calls, program, group, META)
-        interpreter.pace = pace = EmulatedProgram.of(interpreter, machine)
+        interpreter.pace = pace = EmulatedProgram.of(graph, program, group, machine)
         inputs = _tensors(graph, ValueSource.INPUT) if rank == 0 else None
         run = interpreter.run(_stored(graph, program, rank), inputs)
         reached = [name for name, result in run.results.items() if result.requires_grad]

@@ -1,0 +1,110 @@
+"""Devices timed on the machine at hand, when a run begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lightning_gpp.spmd.run.collectives import Collectives
+
+_SIDE = 384
+"""Side of the matrices whose product is timed: some milliseconds on a slow core."""
+
+_COPIED_BYTES = 1 << 24
+"""More than the caches of a core."""
+
+_STRETCH_S = 0.1
+"""Many time slices of a scheduler, so that a core that others use, too, looks as slow as it is."""
+
+LEAST_ROUNDS, MOST_ROUNDS = 4, 12
+_AGREE = 0.02
+"""Of the work of all devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """How fast a device computes.
+
+    Attributes:
+        flops_per_s: of a product of matrices.
+        memory_bytes_per_s: read and written.
+        launch_s: of the smallest operator.
+    """
+
+    flops_per_s: float
+    memory_bytes_per_s: float
+    launch_s: float
+
+
+def measure_speeds(device: torch.device, group: Collectives | None = None) -> list[MeasuredSpeed]:
+    """All ranks: how fast each device is while all of them compute; all ranks get the same.
+
+    What a device is busy with beside this may come and go. So all are timed in short rounds that
+    they begin together, until those rounds with an even number and those with an odd one say the
+    same of the devices' shares; of all rounds the median counts.
+
+    Args:
+        device: of this rank.
+        group: the ranks; this device alone if not given.
+    """
+    times = _times(device)
+    rounds = [_of_all(times(), group, device)]
+    while not is_settled(rounds):
+        rounds.append(_of_all(times(), group, device))
+    return [
+        MeasuredSpeed(2 * _SIDE**3 / product_s, 2 * _COPIED_BYTES / copied_s, launch_s)
+        for product_s, copied_s, launch_s in np.median(rounds, axis=0).tolist()
+    ]
+
+
+def is_settled(rounds: Sequence[Sequence[Sequence[float]]]) -> bool:
+    """Whether another round would hardly change the devices' shares, or has no prospect of it.
+
+    Args:
+        rounds: seconds of every kind of work on every device, shape ``(rounds, devices, kinds)``.
+    """
+    if len(rounds) < LEAST_ROUNDS:
+        return False
+    # Launches, the last kind, scatter more than the others and count for less.
+    speeds = [1 / np.median(rounds[first::2], axis=0)[:, :-1] for first in (0, 1)]
+    one, other = (each / each.sum(axis=0) for each in speeds)
+    return len(rounds) >= MOST_ROUNDS or bool(np.abs(one - other).max() <= _AGREE)
+
+
+def _of_all(own: list[float], group: Collectives | None, device: torch.device) -> list[list[float]]:
+    """Times of all ranks; they begin the next round together."""
+    if group is None:
+        return [own]
+    shapes = [(len(own),)] * group.num_ranks
+    tensor = torch.tensor(own, dtype=torch.float64, device=device)
+    every = group.all_gather(tensor, shapes, is_grouped=False, purpose="timing the devices")
+    return [each.tolist() for each in every]
+
+
+def _times(device: torch.device) -> Callable[[], list[float]]:
+    """Times a product, a sum of large vectors and one of small ones."""
+    square = torch.ones(_SIDE, _SIDE, device=device)
+    long, short = torch.ones(_COPIED_BYTES // 4, device=device), torch.ones(1, device=device)
+    works = (lambda: square @ square, lambda: long + 1, lambda: short + 1)
+    return lambda: [_seconds(work, device) for work in works]
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """The mean over a stretch: a median would leave out the times in which others had the core."""
+    work()
+    _wait(device)
+    count, start_s = 0, time.perf_counter()
+    while (passed_s := time.perf_counter() - start_s) < _STRETCH_S:
+        work()
+        _wait(device)
+        count += 1
+    return passed_s / count
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
