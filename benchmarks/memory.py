@@ -198,8 +198,10 @@ def rows(
             taken = int((Path(folder) / str(rank)).read_text(encoding="ascii"))
             said = predicted[str(rank % (num_devices // num_pipelines))]
             found.append(
-                [name, schedule, bytes_text(4 * weights), str(rank)]
-                + [bytes_text(said), bytes_text(taken), f"{taken / said - 1:+.1%}"]
+                [
+                    *(name, schedule, bytes_text(4 * weights), str(rank)),
+                    *(bytes_text(said), bytes_text(taken), f"{taken / said - 1:+.1%}"),
+                ]
             )
     return found
 
