@@ -7,11 +7,13 @@ without bubbles and without messages would take where every process has a core o
 processes than cores nothing can reach it) and memory to itself. ``apart`` is that bound measured:
 as many processes beside each other, each of which trains the layers of a stage by itself, on data
 of its own and without a message; the longest of them. The column ``of apart`` is that over the
-way's step, of the same turn. The second table has what a prediction costs beside a step of the same
-parameters.
+way's step, of the same turn. The second table has what a prediction costs in one process that has
+the layers of a stage: the same steps with and without it, in pairs; ``memory`` is what its passes
+over the parameters would take at the pace at which these are copied.
 
     python benchmarks/asynchronous.py                     # two processes
     python benchmarks/asynchronous.py --devices 4 --turns 5
+    python benchmarks/asynchronous.py --devices 1 --turns 0   # predictions of all layers alone
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ import platform
 import statistics
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_gpp import GraphPipeStrategy
@@ -134,43 +138,78 @@ def ways(num_devices: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def prediction() -> list[tuple[str, str]]:
-    """What predicting all weights costs, over a step (forward, backward, update) without it.
+def stepping(
+    policy: str, optimizer: type[torch.optim.Optimizer], options: dict[str, float], chain: Chain
+) -> Callable[[Tensor], float]:
+    """Takes a step (forward, backward, update) with the weights of a policy; gives its seconds.
 
-    With what is done for it before an update: hooks run in the order in which they were made.
+    They are those of the processor, so that other processes count little.
     """
-    rows = []
-    for name, make in (
-        ("SGD, momentum", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
-        ("Adam", lambda p: torch.optim.Adam(p, 1e-4)),
-        ("NAdam", lambda p: torch.optim.NAdam(p, 1e-4)),
-    ):
-        module = Chain()
-        optimizer = make(module.parameters())
-        moments: list[float] = []
+    stepped = optimizer(chain.parameters(), **options)
+    weights = StageWeights(POLICIES[policy], dict(chain.named_parameters()), [LastSteps(stepped)])
 
-        def note(*_: Any, moments: list[float] = moments) -> None:
-            moments.append(time.perf_counter())
+    def step(x: Tensor) -> float:
+        start = time.thread_time()
+        found = weights.forward(Place(1, 1, 1))
+        with found.saving:
+            out = functional_call(chain, dict(found.weights), (x,))
+        out.square().mean().backward()
+        stepped.step()
+        stepped.zero_grad()
+        return time.thread_time() - start
 
-        optimizer.register_step_pre_hook(note)
-        last_steps = LastSteps(optimizer)
-        optimizer.register_step_pre_hook(note)
-        weights = StageWeights(POLICIES["pipeoptim"], dict(module.named_parameters()), [last_steps])
-        x, ratios = torch.randn(BATCH, WIDTH), []
-        for _ in range(24):
-            moments.clear()
-            note()
-            module(x).square().mean().backward()
-            note()
-            optimizer.step()
-            note()
-            weights.forward(Place(1, 1, 1))
-            note()
-            start, end, before, kept, stepped, predicted = moments
-            more_s = kept - before + predicted - stepped
-            ratios.append(more_s / (end - start + stepped - kept))
-        rows.append((name, f"{statistics.median(ratios[4:]):.1%}"))
-    return rows
+    return step
+
+
+def copied_s(chain: Chain, to: list[Tensor]) -> float:
+    """Seconds of a copy of all parameters: read them, fetch the target, write it."""
+    start = time.thread_time()
+    torch._foreach_copy_(to, [parameter.detach() for parameter in chain.parameters()])
+    return time.thread_time() - start
+
+
+def prediction(
+    optimizer: type[torch.optim.Optimizer],
+    options: dict[str, float],
+    passes: int,
+    num_layers: int,
+    num_samples: int,
+    num_pairs: int,
+) -> tuple[str, ...]:
+    """By how much steps with all weights predicted are longer than with those of the moment.
+
+    Both are taken in turn, so that caches hold what they hold in training, and in both orders.
+
+    Args:
+        optimizer: that steps.
+        options: its own.
+        passes: over the memory of the parameters that a prediction takes; a copy is three.
+        num_layers: of the chain.
+        num_samples: of a batch.
+        num_pairs: that count.
+    """
+    chain, other = Chain(num_layers), Chain(num_layers)
+    plain = stepping("none", optimizer, options, chain)
+    predicted = stepping("pipeoptim", optimizer, options, other)
+    spare = [torch.zeros_like(parameter) for parameter in chain.parameters()]
+    x, more, bounds = torch.randn(num_samples, WIDTH), [], []
+    for pair in range(-10, num_pairs):
+        if pair % 2:
+            plain_s, predicted_s = plain(x), predicted(x)
+        else:
+            predicted_s, plain_s = predicted(x), plain(x)
+        bound_s = passes / 3 * copied_s(chain, spare)
+        if pair >= 0:
+            more.append(predicted_s / plain_s - 1)
+            bounds.append(bound_s / plain_s)
+    first, middle, third = statistics.quantiles(more, n=4)
+    return (
+        optimizer.__name__,
+        str(num_samples),
+        f"{middle:.1%}",
+        f"{first:.1%} to {third:.1%}",
+        f"{statistics.median(bounds):.1%}",
+    )
 
 
 def main() -> None:
@@ -186,18 +225,25 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for name in ("lightning.pytorch", "lightning.fabric", "lightning_gpp"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    if options.turns:
+        print_steps(options.devices, options.turns, options.steps)
+    print_predictions(options.devices)
+
+
+def print_steps(num_devices: int, turns: int, num_steps: int) -> None:
+    """All ways, in turn."""
     found: dict[str, list[float]] = {}
-    for _ in range(options.turns):
-        alone_s = step_s(single_device("cpu"), 1, options.steps)
-        taken_s = apart_s(options.devices, options.steps)
+    for _ in range(turns):
+        alone_s = step_s(single_device("cpu"), 1, num_steps)
+        taken_s = apart_s(num_devices, num_steps)
         found.setdefault("apart", []).append(taken_s / alone_s)
-        for name, arguments in ways(options.devices).items():
-            taken_s = step_s(GraphPipeStrategy(**arguments), options.devices, options.steps)
+        for name, arguments in ways(num_devices).items():
+            taken_s = step_s(GraphPipeStrategy(**arguments), num_devices, num_steps)
             found.setdefault(name, []).append(taken_s / alone_s)
     print(
-        f"{LAYERS} layers of {WIDTH}, batches of {BATCH}, {options.devices} processes of one "
-        f"thread, {options.turns} turns, torch {torch.__version__}, {platform.machine()}; "
-        f"one device: {1e3 * alone_s:.0f} ms a step, bound {1 / options.devices:.2f}"
+        f"{LAYERS} layers of {WIDTH}, batches of {BATCH}, {num_devices} processes of one "
+        f"thread, {turns} turns, torch {torch.__version__}, {platform.machine()}; "
+        f"one device: {1e3 * alone_s:.0f} ms a step, bound {1 / num_devices:.2f}"
     )
     rows = []
     for name, ratios in found.items():
@@ -207,8 +253,21 @@ def main() -> None:
             (name, f"{statistics.median(ratios):.2f}", spread, f"{statistics.median(of_apart):.0%}")
         )
     print(text_table(("way", "ratio", "spread", "of apart"), rows))
-    print("over the step of a batch:")
-    print(text_table(("optimizer", "prediction"), prediction()))
+
+
+def print_predictions(num_devices: int) -> None:
+    """What a prediction costs, in one process that has the layers of a stage."""
+    count = LAYERS // num_devices
+    rows = [
+        prediction(optimizer, options, passes, count, num_samples, num_pairs=300)
+        for optimizer, options, passes in (
+            (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}, 4),
+            (torch.optim.Adam, {"lr": 1e-4}, 6),
+        )
+        for num_samples in (BATCH, 2 * BATCH)
+    ]
+    print(f"a prediction of {count} layers of {WIDTH}, of a step:")
+    print(text_table(("optimizer", "samples", "median", "middle half", "memory"), rows))
 
 
 if __name__ == "__main__":
