@@ -43,6 +43,15 @@ from lightning_gpp.weights.versions import StageWeights
 
 WIDTH, LAYERS, BATCH = 768, 8, 256
 
+OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], int]] = {
+    "SGD, momentum": (lambda parameters: torch.optim.SGD(parameters, 1e-3, momentum=0.9), 4),
+    "Adam": (lambda parameters: torch.optim.Adam(parameters, 1e-4), 6),
+}
+"""With how often a prediction goes through memory as large as the parameters."""
+
+COPY_PASSES = 3
+"""Reads them, fetches the target, and writes it."""
+
 
 class Chain(pl.LightningModule):
     """Equal layers."""
@@ -138,14 +147,13 @@ def ways(num_devices: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def stepping(
-    policy: str, optimizer: type[torch.optim.Optimizer], options: dict[str, float], chain: Chain
-) -> Callable[[Tensor], float]:
-    """Takes a step (forward, backward, update) with the weights of a policy; gives its seconds.
+def stepping(policy: str, optimizer: str, num_layers: int) -> tuple[Chain, Callable[..., float]]:
+    """Layers, and what takes a step with their weights by a policy and gives its seconds.
 
     They are those of the processor, so that other processes count little.
     """
-    stepped = optimizer(chain.parameters(), **options)
+    chain = Chain(num_layers)
+    stepped = OPTIMIZERS[optimizer][0](chain.parameters())
     weights = StageWeights(POLICIES[policy], dict(chain.named_parameters()), [LastSteps(stepped)])
 
     def step(x: Tensor) -> float:
@@ -158,58 +166,34 @@ def stepping(
         stepped.zero_grad()
         return time.thread_time() - start
 
-    return step
+    return chain, step
 
 
-def copied_s(chain: Chain, to: list[Tensor]) -> float:
-    """Seconds of a copy of all parameters: read them, fetch the target, write it."""
-    start = time.thread_time()
-    torch._foreach_copy_(to, [parameter.detach() for parameter in chain.parameters()])
-    return time.thread_time() - start
-
-
-def prediction(
-    optimizer: type[torch.optim.Optimizer],
-    options: dict[str, float],
-    passes: int,
-    num_layers: int,
-    num_samples: int,
-    num_pairs: int,
-) -> tuple[str, ...]:
+def prediction(optimizer: str, num_layers: int, num_samples: int) -> tuple[str, ...]:
     """By how much steps with all weights predicted are longer than with those of the moment.
 
     Both are taken in turn, so that caches hold what they hold in training, and in both orders.
-
-    Args:
-        optimizer: that steps.
-        options: its own.
-        passes: over the memory of the parameters that a prediction takes; a copy is three.
-        num_layers: of the chain.
-        num_samples: of a batch.
-        num_pairs: that count.
     """
-    chain, other = Chain(num_layers), Chain(num_layers)
-    plain = stepping("none", optimizer, options, chain)
-    predicted = stepping("pipeoptim", optimizer, options, other)
-    spare = [torch.zeros_like(parameter) for parameter in chain.parameters()]
-    x, more, bounds = torch.randn(num_samples, WIDTH), [], []
-    for pair in range(-10, num_pairs):
+    chain, plain = stepping("none", optimizer, num_layers)
+    _, predicted = stepping("pipeoptim", optimizer, num_layers)
+    weights = [parameter.detach() for parameter in chain.parameters()]
+    copies = [torch.zeros_like(weight) for weight in weights]
+    x, more, memory = torch.randn(num_samples, WIDTH), [], []
+    for pair in range(-10, 300):
         if pair % 2:
             plain_s, predicted_s = plain(x), predicted(x)
         else:
             predicted_s, plain_s = predicted(x), plain(x)
-        bound_s = passes / 3 * copied_s(chain, spare)
+        start = time.thread_time()
+        torch._foreach_copy_(copies, weights)
+        copied_s = time.thread_time() - start
         if pair >= 0:
             more.append(predicted_s / plain_s - 1)
-            bounds.append(bound_s / plain_s)
+            memory.append(OPTIMIZERS[optimizer][1] / COPY_PASSES * copied_s / plain_s)
     first, middle, third = statistics.quantiles(more, n=4)
-    return (
-        optimizer.__name__,
-        str(num_samples),
-        f"{middle:.1%}",
-        f"{first:.1%} to {third:.1%}",
-        f"{statistics.median(bounds):.1%}",
-    )
+    spread = f"{first:.1%} to {third:.1%}"
+    bound = f"{statistics.median(memory):.1%}"
+    return optimizer, str(num_samples), f"{middle:.1%}", spread, bound
 
 
 def main() -> None:
@@ -227,7 +211,7 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     if options.turns:
         print_steps(options.devices, options.turns, options.steps)
-    print_predictions(options.devices)
+    print_predictions(LAYERS // options.devices)
 
 
 def print_steps(num_devices: int, turns: int, num_steps: int) -> None:
@@ -255,18 +239,14 @@ def print_steps(num_devices: int, turns: int, num_steps: int) -> None:
     print(text_table(("way", "ratio", "spread", "of apart"), rows))
 
 
-def print_predictions(num_devices: int) -> None:
-    """What a prediction costs, in one process that has the layers of a stage."""
-    count = LAYERS // num_devices
+def print_predictions(num_layers: int) -> None:
+    """What a prediction costs, in one process."""
     rows = [
-        prediction(optimizer, options, passes, count, num_samples, num_pairs=300)
-        for optimizer, options, passes in (
-            (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}, 4),
-            (torch.optim.Adam, {"lr": 1e-4}, 6),
-        )
+        prediction(optimizer, num_layers, num_samples)
+        for optimizer in OPTIMIZERS
         for num_samples in (BATCH, 2 * BATCH)
     ]
-    print(f"a prediction of {count} layers of {WIDTH}, of a step:")
+    print(f"a prediction of {num_layers} layers of {WIDTH}, of a step:")
     print(text_table(("optimizer", "samples", "median", "middle half", "memory"), rows))
 
 
