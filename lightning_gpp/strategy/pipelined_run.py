@@ -237,7 +237,8 @@ class PipelinedRun:
 
         What remains of a batch is the user's step, data, the optimizer and Lightning's loop.
         """
-        if self._is_timed or self.device.type != "cpu" or self.steps_per_microbatch:
+        has_user_code = self.steps_per_microbatch or self.settings.is_asynchronous
+        if self._is_timed or self.device.type != "cpu" or has_user_code:
             yield
             return
         start_s, self._is_timed = time.monotonic(), True
