@@ -20,7 +20,7 @@ With ``--shared 4 30`` (mean, worst):
     three               -3.0 %   4 %, exclusive  7.1 % 21 %
     messages            -6.5 %   1 %, exclusive -2.1 % 16 %
     hosts               -5.8 %   3 %, exclusive  6.8 % 33 %
-    memory              -0.2 %  22 %, exclusive  4.2 % 22 %
+    memory              -3.0 %   8 %, exclusive -0.5 % 10 %
     two kinds           -1.9 %   3 %, exclusive 13.3 % 31 %
     three of two kinds  -5.2 %   0 %, exclusive  6.7 % 23 %
     four of two kinds   -1.2 %   0 %, exclusive  1.9 % 15 %

@@ -13,7 +13,6 @@ from lightning_gpp.planner.graphpipe.space.crew import Crew
 from lightning_gpp.planner.graphpipe.space.rates import Prices
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.graphpipe.space.usage import DeviceCounts
-from lightning_gpp.planner.step_time.users_step import beside_users_step
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +92,6 @@ class Problem:
             may_recompute=request.may_recompute,
             tries_all=self.tries_all,
         )
-
-    def beside_users_step(self, microbatch_size: float) -> Problem:
-        """The problem with so much less memory that the user's step fits beside any stage."""
-        less = beside_users_step(self.request, microbatch_size)
-        return replace(self, tables=UnitTables(less), known=None)
 
     @cached_property
     def can_take_turns(self) -> bool:

@@ -8,9 +8,6 @@ as much as its scores), nor that the losses of two micro-batches are compared no
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from lightning_gpp.cluster import Device
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.schedule import find_schedule
 
@@ -31,20 +28,3 @@ def users_step_bytes(request: PlanRequest, unit_size: float, in_flight: int) -> 
     size = minibatch if find_schedule(request.schedule).forwards_first else unit_size
     taken = outputs.forward(size) + outputs.backward(size)
     return round(batches * batch.forward(minibatch) + taken)
-
-
-def beside_users_step(request: PlanRequest, unit_size: float) -> PlanRequest:
-    """The question with less memory: stages that fit do so beside the user's step, wherever it is.
-
-    Args:
-        request: the question.
-        unit_size: as of :func:`users_step_bytes`.
-    """
-    taken = users_step_bytes(request, unit_size, request.num_devices)
-    devices = tuple(_with_less(device, taken) for device in request.cluster.devices)
-    return replace(request, cluster=replace(request.cluster, devices=devices))
-
-
-def _with_less(device: Device, taken: int) -> Device:
-    limit = device.memory_bytes
-    return device if limit is None else replace(device, memory_bytes=max(1, limit - taken))

@@ -39,7 +39,7 @@ def divided(
     choose(problem, judge)
     if judge.best_s == math.inf:
         judge.allow(math.inf)
-        look_everywhere(replace(problem, tries_all=True), judge)
+        _look_everywhere(replace(problem, tries_all=True), judge)
     return judge
 
 
@@ -69,14 +69,13 @@ def _look(least: LeastStep, space: Space, judge: DraftJudge) -> None:
     judge.spend(divisions.num_tried)
 
 
-def look_everywhere(problem: Problem, judge: DraftJudge) -> None:
+def _look_everywhere(problem: Problem, judge: DraftJudge) -> None:
     """Looks for any division, however slow, and then for a fast one, of every size."""
     for size in problem.request.microbatch_sizes:
-        for asked in (problem, problem.beside_users_step(size)):
-            space = asked.space(size)
-            divisions = Divisions(space)
-            for found in (divisions.at(math.inf), divisions.smallest()):
-                _show(found, space, judge)
+        space = problem.space(size)
+        divisions = Divisions(space)
+        for found in (divisions.at(math.inf), divisions.smallest()):
+            _show(found, space, judge)
 
 
 def _show(found: Found | None, space: Space, judge: DraftJudge) -> None:

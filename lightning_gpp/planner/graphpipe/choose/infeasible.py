@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.does_not_fit import HOLD_FEWER, HOLDS_FEW, DoesNotFitError
-from lightning_gpp.planner.graphpipe.choose.choice import look_everywhere
-from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.choose.limits import Divisions
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.problem import Problem
 from lightning_gpp.units_of_measure import bytes_text
@@ -45,10 +43,11 @@ def _text(request: PlanRequest) -> str:
 
 def _fits(request: PlanRequest) -> bool:
     """Whether there is a division with any micro-batch size, however slow."""
-    judge = DraftJudge(UnitTables(request), "any", 0)
-    judge.allow(math.inf)
-    look_everywhere(Problem(judge.tables, tries_all=True), judge)
-    return judge.best_s < math.inf
+    problem = Problem(UnitTables(request), tries_all=True)
+    return any(
+        Divisions(problem.space(size)).at(float("inf")) is not None
+        for size in request.microbatch_sizes
+    )
 
 
 def _smallest_memory(request: PlanRequest) -> int | None:
