@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.plan.plan import Stage
 from lightning_gpp.planner.step_time.gradients import stage_sums
 from lightning_gpp.planner.step_time.least_edge import EdgeEnd, EdgeSeconds, LeastEdge
@@ -166,11 +166,11 @@ class DraftBounds:
         numbers = [
             self._numbers.setdefault((end, count), len(self._numbers)) for end in (*ends, feed)
         ]
-        stage_of = tables.owners([end[0] for end in ends])
+        held = [end[0] for end in ends]
         for target, other in enumerate(ends):
             is_last = target == last
             needed = tables.sources(other[0]) | (tables.makers & ~other[0] if is_last else 0)
-            sources = sorted({stage_of[at] for at in places(needed)})
+            sources = [number for number, units in enumerate(held[:target]) if units & needed]
             if is_last or other[0] & tables.fed:
                 sources.insert(0, FEED)
             for source in sources:
