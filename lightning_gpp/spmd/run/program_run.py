@@ -7,7 +7,7 @@ and autograd nothing to do), and meet at the same collectives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from lightning_gpp.spmd.program import (
 from lightning_gpp.spmd.run.collectives import Shape
 from lightning_gpp.spmd.run.conversions import Converter
 from lightning_gpp.spmd.run.emulated import EmulatedProgram
-from lightning_gpp.spmd.run.gradient_sums import GradientSums
+from lightning_gpp.spmd.run.gradient_sums import GradientSums, give_gradients
 
 Key = tuple[str, Placement]
 """A value in one of its placements."""
@@ -148,13 +148,33 @@ class ProgramRun:
             is_reached = self._step(number, instruction, reached, gradients, retain)
             if is_reached and self.pace is not None:
                 self.pace.passed(number, is_backward=True)
-        for name, part in self.stored.items():
-            gradient = self._gradients.pop((name, self.program.stored(name)), None)
-            if gradient is not None and part.requires_grad:
-                torch.autograd.backward(part, gradient)
+        self._give(gradients.values(), retain=retain)
         self.sums.finish()
         if self.pace is not None:
             self.pace.end_half(is_backward=True)
+
+    def _give(self, given: Iterable[Tensor], *, retain: bool) -> None:
+        """Parameters that are not summed later get the gradients that have come to them.
+
+        Args:
+            given: gradients of results, which the user has as well.
+            retain: whether operators keep what their gradients may be a part of.
+        """
+        known = {gradient.untyped_storage().data_ptr() for gradient in given}
+        trained, own = [], []
+        for name, part in self.stored.items():
+            gradient = self._gradients.pop((name, self.program.stored(name)), None)
+            if gradient is not None and part.requires_grad:
+                memory = gradient.untyped_storage()
+                is_part = memory.nbytes() > gradient.nbytes
+                is_shared = retain or is_part or memory.data_ptr() in known
+                trained.append(part)
+                own.append(gradient.clone() if is_shared else gradient)
+                known.add(memory.data_ptr())
+        gradient = None  # the last one is not to be had twice, either
+        if trained:
+            own.reverse()
+            give_gradients(trained, (own.pop() for _ in trained))
 
     def _step(
         self,

@@ -44,6 +44,7 @@ def machine_of(
             [each.flops_per_s for each in measured],
             [each.memory_bytes_per_s for each in measured],
             [each.launch_s for each in measured],
+            [each.update_s_per_byte for each in measured],
         )
     memory = [device.memory_bytes for device in cluster.devices]
     limits = [float("inf") if size is None else float(size) for size in memory]
