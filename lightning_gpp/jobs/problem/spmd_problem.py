@@ -81,7 +81,8 @@ def _machine(cluster: Cluster) -> Machine:
         return machine_of(cluster, None)
     with threads_of_one_of(cluster):
         speeds = measure_speeds(torch.device(CPU))
-    return machine_of(cluster, speeds * cluster.num_devices)
+    each = (np.repeat(getattr(speeds, of.name), cluster.num_devices) for of in fields(speeds))
+    return machine_of(cluster, DeviceSpeeds(*each))
 
 
 def _factor(kind: str, graph: SpmdGraph, machine: Machine, request: PlanRequest) -> float:

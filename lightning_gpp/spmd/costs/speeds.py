@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.spmd.costs.share_cost import Vector
@@ -54,10 +54,10 @@ def device_speeds(cluster: Cluster, dtype: str = "float32") -> DeviceSpeeds:
 
 
 def measured_speeds(
-    flops_per_s: Sequence[float],
-    memory_bytes_per_s: Sequence[float] | None = None,
-    launch_s: Sequence[float] | None = None,
-    update_s_per_byte: Sequence[float] | None = None,
+    flops_per_s: ArrayLike,
+    memory_bytes_per_s: ArrayLike | None = None,
+    launch_s: ArrayLike | None = None,
+    update_s_per_byte: ArrayLike | None = None,
 ) -> DeviceSpeeds:
     """Speeds that were measured, one number per device.
 
@@ -73,7 +73,7 @@ def measured_speeds(
     flops = np.array(flops_per_s, dtype=float)
     if flops.size == 0 or flops.min() <= 0:
         raise ValueError(
-            f"every device needs a speed above 0, got {list(flops_per_s)}; leave a device out "
+            f"every device needs a speed above 0, got {flops.tolist()}; leave a device out "
             "that cannot compute"
         )
     endless, nothing = np.full(len(flops), np.inf), np.zeros(len(flops))

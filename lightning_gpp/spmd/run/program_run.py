@@ -26,9 +26,9 @@ from lightning_gpp.spmd.program import (
     SpmdProgram,
 )
 from lightning_gpp.spmd.run.collectives import Shape
-from lightning_gpp.spmd.run.conversions import Converter
 from lightning_gpp.spmd.run.emulated import EmulatedProgram
 from lightning_gpp.spmd.run.gradient_sums import GradientSums, give_gradients
+from lightning_gpp.spmd.run.moves import Mover
 
 Key = tuple[str, Placement]
 """A value in one of its placements."""
@@ -104,7 +104,7 @@ class ProgramRun:
     Attributes:
         graph: the model.
         program: what all devices do.
-        converter: converts values and gradients.
+        mover: moves values and gradients.
         sums: of gradients of parameters.
         stored: this device's parts of parameters and buffers.
         inputs: the arguments of the forward, on rank 0.
@@ -116,7 +116,7 @@ class ProgramRun:
 
     graph: SpmdGraph
     program: SpmdProgram
-    converter: Converter
+    mover: Mover
     sums: GradientSums
     stored: Mapping[str, Tensor]
     inputs: Mapping[str, Tensor] | None
@@ -148,7 +148,8 @@ class ProgramRun:
             is_reached = self._step(number, instruction, reached, gradients, retain)
             if is_reached and self.pace is not None:
                 self.pace.passed(number, is_backward=True)
-        self._give(gradients.values(), retain=retain)
+        given = [gradients[name] for name in reached if name in gradients]
+        self._give(given, retain=retain)
         self.sums.finish()
         if self.pace is not None:
             self.pace.end_half(is_backward=True)
@@ -193,14 +194,14 @@ class ProgramRun:
                 return False
             dtype = getattr(torch, value.spec.dtype)
             given = gradients.get(value.name)
-            found = self.converter.give_back(given, value.shape, dtype, self.device, instruction)
+            found = self.mover.give_back(given, value.shape, dtype, self.device, instruction)
             self._add((value.name, instruction.placement), found)
             return True
         if isinstance(instruction, ReceiveInput):
             gradient = self._gradients.pop((value.name, instruction.placement), None)
             if gradient is None:
                 return False
-            whole = self.converter.receive_back(gradient, value.shape, instruction)
+            whole = self.mover.receive_back(gradient, value.shape, instruction)
             if whole is not None and self.inputs is not None:
                 torch.autograd.backward(self.inputs[value.name], whole)
             return True
@@ -211,7 +212,7 @@ class ProgramRun:
             if self.stored[value.name].requires_grad:
                 self.sums.add(self.stored[value.name], gradient)
         else:
-            found = self.converter.convert_back(gradient, value.shape, instruction)
+            found = self.mover.convert_back(gradient, value.shape, instruction)
             self._add((value.name, instruction.source), found)
         return True
 
@@ -237,8 +238,7 @@ class ProgramRun:
         return True
 
     def _shape(self, whole: Shape, placement: Placement) -> Shape:
-        mover = self.converter.mover
-        return mover.shards.shape(whole, placement, mover.collectives.rank)
+        return self.mover.shards.shape(whole, placement, self.mover.collectives.rank)
 
     def _add(self, key: Key, gradient: Tensor) -> None:
         there = self._gradients.get(key)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
+from lightning_gpp.spmd.costs.speeds import DeviceSpeeds, measured_speeds
 from lightning_gpp.spmd.run.collectives import Collectives
 from lightning_gpp.strategy.spmd.sharded_optimizer import ELEMENTWISE
 
@@ -25,23 +26,6 @@ _STRETCH_S = 0.1
 LEAST_ROUNDS, MOST_ROUNDS = 4, 12
 _AGREE = 0.02
 """Of the work of all devices."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredSpeed:
-    """How fast a device computes.
-
-    Attributes:
-        flops_per_s: of a product of matrices.
-        memory_bytes_per_s: read and written.
-        launch_s: of the smallest operator.
-        update_s_per_byte: of the optimizer's step, per byte of a parameter.
-    """
-
-    flops_per_s: float
-    memory_bytes_per_s: float
-    launch_s: float
-    update_s_per_byte: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +72,7 @@ def typical_update(optimizers: Sequence[Optimizer], device: torch.device) -> Upd
 
 def measure_speeds(
     device: torch.device, group: Collectives | None = None, update: Update | None = None
-) -> list[MeasuredSpeed]:
+) -> DeviceSpeeds:
     """All ranks: how fast each device is while all of them compute; all ranks get the same.
 
     What a device is busy with beside this may come and go. So all are timed in short rounds that
@@ -104,15 +88,13 @@ def measure_speeds(
     rounds = [_of_all(times(), group, device)]
     while not is_settled(rounds):
         rounds.append(_of_all(times(), group, device))
-    return [
-        MeasuredSpeed(
-            2 * _SIDE**3 / product_s,
-            2 * _COPIED_BYTES / copied_s,
-            launch_s,
-            sum(update_s) / update.size_bytes if update else 0.0,
-        )
-        for product_s, copied_s, *update_s, launch_s in np.median(rounds, axis=0).tolist()
-    ]
+    product_s, copied_s, *update_s, launch_s = np.median(rounds, axis=0).T
+    return measured_speeds(
+        2 * _SIDE**3 / product_s,
+        2 * _COPIED_BYTES / copied_s,
+        launch_s,
+        update_s[0] / update.size_bytes if update else None,
+    )
 
 
 def is_settled(rounds: Sequence[Sequence[Sequence[float]]]) -> bool:
