@@ -12,7 +12,6 @@ from lightning_gpp.planner.graphpipe.place.draft import Draft
 from lightning_gpp.planner.graphpipe.place.homes import Homes
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.moves import FAMILIES, Family
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 BUDGET = 20_000
 """Looks of a part of a search: about half a second, whatever the model."""
@@ -83,32 +82,6 @@ class Climber:
                 return True, False
         return False, next(neighbours, None) is not None
 
-    def sidestep(self, patience: int) -> bool:
-        """Goes to a draft that takes as long and whose devices are less busy, the busiest first.
-
-        Two moves together may be better where the first of them alone changes nothing.
-
-        Args:
-            patience: steps that each family may play in vain.
-
-        Returns:
-            Whether there was one.
-        """
-        judge, at_most_s = self._judge, self.step_s * (1 + ROUNDING)
-        busy_s = judge.busy_s(self.draft)
-        for family in FAMILIES:
-            neighbours = family(self.draft, self._homes(self.draft, judge.tables))
-            some = islice(neighbours, LOOKS_PER_STEP * patience)
-            near = (draft for _, draft in judge.promising(some, at_most_s))
-            for draft in islice((one for one in near if judge.busy_s(one) < busy_s), patience):
-                if judge.is_spent:
-                    return False
-                step_s = judge.step_s(draft, at_most_s)
-                if step_s <= at_most_s:
-                    self.draft, self.step_s = draft, min(self.step_s, step_s)
-                    return True
-        return False
-
 
 def climb_from(
     judge: DraftJudge,
@@ -118,7 +91,8 @@ def climb_from(
 ) -> None:
     """Climbs from the best starts, then from twice as many with twice the patience, and so on.
 
-    Where budget is left when no move is better anywhere, moves that change nothing come in between.
+    Where stages may share devices, no move is better any more and budget is left, it also climbs
+    from the drafts next to the best one.
 
     Args:
         judge: keeps what is found, and ends the search when its budget is spent.
@@ -149,6 +123,34 @@ def climb_from(
                 ended.append(climber)
         climbers = [*at.values(), *climbers[count:]]
         patience *= 2
-    for climber in sorted(ended, key=lambda one: one.step_s):
-        while not judge.is_spent and climber.sidestep(patience):
-            climber.run(patience)
+    if ended and homes.may_share:
+        judge.limit(BUDGET // 4)
+        _look_beyond(judge, min(ended, key=lambda one: one.step_s), homes)
+
+
+def _look_beyond(judge: DraftJudge, best: Climber, homes: type[Homes]) -> None:
+    """Climbs from drafts next to the best one: two moves may be better where neither is alone.
+
+    Of every family those with the smallest lower bounds are climbed from, until one ends below the
+    best draft; then it is the turn of those next to that one.
+
+    Args:
+        judge: keeps what is found, and ends the search when its budget is spent.
+        best: where no move is better.
+        homes: the groups of devices that stages may go to.
+    """
+    begun: set[Draft] = set()
+    families = iter(FAMILIES)
+    while not judge.is_spent and (family := next(families, None)) is not None:
+        neighbours = family(best.draft, homes(best.draft, judge.tables))
+        some = islice(neighbours, LOOKS_PER_STEP * FIRST_PATIENCE)
+        for _, draft in judge.promising(some, math.inf)[: 2 * FIRST_PATIENCE]:
+            if draft in begun or judge.is_spent:
+                continue
+            begun.add(draft)
+            climber = Climber(draft, judge.step_s(draft, math.inf), judge, homes)
+            if climber.step_s < math.inf:
+                climber.run(FIRST_PATIENCE)
+            if climber.step_s < best.step_s:
+                best, families = climber, iter(FAMILIES)
+                break
