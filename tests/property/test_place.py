@@ -200,11 +200,12 @@ def test_small_models_are_planned_nearly_as_well_as_by_brute_force(setting):
         assert found_s <= WORST_LOSS * best_shared_step_s(tree, request)
 
 
-def test_a_move_that_is_no_better_may_lead_on():
-    """The best plan of this model is two moves away from where the single ones end."""
-    rng = random.Random("shared messages 4")
-    for _ in range(20):
+@pytest.mark.parametrize(("setting", "draws"), [("messages", 20), ("four of two kinds", 4)])
+def test_a_single_move_may_not_be_enough(setting, draws):
+    """Two moves are needed; two stages swapped without the loss on another device."""
+    rng = random.Random(f"shared {setting} 4")
+    for _ in range(draws):
         tree = tree_of(rng.choice(shapes(4)))
-        request = replace(random_request(tree, SETTINGS["messages"], rng), max_replicas=1)
+        request = replace(random_request(tree, SETTINGS[setting], rng), max_replicas=1)
     found_s = evaluate_plan(search_plans(request).best, request).step_s
     assert found_s <= WORST_LOSS * best_shared_step_s(tree, request)
