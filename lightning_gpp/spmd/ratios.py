@@ -11,9 +11,9 @@ of::
                 bytes_d(r_d) <= memory_d                where there is a limit
                 sum_d n_d * r_d = 1,  r_d >= one unit
 
-Sums of gradients, which go on beside the backward, end no stretch. Devices that are alike get alike
-(the mean of a solution over them is one, too), so the columns are the kinds ``d`` of devices with
-their numbers ``n_d``.
+Sums of gradients, which go on beside the backward, end no stretch but the last one. Devices that
+are alike get alike (the mean of a solution over them is one, too), so the columns are the kinds
+``d`` of devices with their numbers ``n_d``.
 
 The release leaves the constants out, which moves the minimum where an instruction has both (a
 launch, a replicated part). Equal stretches are one row with their number as weight, so a model of
@@ -180,13 +180,17 @@ def _stretches(program: SpmdProgram, prices: PriceList, firsts: list[int]) -> Ma
             found[frozenset(now.items())] += 1
         now.clear()
 
+    has_sums = False
     for half, waiting_bytes in halves_in_order(program, prices):
+        has_sums = has_sums or waiting_bytes > 0
         if half.move_s and not waiting_bytes:
             end()
             for cost in half.moved:
                 now[_lines(cost, firsts)] += 1
                 end()
         now.update(_lines(cost, firsts) for cost in half.computed)
+    if has_sums:  # whose last one all wait for before they step the optimizer
+        end()
     now.update(_lines(cost, firsts) for half in updates(program, prices) for cost in half.computed)
     end()
     return found
