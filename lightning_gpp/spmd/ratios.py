@@ -197,21 +197,11 @@ def _stretches(program: SpmdProgram, prices: PriceList, firsts: list[int]) -> Ma
 
 
 def _lines(cost: ShareCost, devices: list[int]) -> tuple[Line, ...]:
-    """The lines of a cost on some devices, without those that others are above of everywhere."""
-    lines = [(line.constant_s[devices], line.slope_s[devices], line.segment) for line in cost.lines]
-    kept: list[tuple[Vector, Vector, int]] = []
-    for line in sorted(lines, key=lambda line: -float((line[0] + line[1]).sum())):
-        if not any(_is_below(line, other) for other in kept):
-            kept.append(line)
-    return tuple((tuple(c.tolist()), tuple(s.tolist()), segment) for c, s, segment in kept)
-
-
-def _is_below(line: tuple[Vector, Vector, int], other: tuple[Vector, Vector, int]) -> bool:
-    """Whether a line is nowhere above another one, for shares from 0 to 1."""
-    if line[2] != other[2] and line[1].any():
-        return False
-    at_0, at_1 = line[0] <= other[0], line[0] + line[1] <= other[0] + other[1]
-    return bool(at_0.all() and at_1.all())
+    """The lines of a cost on some devices."""
+    return tuple(
+        (tuple(c[devices].tolist()), tuple(s[devices].tolist()), segment)
+        for c, s, segment in ((each.constant_s, each.slope_s, each.segment) for each in cost)
+    )
 
 
 def _least_units(program: SpmdProgram) -> dict[int, int]:

@@ -185,8 +185,11 @@ class SpmdRun(PipelinedRun):
             )
         return program
 
-    def check_is_divided(self, graph: SpmdGraph, program: SpmdProgram) -> None:
+    def check_is_divided(self, export: int) -> None:
         """Rank 0: whether the first training step's batch is divided.
+
+        Args:
+            export: of that step.
 
         Raises:
             ValueError: nothing of the model can be divided over so many devices.
@@ -194,6 +197,9 @@ class SpmdRun(PipelinedRun):
         if self._has_trained:
             return
         self._has_trained = True
+        assert self.divided is not None
+        interpreter, _ = self.divided.interpreters[export]
+        graph, program = interpreter.graph, interpreter.program
         theory = Theory(graph, len(self.shares))
         rules = (rule for operator in graph.operators for rule in theory.rules(operator))
         if len(self.shares) > 1 and not any(p.is_shard for rule in rules for p in rule.outputs):

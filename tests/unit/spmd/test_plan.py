@@ -14,7 +14,6 @@ from lightning_gpp.graph import TensorSpec
 from lightning_gpp.spmd.costs.collective_times import collective_times
 from lightning_gpp.spmd.costs.judge import evaluate_program
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
-from lightning_gpp.spmd.costs.share_cost import ShareCost
 from lightning_gpp.spmd.costs.simulate import halves_in_order, updates
 from lightning_gpp.spmd.costs.speeds import device_speeds, measured_speeds
 from lightning_gpp.spmd.explain import computation_table, explain_plan
@@ -70,8 +69,8 @@ def test_no_shares_on_a_grid_are_better(seed: int) -> None:
         def of(costs):
             found = np.zeros(2)
             for cost in costs:
-                lines = [dataclasses.replace(x, units=fine if x.units else 0) for x in cost.lines]
-                found = found + prices.parts.seconds_each(ShareCost(tuple(lines)))
+                lines = [dataclasses.replace(x, units=fine if x.units else 0) for x in cost]
+                found = found + prices.parts.seconds_each(tuple(lines))
             return found
 
         now, has_sums = np.zeros(2), False
