@@ -46,6 +46,7 @@ from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.state.leader_state import LeaderState
+from lightning_gpp.strategy.state.old_gradients import clear_old_gradients
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
 from lightning_gpp.strategy.state.partition import Partition
@@ -236,7 +237,8 @@ class PipelinedRun:
 
         What remains of a batch is the user's step, data, the optimizer and Lightning's loop.
         """
-        if self._is_timed or self.device.type != "cpu" or self.steps_per_microbatch:
+        has_user_code = self.steps_per_microbatch or self.settings.is_asynchronous
+        if self._is_timed or self.device.type != "cpu" or has_user_code:
             yield
             return
         start_s, self._is_timed = time.monotonic(), True
@@ -318,6 +320,7 @@ class PipelinedRun:
         """Runs a mini-batch forward and backward; its gradients are in what is returned."""
         self._before_program()
         assert self._stash_parameters is not None
+        clear_old_gradients(self.module.trainer)
         stash = GradientStash(self._stash_parameters, minibatch.loss_scale)
         self.built.record(self.on_record)
         run = self.built.begin(
@@ -359,6 +362,7 @@ class PipelinedRun:
         """
         self._before_program()
         assert self._stash_parameters is not None
+        clear_old_gradients(self.module.trainer)
         stash = GradientStash(self._stash_parameters)
         self.built.record(self.on_record)
         self.built.last_trained = window.program
