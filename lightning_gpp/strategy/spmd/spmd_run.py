@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
 from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.spmd.costs.speeds import measured_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import Placement, check_shares
 from lightning_gpp.spmd.program import Computation, SpmdProgram
@@ -154,15 +156,18 @@ class SpmdRun(PipelinedRun):
         """All ranks: a planner for the devices that there are or that the user describes."""
         devices = self.control.gather(DeviceAtHand.of(self.device), "collecting the devices")
         chosen, num_ranks = self.settings.cluster, self.transport.num_ranks
+        is_data_parallel = name == "data_parallel"
         speeds = times = None
         if chosen is None:
-            update = typical_update(optimizers, self.device)
-            speeds = measure_speeds(self.device, self.collectives, update)
+            # Where samples are dealt by the shares that there are, speeds decide nothing.
+            speeds = measured_speeds(np.ones(num_ranks))
+            if not is_data_parallel:
+                update = typical_update(optimizers, self.device)
+                speeds = measure_speeds(self.device, self.collectives, update)
             times = measure_collectives(self.collectives, self.device)
         if not self.control.is_leader:
             return None  # only rank 0 plans
         cluster = cluster_at_hand(devices) if chosen is None else resolve_cluster(chosen, num_ranks)
-        is_data_parallel = name == "data_parallel"
         return HapPlanner(machine_of(cluster, speeds, times), self._has_shares, is_data_parallel)
 
     # Building --------------------------------------------------------------------------------
