@@ -181,5 +181,6 @@ def check_shares(shares: Sequence[float]) -> None:
     if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(
             "shares must be numbers above 0, one per device, that sum to 1; got "
-            f"{[round(share, 6) for share in shares]}, which sum to {sum(shares):.6g}"
+            f"{[round(share, 6) for share in shares]}, which sum to {sum(shares):.6g}: "
+            "divide each by their sum, and leave devices out that are to have none"
         )

@@ -204,9 +204,8 @@ class SpmdCalls(ForwardCalls):
             try:
                 return export_forward(target, args, kwargs)
             except ExportError as error:
-                raise ExportError(
-                    f"{raised_location(error.__cause__ or error)}: {error}"
-                ) from error
+                where = raised_location(error.__cause__ or error)
+                raise ExportError(f"{where}: {error}") from None  # which says what torch said
 
 
 def _out_of_inference(leaf: Any) -> Any:

@@ -20,7 +20,7 @@ from lightning_gpp.runtime.collectives.process_collectives import ProcessCollect
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.spmd.costs.speeds import measured_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.placement import Placement, check_shares
+from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import Computation, SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.interpreter import written_buffers
@@ -117,12 +117,6 @@ class SpmdRun(PipelinedRun):
         super().__init__(settings, device, host)
         num_ranks = self.transport.num_ranks
         self.shares = tuple(shares or (1 / num_ranks,) * num_ranks)
-        if len(self.shares) != num_ranks:
-            raise ValueError(
-                f"HAPStrategy(shares={list(self.shares)}) has {len(self.shares)} numbers for "
-                f"{num_ranks} devices; give one for each"
-            )
-        check_shares(self.shares)
         self.collectives = ProcessCollectives(settings.timeout_s, device)
         self.planner: str | ProgramPlanner | None = planner
         self._has_shares = shares is not None
@@ -159,8 +153,9 @@ class SpmdRun(PipelinedRun):
         is_data_parallel = name == "data_parallel"
         speeds = times = None
         if chosen is None:
-            # Where samples are dealt by the shares that there are, speeds decide nothing.
-            speeds = measured_speeds(np.ones(num_ranks))
+            # Where samples are dealt by the shares that there are, speeds decide nothing; any do
+            # beside which a collective's seconds are not lost in rounding.
+            speeds = measured_speeds(np.full(num_ranks, 1e12))
             if not is_data_parallel:
                 update = typical_update(optimizers, self.device)
                 speeds = measure_speeds(self.device, self.collectives, update)
@@ -215,6 +210,13 @@ class SpmdRun(PipelinedRun):
             )
         computed = [i for i in program.instructions if isinstance(i, Computation)]
         if not any(p.is_shard for each in computed for p in each.outputs):
+            if isinstance(self.planner, HapPlanner) and self.planner.is_data_parallel:
+                raise ValueError(
+                    "planner='data_parallel' deals the samples of a batch, its tensors' first "
+                    f"dimension, and here there are none that {len(self.shares)} devices could be "
+                    f"dealt: the batch has fewer than {len(self.shares)}, or no operator can be "
+                    "divided along them. Use a larger batch, fewer devices, or planner='hap'"
+                )
             rank_zero_info(
                 "the program divides nothing: what would move between the devices takes longer "
                 "than what they would save; a larger batch, or one device, is better"
