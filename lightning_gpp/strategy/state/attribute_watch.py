@@ -20,27 +20,34 @@ MISSING = object()
 class AttributeWatch:
     """Notes, while it is on, what the attributes of modules were before they were set.
 
-    It is there for a whole run and switched on for single steps: exchanging a method of
-    ``nn.Module`` makes Python forget what it knows of hundreds of classes.
+    It is put in place when it is switched on first and stays for a whole run: exchanging a method
+    of ``nn.Module`` makes Python forget what it knows of hundreds of classes.
     """
 
     def __init__(self) -> None:
         self._before: dict[tuple[int, str], Any] = {}
-        self._is_on = False
-        if not _watches:
-            nn.Module.__setattr__ = _noting  # type: ignore[assignment]
-        _watches.append(self)
+        self._is_on = self._is_in_place = False
 
     def remove(self) -> None:
         """Takes it away again."""
-        _watches.remove(self)
+        if self._is_in_place:
+            _watches.remove(self)
+            self._is_in_place = False
         if not _watches:
             nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
+
+    def _put_in_place(self) -> None:
+        if not _watches:
+            nn.Module.__setattr__ = _noting  # type: ignore[assignment]
+        _watches.append(self)
+        self._is_in_place = True
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Attributes that are set in the body are noted; what they are now counts as before."""
         self.forget()
+        if not self._is_in_place:
+            self._put_in_place()
         self._is_on = True
         try:
             yield
