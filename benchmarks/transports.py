@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from lightning_gpp.runtime.payload import pack
+from lightning_gpp.runtime.processes.rank_sockets import connect_hosts
 from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
 from lightning_gpp.runtime.transport.transport import Transport
@@ -72,6 +73,9 @@ def run(rank: int, folder: str) -> None:
     device = torch.device("cpu")
     transports = {
         "shared memory": open_transport(device, 60.0),
+        "between hosts": ProcessGroupTransport(
+            TransportGroups.create("gloo"), device, sockets=connect_hosts("localhost")
+        ),
         "our gloo": ProcessGroupTransport(TransportGroups.create("gloo"), device),
     }
     for size_bytes in SIZES_BYTES:

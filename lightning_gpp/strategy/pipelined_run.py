@@ -93,7 +93,7 @@ class PipelinedRun:
         self.peers = None if joined is None else joined.peers
         self.is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
         self.device = META if self.is_shape_only else device
-        self.transport = open_transport(device, settings.timeout_s)
+        self.transport = open_transport(device, settings.timeout_s, host)
         self.pipeline: Pipeline | None = None
         self.failures = FailureWatch(host, self._abort, joined)
         self.control = Control(self.transport, settings.timeout_s, self.failures)

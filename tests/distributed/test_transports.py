@@ -11,6 +11,7 @@ import torch.distributed as dist
 import transport_contract as contract
 from helpers.workers import WorkerPool
 
+from lightning_gpp.runtime.processes.rank_sockets import connect_hosts
 from lightning_gpp.runtime.transport.host_staging import HostStaging
 from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
@@ -70,6 +71,12 @@ def run_contract_on_processes() -> None:
     transport = ProcessGroupTransport(TransportGroups.create("gloo"), torch.device("cpu"))
     check_contract(transport)
     transport.close()
+    # Small messages over sockets, as between hosts.
+    transport = ProcessGroupTransport(
+        TransportGroups.create("gloo"), torch.device("cpu"), sockets=connect_hosts("localhost")
+    )
+    check_contract(transport)
+    transport.close()
     # A payload group of its own per direction, as NCCL needs.
     groups = TransportGroups(
         headers=dist.new_group(backend="gloo"),
@@ -105,6 +112,9 @@ def run_abort_on_processes() -> None:
     for transport in (
         shared_memory(),
         ProcessGroupTransport(TransportGroups.create("gloo"), torch.device("cpu")),
+        ProcessGroupTransport(
+            TransportGroups.create("gloo"), torch.device("cpu"), sockets=connect_hosts("localhost")
+        ),
     ):
         contract.abort_wakes_the_waiting(transport)
         dist.barrier()

@@ -75,7 +75,7 @@ class SharedMemoryTransport:
     Args:
         rank: this rank.
         sockets: connections to the others, see
-            :func:`~lightning_gpp.runtime.processes.local_sockets.connect_local`.
+            :func:`~lightning_gpp.runtime.processes.rank_sockets.connect_local`.
         device: where received tensors go.
         timeout_s: limit of the wait for a peer that takes no packets.
     """

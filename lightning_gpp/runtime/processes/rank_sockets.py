@@ -1,4 +1,4 @@
-"""Connections between the processes of one host: Unix sockets, which can hand over memory."""
+"""Connections of every rank to every other one: Unix sockets on one host, TCP between hosts."""
 
 from __future__ import annotations
 
@@ -9,20 +9,28 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 _CONNECT_TIMEOUT_S = 30.0
+_GREETING_TIMEOUT_S = 5.0
 _TOKEN_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Address:
-    """Where a rank listens."""
+    """Where a rank listens.
+
+    Attributes:
+        host: what the addresses of all ranks have in common.
+        place: of the socket.
+        token: proves that who connects was told of it.
+    """
 
     host: str
-    name: str
+    place: Any
     token: bytes
 
 
@@ -31,11 +39,36 @@ def connect_local() -> dict[int, socket.socket] | None:
 
     Whether they do is found out by trying. The sockets keep packets apart (``SOCK_SEQPACKET``).
     """
-    listener = _listen()
+    return _connect_all(_listen_locally(), host_identity())
+
+
+def connect_hosts(host: str) -> dict[int, socket.socket] | None:
+    """All ranks: a connection by TCP to every other rank, by rank; None where one fails.
+
+    Args:
+        host: of rank 0; a rank listens where it would send to that host from.
+    """
+    sockets = _connect_all(_listen_towards(host), "")
+    for connection in (sockets or {}).values():
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sockets
+
+
+def own_address(host: str) -> str:
+    """The address from which this process reaches a host; nothing is sent for it."""
+    found = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    raise OSError(f"no way to {host!r}")
+
+
+def _connect_all(listener: socket.socket | None, host: str) -> dict[int, socket.socket] | None:
+    """All ranks: their connections; None on all where one has none."""
     mine = None
     if listener is not None:
-        name = listener.getsockname().decode()
-        mine = _Address(host_identity(), name, secrets.token_bytes(_TOKEN_BYTES))
+        mine = _Address(host, listener.getsockname(), secrets.token_bytes(_TOKEN_BYTES))
     addresses: list[_Address | None] = [None] * dist.get_world_size()
     dist.all_gather_object(addresses, mine)
     sockets = None
@@ -55,7 +88,7 @@ def connect_local() -> dict[int, socket.socket] | None:
     return None
 
 
-def _listen() -> socket.socket | None:
+def _listen_locally() -> socket.socket | None:
     """A socket without a file; None where the system has no such thing."""
     if not hasattr(socket, "SOCK_SEQPACKET") or not hasattr(socket, "AF_UNIX"):
         return None
@@ -68,6 +101,14 @@ def _listen() -> socket.socket | None:
             listener.close()
             raise
         return listener
+    return None
+
+
+def _listen_towards(host: str) -> socket.socket | None:
+    with contextlib.suppress(OSError):
+        address = own_address(host)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, 0), family=family, backlog=dist.get_world_size())
     return None
 
 
@@ -86,20 +127,34 @@ def _connect(listener: socket.socket, addresses: list[_Address]) -> dict[int, so
     deadline = time.monotonic() + _CONNECT_TIMEOUT_S
     sockets: dict[int, socket.socket] = {}
     for lower in range(rank):
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection = socket.socket(listener.family, listener.type)
         sockets[lower] = connection
         connection.settimeout(_CONNECT_TIMEOUT_S)
-        connection.connect(addresses[lower].name.encode())
-        connection.send(rank.to_bytes(4, "little") + addresses[lower].token)
+        connection.connect(addresses[lower].place)
+        connection.sendall(rank.to_bytes(4, "little") + addresses[lower].token)
     while len(sockets) < len(addresses) - 1:
         listener.settimeout(max(0.01, deadline - time.monotonic()))
         connection, _ = listener.accept()
-        connection.settimeout(_CONNECT_TIMEOUT_S)
-        greeting = connection.recv(4 + _TOKEN_BYTES)
-        if hmac.compare_digest(greeting[4:], addresses[rank].token):
-            sockets[int.from_bytes(greeting[:4], "little")] = connection
+        peer = _greeted(connection, addresses[rank].token)
+        if peer is None:
+            connection.close()  # somebody else
         else:
-            connection.close()  # somebody else on this host
+            sockets[peer] = connection
     for connection in sockets.values():
         connection.setblocking(False)
     return sockets
+
+
+def _greeted(connection: socket.socket, token: bytes) -> int | None:
+    """The rank at the other end; None where that does not know the token."""
+    greeting = b""
+    connection.settimeout(_GREETING_TIMEOUT_S)
+    with contextlib.suppress(OSError):
+        while len(greeting) < 4 + len(token):
+            part = connection.recv(4 + len(token) - len(greeting))
+            if not part:
+                return None
+            greeting += part
+    if hmac.compare_digest(greeting[4:], token):
+        return int.from_bytes(greeting[:4], "little")
+    return None
