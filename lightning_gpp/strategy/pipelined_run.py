@@ -238,20 +238,18 @@ class PipelinedRun:
             return nullcontext()
         return HeldElsewhere(self.device, self._ids_of_stages)
 
-    @contextmanager
-    def timed(self) -> Iterator[None]:
+    def timed(self) -> AbstractContextManager[None]:
         """Rank 0: what one process would not do, or do otherwise, runs in this, nested or not.
 
         What remains of a batch is the user's step, data, the optimizer and Lightning's loop.
         """
-        if (
-            self._is_timed
-            or self.is_alone
-            or self.device.type != "cpu"
-            or self.steps_per_microbatch
-        ):
-            yield
-            return
+        is_real = self.device.type == "cpu" and not self.is_alone
+        if not is_real or self._is_timed or self.steps_per_microbatch:
+            return nullcontext()
+        return self._timing()
+
+    @contextmanager
+    def _timing(self) -> Iterator[None]:
         start_s, self._is_timed = time.monotonic(), True
         try:
             yield

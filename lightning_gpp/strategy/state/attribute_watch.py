@@ -26,15 +26,15 @@ class AttributeWatch:
 
     def __init__(self) -> None:
         self._before: dict[tuple[int, str], Any] = {}
-        self._is_on = self._is_in_place = False
+        self._is_in_place = False
 
     def remove(self) -> None:
         """Takes it away again."""
         if self._is_in_place:
-            _watches.remove(self)
             self._is_in_place = False
-        if not _watches:
-            nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
+            _watches.remove(self)
+            if not _watches:
+                nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
 
     def _put_in_place(self) -> None:
         if not _watches:
@@ -48,11 +48,11 @@ class AttributeWatch:
         self.forget()
         if not self._is_in_place:
             self._put_in_place()
-        self._is_on = True
+        _on.append(self)
         try:
             yield
         finally:
-            self._is_on = False
+            _on.remove(self)
 
     def forget(self) -> None:
         """Forgets what was noted: what attributes are now counts as before."""
@@ -79,15 +79,16 @@ class AttributeWatch:
 
     def note(self, module: nn.Module, name: str) -> None:
         """An attribute is about to be set."""
-        if self._is_on and (key := (id(module), name)) not in self._before:
+        if (key := (id(module), name)) not in self._before:
             self._before[key] = module.__dict__.get(name, MISSING)
 
 
 _watches: list[AttributeWatch] = []
+_on: list[AttributeWatch] = []
 _set_attribute = nn.Module.__setattr__
 
 
 def _noting(module: nn.Module, name: str, value: Any) -> None:
-    for watch in _watches:
+    for watch in _on:
         watch.note(module, name)
     _set_attribute(module, name, value)
