@@ -149,6 +149,7 @@ class ClampingModel(ExportableModel):
         self.name = name
         self.through_data = through_data
         self.left.register_buffer("shift", torch.ones(6))
+        self.scale = nn.Parameter(torch.ones(6))  # which forward does not read
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         joined = torch.cat([self.left(left) + self.left.shift, self.right(right)], dim=1)

@@ -141,9 +141,11 @@ def test_changing_weights_on_rank_0_is_refused(
         assert "on_train_batch_end changed the" in text and f"'{name}'" in text
 
 
-def test_a_buffer_that_only_rank_0_holds_may_change(pool: WorkerPool) -> None:
-    results = equal(pool, partial(users.ClampingModel, "offset"))
-    assert float(results[0].weights["offset"].max()) == pytest.approx(0.1)
+@pytest.mark.parametrize("name", ["offset", "scale"])
+def test_what_only_rank_0_holds_may_change(pool: WorkerPool, name: str) -> None:
+    """A buffer; a parameter that no stage reads."""
+    results = equal(pool, partial(users.ClampingModel, name))
+    assert float(results[0].weights[name].max()) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("where", ["on_train_batch_start", "on_train_batch_end"])
