@@ -7,11 +7,13 @@ without bubbles and without messages would take where every process has a core o
 processes than cores nothing can reach it) and memory to itself. ``apart`` is that bound measured:
 as many processes beside each other, each of which trains the layers of a stage by itself, on data
 of its own and without a message; the longest of them. The column ``of apart`` is that over the
-way's step, of the same turn. The second table has what a prediction costs beside a step of the same
-parameters.
+way's step, of the same turn. The second table has what a prediction costs in one process that has
+the layers of a stage: the same steps with and without it, in pairs; ``memory`` is what its passes
+over the parameters would take at the pace at which these are copied.
 
     python benchmarks/asynchronous.py                     # two processes
     python benchmarks/asynchronous.py --devices 4 --turns 5
+    python benchmarks/asynchronous.py --devices 1 --turns 0   # predictions of all layers alone
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ import platform
 import statistics
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_gpp import GraphPipeStrategy
@@ -38,6 +42,15 @@ from lightning_gpp.weights.policies import POLICIES, Place
 from lightning_gpp.weights.versions import StageWeights
 
 WIDTH, LAYERS, BATCH = 768, 8, 256
+
+OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], int]] = {
+    "SGD, momentum": (lambda parameters: torch.optim.SGD(parameters, 1e-3, momentum=0.9), 4),
+    "Adam": (lambda parameters: torch.optim.Adam(parameters, 1e-4), 6),
+}
+"""With how often a prediction goes through memory as large as the parameters."""
+
+COPY_PASSES = 3
+"""Reads them, fetches the target, and writes it."""
 
 
 class Chain(pl.LightningModule):
@@ -134,43 +147,53 @@ def ways(num_devices: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def prediction() -> list[tuple[str, str]]:
-    """What predicting all weights costs, over a step (forward, backward, update) without it.
+def stepping(policy: str, optimizer: str, num_layers: int) -> tuple[Chain, Callable[..., float]]:
+    """Layers, and what takes a step with their weights by a policy and gives its seconds.
 
-    With what is done for it before an update: hooks run in the order in which they were made.
+    They are those of the processor, so that other processes count little.
     """
-    rows = []
-    for name, make in (
-        ("SGD, momentum", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
-        ("Adam", lambda p: torch.optim.Adam(p, 1e-4)),
-        ("NAdam", lambda p: torch.optim.NAdam(p, 1e-4)),
-    ):
-        module = Chain()
-        optimizer = make(module.parameters())
-        moments: list[float] = []
+    chain = Chain(num_layers)
+    stepped = OPTIMIZERS[optimizer][0](chain.parameters())
+    weights = StageWeights(POLICIES[policy], dict(chain.named_parameters()), [LastSteps(stepped)])
 
-        def note(*_: Any, moments: list[float] = moments) -> None:
-            moments.append(time.perf_counter())
+    def step(x: Tensor) -> float:
+        start = time.thread_time()
+        found = weights.forward(Place(1, 1, 1))
+        with found.saving:
+            out = functional_call(chain, dict(found.weights), (x,))
+        out.square().mean().backward()
+        stepped.step()
+        stepped.zero_grad()
+        return time.thread_time() - start
 
-        optimizer.register_step_pre_hook(note)
-        last_steps = LastSteps(optimizer)
-        optimizer.register_step_pre_hook(note)
-        weights = StageWeights(POLICIES["pipeoptim"], dict(module.named_parameters()), [last_steps])
-        x, ratios = torch.randn(BATCH, WIDTH), []
-        for _ in range(24):
-            moments.clear()
-            note()
-            module(x).square().mean().backward()
-            note()
-            optimizer.step()
-            note()
-            weights.forward(Place(1, 1, 1))
-            note()
-            start, end, before, kept, stepped, predicted = moments
-            more_s = kept - before + predicted - stepped
-            ratios.append(more_s / (end - start + stepped - kept))
-        rows.append((name, f"{statistics.median(ratios[4:]):.1%}"))
-    return rows
+    return chain, step
+
+
+def prediction(optimizer: str, num_layers: int, num_samples: int) -> tuple[str, ...]:
+    """By how much steps with all weights predicted are longer than with those of the moment.
+
+    Both are taken in turn, so that caches hold what they hold in training, and in both orders.
+    """
+    chain, plain = stepping("none", optimizer, num_layers)
+    _, predicted = stepping("pipeoptim", optimizer, num_layers)
+    weights = [parameter.detach() for parameter in chain.parameters()]
+    copies = [torch.zeros_like(weight) for weight in weights]
+    x, more, memory = torch.randn(num_samples, WIDTH), [], []
+    for pair in range(-10, 300):
+        if pair % 2:
+            plain_s, predicted_s = plain(x), predicted(x)
+        else:
+            predicted_s, plain_s = predicted(x), plain(x)
+        start = time.thread_time()
+        torch._foreach_copy_(copies, weights)
+        copied_s = time.thread_time() - start
+        if pair >= 0:
+            more.append(predicted_s / plain_s - 1)
+            memory.append(OPTIMIZERS[optimizer][1] / COPY_PASSES * copied_s / plain_s)
+    first, middle, third = statistics.quantiles(more, n=4)
+    spread = f"{first:.1%} to {third:.1%}"
+    bound = f"{statistics.median(memory):.1%}"
+    return optimizer, str(num_samples), f"{middle:.1%}", spread, bound
 
 
 def main() -> None:
@@ -186,18 +209,25 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for name in ("lightning.pytorch", "lightning.fabric", "lightning_gpp"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    if options.turns:
+        print_steps(options.devices, options.turns, options.steps)
+    print_predictions(LAYERS // options.devices)
+
+
+def print_steps(num_devices: int, turns: int, num_steps: int) -> None:
+    """All ways, in turn."""
     found: dict[str, list[float]] = {}
-    for _ in range(options.turns):
-        alone_s = step_s(single_device("cpu"), 1, options.steps)
-        taken_s = apart_s(options.devices, options.steps)
+    for _ in range(turns):
+        alone_s = step_s(single_device("cpu"), 1, num_steps)
+        taken_s = apart_s(num_devices, num_steps)
         found.setdefault("apart", []).append(taken_s / alone_s)
-        for name, arguments in ways(options.devices).items():
-            taken_s = step_s(GraphPipeStrategy(**arguments), options.devices, options.steps)
+        for name, arguments in ways(num_devices).items():
+            taken_s = step_s(GraphPipeStrategy(**arguments), num_devices, num_steps)
             found.setdefault(name, []).append(taken_s / alone_s)
     print(
-        f"{LAYERS} layers of {WIDTH}, batches of {BATCH}, {options.devices} processes of one "
-        f"thread, {options.turns} turns, torch {torch.__version__}, {platform.machine()}; "
-        f"one device: {1e3 * alone_s:.0f} ms a step, bound {1 / options.devices:.2f}"
+        f"{LAYERS} layers of {WIDTH}, batches of {BATCH}, {num_devices} processes of one "
+        f"thread, {turns} turns, torch {torch.__version__}, {platform.machine()}; "
+        f"one device: {1e3 * alone_s:.0f} ms a step, bound {1 / num_devices:.2f}"
     )
     rows = []
     for name, ratios in found.items():
@@ -207,8 +237,17 @@ def main() -> None:
             (name, f"{statistics.median(ratios):.2f}", spread, f"{statistics.median(of_apart):.0%}")
         )
     print(text_table(("way", "ratio", "spread", "of apart"), rows))
-    print("over the step of a batch:")
-    print(text_table(("optimizer", "prediction"), prediction()))
+
+
+def print_predictions(num_layers: int) -> None:
+    """What a prediction costs, in one process."""
+    rows = [
+        prediction(optimizer, num_layers, num_samples)
+        for optimizer in OPTIMIZERS
+        for num_samples in (BATCH, 2 * BATCH)
+    ]
+    print(f"a prediction of {num_layers} layers of {WIDTH}, of a step:")
+    print(text_table(("optimizer", "samples", "median", "middle half", "memory"), rows))
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ of that many operators; ``exclusive`` is what the published space loses. Losses 
 brute force gives all stages one size of micro-batches. Some seconds a model of five operators.
 With ``--shared 4 30`` (mean, worst):
 
-    equal               -0.8 %   0 %, exclusive -0.6 %  0 %
-    three               -3.0 %   4 %, exclusive  7.1 % 21 %
-    messages            -6.5 %   1 %, exclusive -2.1 % 16 %
+    equal               -0.7 %   0 %, exclusive -0.7 %  0 %
+    three               -3.1 %   2 %, exclusive  7.0 % 21 %
+    messages            -6.3 %   8 %, exclusive -2.4 % 16 %
     hosts               -5.8 %   3 %, exclusive  6.8 % 33 %
-    memory              -0.2 %  22 %, exclusive  4.2 % 22 %
-    two kinds           -1.9 %   3 %, exclusive 13.3 % 31 %
+    memory              -3.0 %   8 %, exclusive -0.5 % 10 %
+    two kinds           -1.9 %   4 %, exclusive 13.3 % 31 %
     three of two kinds  -5.2 %   0 %, exclusive  6.7 % 23 %
     four of two kinds   -1.2 %   0 %, exclusive  1.9 % 15 %
 """

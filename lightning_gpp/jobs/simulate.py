@@ -58,7 +58,8 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     what_if = what_if_of(config.what_if)
     problem = changed_links(problem_of(config, folder), config)
     counts = device_counts(problem.request.num_devices, as_list("job.speedup", config.job.speedup))
-    if policy_of(config) is not None:
+    policy = policy_of(config)
+    if policy is not None:
         counts = []  # samples per device would be others
     before = simulated(config, problem)
     after = changed(before, what_if, replan=config.job.replan)
@@ -80,7 +81,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     save_metrics(metrics, folder)
     save_simulation(before, after, ranked, speedups, folder)
     if config.job.picture:
-        draw(before, after, speedups, folder)
+        draw(before, after, speedups, folder, weights=policy.name if policy else "")
     print(written_to(folder))
     return metrics
 
@@ -166,12 +167,14 @@ def simulation_metrics(found: Simulated) -> dict[str, float]:
     }
 
 
-def draw(before: Simulated, after: Simulated, speedups: Speedups | None, folder: Path) -> None:
-    """Writes the figures, and the timelines as a page and a trace."""
+def draw(
+    before: Simulated, after: Simulated, speedups: Speedups | None, folder: Path, *, weights: str
+) -> None:
+    """Writes the figures, and the timelines, with the policy of weights, as a page and a trace."""
     worlds = [before, after] if after is not before else [after]
     if after.case.request.num_devices <= MOST_DRAWN:
         names = [found.name if len(worlds) > 1 else "" for found in worlds]
         shown = [found.shortened().timeline(name) for found, name in zip(worlds, names)]
-        write_step(shown, folder)
+        write_step([replace(timeline, weights=weights) for timeline in shown], folder)
     if speedups is not None:
         write_speedup_picture(speedups, folder)

@@ -19,7 +19,6 @@ from lightning_gpp.text_table import wrapped
 
 if TYPE_CHECKING:
     from lightning_gpp.spmd.costs.judge import ProgramEvaluation
-    from lightning_gpp.spmd.plan import BaselinePlan, SpmdPlan
 
 # Programs need torch to export a model; the jobs that plan graphs of files do without.
 
@@ -60,7 +59,7 @@ def compared_programs(
         try:
             baseline = SPMD_PLANNERS[name]
             if baseline is None:
-                plan: SpmdPlan | BaselinePlan = plan_hap(problem.graph, problem.machine)
+                plan = plan_hap(problem.graph, problem.machine)
             else:
                 plan = plan_baseline(problem.graph, problem.machine, baseline)
         except NoProgramFitsError as error:

@@ -159,6 +159,7 @@ class StepThreads:
     def _work(self, tasks: _Tasks) -> None:
         while (task := tasks.get()) is not None:
             task()
+            del task  # while it waits for the next one: with it a mini-batch
 
 
 _CLOSE_TIMEOUT_S = 5.0

@@ -9,7 +9,7 @@ own device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
@@ -21,6 +21,7 @@ from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.step_time.gradients import Rule, in_buckets, stage_gradients
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.planner.step_time.stage_costs import kind_compute, stage_memory
+from lightning_gpp.planner.step_time.users_step import users_step_bytes
 from lightning_gpp.schedule import ReduceGroup, reduce_groups
 from lightning_gpp.schedule.replicas import expand
 from lightning_gpp.simulate.engine.compile_program import Sends
@@ -112,10 +113,13 @@ def program_costs(
     how = _Sums(plan, request, unit_size, merge, all_reduce, cuts_layers=overlap == "buckets")
     groups = reduce_groups(pipeline.stages, pipeline.devices)
     besides = step or StepCosts()
-    *stages, loss = _stage_costs(plan, request, pipeline, unit_size)
+    count = num_microbatches(plan, request)
+    in_flight = request.order.peak_in_flight(pipeline.stages, count, pipeline.multiples)
+    *stages, loss = _stage_costs(plan, request, pipeline, unit_size, in_flight)
+    held_bytes = users_step_bytes(request, unit_size, max(in_flight.values()))
     return ProgramCosts(
         request.cluster,
-        (*stages, _with_users_step(loss, besides)),
+        (*stages, _with_users_step(loss, besides, held_bytes)),
         forward,
         backward,
         tuple(b for index, group in enumerate(groups) for b in how.buckets(index, group)),
@@ -124,22 +128,25 @@ def program_costs(
     )
 
 
-def _with_users_step(loss: StageCosts, step: StepCosts) -> StageCosts:
+def _with_users_step(loss: StageCosts, step: StepCosts, held_bytes: int) -> StageCosts:
     """The stage of the loss, with the user's step after the pipelined forward."""
     return replace(
         loss,
         forward_s=loss.forward_s + step.loss_s,
         backward_s=loss.backward_s + step.loss_backward_s,
+        fixed_bytes=loss.fixed_bytes + held_bytes,
     )
 
 
 def _stage_costs(
-    plan: Plan, request: PlanRequest, pipeline: PlanGraph, unit_size: float
+    plan: Plan,
+    request: PlanRequest,
+    pipeline: PlanGraph,
+    unit_size: float,
+    in_flight: Mapping[int, int],
 ) -> Iterator[StageCosts]:
     """Of every replica of every stage; the stage of the loss costs nothing if it is one."""
     inputs = input_bytes(request.graph, pipeline.stages)
-    count = num_microbatches(plan, request)
-    in_flight = request.order.peak_in_flight(pipeline.stages, count, pipeline.multiples)
     for number, devices in enumerate(pipeline.devices):
         for device, units in zip(devices, pipeline.shares[number]):
             if number == plan.num_stages:

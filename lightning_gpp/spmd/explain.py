@@ -120,7 +120,9 @@ def device_table(
     prices = PriceList(graph, machine, program.shares)
     busy_s = memory = np.zeros(machine.num_devices)
     for name, placement in program.storage.items():
-        memory = memory + prices.stored(graph.value_of[name], placement).memory_bytes
+        price = prices.stored(graph.value_of[name], placement)
+        memory = memory + price.memory_bytes
+        busy_s = busy_s + price.halves[1].compute_s
     for instruction in program.instructions:
         price = prices.of(instruction)
         memory = memory + price.memory_bytes

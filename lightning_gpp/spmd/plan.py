@@ -133,15 +133,15 @@ def _take_turns(
         if not pairs.is_new(shares):
             return None
         try:
-            fitting = find_fitting(pairs.graph, pairs.machine, shares, options, theory)
+            found = find_fitting(pairs.graph, pairs.machine, shares, options, theory)
         except NoProgramFitsError as error:
             return error
-        program = fitting.found.program
-        pairs.add(program, fitting.least_s)
-        pairs.expansions += fitting.found.effort.expansions
+        program = found.program
+        pairs.add(program, found.least_s)
+        pairs.expansions += found.effort.expansions
         better = best_shares(program, pairs.graph, pairs.machine)
         # The new program may do without what the shares were for; the pair counts, too.
-        pairs.add(replace(program, shares=better), fitting.least_s, is_searched=False)
+        pairs.add(replace(program, shares=better), found.least_s, is_searched=False)
         shares = better
     return None
 
@@ -193,25 +193,10 @@ class _Pairs:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class BaselinePlan:
-    """A published way of training as a program.
-
-    Attributes:
-        name: as tables have it.
-        program: of the same theory.
-        evaluation: what it takes.
-    """
-
-    name: str
-    program: SpmdProgram
-    evaluation: ProgramEvaluation
-
-
 def plan_baseline(
     graph: SpmdGraph, machine: Machine, name: str, theory: Theory | None = None
-) -> BaselinePlan:
-    """A baseline's program.
+) -> SpmdPlan:
+    """A published way of training, as a program of the same theory.
 
     Args:
         graph: the model.
@@ -230,7 +215,9 @@ def plan_baseline(
     shares = (even if is_even else machine.speeds.shares,)
     options = SearchOptions(allowed=limits(graph, theory), name=name)
     found: FoundProgram = find_program(graph, machine, shares, options, theory)
-    return BaselinePlan(name, found.program, evaluate_program(found.program, graph, machine))
+    evaluation = evaluate_program(found.program, graph, machine)
+    tried = ((found.program, evaluation),)
+    return SpmdPlan(found.program, evaluation, tried, found.least_s, found.effort.expansions)
 
 
 BASELINES: dict[str, tuple[Callable[[SpmdGraph, Theory], Allowed], bool]] = {

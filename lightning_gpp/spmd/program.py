@@ -23,7 +23,7 @@ from typing import TypeAlias
 from lightning_gpp.spmd.placement import R_SAME, Placement, check_shares
 from lightning_gpp.strict_json import JsonFormat, to_data
 
-FORMAT = JsonFormat("lightning_gpp.spmd_program", version=2)
+FORMAT = JsonFormat("lightning_gpp.spmd_program", version=3)
 
 
 class Method(Enum):
@@ -77,12 +77,10 @@ class ReceiveInput:
         value: name of the input.
         placement: ``R=``, ``R`` or a shard. A gradient, where one is needed, goes back to rank 0:
             whole there already (``R=``), summed to rank 0 (``R``), gathered (a shard).
-        method: ``DIRECT``.
     """
 
     value: str
     placement: Placement
-    method: Method = Method.DIRECT
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +171,10 @@ class ReturnOutput:
         placement: one in which it is there. ``R``, ``R=``: rank 0 has it; a shard is gathered to
             rank 0, ``P`` summed to rank 0. Backwards: nothing (``R``), rank 0 broadcasts the
             gradient (``R=``, ``P``), scatters it (a shard).
-        method: ``NONE`` for replicated ones, else ``DIRECT``.
     """
 
     value: str
     placement: Placement
-    method: Method = Method.NONE
 
 
 Instruction: TypeAlias = ReceiveInput | Conversion | Computation | ReturnOutput

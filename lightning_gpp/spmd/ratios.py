@@ -1,32 +1,37 @@
 """Every device's share: the linear program of HAP (equation 3) with its constants.
 
-For a program, an instruction ``k`` takes ``X_k``, the largest of lines over the shares; the shares
-that make the sum least are those of::
+Between two collectives devices compute on their own, each instruction ``constant + slope * share``
+or, where several lines bound it, the largest of these. Such a *stretch* ``k`` takes ``X_k``, as
+long as its slowest device, and so does a collective. The shares that make the sum least are those
+of::
 
     minimise    sum_k X_k
-    subject to  constant_kd + slope_kd * r_d <= X_k     for every line and kind of device
+    subject to  sum_i t_id <= X_k                    all instructions i of a stretch, kinds d
+                constant_id + slope_id * r_d <= t_id    for every line
                 bytes_d(r_d) <= memory_d                where there is a limit
                 sum_d n_d * r_d = 1,  r_d >= one unit
 
-Devices that are alike get alike (the mean of a solution over them is one, too), so the columns are
-the kinds ``d`` of devices with their numbers ``n_d``.
+Sums of gradients, which go on beside the backward, end no stretch. Devices that are alike get alike
+(the mean of a solution over them is one, too), so the columns are the kinds ``d`` of devices with
+their numbers ``n_d``.
 
 The release leaves the constants out, which moves the minimum where an instruction has both (a
-launch, a replicated part). Instructions with equal lines are one row with their number as weight,
-so a model of many equal layers is no larger a program than one of few.
+launch, a replicated part). Equal stretches are one row with their number as weight, so a model of
+many equal layers is no larger a program than one of few.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
-from lightning_gpp.spmd.costs.share_cost import Vector
+from lightning_gpp.spmd.costs.share_cost import ShareCost, Vector
+from lightning_gpp.spmd.costs.simulate import halves_in_order, updates
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import Computation, Conversion, Instruction, SpmdProgram
@@ -34,36 +39,64 @@ from lightning_gpp.spmd.program import Computation, Conversion, Instruction, Spm
 Line = tuple[tuple[float, ...], tuple[float, ...], int]
 """Constants and slopes of all kinds of devices, and the segment."""
 
+Stretch = frozenset[tuple[tuple[Line, ...], int]]
+"""Costs one after the other, each the largest of its lines, and how many there are of each."""
 
-@dataclass
+
 class _LinearProgram:
-    """Rows ``sum of entries <= limit`` over the shares of all segments, then the ``X_k``."""
+    """Rows ``sum of entries <= limit`` over the shares of all segments, then further columns.
 
-    num_segments: int
-    num_alike: tuple[int, ...]
+    Args:
+        num_segments: with shares of their own.
+        num_alike: devices of every kind.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, num_segments: int, num_alike: tuple[int, ...]) -> None:
+        self.num_segments = num_segments
+        self.num_alike = num_alike
         self._entries: list[tuple[int, int, float]] = []
         self._limits: list[float] = []
-        self._weights: list[float] = []
+        self._weights: list[float] = [0.0] * (num_segments * len(num_alike))
+        self._largest: dict[tuple[tuple[Line, ...], int], int] = {}
 
-    def add_row(self, entries: list[tuple[int, float]], limit: float) -> None:
+    def add_row(self, entries: Iterable[tuple[int, float]], limit: float) -> None:
         """A row of (column, factor)."""
         row = len(self._limits)
         self._entries += [(row, column, factor) for column, factor in entries if factor]
         self._limits.append(limit)
 
-    def column(self, segment: int, device: int) -> int:
-        """Of a share."""
-        return segment * len(self.num_alike) + device
+    def share(self, segment: int, kind: int) -> int:
+        """The column of a share."""
+        return segment * len(self.num_alike) + kind
 
-    def add_cost(self, lines: tuple[Line, ...], weight: int) -> None:
-        """The largest of lines, so many times."""
-        own = self.column(self.num_segments, 0) + len(self._weights)
+    def _column(self, weight: float) -> int:
+        """Another column, of which so much is in what is made least."""
         self._weights.append(weight)
-        for constants, slopes, segment in lines:
-            for device, (constant, slope) in enumerate(zip(constants, slopes)):
-                self.add_row([(self.column(segment, device), slope), (own, -1.0)], -constant)
+        return len(self._weights) - 1
+
+    def add_stretch(self, stretch: Stretch, count: int) -> None:
+        """What takes as long as its slowest kind of device, so many times."""
+        own = self._column(count)
+        for kind in range(len(self.num_alike)):
+            entries: defaultdict[int, float] = defaultdict(float, {own: -1.0})
+            constant = 0.0
+            for lines, times in stretch:
+                if len(lines) > 1:
+                    entries[self._largest_of(lines, kind)] += times
+                    continue
+                ((constants, slopes, segment),) = lines
+                constant += times * constants[kind]
+                entries[self.share(segment, kind)] += times * slopes[kind]
+            self.add_row(entries.items(), -constant)
+
+    def _largest_of(self, lines: tuple[Line, ...], kind: int) -> int:
+        """The column of what a cost of several lines takes on a kind of device."""
+        if (lines, kind) not in self._largest:
+            own = self._largest[lines, kind] = self._column(0.0)
+            for constants, slopes, segment in lines:
+                entries = [(self.share(segment, kind), slopes[kind]), (own, -1.0)]
+                self.add_row(entries, -constants[kind])
+        return self._largest[lines, kind]
 
     def solve(self, least: list[float]) -> Vector | None:
         """Shares ``(num_segments, num_kinds)``, each at least its segment's; None if none fit.
@@ -71,21 +104,20 @@ class _LinearProgram:
         Raises:
             RuntimeError: the solver gave up for another reason.
         """
-        num_shares = self.column(self.num_segments, 0)
-        width = num_shares + len(self._weights)
+        num_shares, width = self.share(self.num_segments, 0), len(self._weights)
         rows, columns, factors = zip(*self._entries)
         ones = np.zeros((self.num_segments, width))
         for segment in range(self.num_segments):
-            ones[segment, self.column(segment, 0) : self.column(segment + 1, 0)] = self.num_alike
+            ones[segment, self.share(segment, 0) : self.share(segment + 1, 0)] = self.num_alike
         found = linprog(
-            [*[0.0] * num_shares, *self._weights],
+            self._weights,
             A_ub=coo_array((factors, (rows, columns)), shape=(len(self._limits), width)).tocsr(),
             b_ub=self._limits,
             A_eq=ones,
             b_eq=np.ones(self.num_segments),
             bounds=[
                 *[(each, 1.0) for each in least for _ in self.num_alike],
-                *[(0.0, None)] * len(self._weights),
+                *[(0.0, None)] * (width - num_shares),
             ],
             method="highs",
         )
@@ -121,12 +153,12 @@ def best_shares(
     """
     units, prices = _least_units(program), PriceList(graph, machine, program.shares)
     firsts = [devices[0] for devices in machine.alike]
-    costs = _dealt_costs(program, prices, firsts)
-    if not units or not costs:
+    stretches = _stretches(program, prices, firsts)
+    if not units or not stretches:
         return program.shares
     linear = _LinearProgram(len(program.shares), tuple(map(len, machine.alike)))
-    for lines, count in costs.items():
-        linear.add_cost(lines, count)
+    for stretch, count in stretches.items():
+        linear.add_stretch(stretch, count)
     _add_memory(linear, program, prices, firsts)
     least = [1 / units.get(s, machine.num_devices) for s in range(len(program.shares))]
     found = linear.solve(least)
@@ -138,25 +170,44 @@ def best_shares(
     return tuple(tuple((row / row.sum()).tolist()) for row in shares)
 
 
-def _dealt_costs(
-    program: SpmdProgram, prices: PriceList, firsts: list[int]
-) -> Counter[tuple[Line, ...]]:
-    """The costs of some devices that shares can change, and how many there are of each."""
-    found: Counter[tuple[Line, ...]] = Counter()
-    for instruction in program.instructions:
-        for cost in prices.of(instruction).costs:
-            if any(line.slope_s.any() for line in cost.lines):
-                found[
-                    tuple(
-                        (
-                            tuple(line.constant_s[firsts].tolist()),
-                            tuple(line.slope_s[firsts].tolist()),
-                            line.segment,
-                        )
-                        for line in cost.lines
-                    )
-                ] += 1
+def _stretches(program: SpmdProgram, prices: PriceList, firsts: list[int]) -> Mapping[Stretch, int]:
+    """What some devices do between collectives, and these, as far as shares can change it."""
+    found: Counter[Stretch] = Counter()
+    now: Counter[tuple[Line, ...]] = Counter()
+
+    def end() -> None:
+        if any(any(slopes) for lines in now for _, slopes, _ in lines):
+            found[frozenset(now.items())] += 1
+        now.clear()
+
+    for half, waiting_bytes in halves_in_order(program, prices):
+        if half.move_s and not waiting_bytes:
+            end()
+            for cost in half.moved:
+                now[_lines(cost, firsts)] += 1
+                end()
+        now.update(_lines(cost, firsts) for cost in half.computed)
+    now.update(_lines(cost, firsts) for half in updates(program, prices) for cost in half.computed)
+    end()
     return found
+
+
+def _lines(cost: ShareCost, devices: list[int]) -> tuple[Line, ...]:
+    """The lines of a cost on some devices, without those that others are above of everywhere."""
+    lines = [(line.constant_s[devices], line.slope_s[devices], line.segment) for line in cost.lines]
+    kept: list[tuple[Vector, Vector, int]] = []
+    for line in sorted(lines, key=lambda line: -float((line[0] + line[1]).sum())):
+        if not any(_is_below(line, other) for other in kept):
+            kept.append(line)
+    return tuple((tuple(c.tolist()), tuple(s.tolist()), segment) for c, s, segment in kept)
+
+
+def _is_below(line: tuple[Vector, Vector, int], other: tuple[Vector, Vector, int]) -> bool:
+    """Whether a line is nowhere above another one, for shares from 0 to 1."""
+    if line[2] != other[2] and line[1].any():
+        return False
+    at_0, at_1 = line[0] <= other[0], line[0] + line[1] <= other[0] + other[1]
+    return bool(at_0.all() and at_1.all())
 
 
 def _least_units(program: SpmdProgram) -> dict[int, int]:
@@ -189,7 +240,7 @@ def _add_memory(
         limit = machine.memory_bytes[device]
         if np.isfinite(limit):
             entries = [
-                (linear.column(segment, kind), float(row[device]))
+                (linear.share(segment, kind), float(row[device]))
                 for segment, row in enumerate(slopes)
             ]
             linear.add_row(entries, float(limit - constant[device]))

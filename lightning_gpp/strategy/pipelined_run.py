@@ -47,6 +47,7 @@ from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.state.leader_state import LeaderState
+from lightning_gpp.strategy.state.old_gradients import clear_old_gradients
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
 from lightning_gpp.strategy.state.partition import Partition
@@ -245,7 +246,8 @@ class PipelinedRun:
         What remains of a batch is the user's step, data, the optimizer and Lightning's loop.
         """
         is_real = self.device.type == "cpu" and not self.is_alone
-        if not is_real or self._is_timed or self.steps_per_microbatch:
+        has_user_code = self.steps_per_microbatch or self.settings.is_asynchronous
+        if not is_real or self._is_timed or has_user_code:
             return nullcontext()
         return self._timing()
 
@@ -339,6 +341,7 @@ class PipelinedRun:
         """Runs a mini-batch forward and backward; its gradients are in what is returned."""
         self._before_program()
         assert self._stash_parameters is not None
+        clear_old_gradients(self.module.trainer)
         stash = GradientStash(self._stash_parameters, minibatch.loss_scale)
         self.built.record(self.on_record)
         run = self.built.begin(
@@ -380,6 +383,7 @@ class PipelinedRun:
         """
         self._before_program()
         assert self._stash_parameters is not None
+        clear_old_gradients(self.module.trainer)
         stash = GradientStash(self._stash_parameters)
         self.built.record(self.on_record)
         self.built.last_trained = window.program

@@ -17,7 +17,7 @@ from lightning_gpp.planner import PLANNERS
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
 from lightning_gpp.strategy.devices.devices_at_hand import check_cluster
 from lightning_gpp.strategy.settings import Report, Settings
-from lightning_gpp.weights.policies import POLICIES
+from lightning_gpp.weights.policies import find_policy
 
 
 def check_name(what: str, name: str, known: Collection[str]) -> None:
@@ -53,7 +53,7 @@ def check_settings(settings: Settings) -> None:
     check_name("planner", settings.planner, PLANNERS)
     check_name("report", settings.report, get_args(Report))
     if weights is not None:
-        check_name("policy of weights", weights, POLICIES)
+        find_policy(weights)
         if not settings.is_asynchronous:
             raise ValueError(
                 f"weights={weights!r} is for schedule={ONE_F_ONE_B_ASYNC.name!r}, "

@@ -64,7 +64,7 @@ class BruteForce:
         self._size = size
         self._num_units = request.minibatch_size // size
         self._take_turns = take_turns
-        self._ways_of: dict[tuple[frozenset[int], _Crew], list[_Way]] = {}
+        self._ways_of: dict[tuple[frozenset[int], _Crew, bool], list[_Way]] = {}
 
     def smallest_bottleneck_s(self, divisions: Sequence[tuple[Stages, Sequence[int]]]) -> float:
         """Seconds per sample of the slowest stage; :data:`INFEASIBLE` if nothing fits.
@@ -86,7 +86,10 @@ class BruteForce:
             crews = [
                 crew
                 for crew in self._crews
-                if any(way.seconds_per_sample < bound_s for way in self._ways(stage, crew))
+                if any(
+                    way.seconds_per_sample < bound_s
+                    for way in self._ways(stage, crew, is_last=stage is order[-1])
+                )
             ]
             choices.append(crews)
         best = bound_s
@@ -105,7 +108,7 @@ class BruteForce:
         for number, (stage, crew) in enumerate(zip(order, crews)):
             fitting = [
                 way.seconds_per_sample
-                for way in self._ways(stage, crew)
+                for way in self._ways(stage, crew, is_last=stage is order[-1])
                 if in_flight[number] <= way.most_in_flight
             ]
             slowest_s = max(slowest_s, min(fitting, default=INFEASIBLE))
@@ -133,17 +136,26 @@ class BruteForce:
             for kind in set(free)
         )
 
-    def _ways(self, stage: frozenset[int], crew: _Crew) -> list[_Way]:
-        if (stage, crew) not in self._ways_of:
-            self._ways_of[stage, crew] = list(self._found_ways(stage, crew))
-        return self._ways_of[stage, crew]
+    def _ways(self, stage: frozenset[int], crew: _Crew, *, is_last: bool) -> list[_Way]:
+        key = stage, crew, is_last
+        if key not in self._ways_of:
+            self._ways_of[key] = list(self._found_ways(stage, crew, self._step_bytes * is_last))
+        return self._ways_of[key]
 
-    def _found_ways(self, stage: frozenset[int], crew: _Crew) -> list[_Way]:
+    @cached_property
+    def _step_bytes(self) -> float:
+        """What the user's step holds: its batch, the outputs and their gradients."""
+        request, graph = self._request, self._graph
+        samples = request.minibatch_size if request.schedule == "gpipe" else self._size
+        batch = sum(self._bytes(one.value.name, request.minibatch_size) for one in graph.inputs)
+        return batch + 2 * sum(self._bytes(name, samples) for name in graph.outputs)
+
+    def _found_ways(self, stage: frozenset[int], crew: _Crew, step_bytes: float) -> Iterator[_Way]:
         request = self._request
         operators = [self._graph.operators[node] for node in sorted(stage)]
         has_state = any(operator.state for operator in operators)
         if has_state and crew.num_replicas > 1:
-            return []
+            return
         share = self._size * crew.multiple / crew.num_replicas
         costs = [request.profile(share, crew.kind).operators[o.name] for o in operators]
         forward_s = sum(cost.forward_s for cost in costs)
@@ -155,12 +167,11 @@ class BruteForce:
         reduce_s = self._reduce_s(weights, crew.num_replicas)
         rest_s = reduce_s / request.minibatch_size
         size = self._size * crew.multiple
-        free = self._memory(crew.kind) - weights * (2 + request.optimizer_values)
-        ways = [_Way(max(compute_s, message_s) / size + rest_s, _times(kept, free))]
+        free = self._memory(crew.kind) - weights * (2 + request.optimizer_values) - step_bytes
+        yield _Way(max(compute_s, message_s) / size + rest_s, _times(kept, free))
         if request.may_recompute and not has_state:
             again_s = max(compute_s + forward_s, message_s) / size + rest_s
-            ways.append(_Way(again_s, _times(inputs, free - kept)))
-        return ways
+            yield _Way(again_s, _times(inputs, free - kept))
 
     def _messages(self, stage: frozenset[int], share: float) -> tuple[float, float]:
         """Seconds that a replica sends or receives, the longer, and bytes of its inputs."""

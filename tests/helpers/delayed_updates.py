@@ -156,16 +156,17 @@ def train_one_behind(
         stages: the stage graph.
         weights: of every stage.
         batches: inputs and targets.
-        per_update: of how many of them an update takes the mean gradient.
+        per_update: of how many of them an update takes the sum of the gradients, divided by it;
+            the last one takes those that are left.
         make: the optimizer of one stage's parameters.
     """
     own = [weight.detach().clone().requires_grad_() for weight in weights]
     versions = [[weight.detach().clone() for weight in own]]
     optimizers = [make([weight]) for weight in own]
     losses = []
-    for update in range(len(batches) // per_update):
-        used = [weight.clone().requires_grad_() for weight in versions[max(0, update - 1)]]
-        for x, target in batches[update * per_update : (update + 1) * per_update]:
+    for first in range(0, len(batches), per_update):
+        used = [weight.clone().requires_grad_() for weight in versions[-2:][0]]
+        for x, target in batches[first : first + per_update]:
             values = {FEED: x}
             for k, weight in enumerate(used):
                 sources = [edge.source for edge in stages.edges if edge.target == k]

@@ -125,7 +125,7 @@ class _Drawing:
         for name in dict.fromkeys(self.graph.outputs):
             placement = self.draw.choice(self.placements(name))
             self.want(name, placement)
-            self.instructions.append(ReturnOutput(name, placement, Method.DIRECT))
+            self.instructions.append(ReturnOutput(name, placement))
         return SpmdProgram(self.shares, self.storage, tuple(self.instructions), "drawn")
 
 

@@ -81,7 +81,8 @@ def _actions(graph, theory, prices, position, held, given) -> Iterator[tuple]:
             shards = theory.shards(value.name) if value.requires_grad else ()
             for placement in (R_SAME, *shards):
                 price = prices.stored(value, placement)
-                yield 0.0, price.memory_bytes, (position, held | {(value.name, placement)}, given)
+                state = (position, held | {(value.name, placement)}, given)
+                yield price.seconds, price.memory_bytes, state
     for name, source in held:
         value = graph.value_of[name]
         if name not in needed:
@@ -118,6 +119,7 @@ def random_machine(draw: random.Random, num_devices: int) -> Machine:
             [draw.uniform(1, 8) for _ in range(num_devices)],
             [draw.uniform(1, 8) for _ in range(num_devices)],
             [draw.choice((0.0, 1.0))] * num_devices,
+            [draw.choice((0.0, 0.5)) for _ in range(num_devices)],
         ),
         CollectiveTimes(*(line() for _ in range(7))),
         np.full(num_devices, np.inf),

@@ -147,9 +147,12 @@ def test_a_device_without_enough_memory_is_named():
     found = evaluate_plan(plan, chain_request())
     assert found.devices[0].fits
     cluster = uniform_cluster(1)
-    small = type(cluster)((type(cluster.devices[0])("cpu:0", memory_bytes=8100),))
+    small = type(cluster)((type(cluster.devices[0])("cpu:0", memory_bytes=9700),))
     found = evaluate_plan(plan, chain_request(cluster=small))
-    assert (found.devices[0].memory_bytes, found.is_feasible) == (8200, False)
+    step_bytes = 64 * 16 + 2 * 64 * 4  # the batch, outputs and gradients of a micro-batch
+    device = found.devices[0]
+    assert (device.step_bytes, device.memory_bytes) == (step_bytes, 8200 + step_bytes)
+    assert not found.is_feasible
 
 
 def test_a_plan_without_micro_batches_is_refused():

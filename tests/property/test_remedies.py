@@ -13,6 +13,7 @@ from helpers.small_requests import Setting, random_request
 
 from lightning_gpp.cluster import Cluster, Device
 from lightning_gpp.cost import Costs, OpProfile, Profile
+from lightning_gpp.graph import GraphInput, TensorSpec, Value
 from lightning_gpp.planner import PlanRequest, answer, evaluate_plan
 from lightning_gpp.planner.does_not_fit import HOLD_FEWER
 from lightning_gpp.planner.make_plan import plan_request
@@ -101,6 +102,11 @@ def test_a_few_bytes_end_the_search_for_the_smallest_memory():
     """Two neighbouring numbers of bytes are more than two per cent apart: it went on for ever."""
     request = layers(activation_bytes=5, memory_bytes=1, num_devices=1)
     graph = literal_graph(dict(zip("abcd", "xabc")), parameters={name: [] for name in "abcd"})
+    nothing = Value("x", (TensorSpec((4, 0), "float32", 0),))
+    operators = tuple(
+        replace(operator, outputs=(replace(nothing, name=operator.name),)) for operator in graph
+    )
+    graph = replace(graph, inputs=(GraphInput(nothing),), operators=operators)
     changed = with_memory(replace(request, graph=graph), 1)
     assert "(20 bytes) of memory each" in (refusal(changed, "graphpipe") or "")
 

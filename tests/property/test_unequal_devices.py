@@ -67,8 +67,8 @@ def test_work_is_in_proportion_to_speed(kinds):
 @pytest.mark.parametrize(
     ("kinds", "memory", "layers"),
     [
-        # 4000 bytes for each layer's weights, gradients and optimizer
-        ("aab", {"b": 40_000}, {"a": [13, 13], "b": [10]}),
+        # 4000 bytes for each layer's weights, gradients and optimizer; b has the user's step, too
+        ("aab", {"b": 40_000 + 64 * 64 + 2 * 64}, {"a": [13, 13], "b": [10]}),
         ("abc", {"c": 24_000}, {"a": [10], "b": [20], "c": [6]}),
         ("aabb", {"a": 20_000, "b": 80_000}, {"a": [4, 4], "b": [14, 14]}),
     ],

@@ -92,7 +92,8 @@ class TestPlan:
         free = [*COSTS, "strategy.schedule=1f1b"]
         write_costs(run_folder)
         roomy = graphpipe(*PLAN, *free, "planner=graphpipe_exclusive", "cluster.num_devices=4")
-        assert "bound the step" not in roomy and "its limit is not known" in roomy
+        assert "bound the step" not in roomy
+        assert "its limit is not known" in " ".join(roomy.split())
         metrics = json.loads((run_folder / "run" / "metrics.json").read_text())
         tight = f"cluster.memory_bytes={int(metrics['peak_memory_bytes']) - 1}"
         printed = graphpipe(
@@ -108,14 +109,14 @@ class TestPlan:
         one = [*PLAN, *COSTS, "cluster.num_devices=1", "num_microbatches=64", "job.alternatives=[]"]
         roomy = graphpipe(*one)
         assert "schedule gpipe" in roomy and "Schedule: 1f1b" not in roomy
-        assert "Memory by schedule: gpipe 336 kB, 1f1b 21.0 kB on the fullest device" in roomy
+        assert "Memory by schedule: gpipe 348 kB, 1f1b 25.2 kB on the fullest device" in roomy
         named = graphpipe(*one, "strategy.schedule=1f1b")
         assert "schedule 1f1b" in named and "Schedule: 1f1b" not in named
         tight = " ".join(graphpipe(*one, "cluster.memory_bytes=300000").split())
         assert "schedule 1f1b" in tight
         assert (
             "Schedule: 1f1b, as the activations of all micro-batches do not fit into memory (gpipe "
-            "needs 336 kB of 300 kB on device 0 with this plan, and no other was found); it runs "
+            "needs 348 kB of 300 kB on device 0 with this plan, and no other was found); it runs "
             "the step once per micro-batch: the loss must be a mean over samples."
         ) in tight
         by_hand = graphpipe(
@@ -198,7 +199,7 @@ class TestCompare:
         write_costs(run_folder)
         printed = graphpipe(
             "job=compare", *PLAN[1:], *COSTS[:-1], "cluster.num_devices=2", "job.limit_s=null",
-            "cluster.memory_bytes=180000", "job.planners=[balanced,data_parallel]",
+            "cluster.memory_bytes=195000", "job.planners=[balanced,data_parallel]",
             "num_microbatches=64",
         )  # fmt: skip
         rows = json.loads((run_folder / "run" / "compare.json").read_text())

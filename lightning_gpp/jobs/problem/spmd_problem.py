@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -66,8 +66,11 @@ def spmd_problem(config: DictConfig, request: PlanRequest) -> SpmdProblem:
     factors = {kind: _factor(kind, graph, machine, request) for kind in request.cluster.kinds}
     each = np.array([factors[device.kind] for device in request.cluster.devices])
     speeds = machine.speeds
-    scaled = DeviceSpeeds(
-        speeds.flops_per_s / each, speeds.memory_bytes_per_s / each, speeds.launch_s * each
+    scaled = replace(
+        speeds,
+        flops_per_s=speeds.flops_per_s / each,
+        memory_bytes_per_s=speeds.memory_bytes_per_s / each,
+        launch_s=speeds.launch_s * each,
     )
     return SpmdProblem(graph, replace(machine, speeds=scaled), factors)
 
@@ -78,18 +81,15 @@ def _machine(cluster: Cluster) -> Machine:
         return machine_of(cluster, None)
     with threads_of_one_of(cluster):
         speeds = measure_speeds(torch.device(CPU))
-    return machine_of(cluster, speeds * cluster.num_devices)
+    each = (np.repeat(getattr(speeds, of.name), cluster.num_devices) for of in fields(speeds))
+    return machine_of(cluster, DeviceSpeeds(*each))
 
 
 def _factor(kind: str, graph: SpmdGraph, machine: Machine, request: PlanRequest) -> float:
     """How much longer a device of a kind takes for the model than its speeds say."""
     place = next(i for i, device in enumerate(request.cluster.devices) if device.kind == kind)
     speeds = machine.speeds
-    one = DeviceSpeeds(
-        speeds.flops_per_s[place : place + 1],
-        speeds.memory_bytes_per_s[place : place + 1],
-        speeds.launch_s[place : place + 1],
-    )
+    one = DeviceSpeeds(*(getattr(speeds, each.name)[[place]] for each in fields(speeds)))
     alone = replace(
         machine,
         speeds=one,

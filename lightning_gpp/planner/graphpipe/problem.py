@@ -23,11 +23,13 @@ class Problem:
         tables: of the units, in their order.
         known: prices in the place of those that follow from these.
         tries_all: whether divisions are not left out that are hardly ever the best ones.
+        must_find: whether all divisions are tried where none is found, however long that takes.
     """
 
     tables: UnitTables
     known: Prices | None = None
     tries_all: bool = False
+    must_find: bool = True
 
     @property
     def request(self) -> PlanRequest:

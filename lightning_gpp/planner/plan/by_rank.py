@@ -21,6 +21,19 @@ def rank_of_device(plan: Plan, num_ranks: int) -> tuple[int, ...]:
     return tuple(0 if device == loss_device else next(others) for device in range(num_ranks))
 
 
+def with_loss_on(plan: Plan, device: int) -> Plan:
+    """The plan with the loss on a device, if that has a replica of the last stage.
+
+    Planners put it beside the first of these replicas. Where devices are of several kinds, it
+    matters which of them is rank 0.
+    """
+    *stages, last = plan.stages
+    if device not in last.devices:
+        return plan
+    places = sorted(range(len(last.devices)), key=lambda place: last.devices[place] != device)
+    return replace(plan, stages=(*stages, _in_order(last, places)))
+
+
 def by_rank(plan: Plan, request: PlanRequest) -> tuple[Plan, PlanRequest]:
     """The same plan and question with every device numbered as the rank that it is.
 
@@ -35,10 +48,16 @@ def by_rank(plan: Plan, request: PlanRequest) -> tuple[Plan, PlanRequest]:
 
 
 def _renumbered(stage: Stage, ranks: Sequence[int]) -> Stage:
-    places = sorted(range(len(stage.devices)), key=lambda place: ranks[stage.devices[place]])
+    renumbered = replace(stage, devices=tuple(ranks[device] for device in stage.devices))
+    places = sorted(range(len(stage.devices)), key=lambda place: renumbered.devices[place])
+    return _in_order(renumbered, places)
+
+
+def _in_order(stage: Stage, places: Sequence[int]) -> Stage:
+    """A stage with its replicas in another order."""
     return replace(
         stage,
-        devices=tuple(ranks[stage.devices[place]] for place in places),
+        devices=tuple(stage.devices[place] for place in places),
         shares=tuple(stage.shares[place] for place in places) if stage.shares else (),
     )
 

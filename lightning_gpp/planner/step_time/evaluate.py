@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.request_tables import StageCompute
@@ -21,6 +22,7 @@ from lightning_gpp.planner.step_time.stage_costs import (
     replica_computes,
     stage_memory,
 )
+from lightning_gpp.planner.step_time.users_step import users_step_bytes
 
 Bound = Literal["compute", "communication"]
 
@@ -114,14 +116,16 @@ class DeviceEvaluation:
     Attributes:
         device: its index in the cluster.
         busy_s: seconds that it computes.
-        memory_bytes: bytes of all its stages at the peak.
+        memory_bytes: bytes of all its stages at the peak, and of the user's step where that runs.
         limit_bytes: its memory; None where it is not known.
+        step_bytes: those of the user's step among ``memory_bytes``.
     """
 
     device: int
     busy_s: float
     memory_bytes: int
     limit_bytes: int | None
+    step_bytes: int
 
     @property
     def fits(self) -> bool:
@@ -223,7 +227,8 @@ def plan_devices(plan: Plan, request: PlanRequest) -> tuple[DeviceEvaluation, ..
     Raises:
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
-    return _devices(request, evaluate_stages(pipeline_run(plan, request)))
+    run = pipeline_run(plan, request)
+    return _devices(run, evaluate_stages(run))
 
 
 def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEvaluation | None:
@@ -251,7 +256,7 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
         plan=plan,
         minibatch_size=request.minibatch_size,
         stages=stages,
-        devices=_devices(request, stages),
+        devices=_devices(run, stages),
         seconds_per_sample=_busiest_device_s(stages, request.minibatch_size),
         step_s=step_s,
         depth=max(run.graph.stages.depths.values()),
@@ -336,11 +341,12 @@ def _busiest_device_s(stages: Sequence[StageEvaluation], minibatch_size: int) ->
     return max(per_device.values())
 
 
-def _devices(
-    request: PlanRequest, stages: Sequence[StageEvaluation]
-) -> tuple[DeviceEvaluation, ...]:
+def _devices(run: PipelineRun, stages: Sequence[StageEvaluation]) -> tuple[DeviceEvaluation, ...]:
+    request = run.request
+    unit_size, in_flight = request.minibatch_size / run.num_microbatches, run.in_flight.values()
+    step_bytes = {run.graph.devices[FEED][0]: users_step_bytes(request, unit_size, max(in_flight))}
     busy_s: dict[int, float] = {}
-    memory_bytes: dict[int, int] = {}
+    memory_bytes = dict(step_bytes)
     for found in stages:
         count = request.minibatch_size / found.microbatch_size
         for device, replica in zip(found.stage.devices, found.replicas):
@@ -349,6 +355,8 @@ def _devices(
             memory_bytes[device] = total_bytes
     limits = [device.memory_bytes for device in request.cluster.devices]
     return tuple(
-        DeviceEvaluation(device, busy_s[device], memory_bytes[device], limits[device])
+        DeviceEvaluation(
+            device, busy_s[device], memory_bytes[device], limits[device], step_bytes.get(device, 0)
+        )
         for device in sorted(busy_s)
     )

@@ -60,9 +60,15 @@ def _ends(evaluation: PlanEvaluation) -> str:
     )
 
 
+LEAST_SHOWN = 0.01
+"""Smaller parts of a device's memory are not named."""
+
+
 def _memory(evaluation: PlanEvaluation) -> str:
     fullest = max(evaluation.devices, key=lambda device: device.memory_bytes)
     text = f"Memory: device {fullest.device} is the fullest, {bytes_text(fullest.memory_bytes)}"
+    if fullest.step_bytes > LEAST_SHOWN * fullest.memory_bytes:
+        text += f" ({bytes_text(fullest.step_bytes)} of it batch, outputs and their gradients)"
     if fullest.limit_bytes is None:
         return f"{text}; its limit is not known."
     limit = bytes_text(fullest.limit_bytes)

@@ -35,7 +35,7 @@ LEGEND = (
     "Waits: for its first input (start), for inputs and for gradients of other stages after that, "
     "and after its own work for the end of the step.",
     "Weights: parameters, gradients and optimizer state. Activations: of the micro-batches in "
-    "flight.",
+    "flight; on the device of the loss also the batch, the outputs and their gradients.",
 )
 LEGEND_OF_SUMS = "Sums: adding up the gradients of replicas behind its last backward."
 
@@ -70,7 +70,7 @@ def _device_row(time: DeviceTime, evaluation: PlanEvaluation, *, has_sums: bool)
     step_s = evaluation.step_s
     own = [evaluation.stages[stage].on(time.device).memory for stage in time.stages]
     device = next(found for found in evaluation.devices if found.device == time.device)
-    activations = sum(memory.activation_bytes for memory in own)
+    weights = sum(memory.fixed_bytes for memory in own)
     limit = device.limit_bytes
     waits = (time.fill_s, time.inputs_s, time.gradients_s, time.end_s)
     return [
@@ -80,8 +80,8 @@ def _device_row(time: DeviceTime, evaluation: PlanEvaluation, *, has_sums: bool)
         *([percent_text(time.reduce_s, step_s)] if has_sums else []),
         f"{seconds_text(time.wait_s)} {percent_text(time.wait_s, step_s):>4}",
         *(percent_text(part_s, step_s) for part_s in waits),
-        bytes_text(device.memory_bytes - activations),
-        bytes_text(activations),
+        bytes_text(weights),
+        bytes_text(device.memory_bytes - weights),
         percent_text(device.memory_bytes, limit) if limit is not None else "",
     ]
 

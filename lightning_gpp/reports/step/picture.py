@@ -158,7 +158,7 @@ def _panels(timelines: Sequence[Timeline]) -> list[_Panel]:
         lines = [title(timeline, measured), subtitle(timeline)]
         lines += [versions_text(timeline), path_text(timeline)]
         if until_s[timeline.full_name] < max(until_s.values()):
-            lines[0] += " — on a scale of its own"
+            lines[1] += "  ·  on a scale of its own"
         rows = Rows.of(timeline, height_in)
         found_s = until_s[timeline.full_name]
         panels.append(_Panel(timeline, rows, tuple(filter(None, lines)), False, found_s))

@@ -11,7 +11,7 @@ import numpy as np
 
 from lightning_gpp.spmd.costs.share_cost import ShareCost, ShareLine
 from lightning_gpp.spmd.costs.speeds import DeviceSpeeds
-from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator
+from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import Option
 
@@ -50,6 +50,16 @@ class ComputationCosts:
         passes = self._num_backward(operator)
         forward = self._of(operator, inputs, outputs, Option.PLAIN, 1)
         return forward, self._of(operator, inputs, outputs, option, passes) if passes else ()
+
+    def update(self, value: SpmdValue, placement: Placement) -> tuple[ShareCost, ...]:
+        """The optimizer's step of a parameter that is kept in a placement."""
+        seconds = value.size_bytes * self._speeds.update_s_per_byte
+        if not (self._is_training and value.requires_grad and seconds.any()):
+            return ()
+        if placement.is_shard:
+            units = placement.units or 0
+            return (ShareCost((ShareLine(0 * seconds, seconds, placement.segment, units),)),)
+        return (ShareCost((ShareLine(seconds, 0 * seconds),)),)
 
     def _of(
         self,

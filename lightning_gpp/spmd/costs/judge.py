@@ -18,14 +18,13 @@ class ProgramEvaluation:
     """Predicted time and memory of a program.
 
     Attributes:
-        instruction_s: seconds of every instruction, forwards and backwards, on the slowest device.
         memory_bytes: held on every device, shape ``(num_devices,)``.
-        compute_s: seconds of computations.
-        price_s: seconds of all instructions: what a search makes least.
+        compute_s: seconds of computations, the optimizer's step among them.
+        price_s: seconds of all that is to be done, each on its slowest device: what a search makes
+            least.
         step_s: of a step, simulated.
     """
 
-    instruction_s: tuple[float, ...]
     memory_bytes: Vector
     compute_s: float
     price_s: float
@@ -57,15 +56,11 @@ def evaluate_program(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -
             f"the program is for {program.num_devices} devices, there are {machine.num_devices}"
         )
     prices = PriceList(graph, machine, program.shares)
-    every = [prices.of(each) for each in program.instructions]
-    left = [price.memory_bytes for price in every]
-    left += [prices.stored(graph.value_of[n], p).memory_bytes for n, p in program.storage.items()]
-    memory = sum(left, np.zeros(machine.num_devices))
-    seconds = [price.seconds for price in every]
-    compute_s = sum(
-        each
-        for each, instruction in zip(seconds, program.instructions)
-        if isinstance(instruction, Computation)
-    )
-    step_s = simulate_program(program, prices)
-    return ProgramEvaluation(tuple(seconds), memory, compute_s, sum(seconds), step_s)
+    stored = [prices.stored(graph.value_of[n], p) for n, p in program.storage.items()]
+    computed = [prices.of(i) for i in program.instructions if isinstance(i, Computation)]
+    moved = [prices.of(i) for i in program.instructions if not isinstance(i, Computation)]
+    every = [*stored, *computed, *moved]
+    memory = sum((price.memory_bytes for price in every), np.zeros(machine.num_devices))
+    compute_s = sum(price.seconds for price in (*stored, *computed))
+    price_s = sum(price.seconds for price in every)
+    return ProgramEvaluation(memory, compute_s, price_s, simulate_program(program, prices))

@@ -55,9 +55,12 @@ class Machine:
     def alike(self) -> tuple[tuple[int, ...], ...]:
         """The devices in groups of equal speeds and memory, by the first of each."""
         speeds = self.speeds
-        columns = (speeds.flops_per_s, speeds.memory_bytes_per_s, speeds.launch_s)
+        columns = (
+            *(speeds.flops_per_s, speeds.memory_bytes_per_s, speeds.launch_s),
+            *(speeds.update_s_per_byte, self.memory_bytes),
+        )
         found: dict[tuple[float, ...], list[int]] = {}
-        for device, key in enumerate(zip(*(c.tolist() for c in (*columns, self.memory_bytes)))):
+        for device, key in enumerate(zip(*(column.tolist() for column in columns))):
             found.setdefault(key, []).append(device)
         return tuple(map(tuple, found.values()))
 
@@ -67,12 +70,14 @@ class Half:
     """The forward or the backward of an instruction: a collective of all devices, then computing.
 
     Attributes:
-        costs: all of it, as functions of the shares, one after the other.
+        moved: the collective, as functions of the shares, one after the other.
+        computed: likewise.
         move_s: seconds of the collective; zero where there is none.
         compute_s: seconds of every device, shape ``(num_devices,)``.
     """
 
-    costs: tuple[ShareCost, ...]
+    moved: tuple[ShareCost, ...]
+    computed: tuple[ShareCost, ...]
     move_s: float
     compute_s: Vector
 
@@ -95,11 +100,6 @@ class Price:
     halves: tuple[Half, Half]
     method: Method = Method.NONE
     backward_method: Method = Method.NONE
-
-    @property
-    def costs(self) -> tuple[ShareCost, ...]:
-        """Forwards and backwards."""
-        return (*self.halves[0].costs, *self.halves[1].costs)
 
 
 class PriceList:
@@ -150,8 +150,9 @@ class PriceList:
         return self.given(value, instruction.placement)
 
     def stored(self, value: SpmdValue, placement: Placement) -> Price:
-        """A parameter or buffer kept in a placement."""
-        return self._price(((), ()), ((), ()), self._memory.stored(value, placement))
+        """A parameter or buffer kept in a placement; backwards the optimizer's step follows."""
+        update = self._computations.update(value, placement)
+        return self._price(((), ()), ((), update), self._memory.stored(value, placement))
 
     def received(self, value: SpmdValue, placement: Placement) -> Price:
         """An input of the forward."""
@@ -214,14 +215,14 @@ class PriceList:
     ) -> Price:
         """What moves and what is computed, forwards and backwards each, as a price."""
         halves = self._half(moved[0], computed[0]), self._half(moved[1], computed[1])
-        seconds = self._total_s((*halves[0].costs, *halves[1].costs))
+        seconds = sum(self._total_s((*half.moved, *half.computed)) for half in halves)
         if self._memory_price is not None:
             seconds += float(self._memory_price @ memory_bytes)
         return Price(seconds, memory_bytes, halves, *methods)
 
     def _half(self, moved: tuple[ShareCost, ...], computed: tuple[ShareCost, ...]) -> Half:
         compute_s = sum(map(self.parts.seconds_each, computed), self._none)
-        return Half((*moved, *computed), self._total_s(moved), compute_s)
+        return Half(moved, computed, self._total_s(moved), compute_s)
 
     def _total_s(self, costs: tuple[ShareCost, ...]) -> float:
         """Seconds of costs one after the other."""

@@ -3,12 +3,13 @@
 Prices (:mod:`lightning_gpp.spmd.costs.prices`) add up: every instruction takes as long as its
 slowest device. Here each device goes on when it is done, collectives begin when the last device has
 come, one after the other, and sums of gradients go on in buckets beside the rest of the backward,
-as :mod:`lightning_gpp.spmd.run` does it. So a simulated step takes its price or less, but for the
-latency of a last bucket that is not full.
+as :mod:`lightning_gpp.spmd.run` does it; then each steps the optimizer. So a simulated step takes
+its price or less, but for the latency of a last bucket that is not full.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +47,26 @@ class _Devices:
         self.network_s = max(float(self.now_s.max()), self.network_s) + seconds
 
 
+def halves_in_order(program: SpmdProgram, prices: PriceList) -> Iterator[tuple[Half, int]]:
+    """All that devices do in a step but the optimizer's, forwards and then backwards.
+
+    Yields:
+        It, and the bytes that wait for others to be summed with, whose sum goes on beside the rest.
+    """
+    for instruction in program.instructions:
+        yield prices.of(instruction).halves[0], 0
+    if prices.machine.is_training:
+        for instruction in reversed(program.instructions):
+            waiting_bytes = bytes_in_bucket(program, instruction, prices.graph)
+            yield prices.of(instruction).halves[1], waiting_bytes
+
+
+def updates(program: SpmdProgram, prices: PriceList) -> list[Half]:
+    """The optimizer's step of everything stored."""
+    value_of = prices.graph.value_of
+    return [prices.stored(value_of[n], p).halves[1] for n, p in program.storage.items()]
+
+
 def simulate_program(program: SpmdProgram, prices: PriceList) -> float:
     """Seconds of a step.
 
@@ -53,21 +74,17 @@ def simulate_program(program: SpmdProgram, prices: PriceList) -> float:
         program: for as many devices as the prices.
         prices: with the program's shares.
     """
-    graph, machine = prices.graph, prices.machine
+    machine = prices.machine
     devices = _Devices(np.zeros(machine.num_devices))
-    for instruction in program.instructions:
-        devices.go_on(prices.of(instruction).halves[0])
-    if not machine.is_training:
-        return float(devices.now_s.max())
-    for instruction in reversed(program.instructions):
-        if size_bytes := bytes_in_bucket(program, instruction, graph):
-            devices.bucket_bytes += size_bytes
-            if devices.bucket_bytes >= BUCKET_BYTES:
-                _sum(devices, machine)
-        else:
-            devices.go_on(prices.of(instruction).halves[1])
+    for half, waiting_bytes in halves_in_order(program, prices):
+        devices.bucket_bytes += waiting_bytes
+        if not waiting_bytes:
+            devices.go_on(half)
+        elif devices.bucket_bytes >= BUCKET_BYTES:
+            _sum(devices, machine)
     _sum(devices, machine)
-    return max(float(devices.now_s.max()), devices.network_s)
+    own_s = np.maximum(devices.now_s, devices.network_s)
+    return float((own_s + sum(half.compute_s for half in updates(program, prices))).max())
 
 
 def _sum(devices: _Devices, machine: Machine) -> None:

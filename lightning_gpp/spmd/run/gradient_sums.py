@@ -8,8 +8,9 @@ go backward in one order, so buckets are alike everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,34 @@ from lightning_gpp.spmd.run.emulated import EmulatedProgram
 
 _Summand = tuple[Tensor, Tensor]
 """A parameter, and this device's summand of its gradient."""
+
+
+class _Given(torch.autograd.Function):
+    """Something of parameters, by whose backward they get gradients that there are already."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Iterator[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.gradients)
+
+
+def give_gradients(parameters: Iterable[Tensor], gradients: Iterator[Tensor]) -> None:
+    """Adds gradients to those that parameters have, whose hooks see them.
+
+    A parameter without one gets the tensor itself: ``torch.autograd.backward(parameter, gradient)``
+    would copy it, as its caller has it, too.
+
+    Args:
+        parameters: that are trained, each once.
+        gradients: theirs, in the same order, which nobody else is to have.
+    """
+    with torch.enable_grad():
+        given: Tensor = _Given.apply(gradients, *parameters)  # type: ignore[no-untyped-call]
+    given.backward()  # type: ignore[no-untyped-call]
 
 
 @dataclass(slots=True)
@@ -37,7 +66,8 @@ class GradientSums:
     pace: EmulatedProgram | None = None
     _open: list[_Summand] = field(default_factory=list)
     _size_bytes: int = 0
-    _begun: list[tuple[list[_Summand], Callable[[], Tensor]]] = field(default_factory=list)
+    _begun: list[tuple[list[Tensor], Callable[[], Tensor]]] = field(default_factory=list)
+    """Parameters of a bucket, and what waits for its sum; their summands are given up by then."""
 
     def add(self, parameter: Tensor, summand: Tensor) -> None:
         """A summand of a parameter's gradient, which the parameter gets in :meth:`finish`."""
@@ -55,23 +85,27 @@ class GradientSums:
         ended = self.collectives.begin_all_reduce(flat, purpose=purpose)
         if self.pace is not None:
             ended = _then(ended, self.pace.begin_sum(flat.nbytes))
-        self._begun.append((bucket, ended))
+        self._begun.append(([parameter for parameter, _ in bucket], ended))
 
     def finish(self) -> None:
         """Waits for all sums and gives parameters their gradients."""
         if self._open:
             self._begin()
         begun, self._begun = self._begun, []
-        for bucket, ended in begun:
-            sizes = [summand.numel() for _, summand in bucket]
-            for (parameter, summand), found in zip(
-                bucket, torch.split(ended(), sizes), strict=True
-            ):
-                torch.autograd.backward(parameter, found.reshape(summand.shape))
+        for parameters, ended in begun:
+            give_gradients(parameters, _cut(ended(), parameters))
 
     def forget(self) -> None:
         """Leaves out what an earlier backward left behind that failed."""
         self._open, self._size_bytes, self._begun = [], 0, []
+
+
+def _cut(flat: Tensor, parameters: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The gradients of parameters, one after the other in memory."""
+    start = 0
+    for parameter in parameters:
+        yield flat[start : start + parameter.numel()].reshape(parameter.shape)
+        start += parameter.numel()
 
 
 def _then(ended: Callable[[], Tensor], paced: Callable[[], None]) -> Callable[[], Tensor]:

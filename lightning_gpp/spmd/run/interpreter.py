@@ -21,7 +21,6 @@ from lightning_gpp.spmd.program import (
     SpmdProgram,
 )
 from lightning_gpp.spmd.run.collectives import Collectives, Shape
-from lightning_gpp.spmd.run.conversions import Converter
 from lightning_gpp.spmd.run.empty_parts import made_of_nothing
 from lightning_gpp.spmd.run.emulated import EmulatedProgram
 from lightning_gpp.spmd.run.gradient_sums import GradientSums
@@ -89,9 +88,9 @@ class Interpreter:
             inputs: the arguments of the forward, on rank 0.
             seed: of random numbers; the same on all ranks.
         """
-        converter, sums = Converter(self.mover), GradientSums(self.collectives, pace=self.pace)
+        sums = GradientSums(self.collectives, pace=self.pace)
         run = ProgramRun(
-            self.graph, self.program, converter, sums, stored, inputs, self.device, self.pace
+            self.graph, self.program, self.mover, sums, stored, inputs, self.device, self.pace
         )
         there: dict[Key, Tensor] = {}
         for source in (ValueSource.PARAMETER, ValueSource.BUFFER):
@@ -100,18 +99,18 @@ class Interpreter:
         for number, instruction in enumerate(self.program.instructions):
             match instruction:
                 case ReceiveInput():
-                    received = self._receive(converter, inputs, instruction)
+                    received = self._receive(inputs, instruction)
                     there[instruction.value, instruction.placement] = received
                 case Conversion():
                     whole = self.graph.value_of[instruction.value].shape
                     part = there[instruction.value, instruction.source]
-                    converted = converter.convert(part, whole, instruction)
+                    converted = self.mover.convert(part, whole, instruction)
                     there[instruction.value, instruction.target] = converted
                 case Computation():
                     self._compute(there, run, number, instruction, seed)
                 case ReturnOutput():
                     part = there[instruction.value, instruction.placement]
-                    run.results[instruction.value] = self._give(converter, part, instruction)
+                    run.results[instruction.value] = self._give(part, instruction)
             if self.pace is not None:
                 self.pace.passed(number, is_backward=False)
             for key in _reads(instruction, self.graph):
@@ -121,17 +120,15 @@ class Interpreter:
             self.pace.end_half(is_backward=False)
         return run
 
-    def _receive(
-        self, converter: Converter, inputs: Mapping[str, Tensor] | None, instruction: ReceiveInput
-    ) -> Tensor:
+    def _receive(self, inputs: Mapping[str, Tensor] | None, instruction: ReceiveInput) -> Tensor:
         value = self.graph.value_of[instruction.value]
         given = None if inputs is None else inputs[value.name].detach().to(self.device)
-        return converter.receive(given, value.shape, getattr(torch, value.spec.dtype), instruction)
+        return self.mover.receive(given, value.shape, getattr(torch, value.spec.dtype), instruction)
 
-    def _give(self, converter: Converter, part: Tensor, instruction: ReturnOutput) -> Tensor:
+    def _give(self, part: Tensor, instruction: ReturnOutput) -> Tensor:
         """On rank 0 a result of the forward; elsewhere an empty tensor in its place."""
         value = self.graph.value_of[instruction.value]
-        given = converter.give(part, value.shape, instruction)
+        given = self.mover.give(part, value.shape, instruction)
         result = part.new_zeros(0) if given is None else given.detach()
         return result.requires_grad_(value.requires_grad and torch.is_grad_enabled())
 

@@ -1,8 +1,9 @@
 """What moves when a tensor changes its placement; without autograd, on one device of all.
 
-Of a tensor's values ``R`` and ``R=`` are alike. A gradient is a tensor with the placement that is
-the value's dual, so these moves are those of gradients, too
-(:mod:`lightning_gpp.spmd.run.conversions`).
+Of a tensor's values ``R`` and ``R=`` are alike. A gradient lies as the dual of its value. So the
+backward of ``source -> target`` is the move ``target.dual -> source.dual``, and there is nothing
+more to know: what is gathered forwards is reduced and scattered backwards, what is cut is padded,
+what is summed is left as it is.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_gpp.spmd.placement import PARTIAL, Placement
-from lightning_gpp.spmd.program import Method
+from lightning_gpp.spmd.placement import PARTIAL, R_SUMMED, Placement
+from lightning_gpp.spmd.program import Conversion, Method, ReceiveInput, ReturnOutput
 from lightning_gpp.spmd.run.collectives import Collectives, Shape
 from lightning_gpp.spmd.run.shards import Shards
 
@@ -143,6 +144,60 @@ class Mover:
         if source == PARTIAL:
             return self.collectives.reduce(tensor, purpose=purpose)
         return tensor if self.collectives.rank == 0 else None
+
+    # What a program's instructions move, and their gradients ---------------------------------
+
+    def convert(self, part: Tensor, whole: Shape, conversion: Conversion) -> Tensor:
+        """This device's part of a value in another placement."""
+        source, target = conversion.source, conversion.target
+        what = f"{conversion.value} {source} -> {target}"
+        return self.move(part, whole, source, target, conversion.method, what)
+
+    def convert_back(self, gradient: Tensor, whole: Shape, conversion: Conversion) -> Tensor:
+        """The gradient of the value that was converted."""
+        source, target = conversion.source, conversion.target
+        method = conversion.backward_method
+        what = f"gradient of {conversion.value} {source} -> {target}"
+        return self.move(gradient, whole, target.dual, source.dual, method, what)
+
+    def receive(
+        self, given: Tensor | None, whole: Shape, dtype: torch.dtype, instruction: ReceiveInput
+    ) -> Tensor:
+        """This device's part of an argument of the forward, which rank 0 gives."""
+        what = f"argument {instruction.value}, {instruction.placement}"
+        return self.from_root(given, whole, dtype, instruction.placement, what)
+
+    def receive_back(
+        self, gradient: Tensor, whole: Shape, instruction: ReceiveInput
+    ) -> Tensor | None:
+        """On rank 0 the gradient of an argument."""
+        what = f"gradient of argument {instruction.value}, {instruction.placement}"
+        return self.to_root(gradient, whole, instruction.placement.dual, what)
+
+    def give(self, part: Tensor, whole: Shape, instruction: ReturnOutput) -> Tensor | None:
+        """On rank 0 a result of the forward."""
+        source = instruction.placement
+        return self.to_root(part, whole, source, f"result {instruction.value}, {source}")
+
+    def give_back(
+        self,
+        gradient: Tensor | None,
+        whole: Shape,
+        dtype: torch.dtype,
+        device: torch.device,
+        instruction: ReturnOutput,
+    ) -> Tensor:
+        """This device's part of a result's gradient, which rank 0 gives.
+
+        Rank 0 has it whole, a summand of ``R``, with zeros elsewhere.
+        """
+        source = instruction.placement
+        if source == R_SUMMED:
+            is_root = self.collectives.rank == 0
+            zeros = torch.zeros(whole, dtype=dtype, device=device)
+            return gradient if is_root and gradient is not None else zeros
+        what = f"gradient of result {instruction.value}, {source}"
+        return self.from_root(gradient, whole, dtype, source.dual, what)
 
 
 def _rows(shards: Shards, placement: Placement, length: int, device: int) -> list[int]:

@@ -152,7 +152,7 @@ class NodeReader:
         names = [f"{name}.{i}" for i in range(len(made))] if is_tuple else [name]
         self.named[node] = _like(node.meta["val"], iter(names))
         self.in_place.note(target, given, reads, names, changed)
-        self.calls.append(OperatorCall(name, str(target), given, len(made), is_tuple, is_recorded))
+        self.calls.append(OperatorCall(name, str(target), given, is_recorded))
         self.read_by[name] = tuple(reads)
         self.made_by[name] = tuple(zip(names, made, strict=True))
         self.modules[name] = _module_of(node)

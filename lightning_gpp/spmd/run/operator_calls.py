@@ -6,7 +6,7 @@ same operators by construction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,16 +36,12 @@ class OperatorCall:
         name: of the operator in the graph.
         target: the overload, as ``torch.ops`` has it (``"aten.view.default"``).
         arguments: by name of the schema, where given; in the order of the schema.
-        num_outputs: tensors that it makes.
-        is_tuple: whether it returns several values.
         is_recorded: whether autograd may record it; not in ``torch.no_grad()``.
     """
 
     name: str
     target: str
     arguments: Mapping[str, NestedArgument]
-    num_outputs: int
-    is_tuple: bool
     is_recorded: bool = True
 
     @property
@@ -110,13 +106,8 @@ def tensors_of(result: Any) -> Iterator[Tensor]:
 
 def filled(argument: NestedArgument, tensors: Sequence[Tensor]) -> Any:
     """An argument with its tensors."""
-    return mapped(argument, lambda operand: tensors[operand.index])
-
-
-def mapped(argument: NestedArgument, function: Callable[[Operand], Any]) -> Any:
-    """An argument with something in the place of its operands."""
     if isinstance(argument, Operand):
-        return function(argument)
+        return tensors[argument.index]
     if isinstance(argument, tuple | list):
-        return type(argument)(mapped(each, function) for each in argument)
+        return type(argument)(filled(each, tensors) for each in argument)
     return argument

@@ -7,7 +7,7 @@ and autograd nothing to do), and meet at the same collectives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,9 @@ from lightning_gpp.spmd.program import (
     SpmdProgram,
 )
 from lightning_gpp.spmd.run.collectives import Shape
-from lightning_gpp.spmd.run.conversions import Converter
 from lightning_gpp.spmd.run.emulated import EmulatedProgram
-from lightning_gpp.spmd.run.gradient_sums import GradientSums
+from lightning_gpp.spmd.run.gradient_sums import GradientSums, give_gradients
+from lightning_gpp.spmd.run.moves import Mover
 
 Key = tuple[str, Placement]
 """A value in one of its placements."""
@@ -104,7 +104,7 @@ class ProgramRun:
     Attributes:
         graph: the model.
         program: what all devices do.
-        converter: converts values and gradients.
+        mover: moves values and gradients.
         sums: of gradients of parameters.
         stored: this device's parts of parameters and buffers.
         inputs: the arguments of the forward, on rank 0.
@@ -116,7 +116,7 @@ class ProgramRun:
 
     graph: SpmdGraph
     program: SpmdProgram
-    converter: Converter
+    mover: Mover
     sums: GradientSums
     stored: Mapping[str, Tensor]
     inputs: Mapping[str, Tensor] | None
@@ -148,13 +148,34 @@ class ProgramRun:
             is_reached = self._step(number, instruction, reached, gradients, retain)
             if is_reached and self.pace is not None:
                 self.pace.passed(number, is_backward=True)
-        for name, part in self.stored.items():
-            gradient = self._gradients.pop((name, self.program.stored(name)), None)
-            if gradient is not None and part.requires_grad:
-                torch.autograd.backward(part, gradient)
+        given = [gradients[name] for name in reached if name in gradients]
+        self._give(given, retain=retain)
         self.sums.finish()
         if self.pace is not None:
             self.pace.end_half(is_backward=True)
+
+    def _give(self, given: Iterable[Tensor], *, retain: bool) -> None:
+        """Parameters that are not summed later get the gradients that have come to them.
+
+        Args:
+            given: gradients of results, which the user has as well.
+            retain: whether operators keep what their gradients may be a part of.
+        """
+        known = {gradient.untyped_storage().data_ptr() for gradient in given}
+        trained, own = [], []
+        for name, part in self.stored.items():
+            gradient = self._gradients.pop((name, self.program.stored(name)), None)
+            if gradient is not None and part.requires_grad:
+                memory = gradient.untyped_storage()
+                is_part = memory.nbytes() > gradient.nbytes
+                is_shared = retain or is_part or memory.data_ptr() in known
+                trained.append(part)
+                own.append(gradient.clone() if is_shared else gradient)
+                known.add(memory.data_ptr())
+        gradient = None  # the last one is not to be had twice, either
+        if trained:
+            own.reverse()
+            give_gradients(trained, (own.pop() for _ in trained))
 
     def _step(
         self,
@@ -173,14 +194,14 @@ class ProgramRun:
                 return False
             dtype = getattr(torch, value.spec.dtype)
             given = gradients.get(value.name)
-            found = self.converter.give_back(given, value.shape, dtype, self.device, instruction)
+            found = self.mover.give_back(given, value.shape, dtype, self.device, instruction)
             self._add((value.name, instruction.placement), found)
             return True
         if isinstance(instruction, ReceiveInput):
             gradient = self._gradients.pop((value.name, instruction.placement), None)
             if gradient is None:
                 return False
-            whole = self.converter.receive_back(gradient, value.shape, instruction)
+            whole = self.mover.receive_back(gradient, value.shape, instruction)
             if whole is not None and self.inputs is not None:
                 torch.autograd.backward(self.inputs[value.name], whole)
             return True
@@ -191,7 +212,7 @@ class ProgramRun:
             if self.stored[value.name].requires_grad:
                 self.sums.add(self.stored[value.name], gradient)
         else:
-            found = self.converter.convert_back(gradient, value.shape, instruction)
+            found = self.mover.convert_back(gradient, value.shape, instruction)
             self._add((value.name, instruction.source), found)
         return True
 
@@ -217,8 +238,7 @@ class ProgramRun:
         return True
 
     def _shape(self, whole: Shape, placement: Placement) -> Shape:
-        mover = self.converter.mover
-        return mover.shards.shape(whole, placement, mover.collectives.rank)
+        return self.mover.shards.shape(whole, placement, self.mover.collectives.rank)
 
     def _add(self, key: Key, gradient: Tensor) -> None:
         there = self._gradients.get(key)

@@ -11,7 +11,6 @@ from lightning_gpp.spmd.program import (
     Computation,
     Conversion,
     Instruction,
-    Method,
     ReceiveInput,
     ReturnOutput,
     SpmdProgram,
@@ -58,9 +57,7 @@ class ProgramBuilder:
         if operator is None:
             assert step.value is not None
             (placement,) = rule.inputs
-            moves = placement.is_shard or str(placement) == "P"
-            method = Method.DIRECT if moves else Method.NONE
-            self._instructions.append(ReturnOutput(step.value, placement, method))
+            self._instructions.append(ReturnOutput(step.value, placement))
             return
         method = self._prices.computation(operator, rule).method
         self._instructions.append(

@@ -38,27 +38,14 @@ MOST_PRICES = 12
 """Tried between one too low and one high enough; a few are enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class FittingProgram:
-    """A program that fits.
-
-    Attributes:
-        found: the program; its seconds are those that the judge gives.
-        least_s: no program that fits takes less, with these shares.
-    """
-
-    found: FoundProgram
-    least_s: float
-
-
 def find_fitting(
     graph: SpmdGraph,
     machine: Machine,
     shares: tuple[tuple[float, ...], ...],
     options: SearchOptions,
     theory: Theory,
-) -> FittingProgram:
-    """The cheapest program that fits, or a cheap one.
+) -> FoundProgram:
+    """The cheapest program that fits, or a cheap one: none that fits takes less than ``least_s``.
 
     Args:
         graph: the model.
@@ -73,12 +60,11 @@ def find_fitting(
     free = find_program(graph, machine, shares, options, theory)
     used = evaluate_program(free.program, graph, machine).memory_bytes
     if (used <= machine.memory_bytes).all():
-        return FittingProgram(free, free.least_s)
+        return free
     if free.effort.expansions <= EXACT_EXPANSIONS:
         exact = replace(options, limits_memory=True, most_expansions=EXACT_EXPANSIONS)
         with contextlib.suppress(TooManyExpansionsError, NoProgramFitsError):
-            found = find_program(graph, machine, shares, exact, theory)
-            return FittingProgram(found, found.least_s)
+            return find_program(graph, machine, shares, exact, theory)
     return _Pricing(graph, machine, shares, options, theory).best(free)
 
 
@@ -133,7 +119,7 @@ class _Pricing:
         self._best: FoundProgram | None = None
         self._least_s = 0.0
 
-    def best(self, free: FoundProgram) -> FittingProgram:
+    def best(self, free: FoundProgram) -> FoundProgram:
         """The cheapest that is met.
 
         Args:
@@ -158,7 +144,7 @@ class _Pricing:
                 break
             low, high = (low, found) if found.fits else (found, high)
         assert self._best is not None
-        return FittingProgram(self._best, self._least_s)
+        return replace(self._best, least_s=self._least_s)
 
     def _at(self, price: float) -> _Priced:
         """The cheapest program at a price per byte."""

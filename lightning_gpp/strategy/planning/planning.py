@@ -32,7 +32,7 @@ from lightning_gpp.planner import (
     validate_plan,
 )
 from lightning_gpp.planner.graphpipe import SearchResult
-from lightning_gpp.planner.plan.by_rank import by_rank, note_of_ranks, rank_of_device
+from lightning_gpp.planner.plan.by_rank import by_rank, note_of_ranks, rank_of_device, with_loss_on
 from lightning_gpp.simulate.refit.refit import Refit
 from lightning_gpp.strategy.devices.devices_at_hand import (
     in_plan_order,
@@ -133,6 +133,7 @@ def plan_pipeline(
         notes += (why_fuller(plan, fuller, request),)
         plan = fuller
     _warn_of_idle_devices(plan, request, captured.kept_whole)
+    plan = with_loss_on(plan, num_devices - 1)
     _warn_of_misplaced(plan, request, settings)
     plan, request = by_rank(plan, request)
     return Planned(plan, request, notes, found, key)

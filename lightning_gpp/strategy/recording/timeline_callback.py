@@ -251,10 +251,10 @@ class TimelineCallback(pl.Callback):
         assert timeline.step is not None
         self.timelines[timeline.step] = timeline
         report = self._predicted(timeline, windows) if self.predict else ""
-        if windows:
+        if len(windows) > 1:
             what = f"{len(windows)} mini-batches that overlap, from step {timeline.step} on,"
             self._tell(trainer, timeline, report, report, what)
-        elif not self._is_typical:
+        elif windows or not self._is_typical:
             self._tell(trainer, timeline, report, report, f"Step {timeline.step}")
         else:
             assert self._run is not None and self._run.pipeline is not None

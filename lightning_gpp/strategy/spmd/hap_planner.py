@@ -10,7 +10,7 @@ import numpy as np
 from lightning_gpp.cluster import Cluster
 from lightning_gpp.spmd.costs.collective_times import CollectiveTimes, collective_times
 from lightning_gpp.spmd.costs.prices import Machine
-from lightning_gpp.spmd.costs.speeds import device_speeds, measured_speeds
+from lightning_gpp.spmd.costs.speeds import DeviceSpeeds, device_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdValue
 from lightning_gpp.spmd.placement import R_SAME, Placement
 from lightning_gpp.spmd.plan import plan_hap
@@ -19,7 +19,6 @@ from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search.find import SearchOptions, find_program
 from lightning_gpp.spmd.search.fitting import find_fitting
 from lightning_gpp.spmd.search.limits import Allowed, DataParallel
-from lightning_gpp.strategy.spmd.measured_speeds import MeasuredSpeed
 
 _LEAST_SHARE = 1e-6
 """Above zero, and less than a row of anything."""
@@ -27,7 +26,7 @@ _LEAST_SHARE = 1e-6
 
 def machine_of(
     cluster: Cluster,
-    measured: Sequence[MeasuredSpeed] | None,
+    measured: DeviceSpeeds | None,
     times: CollectiveTimes | None = None,
 ) -> Machine:
     """The devices as prices see them.
@@ -37,16 +36,9 @@ def machine_of(
         measured: speeds of its devices; by their data sheets where not given.
         times: measured ones of collectives; by the cluster's links where not given.
     """
-    if measured is None:
-        speeds = device_speeds(cluster)
-    else:
-        speeds = measured_speeds(
-            [each.flops_per_s for each in measured],
-            [each.memory_bytes_per_s for each in measured],
-            [each.launch_s for each in measured],
-        )
     memory = [device.memory_bytes for device in cluster.devices]
     limits = [float("inf") if size is None else float(size) for size in memory]
+    speeds = device_speeds(cluster) if measured is None else measured
     return Machine(speeds, times or collective_times(cluster), np.array(limits))
 
 
@@ -114,4 +106,4 @@ class HapPlanner:
             if min(program.shares[0]) > 0:
                 return program
             shares = _all_working(program.shares[0])
-        return find_fitting(graph, machine, (tuple(shares),), options, theory).found.program
+        return find_fitting(graph, machine, (tuple(shares),), options, theory).program

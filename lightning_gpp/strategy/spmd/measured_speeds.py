@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
+from lightning_gpp.spmd.costs.speeds import DeviceSpeeds, measured_speeds
 from lightning_gpp.spmd.run.collectives import Collectives
+from lightning_gpp.strategy.spmd.sharded_optimizer import ELEMENTWISE
 
 _SIDE = 384
 """Side of the matrices whose product is timed: some milliseconds on a slow core."""
@@ -26,21 +29,50 @@ _AGREE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredSpeed:
-    """How fast a device computes.
+class Update:
+    """A step of an optimizer like the user's, over one parameter.
 
     Attributes:
-        flops_per_s: of a product of matrices.
-        memory_bytes_per_s: read and written.
-        launch_s: of the smallest operator.
+        step: takes it.
+        size_bytes: of the parameter.
     """
 
-    flops_per_s: float
-    memory_bytes_per_s: float
-    launch_s: float
+    step: Callable[[], object]
+    size_bytes: int
 
 
-def measure_speeds(device: torch.device, group: Collectives | None = None) -> list[MeasuredSpeed]:
+def typical_update(optimizers: Sequence[Optimizer], device: torch.device) -> Update | None:
+    """A step that takes as long per byte as those of some optimizers, as far as one can.
+
+    Half of the bytes that they train are in parameters of this size or larger (small ones stay in
+    a core's cache), and it is the optimizer of that parameter. None where nothing is trained, and
+    for optimizers that are not of :mod:`torch.optim`, whose arguments nobody knows.
+    """
+    trained = [
+        (parameter, group, type(optimizer))
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    trained.sort(key=lambda each: each[0].nbytes)
+    before = np.cumsum([parameter.nbytes for parameter, _, _ in trained])
+    if not trained or not before[-1]:
+        return None
+    like, group, kind = trained[int(np.searchsorted(before, before[-1] / 2))]
+    if kind not in ELEMENTWISE or kind is torch.optim.SparseAdam:
+        return None
+    count = min(like.numel(), _COPIED_BYTES // like.element_size())
+    parameter = torch.nn.Parameter(torch.ones(count, dtype=like.dtype, device=device))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = kind([parameter])
+    options = {name: value for name, value in group.items() if name != "params"}
+    optimizer.param_groups[0].update(options)
+    return Update(optimizer.step, parameter.nbytes)
+
+
+def measure_speeds(
+    device: torch.device, group: Collectives | None = None, update: Update | None = None
+) -> DeviceSpeeds:
     """All ranks: how fast each device is while all of them compute; all ranks get the same.
 
     What a device is busy with beside this may come and go. So all are timed in short rounds that
@@ -50,15 +82,19 @@ def measure_speeds(device: torch.device, group: Collectives | None = None) -> li
     Args:
         device: of this rank.
         group: the ranks; this device alone if not given.
+        update: of the optimizer, on all of them; not timed if not given.
     """
-    times = _times(device)
+    times = _times(device, update)
     rounds = [_of_all(times(), group, device)]
     while not is_settled(rounds):
         rounds.append(_of_all(times(), group, device))
-    return [
-        MeasuredSpeed(2 * _SIDE**3 / product_s, 2 * _COPIED_BYTES / copied_s, launch_s)
-        for product_s, copied_s, launch_s in np.median(rounds, axis=0).tolist()
-    ]
+    product_s, copied_s, *update_s, launch_s = np.median(rounds, axis=0).T
+    return measured_speeds(
+        2 * _SIDE**3 / product_s,
+        2 * _COPIED_BYTES / copied_s,
+        launch_s,
+        update_s[0] / update.size_bytes if update else None,
+    )
 
 
 def is_settled(rounds: Sequence[Sequence[Sequence[float]]]) -> bool:
@@ -85,11 +121,13 @@ def _of_all(own: list[float], group: Collectives | None, device: torch.device) -
     return [each.tolist() for each in every]
 
 
-def _times(device: torch.device) -> Callable[[], list[float]]:
-    """Times a product, a sum of large vectors and one of small ones."""
+def _times(device: torch.device, update: Update | None) -> Callable[[], list[float]]:
+    """Times a product, a sum of large vectors, the optimizer's step, and a sum of small vectors."""
     square = torch.ones(_SIDE, _SIDE, device=device)
     long, short = torch.ones(_COPIED_BYTES // 4, device=device), torch.ones(1, device=device)
-    works = (lambda: square @ square, lambda: long + 1, lambda: short + 1)
+    works: list[Callable[[], object]] = [lambda: square @ square, lambda: long + 1]
+    works += [update.step] if update else []
+    works.append(lambda: short + 1)
     return lambda: [_seconds(work, device) for work in works]
 
 

@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
@@ -34,7 +36,7 @@ from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, machine_of
 from lightning_gpp.strategy.spmd.measured_collectives import measure_collectives
-from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds
+from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds, typical_update
 from lightning_gpp.strategy.spmd.sharded_optimizer import ShardedOptimizer
 from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
 from lightning_gpp.strategy.spmd.spmd_emulation import SpmdEmulation
@@ -120,11 +122,8 @@ class SpmdRun(PipelinedRun):
             )
         check_shares(self.shares)
         self.collectives = ProcessCollectives(settings.timeout_s, device)
-        self.planner = (
-            self._planner(planner, has_shares=shares is not None)
-            if isinstance(planner, str)
-            else planner
-        )
+        self.planner: str | ProgramPlanner | None = planner
+        self._has_shares = shares is not None
         self.divided: SpmdModel | None = None
         self.emulation: SpmdEmulation | None = None
         if settings.emulated is not None:
@@ -140,19 +139,31 @@ class SpmdRun(PipelinedRun):
         """The divided model, once it is built."""
         return self.divided
 
-    def _planner(self, name: str, *, has_shares: bool) -> ProgramPlanner | None:
+    def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
+        """Takes the whole module and its optimizers; all ranks time what they are to do with them.
+
+        Args:
+            module: with whole parameters.
+            optimizers: of these.
+        """
+        super().attach(module, optimizers)
+        if isinstance(self.planner, str):
+            self.planner = self._planner(self.planner, optimizers)
+
+    def _planner(self, name: str, optimizers: Sequence[Optimizer]) -> ProgramPlanner | None:
         """All ranks: a planner for the devices that there are or that the user describes."""
         devices = self.control.gather(DeviceAtHand.of(self.device), "collecting the devices")
         chosen, num_ranks = self.settings.cluster, self.transport.num_ranks
         speeds = times = None
         if chosen is None:
-            speeds = measure_speeds(self.device, self.collectives)
+            update = typical_update(optimizers, self.device)
+            speeds = measure_speeds(self.device, self.collectives, update)
             times = measure_collectives(self.collectives, self.device)
         if not self.control.is_leader:
             return None  # only rank 0 plans
         cluster = cluster_at_hand(devices) if chosen is None else resolve_cluster(chosen, num_ranks)
         is_data_parallel = name == "data_parallel"
-        return HapPlanner(machine_of(cluster, speeds, times), has_shares, is_data_parallel)
+        return HapPlanner(machine_of(cluster, speeds, times), self._has_shares, is_data_parallel)
 
     # Building --------------------------------------------------------------------------------
 
@@ -163,7 +174,7 @@ class SpmdRun(PipelinedRun):
             prefix = self.divided.prefix
             stored = self.divided.partition.storage
             parts = {n.removeprefix(prefix): p for n, p in stored.items() if n.startswith(prefix)}
-        assert self.planner is not None, "rank 0 has one"
+        assert callable(self.planner), "rank 0 has one since the module was attached"
         with waiting_for("Planning", self.module):
             program = self.planner(graph, self.shares, parts)
         if parts is None:

@@ -16,6 +16,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.instance_attribute import instance_attribute
@@ -188,7 +189,8 @@ class MicrobatchBoundary:
                 "training_step called the pipelined forward a second time. With the schedule "
                 f"'1f1b' it can be called once: concatenate the inputs of both calls, {_OR}"
             )
-        self._results[microbatch] = event.value
+        # A result with its graph would keep what the last stage read and its gradients.
+        self._results[microbatch] = pytree.tree_map_only(Tensor, Tensor.detach, event.value)
         loss = loss_of(event.value, is_shape_only=self._is_shape_only)
         total = sum(self._sizes)
         loss = loss * (self._sizes[microbatch] / total) if total else loss

@@ -147,6 +147,8 @@ def fit(
     if isinstance(accumulates := trainer.get("accumulate_grad_batches"), dict):
         callbacks.append(lp.callbacks.GradientAccumulationScheduler(accumulates))
         trainer = {key: trainer[key] for key in trainer if key != "accumulate_grad_batches"}
+    if "stops" in trainer:
+        callbacks.append(lp.callbacks.EarlyStopping(trainer.pop("stops"), 1e9, patience=0))
     with quiet():
         host = make_trainer(
             asked | (strategy or {}),
@@ -223,6 +225,14 @@ def test_validation_in_the_middle_of_an_epoch_changes_nothing(pool: WorkerPool) 
     trainer = {"max_epochs": 1, "val_check_interval": 3}
     results = pool.run(fit, "pipeoptim", "momentum", trainer, num_ranks=3)
     assert_trained(results, *expected("pipeoptim", "momentum", [8]))
+
+
+def test_stopping_early_forgets_what_is_in_flight(pool: WorkerPool) -> None:
+    """After the second validation, in the middle of an epoch."""
+    trainer = {"max_epochs": 3, "val_check_interval": 2, "stops": "validation"}
+    results = pool.run(fit, "pipeoptim", "momentum", trainer, num_ranks=3)
+    assert_trained(results, *expected("pipeoptim", "momentum", [4]))
+    assert results[0].steps == [1, 2, 3, 4] and len(results[0].began) == 6
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -309,7 +319,7 @@ def test_buffers_count_no_batch_that_is_dropped(pool: WorkerPool, tmp_path: Path
         ),
         ({}, {"weights": "2bw"}, "got accumulate_grad_batches=1, expected at least 2"),
         ({}, {"num_microbatches": 4}, "num_microbatches is 1, got 4"),
-        ({}, {"weights": "stale"}, "unknown policy of weights 'stale'; known .*pipeoptim"),
+        ({}, {"weights": "stale"}, "unknown policy of weights 'stale'; known: pipeoptim"),
         ({}, {"schedule": "gpipe"}, "is for schedule='1f1b-async', got schedule='gpipe'"),
     ],
 )

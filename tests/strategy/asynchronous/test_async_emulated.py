@@ -179,7 +179,7 @@ def test_a_rank_that_fails_ends_all(pool: WorkerPool) -> None:
     )
     for outcome in outcomes:
         assert "the callback is out of order" in outcome.error, outcome.describe()
-        assert not outcome.hung and outcome.elapsed_s < 25, outcome.describe()
+        assert not outcome.hung, outcome.describe()
 
 
 def test_the_longest_run_without_a_drain_counts() -> None:

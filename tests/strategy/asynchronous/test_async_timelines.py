@@ -65,6 +65,7 @@ class Recorded:
         logged: rows of the logger (rank 0).
         per_update: batches of an update that the plan expects (rank 0).
         is_on: whether the recorder still is, after the fit.
+        in_pipeline_s: seconds of batches that are no user's.
     """
 
     timelines: dict[int, Timeline]
@@ -74,6 +75,7 @@ class Recorded:
     logged: list[dict[str, float]] = field(default_factory=list)
     per_update: int | None = None
     is_on: bool = True
+    in_pipeline_s: float = 1.0
 
 
 class Expect(lp.Callback):
@@ -99,7 +101,7 @@ class Expect(lp.Callback):
             )
         ahead = windows.most_ahead
         found.differences = version_differences(windows.window(ahead, ahead))
-        found.is_on = run.recorder.is_on
+        found.is_on, found.in_pipeline_s = run.recorder.is_on, run.in_pipeline_s
         if (planned := run.built.planned) is not None:
             found.per_update = planned.request.held_versions.per_update
 
@@ -156,6 +158,7 @@ def test_some_steps_in_a_row_are_one_timeline(
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert any("updates_before" in event.get("args", {}) for event in events)
     assert not any(rank.is_on for rank in ranks)
+    assert ranks[0].in_pipeline_s == 0  # steps run within windows, and cannot be told from them
     if not is_emulated:
         kinds = [span.kind for span in timeline.spans]
         assert kinds.count(SpanKind.OPTIMIZER) == 3 * 5 and kinds.count(SpanKind.LOSS) == 5

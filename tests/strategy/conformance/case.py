@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as lp
 import pytest
+from helpers.known_exports import exports_once
 from helpers.plans import any_plan
 from helpers.random_programs import DrawsPrograms
 from helpers.training import MemoryLogger, make_trainer, quiet, real_tensors
@@ -238,8 +239,9 @@ def run_cases(
     found: list[Noted] = []
     for index, name in enumerate(names):
         plans = random_plans(name) if draws_plans else contextlib.nullcontext()
+        exports = exports_once() if schedule == SPMD else contextlib.nullcontext()
         try:
-            with plans:
+            with plans, exports:
                 found.append(perform(cases[name], num_ranks, f"{folder}/{index}", schedule))
         except Exception:  # whatever it is, the test shows it
             return found, traceback.format_exc()

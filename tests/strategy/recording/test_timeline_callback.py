@@ -209,7 +209,7 @@ def test_a_rank_that_fails_in_a_recorded_step_ends_all(pool: WorkerPool, tmp_pat
     )
     for outcome in outcomes:
         assert "the callback is out of order" in outcome.error, outcome.describe()
-        assert not outcome.hung and outcome.elapsed_s < 25, outcome.describe()
+        assert not outcome.hung, outcome.describe()
 
 
 def test_other_strategies_have_nothing_to_record(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import lightning.pytorch as lp
 import pytest
@@ -55,13 +56,15 @@ def run(threads: StepThreads, step: Step, sizes: tuple[int, ...] = (2, 1)) -> Mi
     boundary.captured = captured
     with boundary.active():
         started = [boundary.start(index)["x"] for index in range(len(sizes))]
+        read = [x.clone().requires_grad_() for x in started]
         losses = [
-            boundary.finish(index, {"y": 2 * x * module.weight}) for index, x in enumerate(started)
+            boundary.finish(index, {"y": 2 * x * module.weight}) for index, x in enumerate(read)
         ]
     assert "forward" not in vars(module) and "log" not in vars(module)
     torch.stack(losses).sum().backward()
     assert module.weight.grad is not None
     boundary.slope = float(module.weight.grad)  # type: ignore[attr-defined]
+    boundary.read = [ref(x) for x in read]  # type: ignore[attr-defined]
     return boundary
 
 
@@ -81,6 +84,13 @@ def test_losses_weighted_by_samples_make_that_of_the_batch(threads: StepThreads)
     logged = {call.name: float(call.value) for call in calls}  # type: ignore[arg-type]
     assert logged == {"loss": pytest.approx(whole), "sum": pytest.approx(10 + 36)}
     assert {call.kwargs["batch_size"] for call in calls} == {3}
+
+
+def test_results_keep_nothing_of_what_stages_read(threads: StepThreads) -> None:
+    """With as many micro-batches as a mini-batch has, that would be all of it."""
+    boundary = run(threads, lambda module, x: {"loss": module(x).mean(), "more": [module.weight]})
+    assert [read() for read in boundary.read] == [None, None]  # type: ignore[attr-defined]
+    assert float(boundary.result()["loss"]) == pytest.approx(2.0)
 
 
 def twice(module: lp.LightningModule, x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ COSTS = Costs(  # a millisecond per operator and one per sample; 1000 bytes per 
     )
 )
 FIXED_BYTES = 3 * 1000 * 4  # parameters, gradients and two values of Adam of three operators
+BATCH_BYTES = 12 * 64  # device 0 holds the batch of the user's step, outputs and gradients
 
 
 def request_of(num_devices: int, minibatch_size: int = 12, **options) -> PlanRequest:
@@ -50,16 +51,18 @@ def test_a_fixed_number_of_microbatches_is_shared():
 
 def test_memory_asks_for_several_microbatches():
     """Six samples per device keep 18 kB; two at a time, twice in flight, 12 kB."""
-    enough = request_of(2, memory_bytes=FIXED_BYTES + 18_000)
+    step_bytes = BATCH_BYTES + 2 * 6 * 64
+    enough = request_of(2, memory_bytes=FIXED_BYTES + step_bytes + 18_000)
     assert answer(enough, "data_parallel").num_microbatches == 2
-    less = request_of(2, memory_bytes=FIXED_BYTES + 17_999)
+    less = request_of(2, memory_bytes=FIXED_BYTES + step_bytes + 17_999)
     plan = answer(less, "data_parallel")
     assert plan.num_microbatches == 6 and evaluate_plan(plan, less).is_feasible
 
 
 def test_memory_asks_for_recomputation():
-    less = request_of(2, memory_bytes=FIXED_BYTES + 17_999, num_microbatches=4)
-    with pytest.raises(ValueError, match=r"needs 30.0 kB \(30000 bytes\) on device 0"):
+    step_bytes = BATCH_BYTES + 2 * 3 * 64
+    less = request_of(2, memory_bytes=FIXED_BYTES + step_bytes + 17_999, num_microbatches=4)
+    with pytest.raises(ValueError, match=r"needs 31.2 kB \(31152 bytes\) on device 0"):
         answer(less, "data_parallel")
     plan = answer(replace(less, may_recompute=True), "data_parallel")
     assert plan.stages[0].recompute

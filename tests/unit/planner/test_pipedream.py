@@ -274,7 +274,7 @@ def test_the_memory_filter_is_a_second_chance():
     }
     costs = dataclasses.replace(profile, operators=operators)
     roomy = request_of(4, 64, costs=costs, num_microbatches=16)
-    tight = request_of(hosts(4, memory_bytes=60_000), 64, costs=costs, num_microbatches=16)
+    tight = request_of(hosts(4, memory_bytes=64_000), 64, costs=costs, num_microbatches=16)
     unfiltered = PLANNERS["pipedream"](roomy)
     assert not evaluate_plan(unfiltered, tight).is_feasible
     filtered = PLANNERS["pipedream"](tight)

@@ -108,7 +108,9 @@ def test_stages_and_messages() -> None:
     # the first stage: 4 samples a replica; keeps its input of 256 bytes, needs 100 to work
     first = StageCosts(1.0, 3.0, 4000, 256.0, 100)
     # the second one: 16 samples, four times the seconds and bytes
-    assert found.stages == (first, first, StageCosts(8.0, 16.0, 8000, 800, 0.0))
+    # and where it runs, the user's step: the batch, outputs and gradients of 4 samples
+    step_bytes = 64 * 16 + 2 * 64 * 4
+    assert found.stages == (first, first, StageCosts(8.0, 16.0, 8000 + step_bytes, 800, 0.0))
     size = MessageBytes(per_unit=256.0)
     assert found.forward_bytes == {(FEED, 0): size, (FEED, 1): size, (0, 2): size, (1, 2): size}
     assert found.backward_bytes == {(0, 2): size, (1, 2): size}

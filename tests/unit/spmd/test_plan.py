@@ -13,7 +13,9 @@ from lightning_gpp.cluster import DeviceKind, Link, uniform_cluster
 from lightning_gpp.graph import TensorSpec
 from lightning_gpp.spmd.costs.collective_times import collective_times
 from lightning_gpp.spmd.costs.judge import evaluate_program
-from lightning_gpp.spmd.costs.prices import Machine
+from lightning_gpp.spmd.costs.prices import Machine, PriceList
+from lightning_gpp.spmd.costs.share_cost import ShareCost
+from lightning_gpp.spmd.costs.simulate import halves_in_order, updates
 from lightning_gpp.spmd.costs.speeds import device_speeds, measured_speeds
 from lightning_gpp.spmd.explain import computation_table, explain_plan
 from lightning_gpp.spmd.operator_graph import SpmdGraph, SpmdOperator, SpmdValue, ValueSource
@@ -58,25 +60,28 @@ def test_no_shares_on_a_grid_are_better(seed: int) -> None:
     draw = random.Random(seed)
     graph, machine_ = random_graph(draw, 3), random_machine(draw, 2)
     program = find_program(graph, machine_, random_shares(draw, 2)).program
-    # So many units that rounding does not matter to the judge.
+    # So many units that rounding does not matter.
     fine = 10_000
 
-    def refined(placement):
-        return dataclasses.replace(placement, units=fine) if placement.is_shard else placement
-
     def seconds(shares):
-        from lightning_gpp.spmd.costs.prices import PriceList
-
+        """Devices wait for each other at collectives, and at the end."""
         prices = PriceList(graph, machine_, shares)
-        total = 0.0
-        for instruction in program.instructions:
-            for cost in prices.of(instruction).costs:
-                lines = tuple(
-                    dataclasses.replace(line, units=fine if line.units else 0)
-                    for line in cost.lines
-                )
-                total += prices.parts.seconds(dataclasses.replace(cost, lines=lines))
-        return total
+
+        def of(costs):
+            found = np.zeros(2)
+            for cost in costs:
+                lines = [dataclasses.replace(x, units=fine if x.units else 0) for x in cost.lines]
+                found = found + prices.parts.seconds_each(ShareCost(tuple(lines)))
+            return found
+
+        now = np.zeros(2)
+        for half, waiting_bytes in halves_in_order(program, prices):
+            if half.move_s and not waiting_bytes:
+                now[:] = now.max() + sum(of([cost]).max() for cost in half.moved)
+            now += of(half.computed)
+        return (
+            now + of([cost for half in updates(program, prices) for cost in half.computed])
+        ).max()
 
     units = [p.units for p in program.placements if p.is_shard]
     if not units:
@@ -85,6 +90,22 @@ def test_no_shares_on_a_grid_are_better(seed: int) -> None:
     least = 1 / min(units)
     grid = [step / 100 for step in range(1, 100) if least <= step / 100 <= 1 - least]
     assert found <= min(seconds(((one, 1 - one),)) for one in grid) * (1 + 1e-3)
+
+
+def test_a_slow_device_that_steps_the_optimizer_gets_less() -> None:
+    """Forwards and backwards a second each on the first device; the second is half as fast."""
+    graph = layers(3000, 8, count=1)
+    flops = graph.operators[0].flops  # the input needs no gradient
+    (weight,) = graph.of_source(ValueSource.PARAMETER)
+    per_byte = [0.25 / weight.size_bytes, 0.5 / weight.size_bytes]
+    speeds = measured_speeds([flops, flops / 2], update_s_per_byte=per_byte)
+    machine_ = dataclasses.replace(machine(1.0, 1.0, link=Link(1e12)), speeds=speeds)
+    program = plan_baseline(graph, machine_, "DP-EV").program
+    (shares,) = best_shares(program, graph, machine_)
+    # Backwards r + 0.25 = 2 (1 - r) + 0.5, which outweighs that forwards 2/3 would be best.
+    assert shares == pytest.approx((0.75, 0.25), abs=0.01)
+    plan = plan_hap(graph, machine_)
+    assert plan.evaluation.step_s < evaluate_program(program, graph, machine_).step_s
 
 
 def test_a_device_of_twice_the_speed_gets_twice_the_samples() -> None:

@@ -97,7 +97,7 @@ def test_a_price_of_memory_bounds_what_fits(seed: int, monkeypatch: pytest.Monke
         except NoProgramFitsError:
             continue
         exact = find_program(graph, limited, shares, SearchOptions(limits_memory=True))
-        assert evaluate_program(found.found.program, graph, limited).fits(limited)
+        assert evaluate_program(found.program, graph, limited).fits(limited)
         assert free.seconds <= found.least_s * (1 + 1e-9)
         assert found.least_s <= exact.seconds * (1 + 1e-9)
-        assert exact.seconds <= found.found.seconds * (1 + 1e-9)
+        assert exact.seconds <= found.seconds * (1 + 1e-9)

@@ -66,7 +66,7 @@ def test_a_program_as_a_document() -> None:
             ReceiveInput("x", rows),
             Conversion("w", R_SAME, R_SUMMED, Method.NONE, Method.DIRECT),
             Computation("view", (rows,), (rows,)),
-            ReturnOutput("y", rows, Method.DIRECT),
+            ReturnOutput("y", rows),
         ),
     )
     document = json.loads(spmd_program_to_json(program))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.delayed_updates import train_delayed
+from helpers.delayed_updates import train_delayed, train_one_behind
 from helpers.stage_dags import ToyStages
 from torch import Tensor, nn
 from torch.optim import (
@@ -49,7 +49,7 @@ from lightning_gpp.weights.versions import StageWeights
 
 NUM_BATCHES = 14
 EACH = [name for name, policy in POLICIES.items() if not policy.is_one_behind]
-"""Policies that update after every batch; the other one is tested in processes."""
+"""Policies that may update after every batch."""
 
 
 def graph(pairs: list[tuple[int, int]]) -> StageGraph:
@@ -218,9 +218,12 @@ def assert_by_definition(
     stages, make = GRAPHS[shape], OPTIMIZERS[optimizer]
     toy = ToyStages(stages)
     first = [toy.weights[f"w{stage}"].detach().clone() for stage in range(stages.num_stages)]
-    expected, trained = train_delayed(
-        stages, first, batches(), policy, make, per_update=[per_update]
-    )
+    if POLICIES[policy].is_one_behind:
+        expected, trained = train_one_behind(stages, first, batches(), per_update, make)
+    else:
+        expected, trained = train_delayed(
+            stages, first, batches(), policy, make, per_update=[per_update]
+        )
     losses, most = train(stages, toy, policy, make, per_update)
     assert losses == pytest.approx(expected, rel=1e-12)
     for stage, weight in enumerate(trained):
@@ -254,6 +257,16 @@ def test_updates_of_several_batches(
     assert_held(most, shape, policy, optimizer, per_update)
     if policy == "stash":  # not one per batch in flight, but one per update in flight
         assert most[0] == {2: 3, 4: 2}[per_update]
+
+
+@pytest.mark.parametrize(
+    ("shape", "optimizer", "per_update"),
+    [("chain", "adam", 3), ("diamond", "momentum", 2), ("skip", "adamw", 4)],
+)
+def test_updates_that_are_one_behind(shape: str, optimizer: str, per_update: int) -> None:
+    """2BW; of as many batches as the pipeline is ahead, or more."""
+    most = assert_by_definition(shape, "2bw", optimizer, per_update)
+    assert set(most.values()) == {2}
 
 
 @pytest.mark.parametrize("per_update", [1, 2, 3, 4, 5])

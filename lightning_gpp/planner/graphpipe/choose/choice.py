@@ -37,7 +37,7 @@ def divided(
     """
     judge = DraftJudge(problem.tables, name, BUDGET, is_chain=is_chain, below_s=below_s)
     choose(problem, judge)
-    if judge.best_s == math.inf:
+    if judge.best_s == math.inf and problem.must_find:
         judge.allow(math.inf)
         _look_everywhere(replace(problem, tries_all=True), judge)
     return judge

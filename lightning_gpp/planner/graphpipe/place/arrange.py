@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 
 from lightning_gpp.planner.graphpipe.place.draft import DraftStage, Units
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 
 
 def arranged(stages: Sequence[DraftStage], tables: UnitTables) -> tuple[DraftStage, ...] | None:
@@ -27,9 +27,8 @@ def arranged(stages: Sequence[DraftStage], tables: UnitTables) -> tuple[DraftSta
         return tuple(stages)
     users: list[list[int]] = [[] for _ in stages]
     missing = [0] * len(stages)
-    stage_of = tables.owners([stage.units for stage in stages])
     for target, needed in enumerate(sources):
-        above = {stage_of[at] for at in places(needed)}
+        above = [number for number, stage in enumerate(stages) if stage.units & needed]
         missing[target] = len(above)
         for source in above:
             users[source].append(target)

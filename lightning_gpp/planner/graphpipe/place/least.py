@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
 from lightning_gpp.planner.graphpipe.place.draft import Draft, DraftStage, Units
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables, places
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.plan.plan import Stage
 from lightning_gpp.planner.step_time.gradients import stage_sums
 from lightning_gpp.planner.step_time.least_edge import EdgeEnd, EdgeSeconds, LeastEdge
@@ -63,22 +63,22 @@ class DraftBounds:
         self._has_kinds = len(self._request.cluster.kinds) > 1
         self._has_limits = any(limit is not None for limit in self._limits)
 
-    def busiest_s(self, draft: Draft) -> float:
-        """Seconds that the busiest device computes; infinite where the draft cannot run.
+    def busy_s(self, draft: Draft) -> list[float]:
+        """Seconds that every device computes; infinite where the draft cannot run.
 
         Whether the stages have an order is not asked.
         """
         stages, count = draft.stages, draft.num_microbatches
         if self._request.minibatch_size < count or not self._may_fit(stages):
-            return math.inf
+            return [math.inf]
         busy_s = [0.0] * len(self._limits)
         for stage in stages:
             line = self._line(stage, count)
             if line is None:
-                return math.inf
+                return [math.inf]
             for device, work_s in zip(stage.devices, line.work_s):
                 busy_s[device] += work_s
-        return max(busy_s)
+        return busy_s
 
     def least_s(self, draft: Draft) -> float:
         """Seconds that a step takes at least; infinite where the draft cannot run.
@@ -97,9 +97,9 @@ class DraftBounds:
         if edges is None:
             return math.inf
         if any(stage.shares for stage in draft.stages):
-            return self.busiest_s(draft)
+            return max(self.busy_s(draft))
         least_s = least_step_s(timed, edges, _residents(ends))
-        return max(least_s, self.busiest_s(draft)) if self._has_kinds else least_s
+        return max(least_s, max(self.busy_s(draft))) if self._has_kinds else least_s
 
     def _line(self, stage: DraftStage, count: int) -> _Line | None:
         """A stage as lines of time; None where it does not keep to the rules of a stage."""
@@ -166,11 +166,11 @@ class DraftBounds:
         numbers = [
             self._numbers.setdefault((end, count), len(self._numbers)) for end in (*ends, feed)
         ]
-        stage_of = tables.owners([end[0] for end in ends])
+        held = [end[0] for end in ends]
         for target, other in enumerate(ends):
             is_last = target == last
             needed = tables.sources(other[0]) | (tables.makers & ~other[0] if is_last else 0)
-            sources = sorted({stage_of[at] for at in places(needed)})
+            sources = [number for number, units in enumerate(held[:target]) if units & needed]
             if is_last or other[0] & tables.fed:
                 sources.insert(0, FEED)
             for source in sources:

@@ -15,7 +15,7 @@ from lightning_gpp.planner.graphpipe.place.by_speed import share_by_speed
 from lightning_gpp.planner.graphpipe.place.climb import BUDGET, climb_from
 from lightning_gpp.planner.graphpipe.place.deals import best_deals
 from lightning_gpp.planner.graphpipe.place.fewer import merge_stages
-from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
+from lightning_gpp.planner.graphpipe.place.judged import FEW_DEVICES, DraftJudge
 from lightning_gpp.planner.graphpipe.place.own_homes import OwnHomes
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.graphpipe.planner import exclusive_plans, result_of, search_exclusive
@@ -29,11 +29,6 @@ NAME = "graphpipe"
 AS_GOOD = 1.005
 """A step so many times as long is as good if its plan has fewer stages: the judge and the simulator
 agree on most plans to less than one per cent."""
-
-
-MANY_DEVICES = 256
-"""On more devices the best plan on half of them is a start, too: few drafts can be played there,
-and hundreds of devices may be too many for the model."""
 
 
 def graphpipe(request: PlanRequest) -> Plan:
@@ -82,10 +77,37 @@ def climbed(request: PlanRequest, budget: int) -> tuple[DraftJudge, float]:
     exclusive = judge.found
     judge.allow(budget)
     others = [*([judge.best] if judge.best else []), *_other_planners(problem, name, judge.best_s)]
-    _climb(judge, [*others, *_on_half(request)])
+    _climb(judge, others)
     share_by_speed(judge, exclusive, OwnHomes)
     share_by_speed(judge, judge.found)
+    if exclusive and request.num_devices > FEW_DEVICES:
+        climb_on_fewer(judge, exclusive[0])
     return judge, min((one.step_s for one in others if one.is_feasible), default=math.inf)
+
+
+def climb_on_fewer(judge: DraftJudge, exclusive: PlanEvaluation) -> None:
+    """Climbs on a half, a quarter, … of many devices, as long as that is as good.
+
+    On many devices few drafts can be played, and a climb hardly finds the way to fewer, as it moves
+    one stage at a time. Where stages that own their devices do as well on half of them, others may,
+    too. These are searches of their own, with their own budgets, so that no plan is lost for them.
+
+    Args:
+        judge: takes note of the best plans.
+        exclusive: the best plan on all devices whose stages own theirs.
+    """
+    request = judge.tables.request
+    work_s = sum(device.busy_s for device in exclusive.devices)
+    count, best_s = request.num_devices // 2, exclusive.step_s
+    while count and work_s < count * best_s:
+        fewer = replace(request, cluster=request.cluster.first(count))
+        own = exclusive_plans(Problem(UnitTables(fewer), must_find=False), judge.name)
+        if own.best is None or own.best_s > AS_GOOD * best_s:
+            break
+        count, best_s = count // 2, min(best_s, own.best_s)
+        own.allow(2 * BUDGET)
+        climb_from(own, own.drafts([own.best]))
+        judge.show(evaluate_plan(own.best.plan, request))
 
 
 def search_on_all(
@@ -139,12 +161,3 @@ def least_balanced_s(tables: UnitTables) -> float:
     kinds = [tables.each_s(request.minibatch_size / count, kind) for kind in request.cluster.kinds]
     fastest: list[float] = [min(seconds) for seconds in zip(*kinds)]
     return count * max(max(fastest), sum(fastest) / request.num_devices)
-
-
-def _on_half(request: PlanRequest) -> Iterator[PlanEvaluation]:
-    """The best plan on half of many devices, if one fits."""
-    if request.num_devices > MANY_DEVICES:
-        half = replace(request, cluster=request.cluster.first(request.num_devices // 2))
-        found = climbed(half, 2 * BUDGET)[0].best
-        if found is not None:
-            yield evaluate_plan(found.plan, request)

@@ -123,14 +123,6 @@ class UnitTables:
             found = self._sources[units] = found & ~units
         return found
 
-    def owners(self, sets: Iterable[Units]) -> list[int]:
-        """For every place the number of the set that has its unit."""
-        found = [0] * self.num_units
-        for number, units in enumerate(sets):
-            for at in places(units):
-                found[at] = number
-        return found
-
     def has_state(self, units: Units) -> bool:
         """Whether a forward of them changes something, so that there can be no second one."""
         return bool(units & self._stateful)

@@ -20,6 +20,7 @@ from lightning_gpp.planner.graphpipe.space.crew import Crew, Interval
 from lightning_gpp.planner.graphpipe.space.load import Load
 from lightning_gpp.planner.step_time.least_step import ROUNDING
 from lightning_gpp.planner.step_time.stage_costs import reduce_line
+from lightning_gpp.planner.step_time.users_step import users_step_bytes
 from lightning_gpp.planner.units.units import UnitGraph
 
 
@@ -117,6 +118,8 @@ class CrewRates:
         self._share = microbatch_size * crew.multiple / crew.num_replicas
         self.seconds, self._forward, self._kept = prices.times.sums(self._share, kind)
         self._memory_bytes = prices.memory_bytes[crew.kind]
+        self._num_places = len(prices.order)
+        self._step_bytes = users_step_bytes(request, microbatch_size, in_flight=1)
         self._reduce = prices.reduce.line(crew.num_replicas)
         link = request.cluster.slowest_link
         self._latency_s, self._per_second = link.latency_s, link.bandwidth_bytes_per_s
@@ -159,6 +162,8 @@ class CrewRates:
             reduce_s = self._reduce[0] + self._reduce[1] * content.gradient_bytes
         per_sample_s = reduce_s / self._minibatch_size
         free = self._memory_bytes - content.kept_bytes
+        if stop == self._num_places:  # the loss is where the last stage is
+            free -= self._step_bytes
         again_s, again_most = math.inf, 0.0
         if self._may_recompute and not content.has_state:
             forward_s = self._forward[stop] - self._forward[start]

@@ -11,7 +11,6 @@ from helpers.spmd_ranks import dealt, joined, on_threads, random_shares
 
 from lightning_gpp.spmd.placement import PARTIAL, R_SAME, R_SUMMED, Placement, shard
 from lightning_gpp.spmd.program import Conversion, Method, ReceiveInput, ReturnOutput
-from lightning_gpp.spmd.run.conversions import Converter
 from lightning_gpp.spmd.run.moves import Mover
 from lightning_gpp.spmd.run.shards import Shards
 
@@ -47,9 +46,9 @@ def test_every_conversion(source: Placement, num_devices: int) -> None:
             values=values,
             gradients=gradients,
         ):
-            converter = Converter(Mover(group, shards))
-            converted = converter.convert(values[group.rank], WHOLE, conversion)
-            back = converter.convert_back(gradients[group.rank], WHOLE, conversion)
+            mover = Mover(group, shards)
+            converted = mover.convert(values[group.rank], WHOLE, conversion)
+            back = mover.convert_back(gradients[group.rank], WHOLE, conversion)
             return converted, back
 
         found = on_threads(num_devices, run)
@@ -67,10 +66,10 @@ def test_arguments_come_from_rank_0(placement: Placement, num_devices: int) -> N
     gradients = dealt(gradient, placement.dual, shards)
 
     def run(group):
-        converter, instruction = Converter(Mover(group, shards)), ReceiveInput("x", placement)
+        mover, instruction = Mover(group, shards), ReceiveInput("x", placement)
         given = value if group.rank == 0 else None
-        received = converter.receive(given, WHOLE, torch.float64, instruction)
-        back = converter.receive_back(gradients[group.rank], WHOLE, instruction)
+        received = mover.receive(given, WHOLE, torch.float64, instruction)
+        back = mover.receive_back(gradients[group.rank], WHOLE, instruction)
         return received, back
 
     found = on_threads(num_devices, run)
@@ -89,11 +88,11 @@ def test_results_go_to_rank_0(placement: Placement, num_devices: int) -> None:
     values = dealt(value, placement, shards)
 
     def run(group):
-        converter, instruction = Converter(Mover(group, shards)), ReturnOutput("x", placement)
-        given = converter.give(values[group.rank], WHOLE, instruction)
+        mover, instruction = Mover(group, shards), ReturnOutput("x", placement)
+        given = mover.give(values[group.rank], WHOLE, instruction)
         whole = gradient if group.rank == 0 else None
         cpu = torch.device("cpu")
-        return given, converter.give_back(whole, WHOLE, torch.float64, cpu, instruction)
+        return given, mover.give_back(whole, WHOLE, torch.float64, cpu, instruction)
 
     found = on_threads(num_devices, run)
     torch.testing.assert_close(found[0][0], value)

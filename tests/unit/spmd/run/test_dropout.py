@@ -34,7 +34,7 @@ def dropped(placement: Placement, returned: Placement, seed: int) -> Tensor:
     ]
     if returned != placement:
         instructions.append(Conversion(name, placement, returned, Method.DIRECT))
-    instructions.append(ReturnOutput(name, returned, Method.DIRECT))
+    instructions.append(ReturnOutput(name, returned))
     program = SpmdProgram(((0.5, 0.5),), {}, tuple(instructions))
 
     def run(group) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.spmd_ranks import on_threads
 
-from lightning_gpp.spmd.run.gradient_sums import GradientSums
+from lightning_gpp.spmd.run.gradient_sums import GradientSums, give_gradients
 
 SIZES = (3, 50, 1, 7, 9)
 
@@ -61,3 +61,18 @@ def test_what_a_failed_backward_left_is_forgotten() -> None:
         return parameter.grad
 
     assert on_threads(2, run) == [None, None]
+
+
+def test_gradients_are_given_as_they_are() -> None:
+    """No copy of them; hooks see them, and a second gradient is added to the first."""
+    given = parameters()[:2]
+    seen: list[int] = []
+    given[0].register_hook(lambda gradient: seen.append(gradient.numel()))
+    gradients = [torch.ones_like(parameter) for parameter in given]
+    memory = [gradient.data_ptr() for gradient in gradients]
+    give_gradients(given, (gradients.pop(0) for _ in given))
+    assert [parameter.grad.data_ptr() for parameter in given] == memory
+    give_gradients(given, (torch.ones_like(parameter) for parameter in given))
+    assert seen == 2 * [given[0].numel()]
+    for parameter in given:
+        torch.testing.assert_close(parameter.grad, 2 * torch.ones_like(parameter))

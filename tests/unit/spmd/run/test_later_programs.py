@@ -9,10 +9,10 @@ import torch
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.recipes.dlrm import DLRM
+from lightning_gpp.spmd.costs.speeds import measured_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.run.export import export_forward
 from lightning_gpp.strategy.spmd.hap_planner import HapPlanner, machine_of
-from lightning_gpp.strategy.spmd.measured_speeds import MeasuredSpeed
 
 TABLES = {f"table{i}": 50 for i in range(8)}
 
@@ -27,10 +27,11 @@ def exported(model: DLRM, num_samples: int, *, is_training: bool) -> SpmdGraph:
 def test_other_batches_and_evaluation(seed: int) -> None:
     """One share vector deals all of them, whatever the devices."""
     draw, model = random.Random(seed), DLRM(6, TABLES)
-    speeds = [
-        MeasuredSpeed(draw.uniform(1e9, 1e11), draw.uniform(1e9, 1e11), 10 ** draw.uniform(-8, -5))
+    lines = [
+        (draw.uniform(1e9, 1e11), draw.uniform(1e9, 1e11), 10 ** draw.uniform(-8, -5))
         for _ in range(2)
     ]
+    speeds = measured_speeds(*zip(*lines, strict=True))
     link = Link(10 ** draw.uniform(8, 11), 10 ** draw.uniform(-7, -4))
     planner = HapPlanner(machine_of(uniform_cluster(2, link), speeds), has_shares=False)
     first = planner(exported(model, 64, is_training=True), (0.5, 0.5), None)
