@@ -16,9 +16,9 @@ of that many operators; ``exclusive`` is what the published space loses. Losses 
 brute force gives all stages one size of micro-batches. Some seconds a model of five operators.
 With ``--shared 4 30`` (mean, worst):
 
-    equal               -0.7 %   0 %, exclusive -0.7 %  0 %
-    three               -3.1 %   2 %, exclusive  7.0 % 21 %
-    messages            -6.3 %   8 %, exclusive -2.4 % 16 %
+    equal               -0.7 %   0 %, exclusive -0.6 %  0 %
+    three               -2.9 %   4 %, exclusive  7.1 % 21 %
+    messages            -6.2 %   8 %, exclusive -2.1 % 16 %
     hosts               -5.8 %   3 %, exclusive  6.8 % 33 %
     memory              -3.0 %   8 %, exclusive -0.5 % 10 %
     two kinds           -1.9 %   4 %, exclusive 13.3 % 31 %

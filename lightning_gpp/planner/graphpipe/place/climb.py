@@ -12,7 +12,6 @@ from lightning_gpp.planner.graphpipe.place.draft import Draft
 from lightning_gpp.planner.graphpipe.place.homes import Homes
 from lightning_gpp.planner.graphpipe.place.judged import DraftJudge
 from lightning_gpp.planner.graphpipe.place.moves import FAMILIES, Family
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 
 BUDGET = 20_000
 """Looks of a part of a search: about half a second, whatever the model."""
@@ -83,32 +82,6 @@ class Climber:
                 return True, False
         return False, next(neighbours, None) is not None
 
-    def sidestep(self, patience: int) -> bool:
-        """Goes to a draft that takes as long and whose devices are less busy, the busiest first.
-
-        Two moves together may be better where the first of them alone changes nothing.
-
-        Args:
-            patience: steps that each family may play in vain.
-
-        Returns:
-            Whether there was one.
-        """
-        judge, at_most_s = self._judge, self.step_s * (1 + ROUNDING)
-        busy_s = judge.busy_s(self.draft)
-        for family in FAMILIES:
-            neighbours = family(self.draft, self._homes(self.draft, judge.tables))
-            some = islice(neighbours, LOOKS_PER_STEP * patience)
-            near = (draft for _, draft in judge.promising(some, at_most_s))
-            for draft in islice((one for one in near if judge.busy_s(one) < busy_s), patience):
-                if judge.is_spent:
-                    return False
-                step_s = judge.step_s(draft, at_most_s)
-                if step_s <= at_most_s:
-                    self.draft, self.step_s = draft, min(self.step_s, step_s)
-                    return True
-        return False
-
 
 def climb_from(
     judge: DraftJudge,
@@ -118,8 +91,6 @@ def climb_from(
 ) -> None:
     """Climbs from the best starts, then from twice as many with twice the patience, and so on.
 
-    Where budget is left when no move is better anywhere, moves that change nothing come in between.
-
     Args:
         judge: keeps what is found, and ends the search when its budget is spent.
         starts: drafts and the seconds of their steps.
@@ -128,7 +99,7 @@ def climb_from(
         homes: the groups of devices that stages may go to.
     """
     climbers = [Climber(draft, step_s, judge, homes) for draft, step_s in starts]
-    unplayed, ended = deque(deals), list[Climber]()
+    unplayed = deque(deals)
     patience = FIRST_PATIENCE
     while (climbers or unplayed) and not judge.is_spent:
         count = patience // 2
@@ -145,10 +116,5 @@ def climb_from(
         for climber in climbers[:count]:
             if climber.run(patience):
                 at.setdefault(climber.draft, climber)
-            else:
-                ended.append(climber)
         climbers = [*at.values(), *climbers[count:]]
         patience *= 2
-    for climber in sorted(ended, key=lambda one: one.step_s):
-        while not judge.is_spent and climber.sidestep(patience):
-            climber.run(patience)

@@ -113,7 +113,7 @@ class DraftJudge:
             self._spent += 1
             if self._least_devices > 1 and draft.num_devices < self._least_devices:
                 continue
-            if max(self._bounds.busy_s(draft)) * (1 - ROUNDING) >= below_s:
+            if self._bounds.busiest_s(draft) * (1 - ROUNDING) >= below_s:
                 continue
             stages = arranged(draft.stages, self.tables)
             if stages is None:
@@ -124,10 +124,6 @@ class DraftJudge:
                 if least_s < below_s:
                     found[able] = least_s
         return sorted(((s, draft) for draft, s in found.items()), key=lambda one: one[0])
-
-    def busy_s(self, draft: Draft) -> list[float]:
-        """Seconds that the devices compute, those of the busiest one first."""
-        return sorted(self._bounds.busy_s(draft), reverse=True)
 
     def _least(self, draft: Draft) -> float:
         found = self._least_s.get(draft)

@@ -63,22 +63,22 @@ class DraftBounds:
         self._has_kinds = len(self._request.cluster.kinds) > 1
         self._has_limits = any(limit is not None for limit in self._limits)
 
-    def busy_s(self, draft: Draft) -> list[float]:
-        """Seconds that every device computes; infinite where the draft cannot run.
+    def busiest_s(self, draft: Draft) -> float:
+        """Seconds that the busiest device computes; infinite where the draft cannot run.
 
         Whether the stages have an order is not asked.
         """
         stages, count = draft.stages, draft.num_microbatches
         if self._request.minibatch_size < count or not self._may_fit(stages):
-            return [math.inf]
+            return math.inf
         busy_s = [0.0] * len(self._limits)
         for stage in stages:
             line = self._line(stage, count)
             if line is None:
-                return [math.inf]
+                return math.inf
             for device, work_s in zip(stage.devices, line.work_s):
                 busy_s[device] += work_s
-        return busy_s
+        return max(busy_s)
 
     def least_s(self, draft: Draft) -> float:
         """Seconds that a step takes at least; infinite where the draft cannot run.
@@ -97,9 +97,9 @@ class DraftBounds:
         if edges is None:
             return math.inf
         if any(stage.shares for stage in draft.stages):
-            return max(self.busy_s(draft))
+            return self.busiest_s(draft)
         least_s = least_step_s(timed, edges, _residents(ends))
-        return max(least_s, max(self.busy_s(draft))) if self._has_kinds else least_s
+        return max(least_s, self.busiest_s(draft)) if self._has_kinds else least_s
 
     def _line(self, stage: DraftStage, count: int) -> _Line | None:
         """A stage as lines of time; None where it does not keep to the rules of a stage."""
