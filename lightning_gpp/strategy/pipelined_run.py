@@ -115,7 +115,6 @@ class PipelinedRun:
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self._stash_parameters: list[Parameter] | None = None
-        self._staged_parameters: list[Parameter] = []
         self._ids_of_stages: frozenset[int] = frozenset()
         self._train_modes: dict[str, bool] = {}
         self._leader_state: LeaderState | None = None
@@ -311,7 +310,8 @@ class PipelinedRun:
             boundary=boundary,
             chunks=message.chunks,
         )
-        return OpenCall(run, GradientStash(self._staged_parameters), self._part)
+        assert self._stash_parameters is not None
+        return OpenCall(run, GradientStash(self._stash_parameters), self._part)
 
     @contextmanager
     def _part(self, run: Run, is_second: bool) -> Iterator[None]:
@@ -533,10 +533,7 @@ class PipelinedRun:
         holders = pipeline.partition.owners.holders
         self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
         self.averages = held_averages(self.module.trainer, pipeline.partition)
-        unread = pipeline.partition.owners.unread
-        self._staged_parameters = pipeline.partition.read_parameters()
-        elsewhere = frozenset(name for name, ranks in holders.items() if ranks != (0,))
-        self.leader_state.settle(elsewhere, unread)
+        self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
         self.pipeline = pipeline
         self.take_saved_optimizers()
         if self.on_built is not None:

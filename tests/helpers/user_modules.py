@@ -149,7 +149,6 @@ class ClampingModel(ExportableModel):
         self.name = name
         self.through_data = through_data
         self.left.register_buffer("shift", torch.ones(6))
-        self.scale = nn.Parameter(torch.ones(6))  # which forward does not read
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         joined = torch.cat([self.left(left) + self.left.shift, self.right(right)], dim=1)
@@ -160,6 +159,27 @@ class ClampingModel(ExportableModel):
         with torch.no_grad():
             tensor = found[self.name]
             (tensor.data if self.through_data else tensor).clamp_(-0.1, 0.1)
+
+
+class TeacherModel(ExportableModel):
+    """Keeps a moving average of its last layer in a buffer, in a hook of rank 0.
+
+    Args:
+        is_foreach: whether with the functions that optimizers use.
+    """
+
+    def __init__(self, is_foreach: bool = False) -> None:
+        super().__init__(optimizer_name="sgd")
+        self.is_foreach = is_foreach
+        self.register_buffer("teacher", self.head.weight.detach().clone())
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        with torch.no_grad():
+            if self.is_foreach:
+                torch._foreach_mul_([self.teacher], 0.9)
+                torch._foreach_add_([self.teacher], [self.head.weight], alpha=0.1)
+            else:
+                self.teacher.mul_(0.9).add_(self.head.weight, alpha=0.1)
 
 
 class SavingModel(ExportableModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import ipaddress
 import secrets
 import socket
 import time
@@ -24,7 +25,7 @@ class _Address:
     """Where a rank listens.
 
     Attributes:
-        host: what the addresses of all ranks have in common.
+        host: what the addresses of all ranks have in common; nobody tries where they differ.
         place: of the socket.
         token: proves that who connects was told of it.
     """
@@ -48,7 +49,9 @@ def connect_hosts(host: str) -> dict[int, socket.socket] | None:
     Args:
         host: of rank 0; a rank listens where it would send to that host from.
     """
-    sockets = _connect_all(_listen_towards(host), "")
+    listener = _listen_towards(host)
+    is_here = listener is not None and _is_loopback(listener.getsockname()[0])
+    sockets = _connect_all(listener, host_identity() if is_here else "")
     for connection in (sockets or {}).values():
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sockets
@@ -71,19 +74,21 @@ def _connect_all(listener: socket.socket | None, host: str) -> dict[int, socket.
         mine = _Address(host, listener.getsockname(), secrets.token_bytes(_TOKEN_BYTES))
     addresses: list[_Address | None] = [None] * dist.get_world_size()
     dist.all_gather_object(addresses, mine)
-    sockets = None
+    sockets: dict[int, socket.socket] = {}
+    is_connected = False
     known = [address for address in addresses if address is not None]
     if len(known) == len(addresses) and len({address.host for address in known}) == 1:
         assert listener is not None
         with contextlib.suppress(OSError):
-            sockets = _connect(listener, known)
+            _connect(listener, known, sockets)
+            is_connected = True
     if listener is not None:
         listener.close()
-    verdict = torch.tensor(int(sockets is not None))
+    verdict = torch.tensor(int(is_connected))
     dist.all_reduce(verdict, dist.ReduceOp.MIN)
     if verdict.item() == 1:
         return sockets
-    for connection in (sockets or {}).values():
+    for connection in sockets.values():
         connection.close()
     return None
 
@@ -112,6 +117,10 @@ def _listen_towards(host: str) -> socket.socket | None:
     return None
 
 
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
 def host_identity() -> str:
     """What tells this host from others; sockets without a file need one network name space too."""
     parts = [socket.gethostname()]
@@ -121,17 +130,15 @@ def host_identity() -> str:
     return " ".join(parts)
 
 
-def _connect(listener: socket.socket, addresses: list[_Address]) -> dict[int, socket.socket]:
+def _connect(
+    listener: socket.socket, addresses: list[_Address], sockets: dict[int, socket.socket]
+) -> None:
     """Connects to the lower ranks and lets the higher ones connect; they prove who they are."""
     rank = dist.get_rank()
     deadline = time.monotonic() + _CONNECT_TIMEOUT_S
-    sockets: dict[int, socket.socket] = {}
     for lower in range(rank):
-        connection = socket.socket(listener.family, listener.type)
-        sockets[lower] = connection
-        connection.settimeout(_CONNECT_TIMEOUT_S)
-        connection.connect(addresses[lower].place)
-        connection.sendall(rank.to_bytes(4, "little") + addresses[lower].token)
+        sockets[lower] = _connected(listener, addresses[lower].place)
+        sockets[lower].sendall(rank.to_bytes(4, "little") + addresses[lower].token)
     while len(sockets) < len(addresses) - 1:
         listener.settimeout(max(0.01, deadline - time.monotonic()))
         connection, _ = listener.accept()
@@ -142,7 +149,20 @@ def _connect(listener: socket.socket, addresses: list[_Address]) -> dict[int, so
             sockets[peer] = connection
     for connection in sockets.values():
         connection.setblocking(False)
-    return sockets
+
+
+def _connected(listener: socket.socket, place: Any) -> socket.socket:
+    """A connection to where another rank listens, which may be of another family by TCP."""
+    if listener.type == socket.SOCK_STREAM:
+        return socket.create_connection(place[:2], _CONNECT_TIMEOUT_S)
+    connection = socket.socket(listener.family, listener.type)
+    connection.settimeout(_CONNECT_TIMEOUT_S)
+    try:
+        connection.connect(place)
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def _greeted(connection: socket.socket, token: bytes) -> int | None:

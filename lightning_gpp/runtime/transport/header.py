@@ -51,7 +51,7 @@ class FirstPart:
     shapes: Tensor | None = None
 
 
-def encode_first(payload: Payload, tag: Tag, number: int = 0) -> FirstPart:
+def encode_first(payload: Payload, tag: Tag, number: int) -> FirstPart:
     """The first part of a message.
 
     Args:

@@ -1,16 +1,19 @@
 """Small messages between ranks over TCP connections, which the rank that waits reads by itself.
 
 No thread is in between: gloo wakes its own thread for a message, that one a thread of Python, and
-that one the rank. A line takes a message only while nothing that was sent before waits for room in
-the buffers of the system, so a rank that does not read gets no more than these.
+that one the rank. A line takes a message only where the system's buffer has room for all of it, so
+that the message is on its way whatever both ranks do next: computing, or meeting others in a
+collective. A rank that does not read gets no more than the buffers hold.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import select
 import socket
 import struct
+import termios
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +21,10 @@ from dataclasses import dataclass, field
 from lightning_gpp.runtime.transport.transport import TransportError
 
 _HEAD = struct.Struct("2q")
+_COUNT = struct.Struct("i")
+_BUFFER_BYTES = 1 << 19
+_FILLED = 0.5
+"""How much of a buffer is used: the system counts what it spends on packets, too."""
 
 
 @dataclass(slots=True)
@@ -26,12 +33,14 @@ class _Line:
 
     Attributes:
         connection: a stream.
-        unsent: what of the last message the system had no room for.
+        room: bytes that the system keeps for it at once.
+        unsent: what of the last message the system had no room for after all.
         piece: what is being read: a head, then the whole piece, which begins with that head.
         filled: bytes of it that have come.
     """
 
     connection: socket.socket
+    room: int
     unsent: memoryview = field(default_factory=lambda: memoryview(b""))
     piece: bytearray = field(default_factory=lambda: bytearray(_HEAD.size))
     filled: int = 0
@@ -55,7 +64,7 @@ class Lines:
         on_piece: Callable[[int, bytearray], None],
         on_loss: Callable[[int, str], None],
     ) -> None:
-        self._lines = {rank: _Line(connection) for rank, connection in sockets.items()}
+        self._lines = {rank: _opened(connection) for rank, connection in sockets.items()}
         self._rank_of_fd = {line.connection.fileno(): r for r, line in self._lines.items()}
         self._on_piece, self._on_loss = on_piece, on_loss
         self._wake, self._woken = socket.socketpair()
@@ -64,17 +73,22 @@ class Lines:
         for fd in (*self._rank_of_fd, self._woken.fileno()):
             self._poll.register(fd, select.POLLIN)
 
-    def is_clear(self, rank: int) -> bool:
-        """Whether a line is there and takes a message."""
-        return rank in self._lines and not self._lines[rank].unsent
+    def has_room(self, rank: int, num_bytes: int) -> bool:
+        """Whether a line is there and takes a piece of so many bytes at once."""
+        line = self._lines.get(rank)
+        if line is None or line.unsent:
+            return False
+        try:
+            waiting = fcntl.ioctl(line.connection.fileno(), termios.TIOCOUTQ, bytes(_COUNT.size))
+        except OSError:  # a system that does not tell
+            return False
+        return num_bytes + _COUNT.unpack(waiting)[0] <= line.room
 
     def send(self, rank: int, piece: bytearray) -> None:
-        """Sends a piece on a clear line; what finds no room goes with the next calls."""
+        """Sends a piece for which there is room; should it find none, it goes with later calls."""
         line = self._lines[rank]
         line.unsent = memoryview(piece)
         self._push(rank, line)
-        if line.unsent and rank in self._lines:
-            self._poll.modify(line.connection.fileno(), select.POLLIN | select.POLLOUT)
 
     def take_in(self, timeout_s: float) -> bool:
         """Waits until something has come, or some of what is unsent found room, or for a wake.
@@ -125,11 +139,11 @@ class Lines:
             while line.unsent:
                 line.unsent = line.unsent[line.connection.send(line.unsent) :]
         except BlockingIOError:
-            return
+            self._poll.modify(line.connection.fileno(), select.POLLIN | select.POLLOUT)
         except OSError as error:
             self._lose(rank, line, error.strerror or str(error))
-            return
-        self._poll.modify(line.connection.fileno(), select.POLLIN)
+        else:
+            self._poll.modify(line.connection.fileno(), select.POLLIN)
 
     def _read(self, rank: int, line: _Line) -> None:
         """Reads what has come, up to the end of a piece."""
@@ -161,3 +175,11 @@ class Lines:
         line.connection.close()
         del self._lines[rank]
         self._on_loss(rank, reason)
+
+
+def _opened(connection: socket.socket) -> _Line:
+    """The system may keep less for a connection than is asked for."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    kept = connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    return _Line(connection, int(_FILLED * kept))

@@ -163,11 +163,11 @@ class ProcessGroupTransport:
             raise ValueError(f"rank {target} sends message {tag} to itself; hand it over locally")
         number = self._num_sent[target]
         self._num_sent[target] += 1
-        if self._lines.is_clear(target):
-            fixed, shapes = describe(payload, tag)
-            if piece_bytes(payload, shapes) <= self._line_bytes:
-                self._lines.send(target, in_one_piece(number, payload, fixed, shapes))
-                return
+        fixed, shapes = describe(payload, tag)
+        num_bytes = piece_bytes(payload, shapes)
+        if num_bytes <= self._line_bytes and self._lines.has_room(target, num_bytes):
+            self._lines.send(target, in_one_piece(number, payload, fixed, shapes))
+            return
         first = encode_first(payload, tag, number)
         self._post(first.part, target, self._groups.headers, _FIRST_TAG)
         if first.holds_data:

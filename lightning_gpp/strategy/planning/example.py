@@ -16,12 +16,6 @@ from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
 from lightning_gpp.strategy.cutting.slices import Slices
 from lightning_gpp.strategy.planning.planning import Example
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""Arguments of a forward."""
-
-_FEW = 2
-"""Samples that show whether a forward takes some of a batch; a single one may be broadcast."""
-
 
 def example_of(
     module: nn.Module,
@@ -50,13 +44,9 @@ def example_of(
         sample = first_sample(tensors)
         total = max(1, sample.num_samples)
         units = unit_sizes(total)
-
-        def first(count: int) -> Call | None:
-            slices = _slices(sample, [count, total - count] if count < total else [total])
-            return None if slices is None else arguments.rebuild(_firsts(tensors, slices))
-
-        cut = first(units[0])
-        if cut is not None and (len(units) == 1 or _takes(module, cut, first(min(units[0], _FEW)))):
+        slices = _slices(sample, [units[0], total - units[0]] if len(units) > 1 else [total])
+        cut = arguments.rebuild(_firsts(tensors, slices or {}))
+        if slices is not None and (len(units) == 1 or _runs(module, *cut)):
             return Example(*cut, total, len(units))
         return Example(*arguments.rebuild(_firsts(tensors, {})), None, 1)
 
@@ -66,14 +56,6 @@ def _firsts(tensors: Mapping[str, Tensor], slices: Mapping[str, Slices]) -> dict
     return {
         name: _first(tensor, slices.get(name, Slices(None))) for name, tensor in tensors.items()
     }
-
-
-def _takes(module: nn.Module, cut: Call, few: Call | None) -> bool:
-    """Whether the forward takes the first samples of a call.
-
-    One that takes few of them, more than one, and all of them takes any number in between.
-    """
-    return (few is not None and _runs(module, *few)) or _runs(module, *cut)
 
 
 def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -44,53 +44,36 @@ class _Watched:
     """The parts of a module that are looked at.
 
     Attributes:
-        unread: parameters that only rank 0's own code reads, by name: the table of the module that
-            holds each, and its key there (the tensor itself changes when a checkpoint makes the
-            module whole for a moment). They may change.
-        parameters: all others, likewise.
+        parameters: all, by name: the table of the module that holds each, and its key there
+            (the tensor itself changes when a checkpoint makes the module whole for a moment).
         buffers: those that must not change, likewise.
         modules: the user's own, with their paths, by ``id``.
     """
 
-    unread: dict[str, _Place]
     parameters: dict[str, _Place]
     buffers: dict[str, _Place]
     modules: dict[int, tuple[str, nn.Module]]
 
     @classmethod
-    def of(
-        cls,
-        module: pl.LightningModule,
-        elsewhere: frozenset[str] = frozenset(),
-        unread: frozenset[str] = frozenset(),
-    ) -> _Watched:
+    def of(cls, module: pl.LightningModule, elsewhere: frozenset[str]) -> _Watched:
         parts = dict(module.named_modules())
         own = {
             id(part): (path, part)
             for path, part in parts.items()
             if not type(part).__module__.startswith(_LIBRARIES)
         }
-        free: dict[str, _Place] = {}
-        parameters: dict[str, _Place] = {}
-        buffers: dict[str, _Place] = {}
+        parameters, buffers = {}, {}
         for path, part in parts.items():
             for key, _ in part._parameters.items():  # a scripted module's cannot be iterated over
-                name = f"{path}.{key}" if path else key
-                (free if name in unread else parameters)[name] = part._parameters, key
+                parameters[f"{path}.{key}" if path else key] = part._parameters, key
             for key, _ in part._buffers.items():
                 if (name := f"{path}.{key}" if path else key) in elsewhere:
                     buffers[name] = part._buffers, key
-        return cls(free, parameters, buffers, own)
-
-    @property
-    def flagged(self) -> Iterator[str]:
-        """Names of all parameters, in the order of :meth:`tensors`."""
-        return itertools.chain(self.unread, self.parameters)
+        return cls(parameters, buffers, own)
 
     def tensors(self) -> list[Tensor]:
         """Parameters, then buffers; something that never changes in the place of those left out."""
-        tables = (self.unread, self.parameters, self.buffers)
-        places = itertools.chain.from_iterable(table.values() for table in tables)
+        places = itertools.chain(self.parameters.values(), self.buffers.values())
         found: Iterator[Any] = itertools.starmap(operator.getitem, places)
         return [_NO_TENSOR if tensor is None else tensor for tensor in found]
 
@@ -99,9 +82,9 @@ class _Watched:
 class _Snapshot:
     """What the watched parts were like at one moment; attributes have a watch of their own."""
 
-    tensors: list[Tensor]
-    requires_grad: bytes  # of all parameters
-    versions: list[int]  # of what must not change
+    tensors: list[Tensor]  # parameters, then buffers, as in what follows
+    requires_grad: bytes
+    versions: list[int]
     should_stop: bool
     groups: State
     lists: dict[str, _Filling]
@@ -131,20 +114,18 @@ class LeaderState:
         self._attributes = AttributeWatch()
         self._metrics = MetricStates(module)
         self._settled: _Watched | None = None
-        self._flags: bytes | None = None  # which parameters require gradients, on all ranks
 
     def close(self) -> None:
         """Nothing is watched any more."""
         self._attributes.remove()
 
-    def settle(self, elsewhere: frozenset[str], unread: frozenset[str] = frozenset()) -> None:
+    def settle(self, elsewhere: frozenset[str]) -> None:
         """The module has been captured: its parameters and sub-modules stay what they are.
 
         Args:
             elsewhere: names of the buffers that other ranks hold; rank 0 must not change them.
-            unread: names of the parameters that no stage reads; rank 0, which has them, may.
         """
-        self._settled, self._flags = _Watched.of(self._module, elsewhere, unread), None
+        self._settled = _Watched.of(self._module, elsewhere)
         self._metrics.settle()
 
     @contextlib.contextmanager
@@ -157,7 +138,7 @@ class LeaderState:
         if not self._has_followers:  # one rank holds all and tells nobody
             yield
             return
-        self._what, self._before = what, self._snapshot(flags=self._flags)
+        self._what, self._before = what, self._snapshot()
         try:
             with self._attributes.on():
                 yield
@@ -185,7 +166,6 @@ class LeaderState:
         watched, before = self._watched(), self._before
         # Once settled, a step does not exchange parameters for others.
         after = self._before = self._snapshot(before.tensors if self._settled else None)
-        self._flags = after.requires_grad if self._settled else None
         if before.versions != after.versions:
             names = itertools.chain(watched.parameters, watched.buffers)
             same = map(operator.eq, before.versions, after.versions)
@@ -203,7 +183,6 @@ class LeaderState:
         """Rank 0: what has just changed, has changed on all ranks."""
         if self._before is not None:
             self._before = self._snapshot()
-            self._flags = self._before.requires_grad if self._settled else None
             self._attributes.forget()
 
     @contextlib.contextmanager
@@ -247,27 +226,14 @@ class LeaderState:
                 setattr(self._module.get_submodule(str(place)), name, value)
 
     def _watched(self) -> _Watched:
-        return self._settled or _Watched.of(self._module)
+        return self._settled or _Watched.of(self._module, frozenset())
 
-    def _snapshot(
-        self, tensors: list[Tensor] | None = None, flags: bytes | None = None
-    ) -> _Snapshot:
-        """What the watched parts are like now.
-
-        Args:
-            tensors: of the watched parts, where they are known.
-            flags: which parameters required gradients when all ranks had been told that; by default
-                those that do now.
-        """
-        watched = self._watched()
-        tensors = watched.tensors() if tensors is None else tensors
-        num_parameters = len(watched.unread) + len(watched.parameters)
-        parameters = itertools.islice(tensors, num_parameters)
-        held = itertools.islice(tensors, len(watched.unread), None)
+    def _snapshot(self, tensors: list[Tensor] | None = None) -> _Snapshot:
+        tensors = self._watched().tensors() if tensors is None else tensors
         return _Snapshot(
             tensors,
-            requires_grad=bytes(map(_requires_grad, parameters)) if flags is None else flags,
-            versions=list(map(_version, held)),
+            requires_grad=bytes(map(_requires_grad, tensors)),
+            versions=list(map(_version, tensors)),
             should_stop=bool(self._module.trainer.should_stop),
             groups=self._groups(),
             lists={k: _Filling.of(v) for k, v in vars(self._module).items() if type(v) is list},
@@ -293,7 +259,7 @@ def _differences(watched: _Watched, old: _Snapshot, new: _Snapshot) -> State:
     if new.should_stop != old.should_stop:
         changes["should_stop", "", ""] = new.should_stop
     if new.requires_grad != old.requires_grad:
-        for name, was, now in zip(watched.flagged, old.requires_grad, new.requires_grad):
+        for name, was, now in zip(watched.parameters, old.requires_grad, new.requires_grad):
             if was != now:
                 changes["requires_grad", "", name] = bool(now)
     return changes | _filled(old.lists, new.lists)

@@ -25,11 +25,9 @@ class Ownership:
     Attributes:
         holders: first qualified name of a tensor of the module -> ranks, ascending. The first
             holder's value is the one that counts.
-        unread: of these, the names of what no stage reads; rank 0 holds it.
     """
 
     holders: Mapping[str, tuple[int, ...]]
-    unread: frozenset[str] = frozenset()
 
     def held_by(self, rank: int) -> list[str]:
         """Names of what a rank holds, in a fixed order."""
@@ -52,10 +50,7 @@ def ownership(module: nn.Module, readers: Mapping[str, Iterable[int]]) -> Owners
     ranks: dict[str, set[int]] = {first_name[id(tensor)]: set() for tensor in tensors.values()}
     for name, reading in readers.items():
         ranks[first_name[id(tensors[name])]].update(reading)
-    return Ownership(
-        {name: tuple(sorted(found)) or (0,) for name, found in ranks.items()},
-        frozenset(name for name, found in ranks.items() if not found),
-    )
+    return Ownership({name: tuple(sorted(found)) or (0,) for name, found in ranks.items()})
 
 
 class Partition:
@@ -225,12 +220,6 @@ class Partition:
     def held_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank holds, each once."""
         tensors = (self._tensor(name) for name in self.owners.held_by(self._rank))
-        return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
-
-    def read_parameters(self) -> list[nn.Parameter]:
-        """Those of them that stages read."""
-        names = set(self.owners.held_by(self._rank)) - self.owners.unread
-        tensors = (self._tensor(name) for name in self.owners.holders if name in names)
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
 
     def held_values(self, among: Collection[str] | None = None) -> list[Tensor]:

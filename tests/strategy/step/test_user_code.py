@@ -141,11 +141,16 @@ def test_changing_weights_on_rank_0_is_refused(
         assert "on_train_batch_end changed the" in text and f"'{name}'" in text
 
 
-@pytest.mark.parametrize("name", ["offset", "scale"])
-def test_what_only_rank_0_holds_may_change(pool: WorkerPool, name: str) -> None:
-    """A buffer; a parameter that no stage reads."""
-    results = equal(pool, partial(users.ClampingModel, name))
-    assert float(results[0].weights[name].max()) == pytest.approx(0.1)
+def test_a_buffer_that_only_rank_0_holds_may_change(pool: WorkerPool) -> None:
+    results = equal(pool, partial(users.ClampingModel, "offset"))
+    assert float(results[0].weights["offset"].max()) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("is_foreach", [False, True])
+def test_an_average_of_what_other_ranks_hold_is_refused(pool: WorkerPool, is_foreach: bool) -> None:
+    """torch itself adds nothing and says nothing."""
+    for text in errors(pool, partial(users.TeacherModel, is_foreach)):
+        assert "a rank holds only its own stages" in text
 
 
 @pytest.mark.parametrize("where", ["on_train_batch_start", "on_train_batch_end"])
