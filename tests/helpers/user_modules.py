@@ -162,7 +162,7 @@ class ClampingModel(ExportableModel):
 
 
 class TeacherModel(ExportableModel):
-    """Keeps a moving average of its last layer in a buffer, in a hook of rank 0.
+    """Keeps moving averages of its weights in buffers, in a hook of rank 0.
 
     Args:
         is_foreach: whether with the functions that optimizers use.
@@ -171,15 +171,19 @@ class TeacherModel(ExportableModel):
     def __init__(self, is_foreach: bool = False) -> None:
         super().__init__(optimizer_name="sgd")
         self.is_foreach = is_foreach
-        self.register_buffer("teacher", self.head.weight.detach().clone())
+        self.teacher = nn.Module()
+        for name, parameter in self.named_parameters():
+            self.teacher.register_buffer(name.replace(".", "_"), parameter.detach().clone())
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        own, averages = list(self.parameters()), list(self.teacher.buffers())
         with torch.no_grad():
             if self.is_foreach:
-                torch._foreach_mul_([self.teacher], 0.9)
-                torch._foreach_add_([self.teacher], [self.head.weight], alpha=0.1)
+                torch._foreach_mul_(averages, 0.9)
+                torch._foreach_add_(averages, own, alpha=0.1)
             else:
-                self.teacher.mul_(0.9).add_(self.head.weight, alpha=0.1)
+                for average, parameter in zip(averages, own, strict=True):
+                    average.mul_(0.9).add_(parameter, alpha=0.1)
 
 
 class SavingModel(ExportableModel):
