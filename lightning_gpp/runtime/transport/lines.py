@@ -79,10 +79,11 @@ class Lines:
         if line is None or line.unsent:
             return False
         try:
-            waiting = fcntl.ioctl(line.connection.fileno(), termios.TIOCOUTQ, bytes(_COUNT.size))
+            told = fcntl.ioctl(line.connection.fileno(), termios.TIOCOUTQ, bytes(_COUNT.size))
         except OSError:  # a system that does not tell
             return False
-        return num_bytes + _COUNT.unpack(waiting)[0] <= line.room
+        waiting: int = _COUNT.unpack(told)[0]
+        return num_bytes + waiting <= line.room
 
     def send(self, rank: int, piece: bytearray) -> None:
         """Sends a piece for which there is room; should it find none, it goes with later calls."""
