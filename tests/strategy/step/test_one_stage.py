@@ -24,6 +24,7 @@ from lightning_gpp.strategy import TimelineCallback
 pytestmark = pytest.mark.timeout(120)
 
 DATA = DataSpec(num_samples=21, num_inputs=2)
+SINGLE = DataSpec(num_samples=21, num_inputs=2, dtype="float32")
 STRATEGY: dict[str, Any] = {"num_microbatches": 1, "timeout": 30.0, "cache": False}
 
 
@@ -44,6 +45,25 @@ class CheckpointedModel(ExportableModel):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, targets = batch
         outputs = torch.utils.checkpoint.checkpoint(self, *inputs, use_reentrant=False)
+        loss = torch.nn.functional.mse_loss(outputs, targets)
+        self.log("train_loss", loss)
+        return loss
+
+
+class HookedModel(ExportableModel):
+    """Changes outputs and gradients in hooks of a layer, a parameter and the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fuse.register_forward_hook(lambda module, inputs, output: output * 1.1)
+        self.head.weight.register_hook(lambda gradient: gradient * 0.5)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs, targets = batch
+        with torch.no_grad():
+            before = self(*inputs)
+        outputs = self(*inputs)
+        outputs.register_hook(lambda gradient: gradient + before)
         loss = torch.nn.functional.mse_loss(outputs, targets)
         self.log("train_loss", loss)
         return loss
@@ -75,8 +95,18 @@ def assert_same_bits(pool: WorkerPool, training: Training) -> None:
         Training(partial(users.HandMadeRateModel, "training_step"), DATA, num_steps=8),
         Training(PenaltyModel, DATA, num_steps=8),
         Training(CheckpointedModel, DATA, num_steps=8),
+        Training(HookedModel, DATA, num_steps=8),
+        Training(ExportableModel, SINGLE, num_steps=8, trainer={"precision": "bf16-mixed"}),
     ],
-    ids=["accumulation", "clipping", "rate by hand", "second derivatives", "checkpoint of forward"],
+    ids=[
+        "accumulation",
+        "clipping",
+        "rate by hand",
+        "second derivatives",
+        "checkpoint of forward",
+        "hooks",
+        "autocast",
+    ],
 )
 def test_trains_as_plain_lightning(pool: WorkerPool, training: Training) -> None:
     assert_same_bits(pool, training)
