@@ -137,34 +137,32 @@ def units_per_device(units: int, shares: Sequence[float]) -> tuple[int, ...]:
     """Whole units for every device, close to its share.
 
     Every device gets the whole part of its share; the units left over go one by one to the device
-    with the most missing (largest remainders, HAP's ``sharding_round``). A device with a share
-    above 0 gets at least one unit where there are enough for all of these: what was meant to be
-    little does not become nothing by rounding. A device with share 0 gets none.
+    with the most missing (largest remainders, HAP's ``sharding_round``). Where there are enough,
+    every device gets at least one: what was meant to be little does not become nothing by rounding.
 
     Args:
         units: how many there are.
-        shares: of every device; at least 0, they sum to 1.
+        shares: of every device; above 0, they sum to 1.
 
     Raises:
-        ValueError: the shares do not sum to 1, or one is negative.
+        ValueError: the shares do not sum to 1, or one is not above 0.
 
     >>> units_per_device(10, [0.5, 0.3, 0.2]), units_per_device(3, [0.9, 0.05, 0.05])
     ((5, 3, 2), (1, 1, 1))
-    >>> units_per_device(2, [0.4, 0.35, 0.25]), units_per_device(8, [1.0, 0.0])
-    ((1, 1, 0), (8, 0))
+    >>> units_per_device(2, [0.4, 0.35, 0.25])
+    (1, 1, 0)
     """
     check_shares(shares)
+    devices = range(len(shares))
     counts = [int(units * share + ROUNDING) for share in shares]
     for _ in range(units - sum(counts)):
         missing = [units * share - count for share, count in zip(shares, counts)]
-        able = [i for i, share in enumerate(shares) if share > 0]
-        counts[max(able, key=lambda i: (missing[i], -i))] += 1
-    takers = [i for i, share in enumerate(shares) if share > 0]
-    if units >= len(takers):
-        for empty in [i for i in takers if not counts[i]]:
-            richest = max(takers, key=lambda i: (counts[i] - units * shares[i], counts[i]))
+        counts[max(devices, key=lambda i: (missing[i], -i))] += 1
+    if units >= len(shares):
+        for empty in [i for i in devices if not counts[i]]:
+            richest = max(devices, key=lambda i: (counts[i] - units * shares[i], counts[i]))
             if counts[richest] < 2:
-                richest = max(takers, key=lambda i: counts[i])
+                richest = max(devices, key=lambda i: counts[i])
             counts[richest] -= 1
             counts[empty] += 1
     return tuple(counts)
@@ -180,8 +178,9 @@ def check_shares(shares: Sequence[float]) -> None:
     Raises:
         ValueError: the text has the shares.
     """
-    if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+    if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(
-            "shares must be numbers of at least 0, one per device, that sum to 1; got "
-            f"{[round(share, 6) for share in shares]}, which sum to {sum(shares):.6g}"
+            "shares must be numbers above 0, one per device, that sum to 1; got "
+            f"{[round(share, 6) for share in shares]}, which sum to {sum(shares):.6g}: "
+            "divide each by their sum, and leave devices out that are to have none"
         )

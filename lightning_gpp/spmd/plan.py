@@ -98,7 +98,7 @@ def plan_hap(
     if allowed is None:
         # Prices know nothing of sums of gradients beside the backward, which these have most of.
         for name in BASELINES:
-            pairs.add(plan_baseline(graph, machine, name, theory).program, 0.0, is_searched=False)
+            pairs.add_with_best_shares(plan_baseline(graph, machine, name, theory).program)
     return pairs.best()
 
 
@@ -139,10 +139,8 @@ def _take_turns(
         program = found.program
         pairs.add(program, found.least_s)
         pairs.expansions += found.effort.expansions
-        better = best_shares(program, pairs.graph, pairs.machine)
-        # The new program may do without what the shares were for; the pair counts, too.
-        pairs.add(replace(program, shares=better), found.least_s, is_searched=False)
-        shares = better
+        # The next program may do without what the shares are for; this pair counts, too.
+        shares = pairs.add_with_best_shares(program)
     return None
 
 
@@ -164,17 +162,23 @@ class _Pairs:
         self._met.add(dealt)
         return is_new
 
-    def add(self, program: SpmdProgram, least_s: float, *, is_searched: bool = True) -> None:
+    def add(self, program: SpmdProgram, least_s: float | None = None) -> None:
         """A program; one that does not fit is left out.
 
         Args:
             program: with its shares.
-            least_s: bound of the search that found it.
-            is_searched: whether the search was with these shares.
+            least_s: bound of the search that found it with these shares, if one did.
         """
         evaluation = evaluate_program(program, self.graph, self.machine)
         if evaluation.fits(self.machine):
-            self.tried.append((program, evaluation, least_s if is_searched else None))
+            self.tried.append((program, evaluation, least_s))
+
+    def add_with_best_shares(self, program: SpmdProgram) -> Shares:
+        """A program as it is, and with the shares that are best for it, which are returned."""
+        shares = best_shares(program, self.graph, self.machine)
+        self.add(program)
+        self.add(replace(program, shares=shares))
+        return shares
 
     @property
     def ranked(self) -> list[tuple[SpmdProgram, ProgramEvaluation, float | None]]:

@@ -58,7 +58,7 @@ class Option(Enum):
             output's gradient (by the computation's ``method``) and all compute the whole gradient
             of the weight (and bias), instead of summing parts of it.
         MEAN: a mean over a sharded dimension: a device's mean of its own elements times their part
-            of all is its summand; without elements it is zeros.
+            of all is its summand.
         VOCABULARY: look-ups in a table of which a device has some rows: its summand is zeros
             where the index is of another device's row.
     """
@@ -185,7 +185,7 @@ class SpmdProgram:
     """What all devices do for one forward (and, backwards through it, one backward).
 
     Attributes:
-        shares: one share vector per segment: the part of each device, 0 … 1, summing to 1.
+        shares: one share vector per segment: the part of each device, above 0, summing to 1.
         storage: parameter or buffer -> the placement it is kept in, ``R=`` or a shard.
         instructions: in order.
         name: what it is (``"hap"``, ``"DP-EV"``), for people.

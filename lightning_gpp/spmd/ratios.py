@@ -11,9 +11,9 @@ of::
                 bytes_d(r_d) <= memory_d                where there is a limit
                 sum_d n_d * r_d = 1,  r_d >= one unit
 
-Sums of gradients, which go on beside the backward, end no stretch. Devices that are alike get alike
-(the mean of a solution over them is one, too), so the columns are the kinds ``d`` of devices with
-their numbers ``n_d``.
+Sums of gradients, which go on beside the backward, end no stretch but the last one. Devices that
+are alike get alike (the mean of a solution over them is one, too), so the columns are the kinds
+``d`` of devices with their numbers ``n_d``.
 
 The release leaves the constants out, which moves the minimum where an instruction has both (a
 launch, a replicated part). Equal stretches are one row with their number as weight, so a model of
@@ -180,34 +180,28 @@ def _stretches(program: SpmdProgram, prices: PriceList, firsts: list[int]) -> Ma
             found[frozenset(now.items())] += 1
         now.clear()
 
+    has_sums = False
     for half, waiting_bytes in halves_in_order(program, prices):
+        has_sums = has_sums or waiting_bytes > 0
         if half.move_s and not waiting_bytes:
             end()
             for cost in half.moved:
                 now[_lines(cost, firsts)] += 1
                 end()
         now.update(_lines(cost, firsts) for cost in half.computed)
+    if has_sums:  # whose last one all wait for before they step the optimizer
+        end()
     now.update(_lines(cost, firsts) for half in updates(program, prices) for cost in half.computed)
     end()
     return found
 
 
 def _lines(cost: ShareCost, devices: list[int]) -> tuple[Line, ...]:
-    """The lines of a cost on some devices, without those that others are above of everywhere."""
-    lines = [(line.constant_s[devices], line.slope_s[devices], line.segment) for line in cost.lines]
-    kept: list[tuple[Vector, Vector, int]] = []
-    for line in sorted(lines, key=lambda line: -float((line[0] + line[1]).sum())):
-        if not any(_is_below(line, other) for other in kept):
-            kept.append(line)
-    return tuple((tuple(c.tolist()), tuple(s.tolist()), segment) for c, s, segment in kept)
-
-
-def _is_below(line: tuple[Vector, Vector, int], other: tuple[Vector, Vector, int]) -> bool:
-    """Whether a line is nowhere above another one, for shares from 0 to 1."""
-    if line[2] != other[2] and line[1].any():
-        return False
-    at_0, at_1 = line[0] <= other[0], line[0] + line[1] <= other[0] + other[1]
-    return bool(at_0.all() and at_1.all())
+    """The lines of a cost on some devices."""
+    return tuple(
+        (tuple(c[devices].tolist()), tuple(s[devices].tolist()), segment)
+        for c, s, segment in ((each.constant_s, each.slope_s, each.segment) for each in cost)
+    )
 
 
 def _least_units(program: SpmdProgram) -> dict[int, int]:

@@ -82,6 +82,12 @@ class HAPStrategy(GraphPipeStrategy):
                 'tensors="shape_only" is for pipelines; SPMD programs train on emulated devices '
                 'with tensors="real"'
             )
+        num_devices = self.num_nodes * self.num_processes
+        if self.shares is not None and len(self.shares) != num_devices:
+            raise ValueError(
+                f"HAPStrategy(shares={list(self.shares)}) has {len(self.shares)} numbers for "
+                f"{num_devices} devices; give one for each"
+            )
         super()._configure_launcher()
 
     def setup(self, trainer: pl.Trainer) -> None:

@@ -58,8 +58,8 @@ class ComputationCosts:
             return ()
         if placement.is_shard:
             units = placement.units or 0
-            return (ShareCost((ShareLine(0 * seconds, seconds, placement.segment, units),)),)
-        return (ShareCost((ShareLine(seconds, 0 * seconds),)),)
+            return ((ShareLine(0 * seconds, seconds, placement.segment, units),),)
+        return ((ShareLine(seconds, 0 * seconds),),)
 
     def _of(
         self,
@@ -105,19 +105,17 @@ class ComputationCosts:
         """Passes over what is dealt and what is whole."""
         speeds = self._speeds
         segment, units = (0, 0) if dealt is None else (dealt.segment, dealt.units or 0)
-        return ShareCost(
-            tuple(
-                ShareLine(
-                    passes * (speeds.launch_s + whole / per_s),
-                    passes * part / per_s,
-                    segment,
-                    units,
-                )
-                for (part, whole), per_s in (
-                    (flops, speeds.flops_per_s),
-                    (moved_bytes, speeds.memory_bytes_per_s),
-                )
-                if part or whole or not np.all(speeds.launch_s == 0)
+        lines = tuple(
+            ShareLine(
+                passes * (speeds.launch_s + whole / per_s),
+                passes * part / per_s,
+                segment,
+                units,
             )
-            or (ShareLine(speeds.launch_s * 0, speeds.launch_s * 0),)
+            for (part, whole), per_s in (
+                (flops, speeds.flops_per_s),
+                (moved_bytes, speeds.memory_bytes_per_s),
+            )
+            if part or whole or not np.all(speeds.launch_s == 0)
         )
+        return lines or (ShareLine(speeds.launch_s * 0, speeds.launch_s * 0),)

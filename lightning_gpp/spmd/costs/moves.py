@@ -110,17 +110,15 @@ class MoveCosts:
 
     def _flat(self, seconds: float) -> ShareCost:
         zeros = np.zeros(self._num_devices)
-        return ShareCost((ShareLine(zeros + seconds, zeros),))
+        return (ShareLine(zeros + seconds, zeros),)
 
     def _padded(self, line: AlphaBeta, size_bytes: float, *shards: Placement) -> ShareCost:
         """All parts as long as the largest: devices times it in bytes."""
         ones = np.ones(self._num_devices)
         slope = line.beta_s_per_byte * size_bytes * self._num_devices
-        return ShareCost(
-            tuple(
-                ShareLine(ones * line.alpha_s, ones * slope, shard.segment, shard.units or 0)
-                for shard in shards
-            )
+        return tuple(
+            ShareLine(ones * line.alpha_s, ones * slope, shard.segment, shard.units or 0)
+            for shard in shards
         )
 
     def factors(

@@ -37,15 +37,8 @@ class ShareLine:
     units: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ShareCost:
-    """The largest of lines over all devices.
-
-    Attributes:
-        lines: at least one.
-    """
-
-    lines: tuple[ShareLine, ...]
+ShareCost = tuple[ShareLine, ...]
+"""The largest of lines over all devices; at least one."""
 
 
 class Parts:
@@ -88,8 +81,7 @@ class Parts:
     def seconds_each(self, cost: ShareCost) -> Vector:
         """What a cost comes to on every device, shape ``(num_devices,)``."""
         lines = [
-            line.constant_s + line.slope_s * self.of(line.segment, line.units)
-            for line in cost.lines
+            line.constant_s + line.slope_s * self.of(line.segment, line.units) for line in cost
         ]
         found: Vector = np.maximum.reduce(lines)
         return found

@@ -9,7 +9,7 @@ wait for them at the end of the backward: as :mod:`lightning_gpp.spmd.costs.simu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,42 +53,20 @@ class CountedTime:
         """Nothing is late."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnHalf:
-    """What a half of an instruction takes on one device: a collective of all first, then work."""
-
-    move_s: float
-    compute_s: float
-
-
-def own_halves(
-    program: SpmdProgram, prices: PriceList, rank: int
-) -> dict[bool, tuple[OwnHalf, ...]]:
-    """Whether backward -> the halves of all instructions on a device; sums in buckets left out."""
-    found = {}
-    for is_backward in (False, True):
-        halves = []
-        for instruction in program.instructions:
-            half = prices.of(instruction).halves[is_backward]
-            is_later = is_backward and bytes_in_bucket(program, instruction, prices.graph)
-            halves.append(OwnHalf(0.0 if is_later else half.move_s, float(half.compute_s[rank])))
-        found[is_backward] = tuple(halves)
-    return found
-
-
 @dataclass(slots=True)
 class EmulatedProgram:
     """The pace of one device of a program.
 
     Attributes:
         collectives: of this device with the others, by which they tell where they are.
-        halves: by :func:`own_halves`.
+        halves: number of an instruction, and whether it goes backward -> seconds of a collective of
+            all devices, and of what this one computes after it; sums in buckets left out.
         times: of collectives.
         cursor: of this device.
     """
 
     collectives: Collectives
-    halves: dict[bool, tuple[OwnHalf, ...]]
+    halves: Mapping[tuple[int, bool], tuple[float, float]]
     times: CollectiveTimes
     cursor: Cursor = field(default_factory=CountedTime)
     _ahead_s: float = 0.0
@@ -101,8 +79,12 @@ class EmulatedProgram:
         cls, graph: SpmdGraph, program: SpmdProgram, collectives: Collectives, machine: Machine
     ) -> EmulatedProgram:
         """The pace of the device that the collectives are of."""
-        prices = PriceList(graph, machine, program.shares)
-        halves = own_halves(program, prices, collectives.rank)
+        prices, halves = PriceList(graph, machine, program.shares), {}
+        for number, instruction in enumerate(program.instructions):
+            for is_backward, half in enumerate(prices.of(instruction).halves):
+                is_later = is_backward and bytes_in_bucket(program, instruction, graph)
+                move_s = 0.0 if is_later else half.move_s
+                halves[number, bool(is_backward)] = move_s, float(half.compute_s[collectives.rank])
         return cls(collectives, halves, machine.times)
 
     def begin_half(self, cursor: Cursor) -> None:
@@ -112,14 +94,14 @@ class EmulatedProgram:
 
     def passed(self, instruction: int, *, is_backward: bool) -> None:
         """Meets the other devices where they exchange something; computing adds up."""
-        half = self.halves[is_backward][instruction]
-        if half.move_s:
+        move_s, compute_s = self.halves[instruction, is_backward]
+        if move_s:
             self._spend()
             moments = self._tell(self.cursor.cursor_s)()
             self._settle_sums()
-            self._network_s = max(float(moments.max()), self._network_s) + half.move_s
+            self._network_s = max(float(moments.max()), self._network_s) + move_s
             self.cursor.wait_until(self._network_s)
-        self._ahead_s += half.compute_s
+        self._ahead_s += compute_s
 
     def begin_sum(self, size_bytes: int) -> Callable[[], None]:
         """A sum that begins when all devices have come this far, and the network is free."""

@@ -10,10 +10,12 @@ be exported while its real ones are divided over devices.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import torch
@@ -87,13 +89,15 @@ def export_forward(
     """
     given = (tuple(args), dict(kwargs or {}))
     stand_ins: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(_stand_in, given)
-    with _standing_in(module), warnings.catch_warnings():
+    # Where it fails, torch prints all operators up to there, twice.
+    with _standing_in(module), warnings.catch_warnings(), redirect_stderr(StringIO()) as said:
         warnings.simplefilter("ignore")
         try:
             with torch.enable_grad():
                 program = torch.export.export(module, *stand_ins, strict=False)
         except Exception as error:
             raise _error(module, error) from error
+    sys.stderr.write(said.getvalue())
     reader = NodeReader(module)
     reader.read_inputs(program)
     reader.read(program.graph_module)

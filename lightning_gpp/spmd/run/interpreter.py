@@ -21,7 +21,6 @@ from lightning_gpp.spmd.program import (
     SpmdProgram,
 )
 from lightning_gpp.spmd.run.collectives import Collectives, Shape
-from lightning_gpp.spmd.run.empty_parts import made_of_nothing
 from lightning_gpp.spmd.run.emulated import EmulatedProgram
 from lightning_gpp.spmd.run.gradient_sums import GradientSums
 from lightning_gpp.spmd.run.graph_of_calls import on_device
@@ -178,11 +177,10 @@ class Interpreter:
 
         match computation.option:
             case Option.PLAIN:
-                nothing = made_of_nothing(operator, tensors, shapes, self._dtypes(operator))
-                return run(tensors) if nothing is None else nothing
+                return run(tensors)
             case Option.MEAN:
                 whole = self.graph.value_of[operator.inputs[0]].shape
-                return (mean_of_part(run, tensors[0], whole, shapes[0]),)
+                return (mean_of_part(run, tensors[0], whole),)
             case Option.VOCABULARY:
                 first = self._first_row(operator, computation)
                 return (look_up_rows(tensors[0], tensors[1], first, arguments),)
@@ -193,10 +191,6 @@ class Interpreter:
                     self.mover, computation, run, operator.arguments, tensors, wholes, result
                 )
                 return (found,)
-
-    def _dtypes(self, operator: SpmdOperator) -> list[torch.dtype]:
-        values = self.graph.value_of
-        return [getattr(torch, values[name].spec.dtype) for name in operator.outputs]
 
     def _first_row(self, operator: SpmdOperator, computation: Computation) -> int:
         """The first row of a table that this device has."""

@@ -18,17 +18,14 @@ from lightning_gpp.spmd.run.moves import Mover
 Run = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 
 
-def mean_of_part(run: Run, part: Tensor, whole: Shape, result: Shape) -> Tensor:
+def mean_of_part(run: Run, part: Tensor, whole: Shape) -> Tensor:
     """A device's summand of a mean over a sharded dimension.
 
     Args:
         run: the operator.
         part: of the input.
         whole: sizes of the whole input.
-        result: sizes of the result's part.
     """
-    if part.numel() == 0:
-        return part.new_zeros(result)
     (mean,) = run([part])
     return mean * (part.numel() / prod(whole))
 
@@ -45,8 +42,6 @@ def look_up_rows(weight: Tensor, indices: Tensor, first: int, arguments: dict[st
         raise NotImplementedError("look-ups in a table divided by rows: plain gradients only")
     num_rows = weight.shape[0]
     is_here = (indices >= first) & (indices < first + num_rows)
-    if num_rows == 0:
-        return weight.new_zeros((*indices.shape, weight.shape[1]))
     local = torch.where(is_here, indices - first, torch.zeros_like(indices))
     padding = int(arguments.get("padding_idx", -1)) - first
     rows = F.embedding(local, weight, padding if 0 <= padding < num_rows else None)

@@ -1,8 +1,7 @@
 """One forward of a program on one device, and its backward: instruction by instruction, backwards.
 
 Autograd has the operators one at a time; what follows what is up to the program. So all devices do
-the same things in the same order, whatever their parts are (a device may have nothing of a tensor,
-and autograd nothing to do), and meet at the same collectives.
+the same things in the same order and meet at the same collectives.
 """
 
 from __future__ import annotations
@@ -230,7 +229,7 @@ class ProgramRun:
             value = self.graph.value_of[name]
             if not value.requires_grad:
                 continue
-            if gradient is None:  # this device has nothing of it, or the operator reads no numbers
+            if gradient is None:  # the operator reads no numbers of it
                 shape = self._shape(value.shape, placement)
                 dtype = getattr(torch, value.spec.dtype)
                 gradient = torch.zeros(shape, dtype=dtype, device=self.device)

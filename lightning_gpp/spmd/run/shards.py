@@ -95,11 +95,10 @@ class Shards:
         """A whole tensor that is zero outside of the part of a device."""
         padded = part.new_zeros(tuple(whole))
         dim, block = self._seen(whole, placement)
-        if part.numel():
-            start, count = self.start(placement, device), self.units(placement)[device]
-            rows = _outer_parts(padded, dim, placement.outer)
-            seen = _outer_parts(part, dim, placement.outer)
-            rows.narrow(dim + 1, start * block, count * block).copy_(seen)
+        start, count = self.start(placement, device), self.units(placement)[device]
+        rows = _outer_parts(padded, dim, placement.outer)
+        seen = _outer_parts(part, dim, placement.outer)
+        rows.narrow(dim + 1, start * block, count * block).copy_(seen)
         return padded
 
     def _seen(self, whole: Sequence[int], placement: Placement) -> tuple[int, int]:

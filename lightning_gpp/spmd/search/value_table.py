@@ -122,7 +122,7 @@ class ValueTable:
 
     def _find(self, placements: int, target: int, is_last: bool) -> list[Obtained]:
         if placements >> target & 1:
-            return [Obtained(0.0, (0.0,) * len(self.classes), placements)]
+            return [self._there(placements)]
         starts = [self._there(placements)] if placements else list(self.beginnings)
         found: list[Obtained] = []
         for start in starts:
@@ -150,16 +150,7 @@ class ValueTable:
                     one, other = self._direct[source][middle], self._direct[middle][target]
                     if one is not None and other is not None and middle not in sources:
                         steps.append(_then(one, other))
-        steps = [step for step in steps if step.seconds < float("inf")]
-        return [
-            Obtained(
-                start.seconds + step.seconds,
-                plus(start.memory, step.memory),
-                start.placements | step.placements,
-                (*start.path, *step.path),
-            )
-            for step in steps
-        ]
+        return [_then(start, step) for step in steps if step.seconds < float("inf")]
 
     def number(self, placements: int) -> int:
         """The column of :meth:`lifts` of a value that is there in these placements (bits)."""

@@ -20,9 +20,6 @@ from lightning_gpp.spmd.search.find import SearchOptions, find_program
 from lightning_gpp.spmd.search.fitting import find_fitting
 from lightning_gpp.spmd.search.limits import Allowed, DataParallel
 
-_LEAST_SHARE = 1e-6
-"""Above zero, and less than a row of anything."""
-
 
 def machine_of(
     cluster: Cluster,
@@ -55,15 +52,6 @@ class Stored(Allowed):
     def storages(self, value: SpmdValue, every: Sequence[Placement]) -> tuple[Placement, ...]:
         """The one that it has."""
         return (self._storage.get(value.name, R_SAME),)
-
-
-def _all_working(shares: Sequence[float]) -> tuple[float, ...]:
-    """Shares of which none is zero: a device with a tiny one gets one unit of everything.
-
-    Every rank takes part in all collectives, and some operators do not take empty tensors.
-    """
-    raised = [max(share, _LEAST_SHARE) for share in shares]
-    return tuple(share / sum(raised) for share in raised)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +90,5 @@ class HapPlanner:
             return find_program(graph, machine, (tuple(shares),), options, theory).program
         if not (self.has_shares or self.is_data_parallel):
             # One share vector: later programs (other batch sizes, evaluation) are dealt by it, too.
-            program = plan_hap(graph, machine, has_segments=False).program
-            if min(program.shares[0]) > 0:
-                return program
-            shares = _all_working(program.shares[0])
+            return plan_hap(graph, machine, has_segments=False).program
         return find_fitting(graph, machine, (tuple(shares),), options, theory).program

@@ -20,8 +20,9 @@ _SIDE = 384
 _COPIED_BYTES = 1 << 24
 """More than the caches of a core."""
 
-_STRETCH_S = 0.1
-"""Many time slices of a scheduler, so that a core that others use, too, looks as slow as it is."""
+_STRETCH_S, _TURN_S = 0.1, 0.01
+"""Of every kind of work in a round, and of one kind before the next has its turn: many time slices
+of a scheduler, so that a core that others use, too, looks as slow as it is, for all work alike."""
 
 LEAST_ROUNDS, MOST_ROUNDS = 4, 12
 _AGREE = 0.02
@@ -128,19 +129,30 @@ def _times(device: torch.device, update: Update | None) -> Callable[[], list[flo
     works: list[Callable[[], object]] = [lambda: square @ square, lambda: long + 1]
     works += [update.step] if update else []
     works.append(lambda: short + 1)
-    return lambda: [_seconds(work, device) for work in works]
+
+    def measure() -> list[float]:
+        """The mean of each; a median would leave out the times in which others had the core."""
+        spent_s, counts = [0.0] * len(works), [0] * len(works)
+        while min(spent_s) < _STRETCH_S:
+            for kind, work in enumerate(works):
+                passed_s, count = _turn(work, device)
+                spent_s[kind] += passed_s
+                counts[kind] += count
+        return [seconds / count for seconds, count in zip(spent_s, counts)]
+
+    for work in works:
+        _turn(work, device)
+    return measure
 
 
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """The mean over a stretch: a median would leave out the times in which others had the core."""
-    work()
-    _wait(device)
+def _turn(work: Callable[[], object], device: torch.device) -> tuple[float, int]:
+    """How long a kind of work went on, and how often it was done."""
     count, start_s = 0, time.perf_counter()
-    while (passed_s := time.perf_counter() - start_s) < _STRETCH_S:
+    while (passed_s := time.perf_counter() - start_s) < _TURN_S:
         work()
         _wait(device)
         count += 1
-    return passed_s / count
+    return passed_s, count
 
 
 def _wait(device: torch.device) -> None:

@@ -57,21 +57,6 @@ class _Known:
     reads: tuple[Read, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """An export of a training call that a call in evaluation has led to.
-
-    Attributes:
-        key: of the training call.
-        known: its export, the first one.
-        package: what all ranks got of it.
-    """
-
-    key: Hashable
-    known: _Known
-    package: ProgramPackage
-
-
 class SpmdCalls(ForwardCalls):
     """Stands in for the divided forward on rank 0.
 
@@ -83,7 +68,8 @@ class SpmdCalls(ForwardCalls):
         super().__init__(run)
         self._divided_run = run
         self._exports: dict[Hashable, _Known] = {}
-        self._planned: _Planned | None = None
+        self._planned: tuple[Hashable, _Known] | None = None
+        """A training call that one in evaluation has led to: its key, and its export."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What forward returns.
@@ -147,33 +133,33 @@ class SpmdCalls(ForwardCalls):
             is_fit = run.module.trainer.state.fn == TrainerFn.FITTING
             if run.divided is None and is_fit and not is_trained:
                 self._plan_for_training(target, *plain)
-            planned = self._planned
-            if planned and planned.key == key and is_as_read(target, planned.known.reads):
-                run.check_is_divided(planned.package.graph, planned.package.program)
-                self._exports[key] = planned.known
+            planned_key, planned = self._planned or (None, None)
+            if planned and planned_key == key and is_as_read(target, planned.reads):
+                run.check_is_divided(planned.number)
+                self._exports[key] = planned
             else:
-                self._exports[key] = self._exported(target, *plain, is_trained=is_trained)[0]
+                self._exports[key] = self._exported(target, *plain, is_trained=is_trained)
         return self._exports[key]
 
     def _exported(
         self, target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_trained: bool
-    ) -> tuple[_Known, ProgramPackage]:
+    ) -> _Known:
         """Exports a call, plans it, and gives it to all ranks."""
         run = self._divided_run
         with watched_reads(target) as reads:
             exported = self._export(target, args, kwargs)
         number = 0 if run.divided is None else len(run.divided.interpreters)
-        package = self._give(exported, is_trained=is_trained)
+        self._give(exported)
+        if is_trained:
+            run.check_is_divided(number)
         is_random = any(call.is_random for call in exported.calls)
         outputs = exported.graph.outputs
-        return _Known(number, exported.form, outputs, is_random, tuple(reads)), package
+        return _Known(number, exported.form, outputs, is_random, tuple(reads))
 
-    def _give(self, exported: ExportedForward, *, is_trained: bool) -> ProgramPackage:
+    def _give(self, exported: ExportedForward) -> None:
         """Plans an export and gives it to all ranks."""
         run = self._divided_run
         program = run.plan(exported.graph)
-        if is_trained:
-            run.check_is_divided(exported.graph, program)
         package = ProgramPackage(exported.graph, exported.calls, exported.constants, program)
         with (
             waiting_for("Giving every rank its parts", run.module),
@@ -182,7 +168,6 @@ class SpmdCalls(ForwardCalls):
             run.lead(Build(Autocast.current(run.device)))
             run.build(package)
         run.leader_state.look_again()
-        return package
 
     def _plan_for_training(
         self, target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -202,7 +187,7 @@ class SpmdCalls(ForwardCalls):
         finally:
             for part, mode in modes.items():
                 part.training = mode
-        self._planned = _Planned(key, *exported)
+        self._planned = key, exported
 
     def _export(
         self, target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -219,9 +204,8 @@ class SpmdCalls(ForwardCalls):
             try:
                 return export_forward(target, args, kwargs)
             except ExportError as error:
-                raise ExportError(
-                    f"{raised_location(error.__cause__ or error)}: {error}"
-                ) from error
+                where = raised_location(error.__cause__ or error)
+                raise ExportError(f"{where}: {error}") from None  # which says what torch said
 
 
 def _out_of_inference(leaf: Any) -> Any:

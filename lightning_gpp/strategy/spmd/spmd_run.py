@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -17,8 +18,9 @@ from torch.optim import Optimizer
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
 from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.spmd.costs.speeds import measured_speeds
 from lightning_gpp.spmd.operator_graph import SpmdGraph
-from lightning_gpp.spmd.placement import Placement, check_shares
+from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import Computation, SpmdProgram
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.run.interpreter import written_buffers
@@ -115,12 +117,6 @@ class SpmdRun(PipelinedRun):
         super().__init__(settings, device, host)
         num_ranks = self.transport.num_ranks
         self.shares = tuple(shares or (1 / num_ranks,) * num_ranks)
-        if len(self.shares) != num_ranks:
-            raise ValueError(
-                f"HAPStrategy(shares={list(self.shares)}) has {len(self.shares)} numbers for "
-                f"{num_ranks} devices; give one for each"
-            )
-        check_shares(self.shares)
         self.collectives = ProcessCollectives(settings.timeout_s, device)
         self.planner: str | ProgramPlanner | None = planner
         self._has_shares = shares is not None
@@ -154,15 +150,19 @@ class SpmdRun(PipelinedRun):
         """All ranks: a planner for the devices that there are or that the user describes."""
         devices = self.control.gather(DeviceAtHand.of(self.device), "collecting the devices")
         chosen, num_ranks = self.settings.cluster, self.transport.num_ranks
+        is_data_parallel = name == "data_parallel"
         speeds = times = None
         if chosen is None:
-            update = typical_update(optimizers, self.device)
-            speeds = measure_speeds(self.device, self.collectives, update)
+            # Where samples are dealt by the shares that there are, speeds decide nothing; any do
+            # beside which a collective's seconds are not lost in rounding.
+            speeds = measured_speeds(np.full(num_ranks, 1e12))
+            if not is_data_parallel:
+                update = typical_update(optimizers, self.device)
+                speeds = measure_speeds(self.device, self.collectives, update)
             times = measure_collectives(self.collectives, self.device)
         if not self.control.is_leader:
             return None  # only rank 0 plans
         cluster = cluster_at_hand(devices) if chosen is None else resolve_cluster(chosen, num_ranks)
-        is_data_parallel = name == "data_parallel"
         return HapPlanner(machine_of(cluster, speeds, times), self._has_shares, is_data_parallel)
 
     # Building --------------------------------------------------------------------------------
@@ -185,8 +185,11 @@ class SpmdRun(PipelinedRun):
             )
         return program
 
-    def check_is_divided(self, graph: SpmdGraph, program: SpmdProgram) -> None:
+    def check_is_divided(self, export: int) -> None:
         """Rank 0: whether the first training step's batch is divided.
+
+        Args:
+            export: of that step.
 
         Raises:
             ValueError: nothing of the model can be divided over so many devices.
@@ -194,6 +197,9 @@ class SpmdRun(PipelinedRun):
         if self._has_trained:
             return
         self._has_trained = True
+        assert self.divided is not None
+        interpreter, _ = self.divided.interpreters[export]
+        graph, program = interpreter.graph, interpreter.program
         theory = Theory(graph, len(self.shares))
         rules = (rule for operator in graph.operators for rule in theory.rules(operator))
         if len(self.shares) > 1 and not any(p.is_shard for rule in rules for p in rule.outputs):
@@ -204,6 +210,13 @@ class SpmdRun(PipelinedRun):
             )
         computed = [i for i in program.instructions if isinstance(i, Computation)]
         if not any(p.is_shard for each in computed for p in each.outputs):
+            if isinstance(self.planner, HapPlanner) and self.planner.is_data_parallel:
+                raise ValueError(
+                    "planner='data_parallel' deals the samples of a batch, its tensors' first "
+                    f"dimension, and here there are none that {len(self.shares)} devices could be "
+                    f"dealt: the batch has fewer than {len(self.shares)}, or no operator can be "
+                    "divided along them. Use a larger batch, fewer devices, or planner='hap'"
+                )
             rank_zero_info(
                 "the program divides nothing: what would move between the devices takes longer "
                 "than what they would save; a larger batch, or one device, is better"

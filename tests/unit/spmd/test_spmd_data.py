@@ -27,22 +27,19 @@ from lightning_gpp.spmd.program import (
 )
 
 
-@given(st.integers(0, 60), st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any))
+@given(st.integers(0, 60), st.lists(st.integers(1, 9), min_size=1, max_size=8))
 def test_units_are_dealt_whole_and_close_to_the_shares(units: int, weights: list[int]) -> None:
     shares = [weight / sum(weights) for weight in weights]
     counts = units_per_device(units, shares)
     assert sum(counts) == units and min(counts) >= 0
-    takers = sum(share > 0 for share in shares)
     for count, share in zip(counts, shares):
-        assert not (share == 0 and count)
-        if units >= takers:
-            assert not share or count >= 1
+        assert count >= 1 or units < len(shares)
         # What a device has beyond its share went to those that would have had none.
         assert count - units * share < 1 + 1e-6
         assert units * share - count < 1 + len(shares)
 
 
-@pytest.mark.parametrize("shares", [[0.5, 0.4], [1.5, -0.5], []])
+@pytest.mark.parametrize("shares", [[0.5, 0.4], [1.5, -0.5], [1.0, 0.0], []])
 def test_shares_are_parts_of_a_whole(shares: list[float]) -> None:
     with pytest.raises(ValueError, match="sum to 1"):
         units_per_device(4, shares)

@@ -108,14 +108,7 @@ def loss(result: Tensor | dict[str, Tensor]) -> Tensor:
     return total
 
 
-def check(
-    name: str,
-    num_devices: int,
-    seed: int,
-    *,
-    stay: float,
-    given: tuple[float, ...] | None = None,
-) -> None:
+def check(name: str, num_devices: int, seed: int, *, stay: float) -> None:
     make, make_batch = MODULES[name]
     torch.manual_seed(seed)
     draw = random.Random(f"{name} {num_devices} {seed}")
@@ -127,7 +120,6 @@ def check(
         program = replicated_program(exported.graph, 2)
     else:
         shares = [random_shares(num_devices, draw) for _ in range(draw.choice((1, 2)))]
-        shares = shares if given is None else [given]
         program = random_program(exported.graph, shares, draw, stay=stay)
     expected = train_whole(module, batches, loss)
     found = train_divided(module, exported, program, batches, loss)
@@ -146,11 +138,3 @@ def test_replicated(name: str) -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_drawn_programs(name: str, num_devices: int, seed: int) -> None:
     check(name, num_devices, seed, stay=(0.2, 0.9)[seed % 2])
-
-
-@pytest.mark.parametrize("shares", [(0.0, 1.0), (0.6, 0.0, 0.4), (1.0, 0.0)], ids=str)
-@pytest.mark.parametrize("name", MODULES)
-def test_a_device_without_a_share(name: str, shares: tuple[float, ...]) -> None:
-    """What it would have is empty everywhere; it takes part in all that moves."""
-    for seed in range(2):
-        check(name, len(shares), seed, stay=0.5, given=shares)
