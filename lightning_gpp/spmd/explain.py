@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lightning_gpp.spmd.costs.message_bytes import message_bytes
+from lightning_gpp.spmd.costs.moves import FORWARD
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
 from lightning_gpp.spmd.operator_graph import SpmdGraph
@@ -30,17 +31,11 @@ from lightning_gpp.units_of_measure import bytes_text, indices_text, percent_tex
 MOST_ALTERNATIVES = 5
 
 COLLECTIVES = {
-    ("S", "R"): ("all-gather", "reduce-scatter"),
-    ("S", "R="): ("all-gather", "own part"),
-    ("P", "S"): ("reduce-scatter", "all-gather"),
-    ("P", "R="): ("all-reduce", "nothing"),
-    ("P", "R"): ("all-reduce", "all-reduce"),
-    ("R", "S"): ("own part", "nothing"),
-    ("R=", "S"): ("own part", "all-gather"),
-    ("R=", "R"): ("nothing", "all-reduce"),
-    ("S", "S"): ("all-to-all", "all-to-all"),
+    "gather": "all-gather",
+    "scatter": "reduce-scatter",
+    "all_reduce": "all-reduce",
+    "exchange": "all-to-all",
 }
-"""Placements from and to -> what is done forwards and backwards; what is not here moves nothing."""
 
 METHODS = {
     Method.PADDED: ", padded",
@@ -268,8 +263,8 @@ def _why(program: SpmdProgram, graph: SpmdGraph, place: int) -> str:
         return f"inputs and gradients gathered{METHODS.get(instruction.method, '')}, not its sum"
     if not isinstance(instruction, Conversion):
         return "the step runs at rank 0"
-    kinds = instruction.source.kind.value, instruction.target.kind.value
-    names = COLLECTIVES.get(kinds, ("nothing", "nothing"))
+    source, target = instruction.source, instruction.target
+    names = _done(source, target), _done(target.dual, source.dual)
     ways = instruction.method, instruction.backward_method
     forward, backward = (name + METHODS.get(way, "") for name, way in zip(names, ways, strict=True))
     if ways[1] is Method.NONE and not graph.value_of[instruction.value].requires_grad:
@@ -277,6 +272,13 @@ def _why(program: SpmdProgram, graph: SpmdGraph, place: int) -> str:
     if bytes_in_bucket(program, instruction, graph):
         backward += " in buckets"
     return f"forward {forward}, backward {backward}, for {_reader(program, place)}"
+
+
+def _done(source: Placement, target: Placement) -> str:
+    """What is done to change a placement."""
+    if name := FORWARD.get((source.kind, target.kind)):
+        return COLLECTIVES[name]
+    return "own part" if target.is_shard else "nothing"
 
 
 def _reader(program: SpmdProgram, place: int) -> str:
