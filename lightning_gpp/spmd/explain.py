@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-import numpy as np
-
 from lightning_gpp.spmd.costs.message_bytes import message_bytes
 from lightning_gpp.spmd.costs.moves import FORWARD
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
@@ -70,7 +68,7 @@ def explain_plan(
     program = plan.program
     parts = [
         wrapped(_head(plan), max_width),
-        "Devices\n" + device_table(program, graph, machine, kinds),
+        "Devices\n" + device_table(plan, kinds),
         "Parameters and buffers\n" + storage_table(program, graph),
         "What the devices compute\n" + computation_table(program, graph, machine, max_width),
         "What moves between devices\n" + move_table(program, graph, machine, max_width),
@@ -108,25 +106,14 @@ def _head(plan: SpmdPlan) -> list[str]:
     return [*lines, f"With these shares no program takes less than {least} without overlap."]
 
 
-def device_table(
-    program: SpmdProgram, graph: SpmdGraph, machine: Machine, kinds: Sequence[str] = ()
-) -> str:
+def device_table(plan: SpmdPlan, kinds: Sequence[str] = ()) -> str:
     """What every device does: its shares, its computing, its memory; equal ones in one row."""
-    prices = PriceList(graph, machine, program.shares)
-    busy_s = memory = np.zeros(machine.num_devices)
-    for name, placement in program.storage.items():
-        price = prices.stored(graph.value_of[name], placement)
-        memory = memory + price.memory_bytes
-        busy_s = busy_s + price.halves[1].compute_s
-    for instruction in program.instructions:
-        price = prices.of(instruction)
-        memory = memory + price.memory_bytes
-        busy_s = busy_s + sum(half.compute_s for half in price.halves)
+    found = plan.evaluation
     rows: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    for device in range(machine.num_devices):
-        shares = " ".join(f"{100 * vector[device]:.2f} %" for vector in program.shares)
-        what = (*kinds[device : device + 1], shares)
-        rows[(*what, seconds_text(busy_s[device]), bytes_text(memory[device]))].append(device)
+    for device, (busy_s, memory) in enumerate(zip(found.busy_s, found.memory_bytes, strict=True)):
+        shares = " ".join(f"{100 * vector[device]:.2f} %" for vector in plan.program.shares)
+        what = (*kinds[device : device + 1], shares, seconds_text(busy_s), bytes_text(memory))
+        rows[what].append(device)
     return text_table(
         ["devices", *(["kind"] if kinds else []), "share", "computes", "holds"],
         [[indices_text(devices), *row] for row, devices in rows.items()],
