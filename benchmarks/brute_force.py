@@ -16,14 +16,14 @@ of that many operators; ``exclusive`` is what the published space loses. Losses 
 brute force gives all stages one size of micro-batches. Some seconds a model of five operators.
 With ``--shared 4 30`` (mean, worst):
 
-    equal               -0.7 %   0 %, exclusive -0.6 %  0 %
-    three               -2.9 %   4 %, exclusive  7.1 % 21 %
-    messages            -6.2 %   8 %, exclusive -2.1 % 16 %
-    hosts               -5.8 %   3 %, exclusive  6.8 % 33 %
-    memory              -3.0 %   8 %, exclusive -0.5 % 10 %
-    two kinds           -1.9 %   4 %, exclusive 13.3 % 31 %
-    three of two kinds  -5.2 %   0 %, exclusive  6.7 % 23 %
-    four of two kinds   -1.2 %   0 %, exclusive  1.9 % 15 %
+    equal               -1.0 %   0 %, exclusive -0.6 %  0 %
+    three               -3.3 %   2 %, exclusive  7.1 % 21 %
+    messages            -7.5 %   0 %, exclusive -2.3 % 16 %
+    hosts               -6.6 %   0 %, exclusive  6.6 % 33 %
+    memory              -4.2 %   3 %, exclusive -0.7 % 10 %
+    two kinds           -3.5 %   2 %, exclusive 13.3 % 31 %
+    three of two kinds  -5.8 %   0 %, exclusive  6.1 % 22 %
+    four of two kinds   -3.6 %   3 %, exclusive  1.3 % 16 %
 """
 
 from __future__ import annotations

@@ -25,16 +25,22 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
 
+DEFAULTS = {"ranks": 1, "modules": 0, "logged": 0, "microbatches": 1, "emulated": 0}
 CURVES: dict[str, list[dict[str, int]]] = {
     "modules": [{"modules": n} for n in (10, 100, 1000, 10000)],
+    "modules, two ranks": [{"ranks": 2, "modules": n} for n in (10, 100, 1000, 10000)],
     "logged": [{"logged": n} for n in (0, 1, 10, 100)],
+    "logged, two ranks": [{"ranks": 2, "logged": n} for n in (0, 1, 10, 100)],
     "microbatches": [{"ranks": 2, "microbatches": n} for n in (1, 4, 16, 64)],
-    "ranks": [{"ranks": n} for n in (1, 2, 4, 8)],
+    "ranks": [{"ranks": n} for n in (1, 2, 4)],
+    "ranks, emulated": [{"ranks": n, "emulated": 1} for n in (1, 2, 4, 8)],
 }
 NUM_STEPS, NUM_WARMUP = 120, 30
 
 
-def train(folder: str, ranks: int, modules: int, logged: int, microbatches: int) -> None:
+def train(
+    folder: str, ranks: int, modules: int, logged: int, microbatches: int, emulated: int
+) -> None:
     """Trains; every rank leaves its processor seconds of each step in a file.
 
     Args:
@@ -43,6 +49,7 @@ def train(folder: str, ranks: int, modules: int, logged: int, microbatches: int)
         modules: beside those that are used, each with a parameter and an attribute.
         logged: calls of ``self.log`` in a step.
         microbatches: of a mini-batch.
+        emulated: whether devices are GPUs of Summit, emulated.
     """
     import torch
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -91,9 +98,11 @@ def train(folder: str, ranks: int, modules: int, logged: int, microbatches: int)
                 file.write_text(json.dumps(sorted(steps)[len(steps) // 10]))
 
     plan = [[f"layers.{number}"] for number in range(ranks)]
+    cluster = "summit" if emulated else None
+    ours = GraphPipeStrategy(num_microbatches=microbatches, plan=plan, cluster=cluster)
     trainer = Trainer(
-        strategy=GraphPipeStrategy(num_microbatches=microbatches, plan=plan) if ranks else "auto",
-        accelerator="cpu",
+        strategy=ours if ranks else "auto",
+        accelerator="emulated" if ranks and emulated else "cpu",
         devices=max(1, ranks),
         max_steps=NUM_STEPS,
         logger=False,
@@ -106,13 +115,12 @@ def train(folder: str, ranks: int, modules: int, logged: int, microbatches: int)
     trainer.fit(Chain(), DataLoader(batches, batch_size=None))
 
 
-def measured(ranks: int, modules: int, logged: int, microbatches: int) -> list[float]:
+def measured(asked: dict[str, int]) -> list[float]:
     """Processor seconds of a step on every rank, from a training in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        options = [str(number) for number in (ranks, modules, logged, microbatches)]
-        command = [sys.executable, __file__, "--train", folder, *options]
+        command = [sys.executable, __file__, "--here", folder, *map(str, asked.values())]
         subprocess.run(command, check=True, capture_output=True)
-        found = [Path(folder, f"{rank}.json") for rank in range(max(1, ranks))]
+        found = [Path(folder, f"{rank}.json") for rank in range(max(1, asked["ranks"]))]
         return [json.loads(file.read_text()) for file in found]
 
 
@@ -120,21 +128,21 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("curves", nargs="*", help=f"of {', '.join(CURVES)}; by default all")
-    parser.add_argument("--train", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--here", nargs=1 + len(DEFAULTS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.train:
-        train(arguments.train[0], *map(int, arguments.train[1:]))
+    if arguments.here:
+        train(arguments.here[0], *map(int, arguments.here[1:]))
         return
     if unknown := [name for name in arguments.curves if name not in CURVES]:
         parser.error(f"no curve {', '.join(unknown)}; there are {', '.join(CURVES)}")
     for name in arguments.curves or CURVES:
-        print(f"{name:>12}   plain  rank 0  others (ms of processor time, a step)")
+        print(f"{name:>20}   plain  rank 0  others (ms of processor time, a step)")
         for options in CURVES[name]:
-            asked = {"ranks": 1, "modules": 0, "logged": 0, "microbatches": 1} | options
-            ours_s, plain_s = measured(**asked), measured(**(asked | {"ranks": 0}))
+            asked = DEFAULTS | options
+            ours_s, plain_s = measured(asked), measured(asked | {"ranks": 0})
             seconds = [plain_s[0], ours_s[0], *([max(ours_s[1:])] if ours_s[1:] else [])]
             shown = " ".join(f"{1e3 * second:7.2f}" for second in seconds)
-            print(f"{options.get(name, 1):>12} {shown}")
+            print(f"{options[name.partition(',')[0]]:>20} {shown}", flush=True)
         print(flush=True)
 
 

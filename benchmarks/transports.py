@@ -1,7 +1,8 @@
-"""One message from rank to rank: shared memory against this package's gloo and bare gloo.
+"""One message from rank to rank: shared memory, what goes between hosts, and bare gloo.
 
-Two processes send a tensor to and fro. Printed: microseconds one way (half a round trip) and the
-processor time that a message costs one process, threads included.
+Two processes of one host send a tensor to and fro. ``between hosts``: small messages over TCP,
+large ones through gloo; ``our gloo``: all through gloo. Printed: microseconds one way (half a
+round trip) and the processor time that a message costs one process, threads included.
 
     python benchmarks/transports.py
 """
@@ -17,6 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from lightning_gpp.runtime.payload import pack
+from lightning_gpp.runtime.processes.rank_sockets import connect_hosts
 from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
 from lightning_gpp.runtime.transport.transport import Transport
@@ -49,9 +51,8 @@ def there_and_back(transport: Transport, tensor: torch.Tensor) -> None:
     transport.flush()
 
 
-def measure(name: str, size_bytes: int, once: Callable[[], None]) -> None:
-    """Prints one line."""
-    rounds = max(10, min(ROUNDS, (256 << 20) // size_bytes))
+def once_us(once: Callable[[], None], rounds: int) -> tuple[float, float]:
+    """Microseconds one way and of the processor, of something that goes there and back."""
     for _ in range(5):
         once()
     dist.barrier()
@@ -59,7 +60,12 @@ def measure(name: str, size_bytes: int, once: Callable[[], None]) -> None:
     for _ in range(rounds):
         once()
     wall_us = (time.perf_counter() - start_s) / rounds / 2 * 1e6
-    cpu_us = (time.process_time() - cpu_s) / rounds / 2 * 1e6
+    return wall_us, (time.process_time() - cpu_s) / rounds / 2 * 1e6
+
+
+def measure(name: str, size_bytes: int, once: Callable[[], None]) -> None:
+    """Prints one line."""
+    wall_us, cpu_us = once_us(once, max(10, min(ROUNDS, (256 << 20) // size_bytes)))
     if dist.get_rank() == 0:
         print(f"{size_bytes:>10,} bytes  {name:<14} {wall_us:9.0f} us  processor {cpu_us:7.0f} us")
 
@@ -72,6 +78,9 @@ def run(rank: int, folder: str) -> None:
     device = torch.device("cpu")
     transports = {
         "shared memory": open_transport(device, 60.0),
+        "between hosts": ProcessGroupTransport(
+            TransportGroups.create("gloo"), device, sockets=connect_hosts("localhost")
+        ),
         "our gloo": ProcessGroupTransport(TransportGroups.create("gloo"), device),
     }
     for size_bytes in SIZES_BYTES:

@@ -1,7 +1,7 @@
 """List scheduling of numbered work: devices run whichever of their next pieces can start first.
 
 Everything is a whole number, so that a search can merge the stages of thousands of plans: work is
-numbered, times are whole, and an entry of the heap is one number, of a start and an urgency.
+numbered, times are whole, and an entry of the heap is one number, of a start and a turn.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 
 
 @dataclass(slots=True)
@@ -63,31 +64,31 @@ class ListSchedule:
             ValueError: queues wait for each other in a circle.
         """
         missing, users, ready, free = queues.missing, queues.users, self._ready, self._free
-        lines, units, urgency, devices = self.lines, queues.units, queues.urgency, queues.devices
-        keys = [urgency[number] for numbers in queues.numbers for number in numbers]
-        least = min(keys, default=0)
-        scale = max(keys, default=0) - least + 1
-        number_of: dict[int, int] = {}
-        device_of: dict[int, int] = {}
-        behind: dict[int, int] = {}  # of all work but the last of a queue, what follows
-        heap: list[int] = []
-        for numbers, device in zip(queues.numbers, devices):
-            number_of |= zip([urgency[number] - least for number in numbers], numbers)
-            device_of |= dict.fromkeys(numbers, device)
-            behind |= zip(numbers, numbers[1:])
-            for number in numbers[1:]:
-                missing[number] += 1  # the one before it in its queue
+        lines, units = self.lines, queues.units
+        order = sorted(chain.from_iterable(queues.numbers), key=queues.urgency.__getitem__)
+        num_works = len(order)
+        turn, device_of = [0] * len(missing), [0] * len(missing)
+        behind = [-1] * len(missing)  # what follows in the queue, if anything
+        for place, number in enumerate(order):
+            turn[number] = place
+        heap: list[int] = []  # a start, and the turn of what can start then, as one number
+        for numbers, device in zip(queues.numbers, queues.devices):
+            for number in numbers:
+                device_of[number] = device
+            for number, user in pairwise(numbers):
+                behind[number] = user
+                missing[user] += 1
             for number in numbers[:1]:
                 if not missing[number]:
-                    heap.append(ready[number] * scale + urgency[number] - least)
+                    heap.append(ready[number] * num_works + turn[number])
         heapq.heapify(heap)
-        left = len(keys)
+        left = num_works
         while heap:
-            start, key = divmod(heap[0], scale)
-            number = number_of[key]
+            start, place = divmod(heap[0], num_works)
+            number = order[place]
             device = device_of[number]
             if free[device] > start:  # it got busy since
-                heapq.heapreplace(heap, free[device] * scale + key)
+                heapq.heapreplace(heap, free[device] * num_works + place)
                 continue
             heapq.heappop(heap)
             left -= 1
@@ -98,11 +99,11 @@ class ListSchedule:
                 if ready[user] < end:
                     ready[user] = end
                 if not missing[user]:
-                    heapq.heappush(heap, ready[user] * scale + urgency[user] - least)
-            if number in behind:
-                user = behind[number]
+                    heapq.heappush(heap, ready[user] * num_works + turn[user])
+            user = behind[number]
+            if user >= 0:
                 missing[user] -= 1
                 if not missing[user]:
-                    heapq.heappush(heap, ready[user] * scale + urgency[user] - least)
+                    heapq.heappush(heap, ready[user] * num_works + turn[user])
         if left:
             raise ValueError("the orders of the stages wait for each other in a circle")

@@ -49,6 +49,7 @@ from lightning_gpp.strategy.planning.costs_given import CostsLike, resolve_costs
 from lightning_gpp.strategy.planning.plan_cache import CacheLike
 from lightning_gpp.strategy.ranks.pipelines import join_pipelines, refuse_pipelines_of_before
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
+from lightning_gpp.strategy.ranks.restarts import warn_of_old_addresses
 from lightning_gpp.strategy.ranks.termination import ended_together
 from lightning_gpp.strategy.ranks.versions import check_versions
 from lightning_gpp.strategy.refusals import (
@@ -251,6 +252,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             refuse_lost_weights(self.lightning_module)
         super().setup_environment()
         self.set_world_ranks()
+        warn_of_old_addresses()
         assert self.cluster_environment is not None
         check_pipelines(self.settings, self.num_pipelines, self.num_nodes * self.num_processes)
         # Ranks of a pool may be on devices of several types: gloo is what all of them speak.

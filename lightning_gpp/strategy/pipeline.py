@@ -15,6 +15,7 @@ from lightning_gpp.planner import Plan, PlanGraph
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Executor, Run
+from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.schedule import FORWARD_ONLY, Program
 from lightning_gpp.strategy.emulation.emulation import Emulation
@@ -85,6 +86,18 @@ class Pipeline:
         return self.executor.begin(
             program, units, training=training, boundary=boundary, chunks=chunks
         )
+
+    def only_stage(self, units: Sequence[int]) -> StageCode | None:
+        """The one stage, where it is the whole forward on real devices, in one piece.
+
+        Nothing has to be handed on then, so it can run in the caller's own autograd graph.
+
+        Args:
+            units: samples of each of the smallest micro-batches.
+        """
+        has_one = self.executor.transport.num_ranks == self.placed.stages.num_stages == len(units)
+        is_plain = self.emulation is None and self.chunked is None
+        return self.executor.stages[0] if has_one and is_plain else None
 
     def run_forward(
         self,

@@ -23,6 +23,7 @@ from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.run_state import RunState
+from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.schedule import SCHEDULES, Window
 from lightning_gpp.strategy.build import Builder
@@ -70,7 +71,7 @@ class PipelinedRun:
     Attributes:
         in_pipeline_s: seconds that rank 0 has spent in calls of the forward, in their backwards and
             in telling the others what to do; 0 on a GPU, whose work is not over when a call
-            returns, and where the user's step runs within the pipeline.
+            returns, where the user's step runs within the pipeline, and where there are no others.
         peers: this rank in the other pipelines; None if there is one.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
         train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
@@ -93,7 +94,7 @@ class PipelinedRun:
         self.peers = None if joined is None else joined.peers
         self.is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
         self.device = META if self.is_shape_only else device
-        self.transport = open_transport(device, settings.timeout_s)
+        self.transport = open_transport(device, settings.timeout_s, host)
         self.pipeline: Pipeline | None = None
         self.failures = FailureWatch(host, self._abort, joined)
         self.control = Control(self.transport, settings.timeout_s, self.failures)
@@ -134,8 +135,7 @@ class PipelinedRun:
         self._train_modes = _modes(module)
         if self._leader_state is not None:
             self._leader_state.close()
-        has_followers = self.transport.num_ranks > 1
-        self._leader_state = LeaderState(module, optimizers, has_followers=has_followers)
+        self._leader_state = LeaderState(module, optimizers, has_followers=not self.is_alone)
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
         if self.control.is_leader:
@@ -159,6 +159,11 @@ class PipelinedRun:
         """Whether a module is attached."""
         return self._module is not None
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other rank in this pipeline, which would have to be told things."""
+        return self.transport.num_ranks == 1
+
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:
         """Rank 0: user code that no message goes with runs in this, here and nowhere else."""
@@ -172,6 +177,9 @@ class PipelinedRun:
             message: of :mod:`lightning_gpp.strategy.ranks.messages`.
             value: tensors that go with it.
         """
+        if self.is_alone:
+            self.dropped.clear()
+            return
         news = News(
             self.leader_state.take_changes(),
             self._take_dropped(),
@@ -231,16 +239,19 @@ class PipelinedRun:
             return nullcontext()
         return HeldElsewhere(self.device, self._ids_of_stages)
 
-    @contextmanager
-    def timed(self) -> Iterator[None]:
+    def timed(self) -> AbstractContextManager[None]:
         """Rank 0: what one process would not do, or do otherwise, runs in this, nested or not.
 
         What remains of a batch is the user's step, data, the optimizer and Lightning's loop.
         """
+        is_real = self.device.type == "cpu" and not self.is_alone
         has_user_code = self.steps_per_microbatch or self.settings.is_asynchronous
-        if self._is_timed or self.device.type != "cpu" or has_user_code:
-            yield
-            return
+        if not is_real or self._is_timed or has_user_code:
+            return nullcontext()
+        return self._timing()
+
+    @contextmanager
+    def _timing(self) -> Iterator[None]:
         start_s, self._is_timed = time.monotonic(), True
         try:
             yield
@@ -278,6 +289,16 @@ class PipelinedRun:
         """The pipeline, once it is built."""
         assert self.pipeline is not None, "no forward was called yet"
         return self.pipeline
+
+    def only_stage(self, units: Sequence[int]) -> StageCode | None:
+        """The stage that a call of the forward is, if it is one; see :meth:`Pipeline.only_stage`.
+
+        Args:
+            units: samples of each of the smallest micro-batches.
+        """
+        if not self.is_alone or self.recorder.is_on or self.on_record is not None:
+            return None
+        return self.built.only_stage(units)
 
     def open_call(self, message: Forward, boundary: Boundary | None) -> OpenCall:
         """A call of the forward that backwards may follow; nothing of it runs yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ import torch.distributed as dist
 import transport_contract as contract
 from helpers.workers import WorkerPool
 
+from lightning_gpp.runtime.processes import rank_sockets
+from lightning_gpp.runtime.processes.rank_sockets import connect_hosts
 from lightning_gpp.runtime.transport.host_staging import HostStaging
 from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
@@ -70,6 +73,12 @@ def run_contract_on_processes() -> None:
     transport = ProcessGroupTransport(TransportGroups.create("gloo"), torch.device("cpu"))
     check_contract(transport)
     transport.close()
+    # Small messages over sockets, as between hosts.
+    transport = ProcessGroupTransport(
+        TransportGroups.create("gloo"), torch.device("cpu"), sockets=connect_hosts("localhost")
+    )
+    check_contract(transport)
+    transport.close()
     # A payload group of its own per direction, as NCCL needs.
     groups = TransportGroups(
         headers=dist.new_group(backend="gloo"),
@@ -86,6 +95,64 @@ def run_contract_on_processes() -> None:
     )
     check_contract(transport)
     transport.close()
+
+
+def meets_a_peer_that_reads_nothing(transport: Transport) -> None:
+    """More than all buffers hold leaves while the other rank is in a collective."""
+    sizes = [25_000, 16, 25_000] * 30 + [50_000]
+    if transport.rank == 0:
+        for number, size in enumerate(sizes):
+            values = contract.pack([torch.full((size,), float(number))])  # 100 kB: by the sockets
+            transport.send(values, target=1, tag=(0, 1, 0, 0))
+        transport.flush()
+    dist.barrier()
+    if transport.rank == 1:
+        for number, size in enumerate(sizes):
+            (got,) = contract.unpack(contract.receive(transport, (0, 1, 0, 0)))
+            assert got.shape == (size,)
+            assert got[0] == got[-1] == number
+
+
+def run_on_a_peer_that_reads_nothing() -> None:
+    dist.init_process_group("gloo")
+    sockets_of_ranks = connect_hosts("localhost")
+    assert sockets_of_ranks is not None
+    for connection in sockets_of_ranks.values():  # or the system makes it as large as need be
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    for sockets in (None, sockets_of_ranks):
+        transport = ProcessGroupTransport(
+            TransportGroups.create("gloo"), torch.device("cpu"), sockets=sockets, timeout_s=10.0
+        )
+        meets_a_peer_that_reads_nothing(transport)
+        dist.barrier()
+        transport.close()
+
+
+def test_processes_whose_peer_reads_nothing(pool: WorkerPool):
+    pool.run(run_on_a_peer_that_reads_nothing, num_ranks=2)
+
+
+def run_connecting_from_several_families() -> None:
+    dist.init_process_group("gloo")
+    own = ("127.0.0.1", "::1")[dist.get_rank()]
+    sockets = connect_hosts(own)
+    assert sockets is not None
+    (connection,) = sockets.values()
+    assert connection.family == socket.AF_INET  # that of rank 0, to which rank 1 connects
+    connection.close()
+    # An address that others cannot reach: nobody tries, nobody waits.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_sockets, "host_identity", lambda: f"host {dist.get_rank()}")
+        patch.setattr(rank_sockets, "_connect", None)
+        assert connect_hosts("localhost") is None
+
+
+def test_connecting_from_several_families(pool: WorkerPool):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    pool.run(run_connecting_from_several_families, num_ranks=2)
 
 
 def check_contract(transport: Transport) -> None:
@@ -105,6 +172,9 @@ def run_abort_on_processes() -> None:
     for transport in (
         shared_memory(),
         ProcessGroupTransport(TransportGroups.create("gloo"), torch.device("cpu")),
+        ProcessGroupTransport(
+            TransportGroups.create("gloo"), torch.device("cpu"), sockets=connect_hosts("localhost")
+        ),
     ):
         contract.abort_wakes_the_waiting(transport)
         dist.barrier()

@@ -161,6 +161,31 @@ class ClampingModel(ExportableModel):
             (tensor.data if self.through_data else tensor).clamp_(-0.1, 0.1)
 
 
+class TeacherModel(ExportableModel):
+    """Keeps moving averages of its weights in buffers, in a hook of rank 0.
+
+    Args:
+        is_foreach: whether with the functions that optimizers use.
+    """
+
+    def __init__(self, is_foreach: bool = False) -> None:
+        super().__init__(optimizer_name="sgd")
+        self.is_foreach = is_foreach
+        self.teacher = nn.Module()
+        for name, parameter in self.named_parameters():
+            self.teacher.register_buffer(name.replace(".", "_"), parameter.detach().clone())
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        own, averages = list(self.parameters()), list(self.teacher.buffers())
+        with torch.no_grad():
+            if self.is_foreach:
+                torch._foreach_mul_(averages, 0.9)
+                torch._foreach_add_(averages, own, alpha=0.1)
+            else:
+                for average, parameter in zip(averages, own, strict=True):
+                    average.mul_(0.9).add_(parameter, alpha=0.1)
+
+
 class SavingModel(ExportableModel):
     """Saves a checkpoint where only rank 0 is.
 

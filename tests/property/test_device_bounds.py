@@ -27,7 +27,7 @@ def fewest_devices(spaces: list[Space]) -> list[float]:
         min((space.usage.total(way.used) for way in ways), default=math.inf)
         for space in spaces
         for factor in FACTORS
-        for ways in [LimitedWays(space, space.lower_bound_s * factor).ways()]
+        for ways in [LimitedWays(space, space.load.lower_bound_s * factor).ways()]
     ]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import PlanRequest, validate_plan
 from lightning_gpp.planner.data_parallel import shared_by_all
-from lightning_gpp.planner.graphpipe.candidates.placement import placed
+from lightning_gpp.planner.graphpipe.choose.found_stage import placed
 from lightning_gpp.planner.graphpipe.choose.least import least_step
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions
 from lightning_gpp.planner.graphpipe.place.drafted import plan_of

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
+_CONTAINERS = frozenset(
+    {list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict}
+)
+_NUMBERS = frozenset({bool, int, float, str, type(None)})
 _OWN = frozenset({"training", "_parameters", "_buffers", "_modules"})
 
 
@@ -126,11 +129,16 @@ def training_flags(module: nn.Module, flags: Mapping[str, bool]) -> Iterator[Non
     before = [(item, item.training) for item in module.modules()]
     try:
         for name, item in module.named_modules():
-            item.training = flags.get(name, item.training)
+            _set_flag(item, flags.get(name, item.training))
         yield
     finally:
         for item, training in before:
-            item.training = training
+            _set_flag(item, training)
+
+
+def _set_flag(module: nn.Module, training: bool) -> None:
+    if module.training != training:  # setting an attribute of a module takes its time
+        module.training = training
 
 
 class _SavedModule:
@@ -147,7 +155,7 @@ class _SavedModule:
             if buffer is not None
         }
         self.attributes = {
-            key: (value, _shallow_copy(value))
+            key: (value, value if type(value) in _NUMBERS else _shallow_copy(value))
             for key, value in vars(module).items()
             if key not in _OWN
         }
@@ -157,14 +165,15 @@ class _SavedModule:
         return [
             f"{self.name}.{key}".lstrip(".")
             for key, value in vars(self.module).items()
-            if isinstance(value, Tensor)
+            if type(value) not in _NUMBERS
+            and isinstance(value, Tensor)
             and value.requires_grad
             and (key not in self.attributes or self.attributes[key][0] is not value)
         ]
 
     def restore(self) -> list[str]:
         """Puts everything back; returns the names of the plain attributes that had changed."""
-        self.module.training = self.training
+        _set_flag(self.module, self.training)
         for key, table in self.tables.items():
             if _item_ids(vars(self.module)[key]) != _item_ids(table):
                 vars(self.module)[key].clear()
@@ -181,6 +190,8 @@ class _SavedModule:
         for key, (value, content) in self.attributes.items():
             changed = key not in now or now[key] is not value
             now[key] = value
+            if content is _NOTHING and not value and not changed:
+                continue
             if isinstance(content, _Content):
                 changed |= _put_back_container(value, content)
             elif isinstance(value, Tensor):

@@ -124,6 +124,8 @@ def flatten(value: Any, *, opens_sparse: bool = False) -> tuple[list[Any], Struc
     >>> flatten({"a": (1, 2), "b": 3})[0]
     [1, 2, 3]
     """
+    if type(value) in _PLAIN_LEAVES and not opens_sparse:
+        return [value], LEAF
     if opens_sparse and is_adjacency(value):
         steps = tuple(Step("attribute", part) for part in SparseAdjacency.PARTS)
         return [*parts_of(value)], Structure(SparseAdjacency, steps, (LEAF,) * len(steps))
@@ -134,6 +136,10 @@ def flatten(value: Any, *, opens_sparse: bool = False) -> tuple[list[Any], Struc
     leaves: list[Any] = []
     structures = []
     for item in children:
+        if type(item) in _PLAIN_LEAVES and not opens_sparse:
+            leaves.append(item)
+            structures.append(LEAF)
+            continue
         item_leaves, structure = flatten(item, opens_sparse=opens_sparse)
         leaves += item_leaves
         structures.append(structure)
@@ -160,7 +166,23 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 
 def leaves_of(value: Any) -> list[Any]:
     """The leaves of a nested container."""
-    return flatten(value)[0]
+    leaves: list[Any] = []
+    _gather(value, leaves)
+    return leaves
+
+
+def _gather(value: Any, leaves: list[Any]) -> None:
+    kind = type(value)
+    if kind in _PLAIN_LEAVES:
+        leaves.append(value)
+    elif kind is list or kind is tuple:
+        for item in value:
+            _gather(item, leaves)
+    elif kind is dict:
+        for item in value.values():
+            _gather(item, leaves)
+    else:
+        leaves += flatten(value)[0]
 
 
 def path_text(path: Sequence[Step]) -> str:

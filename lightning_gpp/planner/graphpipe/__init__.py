@@ -14,11 +14,9 @@ GraphPipe (arXiv 2406.17145, ASPLOS 2025), section 5. In the order of reading:
 
 - ``partition`` (with ``frontier``, ``limit``): the dynamic program for one limit.
 
-``candidates``: found stages on devices.
-
 ``choose``: the best divisions.
 
-- ``limits``: the binary search on the limit;
+- ``limits``: the binary search on the limit; ``found_stage``: what it finds, on devices;
 - ``choice`` (with ``least``): the spaces that are worth looking at, shown to the judge;
 - ``result``: the best plan and the next ones; ``infeasible``: what would help where nothing fits.
 

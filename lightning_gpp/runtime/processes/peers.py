@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,9 @@ from lightning_gpp.runtime.transport.transport import TransportError
 
 _BUCKET_BYTES = 25 * 2**20
 """Of gradients that are summed as one tensor, as in PyTorch's DDP."""
+
+_BUCKETS_BEGUN = 3
+"""At once: gloo sums two, another one is packed or unpacked. A bucket is a copy of its tensors."""
 
 
 class Peers:
@@ -71,13 +75,22 @@ class Peers:
             tensors: of any floating-point types and devices.
             purpose: of the sum, for errors.
         """
-        buckets = [_Bucket(part) for part in _in_buckets(tensors)]
         group = self._open_group(purpose)
-        works = [group.allreduce([bucket.flat]) for bucket in buckets]
-        for bucket, work in zip(buckets, works, strict=True):
+        begun: deque[tuple[_Bucket, dist.Work]] = deque()
+
+        def finish() -> None:
+            bucket, work = begun.popleft()
             self._wait(work, purpose)
             bucket.flat.div_(self.num_pipelines)
             bucket.unpack()
+
+        for part in _in_buckets(tensors):
+            bucket = _Bucket(part)
+            begun.append((bucket, group.allreduce([bucket.flat])))
+            if len(begun) == _BUCKETS_BEGUN:
+                finish()
+        while begun:
+            finish()
 
     def reduced(self, tensor: Tensor, op: dist.ReduceOp.RedOpType, purpose: str) -> Tensor:
         """A tensor that is reduced over the peers, on its device."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from lightning_gpp.runtime.processes.local_sockets import host_identity
+from lightning_gpp.runtime.processes.rank_sockets import host_identity
 
 
 class Wire(enum.Enum):

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from lightning_gpp.runtime.processes.heartbeat_messages import CONNECT_S, receive
-from lightning_gpp.runtime.processes.local_sockets import host_identity
+from lightning_gpp.runtime.processes.rank_sockets import host_identity
 
 _PROCESSES = Path("/proc")
 

@@ -3,6 +3,9 @@
 gloo kills a receiver whose buffer is too small, so the receiver must know the sizes first: it
 always waits for a first part of at most :data:`FIRST_BYTES` (a shorter one is fine). The first part
 says what the message is, and carries the data too where they fit; otherwise they follow one by one.
+
+A first part begins with the number of its message among all that its sender has for this receiver:
+some of them may come on another way (:mod:`~lightning_gpp.runtime.transport.lines`).
 """
 
 from __future__ import annotations
@@ -29,9 +32,8 @@ from lightning_gpp.runtime.transport.transport import Tag
 FIRST_BYTES = 16384
 """Most bytes of a first part; gloo moves that many about as fast as one."""
 
-_MESSAGE, _GOODBYE = 1, 2
 _SHAPES_FOLLOW = -1
-_BEFORE_SHAPES = 2 + NUM_FIXED  # kind, bytes of the message, the fixed numbers
+_BEFORE_SHAPES = 2 + NUM_FIXED  # number, bytes of the message, the fixed numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,13 @@ class FirstPart:
     shapes: Tensor | None = None
 
 
-def encode_first(payload: Payload, tag: Tag) -> FirstPart:
+def encode_first(payload: Payload, tag: Tag, number: int) -> FirstPart:
     """The first part of a message.
+
+    Args:
+        payload: of the message.
+        tag: likewise.
+        number: likewise.
 
     Raises:
         TypeError: a tensor is of a type that cannot be sent.
@@ -58,17 +65,17 @@ def encode_first(payload: Payload, tag: Tag) -> FirstPart:
     fixed, shapes = describe(payload, tag)
     head_bytes = aligned(8 * (_BEFORE_SHAPES + len(shapes)))
     if head_bytes > FIRST_BYTES:
-        part = numbers_to_bytes([_MESSAGE, _SHAPES_FOLLOW, *fixed])
+        part = numbers_to_bytes([number, _SHAPES_FOLLOW, *fixed])
         return FirstPart(_tensor_of(part), False, torch.tensor(shapes))
     if piece_bytes(payload, shapes) > FIRST_BYTES:
-        part = numbers_to_bytes([_MESSAGE, 0, *fixed, *shapes])
+        part = numbers_to_bytes([number, 0, *fixed, *shapes])
         return FirstPart(_tensor_of(part), False)
-    return FirstPart(_tensor_of(in_one_piece(_MESSAGE, payload, fixed, shapes)), True)
+    return FirstPart(_tensor_of(in_one_piece(number, payload, fixed, shapes)), True)
 
 
-def goodbye() -> Tensor:
-    """The first part that says that nothing more follows."""
-    return _tensor_of(numbers_to_bytes([_GOODBYE] + [0] * (_BEFORE_SHAPES - 1)))
+def goodbye(number: int) -> Tensor:
+    """The first part that says that nothing more follows, with a number as if it were a message."""
+    return _tensor_of(numbers_to_bytes([~number] + [0] * (_BEFORE_SHAPES - 1)))
 
 
 def head_of(first: bytearray) -> tuple[int, ...]:
@@ -78,7 +85,12 @@ def head_of(first: bytearray) -> tuple[int, ...]:
 
 def is_goodbye(head: tuple[int, ...]) -> bool:
     """Whether a first part says that nothing more follows."""
-    return head[0] == _GOODBYE
+    return head[0] < 0
+
+
+def number_of(head: tuple[int, ...]) -> int:
+    """The number of the message or goodbye."""
+    return ~head[0] if is_goodbye(head) else head[0]
 
 
 def bytes_of_all(head: tuple[int, ...]) -> int:

@@ -2,8 +2,9 @@
 
 One thread per peer listens all the time and puts what comes into the mailbox, so a posted send
 always finds its receiver: no order of sends and receives can deadlock, and transfers overlap with
-compute. The first part of a message, on a gloo group, says what it is and holds small data; large
-tensors follow on the payload group of their direction. With gloo those of a GPU are staged through
+compute. Small messages go over sockets where there are any (:mod:`.lines`), without that thread.
+The first part of a message, on a gloo group, says what it is and holds small data; large tensors
+follow on the payload group of their direction. With gloo those of a GPU are staged through
 host memory (:mod:`~lightning_gpp.runtime.transport.host_staging`). With NCCL, which matches
 messages by order alone, each direction has a group of its own and one thread issues its receives in
 the order in which the sender announces them. (No GPU has run either path yet.)
@@ -12,9 +13,11 @@ the order in which the sender announces them. (No GPU has run either path yet.)
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -31,18 +34,28 @@ from lightning_gpp.runtime.transport.header import (
     goodbye,
     head_of,
     is_goodbye,
+    number_of,
     shapes_that_follow,
 )
 from lightning_gpp.runtime.transport.host_staging import HostStaging
+from lightning_gpp.runtime.transport.lines import Lines
 from lightning_gpp.runtime.transport.message import (
     TensorHead,
+    bytes_to_numbers,
+    describe,
     has_data,
+    in_one_piece,
     out_of_one_piece,
+    piece_bytes,
     to_device,
 )
-from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError
+from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError, late
+
+SMALL_BYTES = 1 << 17
+"""Messages of tensors on CPUs of up to so many bytes go over sockets."""
 
 _FIRST_TAG, _DATA_TAG = 1, 2
+_CLOSED = "it closed its transport"
 _LISTEN_TIMEOUT = timedelta(days=30)
 _CLOSE_TIMEOUT_S = 30.0
 _HANG_UP_TIMEOUT_S = 5.0
@@ -99,6 +112,8 @@ class ProcessGroupTransport:
         device: where received tensors go.
         peers: ranks that will send something; all others by default.
         staging: copies tensors through host memory, for payload groups that move no other.
+        sockets: to the other ranks, for small messages; without them all go over the groups.
+        timeout_s: limit of waits for peers that read nothing.
     """
 
     def __init__(
@@ -107,12 +122,19 @@ class ProcessGroupTransport:
         device: torch.device,
         peers: Iterable[int] | None = None,
         staging: HostStaging | None = None,
+        sockets: Mapping[int, socket.socket] | None = None,
+        timeout_s: float = 1800.0,
     ) -> None:
         self._groups = groups
         self._device = device
         self._staging = staging
         self._rank = dist.get_rank()
         self._mailbox = Mailbox()
+        self._in_order = _InOrder()
+        self._num_sent: Counter[int] = Counter()
+        self._timeout_s = timeout_s
+        self._lines = Lines(sockets or {}, self._take_piece, self._mailbox.lose)
+        self._line_bytes = SMALL_BYTES if device.type == "cpu" else FIRST_BYTES
         self._posted: list[_Posted] = []
         self._closing = False
         others = set(range(dist.get_world_size())) - {self._rank}
@@ -139,7 +161,14 @@ class ProcessGroupTransport:
         """Posts the message and returns."""
         if target == self._rank:
             raise ValueError(f"rank {target} sends message {tag} to itself; hand it over locally")
-        first = encode_first(payload, tag)
+        number = self._num_sent[target]
+        self._num_sent[target] += 1
+        fixed, shapes = describe(payload, tag)
+        num_bytes = piece_bytes(payload, shapes)
+        if num_bytes <= self._line_bytes and self._lines.has_room(target, num_bytes):
+            self._lines.send(target, in_one_piece(number, payload, fixed, shapes))
+            return
+        first = encode_first(payload, tag, number)
         self._post(first.part, target, self._groups.headers, _FIRST_TAG)
         if first.holds_data:
             return
@@ -154,11 +183,20 @@ class ProcessGroupTransport:
                 self._post(data, target, self._payload_group(target), _DATA_TAG)
 
     def receive(self, *, source: int, tag: Tag, timeout_s: float, purpose: str) -> Payload:
-        """Waits for the listener to have put the message into the mailbox."""
-        return self._mailbox.get(source, tag, timeout_s, purpose)
+        """Takes in what comes until the message is in the mailbox, where listeners put it, too."""
+        deadline = time.monotonic() + timeout_s
+        while self._lines.take_in(0):  # what a rank sent before it went counts
+            pass
+        while (payload := self._mailbox.take(source, tag, purpose)) is None:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                raise late(source, timeout_s, purpose)
+            self._lines.take_in(remaining_s)
+        return payload
 
     def flush(self) -> None:
         """Waits until all posted tensors are on their way out; listeners take them at once."""
+        self._lines.flush(self._timeout_s)
         posted, self._posted = self._posted, []
         for send in posted:
             send.work.wait()
@@ -167,12 +205,14 @@ class ProcessGroupTransport:
         """Ends the waiting of this rank. Listeners end with their peers or with the process."""
         self._closing = True
         self._mailbox.fail(error)
+        self._lines.wake()
 
     def close(self) -> None:
         """Says goodbye to all peers and waits for theirs."""
         self._closing = True
         for peer in self._listeners:
-            self._post(goodbye(), peer, self._groups.headers, _FIRST_TAG)
+            self._post_goodbye(peer)
+        self._lines.flush(_CLOSE_TIMEOUT_S)
         for peer, listener in self._listeners.items():
             listener.join(_CLOSE_TIMEOUT_S)
             if listener.is_alive():
@@ -180,6 +220,7 @@ class ProcessGroupTransport:
                     f"closing: rank {peer} did not end its messages within {_CLOSE_TIMEOUT_S:g} s"
                 )
         self.flush()
+        self._lines.close()
         self._groups.destroy()
 
     def hang_up(self) -> None:
@@ -193,13 +234,14 @@ class ProcessGroupTransport:
         goodbyes = []
         for peer in self._listeners:
             with contextlib.suppress(RuntimeError):  # a peer that has gone
-                self._post(goodbye(), peer, self._groups.headers, _FIRST_TAG)
+                self._post_goodbye(peer)
                 goodbyes.append(self._posted[-1])
         for posted in goodbyes:  # a send whose handle is dropped is lost
             with contextlib.suppress(RuntimeError):
                 posted.work.wait(_GOODBYE_TIMEOUT)
         for listener in self._listeners.values():
             listener.join(max(0.0, deadline - time.monotonic()))
+        self._lines.close()
 
     def _payload_group(self, peer: int, *, receiving: bool = False) -> dist.ProcessGroup:
         upward = (peer > self._rank) != receiving
@@ -209,6 +251,22 @@ class ProcessGroupTransport:
         work = group.send([tensor], target, tag)  # all ranks are in it: their numbers are the same
         self._posted.append(_Posted(work, tensor))
 
+    def _post_goodbye(self, peer: int) -> None:
+        self._post(goodbye(self._num_sent[peer]), peer, self._groups.headers, _FIRST_TAG)
+
+    def _take_piece(self, peer: int, piece: bytearray) -> None:
+        """A message has come over a socket."""
+        tag, payload = out_of_one_piece(piece)
+        payload = to_device(payload, self._device)
+        (number,) = bytes_to_numbers(piece, 0, 1)
+        self._in_order.put(peer, number, lambda: self._mailbox.put(peer, tag, payload))
+
+    def _take_message(self, peer: int, number: int, tag: Tag, payload: Payload) -> None:
+        """A listener has received a message."""
+        payload = to_device(payload, self._device)
+        self._in_order.put(peer, number, lambda: self._mailbox.put(peer, tag, payload))
+        self._lines.wake()
+
     def _listen(self, peer: int) -> None:
         try:
             first = bytearray(FIRST_BYTES)
@@ -216,17 +274,20 @@ class ProcessGroupTransport:
             while True:
                 self._receive_into(buffer, peer, self._groups.headers, _FIRST_TAG)
                 head = head_of(first)
+                number = number_of(head)
                 if is_goodbye(head):
-                    break
+                    self._in_order.put(peer, number, lambda: self._mailbox.lose(peer, _CLOSED))
+                    self._lines.wake()
+                    return
                 if num_bytes := bytes_of_all(head):
                     tag, payload = out_of_one_piece(first[:num_bytes])
                 else:
                     tag, payload = self._receive_rest(peer, first, head)
-                self._mailbox.put(peer, tag, to_device(payload, self._device))
-            self._mailbox.lose(peer, "it closed its transport")
+                self._take_message(peer, number, tag, payload)
         except RuntimeError as error:
             if not self._closing:
                 self._mailbox.lose(peer, str(error).strip().splitlines()[0])
+                self._lines.wake()
 
     def _receive_rest(
         self, peer: int, first: bytearray, head: tuple[int, ...]
@@ -265,3 +326,20 @@ class ProcessGroupTransport:
 
     def _receive_into(self, tensor: Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> None:
         group.recv([tensor], peer, tag).wait()
+
+
+class _InOrder:
+    """What comes on two ways from a rank is handed on in the order in which that rank sent it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next: Counter[int] = Counter()
+        self._early: dict[tuple[int, int], Callable[[], None]] = {}
+
+    def put(self, source: int, number: int, hand_on: Callable[[], None]) -> None:
+        """Something has come; it is handed on at once if all that was sent before has been."""
+        with self._lock:
+            self._early[source, number] = hand_on
+            while (ready := self._early.pop((source, self._next[source]), None)) is not None:
+                self._next[source] += 1
+                ready()

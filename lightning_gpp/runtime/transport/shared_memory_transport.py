@@ -75,7 +75,7 @@ class SharedMemoryTransport:
     Args:
         rank: this rank.
         sockets: connections to the others, see
-            :func:`~lightning_gpp.runtime.processes.local_sockets.connect_local`.
+            :func:`~lightning_gpp.runtime.processes.rank_sockets.connect_local`.
         device: where received tensors go.
         timeout_s: limit of the wait for a peer that takes no packets.
     """
@@ -216,42 +216,40 @@ class SharedMemoryTransport:
                 raise TransportError(f"rank {rank} has gone ({error.strerror})") from error
 
     def _take_in(self, timeout_s: float) -> None:
-        """Waits for packets and takes in all that have come."""
+        """Waits for packets and takes in one from every peer that has sent any."""
         for fd, _ in self._readable.poll(1e3 * min(timeout_s, 3600.0)):
             if fd == self._woken.fileno():
                 self._woken.recv(1)
                 continue
             rank = self._rank_of_fd[fd]
-            while self._take_packet(rank, self._peers[rank]):
-                pass
+            self._take_packet(rank, self._peers[rank])
 
-    def _take_packet(self, rank: int, peer: _Peer) -> bool:
-        """Takes one packet in; False when there is none."""
+    def _take_packet(self, rank: int, peer: _Peer) -> None:
+        """Takes one packet in, if there is one."""
         try:
             packet, ancillary, _, _ = peer.connection.recvmsg(_SMALL_BYTES, _FD_SPACE)
         except BlockingIOError:
-            return False
+            return
         except OSError as error:
             self._lose(rank, error.strerror or str(error))
-            return False
+            return
         if not packet:
             self._lose(rank, "its connection closed")
-            return False
+            return
         kind, *numbers = _PACKET.unpack_from(packet)
         if kind == _GOODBYE:
             self._lose(rank, "it closed its transport")
-            return False
+            return
         if kind == _BLOCK:
             (fd,) = _FD.unpack_from(ancillary[0][2])
             peer.blocks.append(SlotMemory(fd, BlockShape(numbers[0], numbers[1])))
             peer.blocks[-1].forget_file()
-            return True
+            return
         if kind == _SMALL:
             tag, payload = out_of_one_piece(bytearray(packet))
         else:
             tag, payload = _read(peer.blocks[numbers[0]], numbers[1], numbers[2])
         self._mailbox.put(rank, tag, to_device(payload, self._device))
-        return True
 
     def _lose(self, rank: int, reason: str) -> None:
         peer = self._peers[rank]

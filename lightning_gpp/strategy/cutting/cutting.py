@@ -56,6 +56,8 @@ def size_by_dims(inputs: Mapping[str, Tensor], dims: Dims) -> int | None:
             sizes.append(tensor.shape[dim])
     if not sizes or 0 in sizes:
         return None
+    if len(set(sizes)) == 1:
+        return sizes[0]
     most_frequent = Counter(sizes).most_common(1)[0][0]
     return most_frequent if all(size % most_frequent == 0 for size in sizes) else None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeGuard
@@ -21,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from lightning_gpp.runtime.processes.peers import Peers
+from lightning_gpp.runtime.processes.rank_sockets import own_address
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def join_pipelines(
     peers = Peers(peers_store, pipeline, num_pipelines, timeout_s)
     world = dist.group.WORLD
     assert world is not None
-    host = _own_address(environment.main_address)
+    host = own_address(environment.main_address)
     _joined = JoinedPipelines(world, num_pipelines, peers, store, host)
     return _joined
 
@@ -133,11 +133,3 @@ _OTHER_LAYOUT = (
     "Trainer of this script had another number of pipelines, or torch.distributed was initialized "
     "before. Use one number of pipelines in a script."
 )
-
-
-def _own_address(main_address: str) -> str:
-    """The address of this host by which hosts of this job reach it; nothing is sent."""
-    family, _, _, _, address = socket.getaddrinfo(main_address, 1, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])

@@ -20,32 +20,39 @@ MISSING = object()
 class AttributeWatch:
     """Notes, while it is on, what the attributes of modules were before they were set.
 
-    It is there for a whole run and switched on for single steps: exchanging a method of
-    ``nn.Module`` makes Python forget what it knows of hundreds of classes.
+    It is put in place when it is switched on first and stays for a whole run: exchanging a method
+    of ``nn.Module`` makes Python forget what it knows of hundreds of classes.
     """
 
     def __init__(self) -> None:
         self._before: dict[tuple[int, str], Any] = {}
-        self._is_on = False
-        if not _watches:
-            nn.Module.__setattr__ = _noting  # type: ignore[assignment]
-        _watches.append(self)
+        self._is_in_place = False
 
     def remove(self) -> None:
         """Takes it away again."""
-        _watches.remove(self)
+        if self._is_in_place:
+            self._is_in_place = False
+            _watches.remove(self)
+            if not _watches:
+                nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
+
+    def _put_in_place(self) -> None:
         if not _watches:
-            nn.Module.__setattr__ = _set_attribute  # type: ignore[method-assign]
+            nn.Module.__setattr__ = _noting  # type: ignore[assignment]
+        _watches.append(self)
+        self._is_in_place = True
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Attributes that are set in the body are noted; what they are now counts as before."""
         self.forget()
-        self._is_on = True
+        if not self._is_in_place:
+            self._put_in_place()
+        _on.append(self)
         try:
             yield
         finally:
-            self._is_on = False
+            _on.remove(self)
 
     def forget(self) -> None:
         """Forgets what was noted: what attributes are now counts as before."""
@@ -72,15 +79,16 @@ class AttributeWatch:
 
     def note(self, module: nn.Module, name: str) -> None:
         """An attribute is about to be set."""
-        if self._is_on and (key := (id(module), name)) not in self._before:
+        if (key := (id(module), name)) not in self._before:
             self._before[key] = module.__dict__.get(name, MISSING)
 
 
 _watches: list[AttributeWatch] = []
+_on: list[AttributeWatch] = []
 _set_attribute = nn.Module.__setattr__
 
 
 def _noting(module: nn.Module, name: str, value: Any) -> None:
-    for watch in _watches:
+    for watch in _on:
         watch.note(module, name)
     _set_attribute(module, name, value)

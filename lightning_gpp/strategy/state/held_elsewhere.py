@@ -4,6 +4,9 @@ A step may ask a parameter for its device or make zeros like it (``next(self.par
 .new_zeros(...)``). On rank 0 the parameters of other stages are on the ``meta`` device, and what
 is made from them so would have no values. Only what needs no values of the parameter is answered.
 
+torch raises where a value is missing, but for some functions that change a tensor in place
+(``teacher.add_(self.layer.weight)``), which then do nothing; here they raise.
+
 User code that changes weights through ``.data`` is not seen by autograd, which counts the versions
 of tensors; here it is, so that such a change is an error and not lost.
 """
@@ -39,6 +42,13 @@ ONLY_SOME = (
     "backward(inputs=...) for parameters of the pipelined module does not work with the graphpipe "
     "strategy: its stages are on several ranks. Freeze the others (requires_grad_(False), "
     "toggle_optimizer)."
+)
+
+
+ONLY_OWN = (
+    "{} would read a parameter that rank 0, where this code runs, does not have: with graphpipe "
+    "a rank holds only its own stages. Do it in a hook that runs on every rank, for the "
+    "parameters that are not on the 'meta' device, or with a callback such as WeightAveraging."
 )
 
 
@@ -79,6 +89,8 @@ class HeldElsewhere(TorchFunctionMode):
             func(*args)
             alias.add_(0)
             return None
+        if _is_in_place(func) and _has_meta(args[1:]) and not _has_meta(args[:1]):
+            raise NotImplementedError(ONLY_OWN.format(func.__name__))
         if func is Tensor.backward and kwargs.get("inputs") is not None:
             self._check_inputs(kwargs["inputs"])
         return func(*args, **kwargs)
@@ -88,6 +100,21 @@ class HeldElsewhere(TorchFunctionMode):
         for tensor in [inputs] if isinstance(inputs, Tensor) else inputs:
             if isinstance(tensor, Tensor) and (tensor.is_meta or id(tensor) in self._of_stages):
                 raise NotImplementedError(ONLY_SOME)
+
+
+def _is_in_place(func: Callable[..., Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    return name.startswith("__i") if name.endswith("__") else name.endswith("_")
+
+
+def _has_meta(values: Iterable[Any]) -> bool:
+    """Whether there is a tensor without values among these, or in lists of them."""
+    return any(
+        value.is_meta
+        if isinstance(value, Tensor)
+        else isinstance(value, (list, tuple)) and _has_meta(value)
+        for value in values
+    )
 
 
 @contextmanager

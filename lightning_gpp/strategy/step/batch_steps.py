@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
@@ -63,7 +64,8 @@ class BatchSteps:
             raise
         loss = _loss(result) if name == "training_step" else None
         looked_up = None if isinstance(batch, LedDataloaderIter) else batch
-        run.lead_end(log.calls(looked_up), None if loss is None else loss.detach())
+        calls = [] if run.is_alone else log.calls(looked_up)
+        run.lead_end(calls, None if loss is None else loss.detach())
         if loss is None or not run.module.automatic_optimization:
             return result
         self._check(loss)
@@ -82,7 +84,7 @@ class BatchSteps:
             run.leader_state.watching(name),
             instance_attribute(target, "forward", self.forward),
             instance_attribute(target, "_compiled_call_impl", None),  # it is that of its stages
-            recording(run.module, log),
+            nullcontext() if run.is_alone and not run.is_shape_only else recording(run.module, log),
             run.held_elsewhere(),
         ):
             yield
@@ -147,7 +149,9 @@ def _loss(result: Any) -> Tensor | None:
 
 
 def led_backward(loss: Tensor, run: PipelinedRun) -> Tensor:
-    """The same loss, whose backward the other ranks follow to its end."""
+    """The same loss, whose backward the other ranks, if there are any, follow to its end."""
+    if run.is_alone:
+        return loss
     led: Tensor = _Led.apply(loss, lambda: run.lead(BackwardEnd()))  # type: ignore[no-untyped-call]
     return led
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.instance_attribute import taken_away
+from lightning_gpp.runtime.stage_run import StageCall, run_forward
 from lightning_gpp.strategy.cutting.cutting import Values, call_size, input_slices
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
@@ -96,6 +97,11 @@ class ForwardCalls:
             if is_trained and captured.module.training:
                 return self._in_chunks(captured, chunked, inputs)
         units = self._units(captured, inputs, is_trained)
+        only = self._run.only_stage(units)
+        if only is not None:
+            call = StageCall(training=captured.module.training)
+            flight = run_forward(only, inputs, call, has_backward=is_trained)
+            return flight.inputs | flight.outputs
         if is_trained:
             return self._differentiable(captured, inputs, units)
         sizes = self._run.built.call_sizes(units, is_trained=False)

@@ -198,9 +198,11 @@ class LeadingBatches(_Batches):
         run = self._run
         with run.failures.guard():
             batch = self._ahead.pop(0) if self._ahead else self._read()
-            raw = batch.batch if isinstance(batch, PlacedBatch) else batch
-            with run.timed():
-                run.control.tell((batch is not _END, None if batch is _END else size_or_none(raw)))
+            if not run.is_alone:
+                raw = batch.batch if isinstance(batch, PlacedBatch) else batch
+                size = None if batch is _END else size_or_none(raw)
+                with run.timed():
+                    run.control.tell((batch is not _END, size))
         if batch is _END:
             raise StopIteration
         return batch

@@ -146,6 +146,13 @@ def test_a_buffer_that_only_rank_0_holds_may_change(pool: WorkerPool) -> None:
     assert float(results[0].weights["offset"].max()) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("is_foreach", [False, True])
+def test_an_average_of_what_other_ranks_hold_is_refused(pool: WorkerPool, is_foreach: bool) -> None:
+    """torch itself adds nothing and says nothing."""
+    for text in errors(pool, partial(users.TeacherModel, is_foreach)):
+        assert "a rank holds only its own stages" in text
+
+
 @pytest.mark.parametrize("where", ["on_train_batch_start", "on_train_batch_end"])
 def test_saving_a_checkpoint_on_rank_0_is_refused(pool: WorkerPool, where: str) -> None:
     for text in errors(pool, partial(users.SavingModel, where)):

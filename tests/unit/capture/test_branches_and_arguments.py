@@ -190,6 +190,28 @@ def test_other_lists_are_taken(rest: Any) -> None:
     example_of(Lists(), (torch.ones(4, 3), rest), {}, lambda total: [total])
 
 
+class Pairs(nn.Module):
+    """Compares the rows of a batch two by two: takes two of them, and no odd number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.a(x).view(-1, 2, 4).unbind(1)
+        return (first - second).square()
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(8, 4), (6, 6)])
+def test_an_example_has_all_rows_where_the_forward_does_not_take_a_microbatch(
+    rows: int, taken: int
+) -> None:
+    """That it takes fewer rows than a micro-batch says nothing."""
+    example = example_of(Pairs(), (torch.ones(rows, 3),), {}, lambda total: [total // 2] * 2)
+    assert len(example.args[0]) == taken
+    assert example.minibatch_size == (rows if taken < rows else None)
+
+
 class Untraceable(nn.Module):
     def __init__(self) -> None:
         super().__init__()

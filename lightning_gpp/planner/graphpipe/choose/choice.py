@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lightning_gpp.planner.graphpipe.candidates.placement import placed
+from lightning_gpp.planner.graphpipe.choose.found_stage import placed
 from lightning_gpp.planner.graphpipe.choose.least import LeastStep, least_step
 from lightning_gpp.planner.graphpipe.choose.limits import Divisions, Found
 from lightning_gpp.planner.graphpipe.place.climb import BUDGET

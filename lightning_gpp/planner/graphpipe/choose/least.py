@@ -40,17 +40,18 @@ def least_step(problem: Problem, space: Space) -> LeastStep:
     samples = problem.request.minibatch_size - rates.microbatch_size * max(
         crew.multiple for crew in crews
     )
-    fastest = columns_min([rates.each(crew) for crew in crews])
+    fastest = columns_min([rates.of(crew).each for crew in crews])
     way = _longest_way(problem.sources, fastest)
     rows = []
     for crew in crews:
         share = samples * crew.num_replicas / space.usage.num_devices
-        row, each = [share * work_s for work_s in rates.least_each(crew)], rates.each(crew)
+        own = rates.of(crew)
+        row = [share * work_s for work_s in own.least_each]
         for place in way:
-            row[place] += each[place]
+            row[place] += own.each[place]
         rows.append(row)
     fill_s = sum(fastest[place] for place in way)
-    step_s = max(sum(columns_min(rows)), fill_s + samples * space.lower_bound_s)
+    step_s = max(sum(columns_min(rows)), fill_s + samples * space.load.lower_bound_s)
     return LeastStep(fill_s, samples, step_s)
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lightning_gpp.planner.graphpipe.candidates.found_stage import FoundStage, found_stages
+from lightning_gpp.planner.graphpipe.choose.found_stage import FoundStage, found_stages
 from lightning_gpp.planner.graphpipe.divide.partition import LimitedWays
 from lightning_gpp.planner.graphpipe.space.space import Space
 from lightning_gpp.planner.step_time.least_step import ROUNDING
@@ -53,9 +53,9 @@ class Divisions:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self.low_s = max(space.lower_bound_s * (1 - ROUNDING), 1e-18)
+        self.low_s = max(space.load.lower_bound_s * (1 - ROUNDING), 1e-18)
         self.num_tried = 0
-        self._whole_s = min(space.rates.least_seconds(crew)[-1] for crew in space.crews)
+        self._whole_s = min(space.rates.of(crew).least_seconds[-1] for crew in space.crews)
         self._found: list[Found] = []
 
     def at(self, limit_s: float) -> Found | None:

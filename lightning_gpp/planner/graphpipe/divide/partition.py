@@ -55,7 +55,7 @@ class LimitedWays:
 
     def _room(self, start: int) -> int:
         """Devices that what follows a place may use, so that the work before it finds enough."""
-        work = self._space.work[start]
+        work = self._space.load.work[start]
         count = math.ceil(work / self.limit.limit_s * (1 - ROUNDING))
         if count > 1:
             self.limit.too_slow(work / (count - 1))
@@ -83,7 +83,7 @@ class LimitedWays:
 
     def _longest(self, start: int, crew: Crew) -> int:
         """The last place before which a stage may end, if only compute counts."""
-        sums = self._space.rates.least_seconds(crew)
+        sums = self._space.rates.of(crew).least_seconds
         stop = bisect_right(sums, sums[start] + self.limit.limit_s, start + 1)
         if stop < len(sums):
             self.limit.too_slow(sums[stop] - sums[start])

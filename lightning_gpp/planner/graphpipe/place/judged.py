@@ -92,6 +92,10 @@ class DraftJudge:
         """So many looks may be taken from now on."""
         self._budget = self._spent + looks
 
+    def limit(self, looks: float) -> None:
+        """So many looks may be taken from now on, if so many are left."""
+        self._budget = min(self._budget, self._spent + looks)
+
     def spend(self, looks: int) -> None:
         """Takes looks for other work."""
         self._spent += looks

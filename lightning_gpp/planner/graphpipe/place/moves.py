@@ -99,13 +99,16 @@ def joined(draft: Draft, first: int, second: int) -> Iterator[Draft]:
 
 
 def swapped(draft: Draft, homes: Homes) -> Iterator[Draft]:
-    """Two stages on each other's devices."""
+    """Two stages on each other's devices; with the last one also so that the loss stays there."""
+    last = len(draft.stages) - 1
     for first, stage in enumerate(draft.stages):
         for second in range(first + 1, len(draft.stages)):
             other = draft.stages[second]
             if stage.devices != other.devices:
-                there = draft.with_stage(first, other._replace(units=stage.units))
-                yield there.with_stage(second, stage._replace(units=other.units))
+                there, here = other._replace(units=stage.units), stage._replace(units=other.units)
+                yield draft.with_stage(first, there).with_stage(second, here)
+                if second == last:
+                    yield draft.with_stage(first, here).with_stage(second, there)
 
 
 def resized(draft: Draft, homes: Homes) -> Iterator[Draft]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cached_property
 from itertools import accumulate
 from operator import sub
 from typing import NamedTuple
 
+from lightning_gpp.cost import OpProfile
 from lightning_gpp.planner.base import IN_A_ROW, PlanRequest
 from lightning_gpp.planner.graphpipe.space.contents import Content, Contents
 from lightning_gpp.planner.graphpipe.space.crew import Crew, Interval
@@ -44,59 +45,6 @@ IMPOSSIBLE = Rate(math.inf, 0, math.inf, 0)
 """The rate of a stage that must not have replicas."""
 
 
-class UnitTimes:
-    """Running sums over the places of what units take, by micro-batch size and kind of device."""
-
-    def __init__(self, request: PlanRequest, units: UnitGraph, order: Sequence[int]) -> None:
-        self._request = request
-        self._operators = [units.operators[unit] for unit in order]
-        self._sums: dict[tuple[float, str], tuple[list[float], list[float], list[float]]] = {}
-
-    def sums(self, size: float, kind: str) -> tuple[list[float], list[float], list[float]]:
-        """Running sums of seconds, of forward seconds, and of activation bytes."""
-        found = self._sums.get((size, kind))
-        if found is None:
-            costs = self._request.profile(size, kind).operators
-            rows = [[costs[name] for name in names] for names in self._operators]
-            found = self._sums[size, kind] = (
-                [
-                    *accumulate(
-                        (sum(c.forward_s + c.backward_s for c in r) for r in rows), initial=0.0
-                    )
-                ],
-                [*accumulate((sum(c.forward_s for c in r) for r in rows), initial=0.0)],
-                [
-                    *accumulate(
-                        (float(sum(c.activation_bytes for c in r)) for r in rows), initial=0.0
-                    )
-                ],
-            )
-        return found
-
-
-class ReduceTimes:
-    """How long it takes to sum gradients over neighbouring devices.
-
-    Args:
-        request: the devices.
-        are_hidden: whether sums are taken to cost nothing, as they go on beside the backward.
-    """
-
-    def __init__(self, request: PlanRequest, *, are_hidden: bool) -> None:
-        self._request, self._are_hidden = request, are_hidden
-        self._found: dict[int, tuple[float, float]] = {}
-
-    def line(self, num_replicas: int) -> tuple[float, float]:
-        """Seconds for some replicas: at least, and per byte."""
-        if self._are_hidden:
-            return 0.0, 0.0
-        line = self._found.get(num_replicas)
-        if line is None:
-            devices = tuple(range(min(num_replicas, self._request.num_devices)))
-            line = self._found[num_replicas] = reduce_line(self._request.cluster, devices)
-        return line
-
-
 class CrewRates:
     """The rates of stages on some devices, with one smallest micro-batch.
 
@@ -116,11 +64,11 @@ class CrewRates:
         self._held_versions = request.held_versions
         self._size = microbatch_size * crew.multiple
         self._share = microbatch_size * crew.multiple / crew.num_replicas
-        self.seconds, self._forward, self._kept = prices.times.sums(self._share, kind)
+        self.seconds, self._forward, self._kept = prices.sums(self._share, kind)
         self._memory_bytes = prices.memory_bytes[crew.kind]
         self._num_places = len(prices.order)
         self._step_bytes = users_step_bytes(request, microbatch_size, in_flight=1)
-        self._reduce = prices.reduce.line(crew.num_replicas)
+        self._reduce = prices.reduce_line(crew.num_replicas)
         link = request.cluster.slowest_link
         self._latency_s, self._per_second = link.latency_s, link.bandwidth_bytes_per_s
         self._found: dict[Interval, Rate] = {}
@@ -238,21 +186,12 @@ class Rates:
         found = self._loads.get(crews)
         if found is None:
             found = self._loads[crews] = Load(
-                self.least_each, lambda crew: self.of(crew).kept_each, crews, num_devices
+                lambda crew: self.of(crew).least_each,
+                lambda crew: self.of(crew).kept_each,
+                crews,
+                num_devices,
             )
         return found
-
-    def least_seconds(self, crew: Crew) -> list[float]:
-        """Running sums over the places (see :class:`CrewRates`)."""
-        return self.of(crew).least_seconds
-
-    def least_each(self, crew: Crew) -> list[float]:
-        """Seconds per sample that the unit at every place takes at least."""
-        return self.of(crew).least_each
-
-    def each(self, crew: Crew) -> list[float]:
-        """Seconds of a replica's share of a micro-batch at every place."""
-        return self.of(crew).each
 
 
 class Prices:
@@ -268,8 +207,6 @@ class Prices:
         request: the question.
         order: unit at every place.
         contents: what stages hold and exchange.
-        times: what they take.
-        reduce: what it takes to sum the gradients of replicas.
         memory_bytes: memory of a device of each kind, the smallest; infinite where it is not known.
     """
 
@@ -284,8 +221,8 @@ class Prices:
         self.request = request
         self.order = order
         self.contents = Contents(request, units, order)
-        self.times = UnitTimes(request, units, order)
-        self.reduce = ReduceTimes(request, are_hidden=hides_sums)
+        self._operators = [units.operators[unit] for unit in order]
+        self._hides_sums = hides_sums
         self.memory_bytes = tuple(
             min(
                 math.inf if device.memory_bytes is None else device.memory_bytes
@@ -295,6 +232,33 @@ class Prices:
             for kind in request.cluster.kinds
         )
         self._rates: dict[float, Rates] = {}
+        self._lines: dict[int, tuple[float, float]] = {}
+        self._sums: dict[tuple[float, str], tuple[list[float], list[float], list[float]]] = {}
+
+    def sums(self, size: float, kind: str) -> tuple[list[float], list[float], list[float]]:
+        """Running sums over the places: seconds, forward seconds, and bytes of activations."""
+        if (size, kind) not in self._sums:
+            costs = self.request.profile(size, kind).operators
+            rows = [[costs[name] for name in names] for names in self._operators]
+
+            def running(value: Callable[[OpProfile], float]) -> list[float]:
+                return [*accumulate((sum(map(value, row)) for row in rows), initial=0.0)]
+
+            self._sums[size, kind] = (
+                running(lambda cost: cost.forward_s + cost.backward_s),
+                running(lambda cost: cost.forward_s),
+                running(lambda cost: cost.activation_bytes),
+            )
+        return self._sums[size, kind]
+
+    def reduce_line(self, num_replicas: int) -> tuple[float, float]:
+        """Seconds in which neighbours sum gradients: at least, and per byte."""
+        if self._hides_sums:
+            return 0.0, 0.0
+        if num_replicas not in self._lines:
+            devices = tuple(range(min(num_replicas, self.request.num_devices)))
+            self._lines[num_replicas] = reduce_line(self.request.cluster, devices)
+        return self._lines[num_replicas]
 
     def rates(self, microbatch_size: float) -> Rates:
         """The rates of stages with one smallest micro-batch."""

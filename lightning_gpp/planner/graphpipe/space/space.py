@@ -25,6 +25,9 @@ class Space:
         memory_bytes: of all devices together; infinite where it is not known.
         may_recompute: whether stages may compute activations again instead of keeping them.
         tries_all: whether stages of any length are tried, and not the longest ones alone.
+
+    Attributes:
+        load: what all units take at least.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Space:
         self.tries_all = tries_all
         self._memory_bytes = memory_bytes
         self._may_recompute = may_recompute
-        self._load = rates.load(tuple(crews), usage.num_devices)
+        self.load = rates.load(tuple(crews), usage.num_devices)
 
     def in_flight(self, units: int, crew: Crew) -> int:
         """Micro-batches of a stage in flight: no more than there are."""
@@ -63,18 +66,8 @@ class Space:
         Every parameter is on a device, and activations are kept, of one micro-batch or of all.
         """
         kept_bytes = self.rates.contents[0, self.num_places].kept_bytes
-        least_bytes = kept_bytes + self._load.activation_bytes(self._least_in_flight)
+        least_bytes = kept_bytes + self.load.activation_bytes(self._least_in_flight)
         return least_bytes * (1 - ROUNDING) <= self._memory_bytes
 
     def _least_in_flight(self, crew: Crew) -> int:
         return 1 if self._may_recompute else self.in_flight(crew.multiple, crew)
-
-    @property
-    def work(self) -> list[float]:
-        """Running sums over the places of device-seconds per sample that units take at least."""
-        return self._load.work
-
-    @property
-    def lower_bound_s(self) -> float:
-        """Seconds per sample that no division can beat."""
-        return self._load.lower_bound_s

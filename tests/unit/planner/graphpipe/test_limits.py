@@ -49,7 +49,7 @@ def test_a_limit_without_divisions_rules_out_all_up_to_the_next_stage():
 
 def test_more_units_than_stages_need_company(space):
     """Twenty layers on eight devices: three are together somewhere."""
-    assert space.lower_bound_s == pytest.approx(3 * LAYER_S)
+    assert space.load.lower_bound_s == pytest.approx(3 * LAYER_S)
 
 
 def test_divisions_answer_for_limits_down_to_their_slowest_stage(space, monkeypatch):

@@ -1,1 +1,0 @@
-"""Found stages on devices, and what their step takes at least."""

@@ -1,0 +1,132 @@
+"""One stage on one device in one piece: the user's own autograd, to the bit what one device does.
+
+batch ──▶ the whole forward, in the step's own graph ──▶ loss ──▶ backward
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import user_modules as users
+from helpers.models import FIXED_MODELS, DataSpec, ExportableModel
+from helpers.random_models import BranchyModel, OptimizerSpec
+from helpers.reference import assert_same_training, train_one_device, weight_differences
+from helpers.training import Training, train
+from helpers.workers import WorkerPool
+from torch import Tensor
+
+from lightning_gpp.strategy import TimelineCallback
+
+pytestmark = pytest.mark.timeout(120)
+
+DATA = DataSpec(num_samples=21, num_inputs=2)
+SINGLE = DataSpec(num_samples=21, num_inputs=2, dtype="float32")
+STRATEGY: dict[str, Any] = {"num_microbatches": 1, "timeout": 30.0, "cache": False}
+
+
+class PenaltyModel(ExportableModel):
+    """Adds the length of the gradient by the inputs to its loss: a second derivative."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs = [x.clone().requires_grad_() for x in batch[0]]
+        total = self(*inputs).square().sum()
+        gradients = torch.autograd.grad(total, inputs, create_graph=True)
+        penalty = torch.stack([gradient.square().mean() for gradient in gradients]).sum()
+        return super().training_step(batch, batch_idx) + 0.1 * penalty
+
+
+class CheckpointedModel(ExportableModel):
+    """Its backward runs the forward once more."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs, targets = batch
+        outputs = torch.utils.checkpoint.checkpoint(self, *inputs, use_reentrant=False)
+        loss = torch.nn.functional.mse_loss(outputs, targets)
+        self.log("train_loss", loss)
+        return loss
+
+
+class HookedModel(ExportableModel):
+    """Changes outputs and gradients in hooks of a layer, a parameter and the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fuse.register_forward_hook(lambda module, inputs, output: output * 1.1)
+        self.head.weight.register_hook(lambda gradient: gradient * 0.5)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs, targets = batch
+        with torch.no_grad():
+            before = self(*inputs)
+        outputs = self(*inputs)
+        outputs.register_hook(lambda gradient: gradient + before)
+        loss = torch.nn.functional.mse_loss(outputs, targets)
+        self.log("train_loss", loss)
+        return loss
+
+
+def branchy(name: str, **trainer: Any) -> Training:
+    spec = FIXED_MODELS[name]
+    data = DataSpec(num_inputs=spec.num_inputs, num_samples=21)
+    return Training(partial(BranchyModel, spec, OptimizerSpec()), data, trainer=trainer)
+
+
+def recorded(folder: str) -> list[Any]:
+    return [TimelineCallback((1, 2), dirpath=folder, picture=False, page=False, predict=False)]
+
+
+def assert_same_bits(pool: WorkerPool, training: Training) -> None:
+    """Trains on one device, plainly and with the strategy, and compares."""
+    expected = train_one_device(training)
+    (result,) = pool.run(train, training, STRATEGY, 1, num_ranks=1)
+    assert_same_training([result], expected, training.data.dtype)
+    assert not weight_differences(result.weights, expected.weights, 0.0)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        branchy("shared_weights", accumulate_grad_batches=2),
+        branchy("two_towers", gradient_clip_val=0.05, gradient_clip_algorithm="value"),
+        Training(partial(users.HandMadeRateModel, "training_step"), DATA, num_steps=8),
+        Training(PenaltyModel, DATA, num_steps=8),
+        Training(CheckpointedModel, DATA, num_steps=8),
+        Training(HookedModel, DATA, num_steps=8),
+        Training(ExportableModel, SINGLE, num_steps=8, trainer={"precision": "bf16-mixed"}),
+    ],
+    ids=[
+        "accumulation",
+        "clipping",
+        "rate by hand",
+        "second derivatives",
+        "checkpoint of forward",
+        "hooks",
+        "autocast",
+    ],
+)
+def test_trains_as_plain_lightning(pool: WorkerPool, training: Training) -> None:
+    assert_same_bits(pool, training)
+
+
+def test_recorded_steps_train_alike(pool: WorkerPool, tmp_path: Path) -> None:
+    """They run as a program; the steps before and after them do not."""
+    callbacks = partial(recorded, str(tmp_path))
+    training = Training(ExportableModel, DATA, num_steps=6, callbacks=callbacks)
+    expected = train_one_device(Training(ExportableModel, DATA, num_steps=6))
+    (result,) = pool.run(train, training, STRATEGY, 1, num_ranks=1)
+    assert not weight_differences(result.weights, expected.weights, 0.0)
+    assert result.losses == expected.losses
+    assert list(tmp_path.iterdir()), "no step was recorded"
+
+
+@pytest.mark.parametrize("num_microbatches", [2, 4])
+def test_several_pieces_run_as_a_program(pool: WorkerPool, num_microbatches: int) -> None:
+    training = Training(ExportableModel, DATA, num_steps=8)
+    expected = train_one_device(training)
+    strategy = STRATEGY | {"num_microbatches": num_microbatches}
+    (result,) = pool.run(train, training, strategy, 1, num_ranks=1)
+    assert_same_training([result], expected, DATA.dtype)
