@@ -143,7 +143,7 @@ def _verdict(found: ProgramEvaluation, request: PlanRequest) -> PlanVerdict:
         memory_bytes=round(float(found.memory_bytes.max())),
         one_device_bytes=alone.peak_memory_bytes,
         one_device_fits=alone.is_feasible,
-        longest_compute_s=found.compute_s,
-        compute_s=found.compute_s * request.num_devices,
+        longest_compute_s=float(found.busy_s.max()),
+        compute_s=float(found.busy_s.sum()),
         is_estimated=request.is_estimated,
     )

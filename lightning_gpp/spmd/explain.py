@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-import numpy as np
-
 from lightning_gpp.spmd.costs.message_bytes import message_bytes
+from lightning_gpp.spmd.costs.moves import FORWARD
 from lightning_gpp.spmd.costs.prices import Machine, PriceList
 from lightning_gpp.spmd.gradient_buckets import bytes_in_bucket
 from lightning_gpp.spmd.operator_graph import SpmdGraph
@@ -30,17 +29,11 @@ from lightning_gpp.units_of_measure import bytes_text, indices_text, percent_tex
 MOST_ALTERNATIVES = 5
 
 COLLECTIVES = {
-    ("S", "R"): ("all-gather", "reduce-scatter"),
-    ("S", "R="): ("all-gather", "own part"),
-    ("P", "S"): ("reduce-scatter", "all-gather"),
-    ("P", "R="): ("all-reduce", "nothing"),
-    ("P", "R"): ("all-reduce", "all-reduce"),
-    ("R", "S"): ("own part", "nothing"),
-    ("R=", "S"): ("own part", "all-gather"),
-    ("R=", "R"): ("nothing", "all-reduce"),
-    ("S", "S"): ("all-to-all", "all-to-all"),
+    "gather": "all-gather",
+    "scatter": "reduce-scatter",
+    "all_reduce": "all-reduce",
+    "exchange": "all-to-all",
 }
-"""Placements from and to -> what is done forwards and backwards; what is not here moves nothing."""
 
 METHODS = {
     Method.PADDED: ", padded",
@@ -75,7 +68,7 @@ def explain_plan(
     program = plan.program
     parts = [
         wrapped(_head(plan), max_width),
-        "Devices\n" + device_table(program, graph, machine, kinds),
+        "Devices\n" + device_table(plan, kinds),
         "Parameters and buffers\n" + storage_table(program, graph),
         "What the devices compute\n" + computation_table(program, graph, machine, max_width),
         "What moves between devices\n" + move_table(program, graph, machine, max_width),
@@ -113,25 +106,14 @@ def _head(plan: SpmdPlan) -> list[str]:
     return [*lines, f"With these shares no program takes less than {least} without overlap."]
 
 
-def device_table(
-    program: SpmdProgram, graph: SpmdGraph, machine: Machine, kinds: Sequence[str] = ()
-) -> str:
+def device_table(plan: SpmdPlan, kinds: Sequence[str] = ()) -> str:
     """What every device does: its shares, its computing, its memory; equal ones in one row."""
-    prices = PriceList(graph, machine, program.shares)
-    busy_s = memory = np.zeros(machine.num_devices)
-    for name, placement in program.storage.items():
-        price = prices.stored(graph.value_of[name], placement)
-        memory = memory + price.memory_bytes
-        busy_s = busy_s + price.halves[1].compute_s
-    for instruction in program.instructions:
-        price = prices.of(instruction)
-        memory = memory + price.memory_bytes
-        busy_s = busy_s + sum(half.compute_s for half in price.halves)
+    found = plan.evaluation
     rows: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    for device in range(machine.num_devices):
-        shares = " ".join(f"{100 * vector[device]:.2f} %" for vector in program.shares)
-        what = (*kinds[device : device + 1], shares)
-        rows[(*what, seconds_text(busy_s[device]), bytes_text(memory[device]))].append(device)
+    for device, (busy_s, memory) in enumerate(zip(found.busy_s, found.memory_bytes, strict=True)):
+        shares = " ".join(f"{100 * vector[device]:.2f} %" for vector in plan.program.shares)
+        what = (*kinds[device : device + 1], shares, seconds_text(busy_s), bytes_text(memory))
+        rows[what].append(device)
     return text_table(
         ["devices", *(["kind"] if kinds else []), "share", "computes", "holds"],
         [[indices_text(devices), *row] for row, devices in rows.items()],
@@ -268,8 +250,8 @@ def _why(program: SpmdProgram, graph: SpmdGraph, place: int) -> str:
         return f"inputs and gradients gathered{METHODS.get(instruction.method, '')}, not its sum"
     if not isinstance(instruction, Conversion):
         return "the step runs at rank 0"
-    kinds = instruction.source.kind.value, instruction.target.kind.value
-    names = COLLECTIVES.get(kinds, ("nothing", "nothing"))
+    source, target = instruction.source, instruction.target
+    names = _done(source, target), _done(target.dual, source.dual)
     ways = instruction.method, instruction.backward_method
     forward, backward = (name + METHODS.get(way, "") for name, way in zip(names, ways, strict=True))
     if ways[1] is Method.NONE and not graph.value_of[instruction.value].requires_grad:
@@ -277,6 +259,13 @@ def _why(program: SpmdProgram, graph: SpmdGraph, place: int) -> str:
     if bytes_in_bucket(program, instruction, graph):
         backward += " in buckets"
     return f"forward {forward}, backward {backward}, for {_reader(program, place)}"
+
+
+def _done(source: Placement, target: Placement) -> str:
+    """What is done to change a placement."""
+    if name := FORWARD.get((source.kind, target.kind)):
+        return COLLECTIVES[name]
+    return "own part" if target.is_shard else "nothing"
 
 
 def _reader(program: SpmdProgram, place: int) -> str:

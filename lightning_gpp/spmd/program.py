@@ -192,7 +192,8 @@ class SpmdProgram:
 
     Raises:
         ValueError: share vectors are none, of different lengths or do not sum to 1; a placement is
-            of a segment that there is not; or a storage is neither ``R=`` nor a shard.
+            of a segment that there is not, or leaves a device without; or a storage is neither
+            ``R=`` nor a shard.
     """
 
     shares: tuple[tuple[float, ...], ...]
@@ -208,9 +209,17 @@ class SpmdProgram:
         for name, placement in self.storage.items():
             if not (placement.is_shard or str(placement) == "R="):
                 raise ValueError(f"storage of {name!r}: expected R= or a shard, got {placement}")
-        most = max((p.segment for p in self.placements), default=0)
-        if most >= len(self.shares):
-            raise ValueError(f"segment {most} has no shares; there are {len(self.shares)} vectors")
+        for placement in {*self.placements}:
+            if placement.segment >= len(self.shares):
+                raise ValueError(
+                    f"segment {placement.segment} has no shares; there are {len(self.shares)} "
+                    "vectors"
+                )
+            if placement.is_shard and (placement.units or 0) < self.num_devices:
+                raise ValueError(
+                    f"{placement} has fewer units than the {self.num_devices} devices, each of "
+                    "which needs one"
+                )
 
     @property
     def num_devices(self) -> int:

@@ -19,6 +19,7 @@ class ProgramEvaluation:
 
     Attributes:
         memory_bytes: held on every device, shape ``(num_devices,)``.
+        busy_s: seconds that every device computes, likewise.
         compute_s: seconds of computations, the optimizer's step among them.
         price_s: seconds of all that is to be done, each on its slowest device: what a search makes
             least.
@@ -26,6 +27,7 @@ class ProgramEvaluation:
     """
 
     memory_bytes: Vector
+    busy_s: Vector
     compute_s: float
     price_s: float
     step_s: float
@@ -61,6 +63,8 @@ def evaluate_program(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -
     moved = [prices.of(i) for i in program.instructions if not isinstance(i, Computation)]
     every = [*stored, *computed, *moved]
     memory = sum((price.memory_bytes for price in every), np.zeros(machine.num_devices))
+    halves = (half.compute_s for price in every for half in price.halves)
+    busy_s = sum(halves, np.zeros(machine.num_devices))
     compute_s = sum(price.seconds for price in (*stored, *computed))
     price_s = sum(price.seconds for price in every)
-    return ProgramEvaluation(memory, compute_s, price_s, simulate_program(program, prices))
+    return ProgramEvaluation(memory, busy_s, compute_s, price_s, simulate_program(program, prices))

@@ -126,7 +126,12 @@ def _times(device: torch.device, update: Update | None) -> Callable[[], list[flo
     """Times a product, a sum of large vectors, the optimizer's step, and a sum of small vectors."""
     square = torch.ones(_SIDE, _SIDE, device=device)
     long, short = torch.ones(_COPIED_BYTES // 4, device=device), torch.ones(1, device=device)
-    works: list[Callable[[], object]] = [lambda: square @ square, lambda: long + 1]
+    product, copied = torch.empty_like(square), torch.empty_like(long)
+    # Into memory that there is: new pages take longer than what is written to them.
+    works: list[Callable[[], object]] = [
+        lambda: torch.mm(square, square, out=product),
+        lambda: torch.add(long, 1, out=copied),
+    ]
     works += [update.step] if update else []
     works.append(lambda: short + 1)
 

@@ -84,3 +84,8 @@ def test_a_graph_out_of_order_is_refused() -> None:
 def test_a_segment_without_shares_is_refused() -> None:
     with pytest.raises(ValueError, match="segment 1 has no shares"):
         SpmdProgram(((1.0,),), {"w": shard(0, 4, segment=1)}, ())
+
+
+def test_what_leaves_a_device_without_is_refused() -> None:
+    with pytest.raises(ValueError, match="S0/2 has fewer units than the 3 devices"):
+        SpmdProgram(((0.2, 0.3, 0.5),), {"w": shard(0, 2)}, ())
