@@ -28,7 +28,7 @@ _FILLED = 0.5
 
 
 @dataclass(slots=True)
-class _Line:
+class _TcpLine:
     """The connection to another rank.
 
     Attributes:
@@ -46,7 +46,7 @@ class _Line:
     filled: int = 0
 
 
-class Lines:
+class TcpLines:
     """Sends pieces of bytes, each of which begins with a number and its own length.
 
     One thread at a time may use it, except for :meth:`wake`.
@@ -135,7 +135,7 @@ class Lines:
         self._wake.close()
         self._woken.close()
 
-    def _push(self, rank: int, line: _Line) -> None:
+    def _push(self, rank: int, line: _TcpLine) -> None:
         try:
             while line.unsent:
                 line.unsent = line.unsent[line.connection.send(line.unsent) :]
@@ -146,7 +146,7 @@ class Lines:
         else:
             self._poll.modify(line.connection.fileno(), select.POLLIN)
 
-    def _read(self, rank: int, line: _Line) -> None:
+    def _read(self, rank: int, line: _TcpLine) -> None:
         """Reads what has come, up to the end of a piece."""
         try:
             while True:
@@ -171,16 +171,16 @@ class Lines:
         piece, line.piece, line.filled = line.piece, bytearray(_HEAD.size), 0
         self._on_piece(rank, piece)
 
-    def _lose(self, rank: int, line: _Line, reason: str) -> None:
+    def _lose(self, rank: int, line: _TcpLine, reason: str) -> None:
         self._poll.unregister(line.connection.fileno())
         line.connection.close()
         del self._lines[rank]
         self._on_loss(rank, reason)
 
 
-def _opened(connection: socket.socket) -> _Line:
+def _opened(connection: socket.socket) -> _TcpLine:
     """The system may keep less for a connection than is asked for."""
     connection.setblocking(False)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     kept = connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-    return _Line(connection, int(_FILLED * kept))
+    return _TcpLine(connection, int(_FILLED * kept))

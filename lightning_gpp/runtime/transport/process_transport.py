@@ -38,7 +38,7 @@ from lightning_gpp.runtime.transport.header import (
     shapes_that_follow,
 )
 from lightning_gpp.runtime.transport.host_staging import HostStaging
-from lightning_gpp.runtime.transport.lines import Lines
+from lightning_gpp.runtime.transport.lines import TcpLines
 from lightning_gpp.runtime.transport.message import (
     TensorHead,
     bytes_to_numbers,
@@ -133,7 +133,7 @@ class ProcessGroupTransport:
         self._in_order = _InOrder()
         self._num_sent: Counter[int] = Counter()
         self._timeout_s = timeout_s
-        self._lines = Lines(sockets or {}, self._take_piece, self._mailbox.lose)
+        self._lines = TcpLines(sockets or {}, self._take_piece, self._mailbox.lose)
         self._line_bytes = SMALL_BYTES if device.type == "cpu" else FIRST_BYTES
         self._posted: list[_Posted] = []
         self._closing = False

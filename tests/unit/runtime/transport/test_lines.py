@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from lightning_gpp.runtime.processes import rank_sockets
-from lightning_gpp.runtime.transport.lines import Lines
+from lightning_gpp.runtime.transport.lines import TcpLines
 from lightning_gpp.runtime.transport.process_transport import SMALL_BYTES
 
 
@@ -23,7 +23,7 @@ class End:
         self.pieces: list[bytes] = []
         self.lost: list[tuple[int, str]] = []
         self.connection = connection
-        self.lines = Lines(
+        self.lines = TcpLines(
             {1: connection},
             lambda rank, piece: self.pieces.append(bytes(piece)),
             lambda rank, reason: self.lost.append((rank, reason)),
