@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,11 +75,19 @@ class TestInThisProcess:
         # Without a test the same checkpoint is validated.
         evaluated = found("eval", "strategy=single_device", *recipe[2:])
         assert evaluated["val_loss"] == pytest.approx(trained["val_loss"])
-        found("predict", *recipe)
-        predicted = torch.load(run_folder / f"predict-{len(recipe)}" / "predictions.pt")
+        on_two_ranks = ["trainer.devices=2", *recipe[1:], "seed=0"]
         data = Digits()
         data.setup()
-        assert sum(map(len, predicted)) == len(data.validation_set or ())
+        one, two = (self.predicted(run_folder, found, way) for way in (recipe, on_two_ranks))
+        assert len(one) == len(two) == len(data.validation_set or ())
+        assert torch.equal(one, two)
+
+    def predicted(self, folder: Path, found: Any, options: list[str]) -> torch.Tensor:
+        """What the job writes, its batches one behind the other."""
+        metrics = found("predict", *options)
+        batches = torch.load(folder / f"predict-{len(options)}" / "predictions.pt")
+        assert metrics == {"num_batches": len(batches)}
+        return torch.cat(batches)
 
     @pytest.mark.parametrize("job", ["eval", "predict"])
     def test_checkpoint_has_to_be_there(
