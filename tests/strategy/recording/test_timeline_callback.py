@@ -7,7 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers.models import DataSpec, ExportableModel
 from helpers.timelines import TimelineRun, fit_on_one_device, fit_with_timeline
+from helpers.training import make_trainer, quiet
 from helpers.workers import WorkerPool
 
 from lightning_gpp import TimelineCallback
@@ -242,4 +244,23 @@ def test_a_short_training_has_a_typical_step_of_those_that_there_are(
     callback = {"dirpath": tmp_path, "picture": False, "page": False}
     first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2, num_steps=5)
     assert tuple(first.timelines) == TYPICAL_OF[:2]
+    assert sum("timeline/bubble_share" in row for row in first.logged) == 1
+
+
+def test_a_run_that_goes_on_has_a_typical_step_of_its_own(pool: WorkerPool, tmp_path: Path) -> None:
+    with quiet():
+        before = make_trainer(None, max_steps=20)
+        data = DataSpec(num_samples=80, num_inputs=2).loader()
+        before.fit(ExportableModel().double(), data)
+    before.save_checkpoint(tmp_path / "before.ckpt")
+    callback = {"dirpath": tmp_path, "picture": False, "page": False}
+    first, _ = pool.run(
+        fit_with_timeline,
+        2,
+        callback,
+        num_ranks=2,
+        num_steps=25,
+        checkpoint=tmp_path / "before.ckpt",
+    )
+    assert tuple(first.timelines) == (23, 24)
     assert sum("timeline/bubble_share" in row for row in first.logged) == 1
