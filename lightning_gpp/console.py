@@ -14,6 +14,8 @@ UNDERSTOOD_WARNINGS = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
     # job=eval and job=predict need no state of callbacks.
     r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint",
+    # Every run has a folder of its own, so one that goes on keeps its checkpoints elsewhere.
+    r"The dirpath has changed from",
 )
 """Regular expressions for the beginnings of warnings that say nothing about the run."""
 
