@@ -216,6 +216,17 @@ def rows(
     return found
 
 
+def only_counted(parser: argparse.ArgumentParser) -> None:
+    """Prepares for processes whose memory is counted, and of which nothing but that is shown."""
+    if sys.platform != "linux":
+        parser.error("only glibc says what it has handed out")
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning_gpp"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(LEAST)  # of the processes that begin now
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(
@@ -227,13 +238,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=[*POLICIES], choices=[*POLICIES])
     parser.add_argument("--optimizer", default="adam", choices=[*OPTIMIZERS])
     options = parser.parse_args()
-    if sys.platform != "linux":
-        parser.error("only glibc says what it has handed out")
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning_gpp"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(LEAST)  # of the processes that begin now
+    only_counted(parser)
     header = ("policy", "stage", "weights", "gradients", "optimizer", "activations")
     print(
         f"{LAYERS} layers of {WIDTH}, batches of {BATCH}, {options.optimizer}, {options.devices} "

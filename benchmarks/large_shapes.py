@@ -53,13 +53,15 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """24 layers, 11,500 million parameters."""
 
-    minibatch_size, length, vocabulary, hidden, num_layers = 512, 1024, 50257, 6144, 24
+    minibatch_size, length, vocabulary, hidden = 512, 1024, 50257, 6144
+    num_layers, num_heads = 24, 48
     values_per_weight = 2  # of Adam
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(self.vocabulary, self.hidden)
-        self.layers = nn.ModuleList(Block(self.hidden, 48) for _ in range(self.num_layers))
+        blocks = (Block(self.hidden, self.num_heads) for _ in range(self.num_layers))
+        self.layers = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(self.hidden)
         self.head = nn.Linear(self.hidden, self.vocabulary, bias=False)
 

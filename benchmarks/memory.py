@@ -18,19 +18,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import os
 import platform
-import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
+import large_shapes
 import lightning.pytorch as pl
 import torch
-from asynchronous_memory import LEAST, Memory
-from large_shapes import Block, Tower
+from asynchronous_memory import Memory, only_counted
+from large_shapes import Tower
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
@@ -86,24 +83,25 @@ class Chain(Model):
         return (torch.ones(self.width),)
 
 
-class Gpt(Model):
+class SmallGpt(large_shapes.Gpt):
     """Eight layers of width 384."""
 
-    num_samples, length, vocabulary, hidden = 32, 64, 2000, 384
+    length, vocabulary, hidden = 64, 2000, 384
+    num_layers, num_heads = 8, 6
+
+
+class Gpt(Model):
+    """A small one, which learns to repeat its tokens."""
+
+    num_samples = 32
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(self.vocabulary, self.hidden)
-        self.layers = nn.ModuleList(Block(self.hidden, 6) for _ in range(8))
-        self.norm = nn.LayerNorm(self.hidden)
-        self.head = nn.Linear(self.hidden, self.vocabulary, bias=False)
+        self.gpt = SmallGpt()
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Scores of the next token."""
-        x = self.tokens(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x))
+        return self.gpt(tokens)
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         """Predicts the same token."""
@@ -112,7 +110,7 @@ class Gpt(Model):
 
     def sample(self) -> tuple[Tensor, ...]:
         """Tokens."""
-        return (torch.arange(self.length),)
+        return (torch.arange(self.gpt.length),)
 
 
 class TwoTower(Model):
@@ -217,13 +215,7 @@ def main() -> None:
     parser.add_argument("--pipelines", type=int, default=1)
     parser.add_argument("--planner", default="balanced")
     options = parser.parse_args()
-    if sys.platform != "linux":
-        parser.error("only glibc says what it has handed out")
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning_gpp"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(LEAST)  # of the processes that begin now
+    only_counted(parser)
     print(
         f"{options.devices} processes, {options.pipelines} pipelines, Adam, "
         f"torch {torch.__version__}, {platform.machine()}"
