@@ -129,7 +129,7 @@ def plan_pipeline(
     plan, request = answered.plan, answered.request
     notes = captured.kept_whole + notes + refit_notes + answered.result.notes
     notes += tuple(f"Search: {note}." for note in refusal_notes(plan)) + answered.notes
-    if settings.use_all_devices and (fuller := on_all_devices(plan, request)) != plan:
+    if settings.use_all_devices and (fuller := fullest(settings, plan, request)) != plan:
         notes += (why_fuller(plan, fuller, request),)
         plan = fuller
     _warn_of_idle_devices(plan, request, captured.kept_whole)
@@ -173,10 +173,19 @@ def _answered(settings: Settings, question: PlanRequest, ways: WaysGraph | None)
         if ways is None:
             return SearchResult(plan, notes)
         if settings.use_all_devices:
-            plan = on_all_devices(plan, part)
+            plan = fullest(settings, plan, part)
         return SearchResult(plan_in_ways(plan, ways), notes)
 
     return choose_schedule(question, settings.planned_schedule, search)
+
+
+def fullest(settings: Settings, plan: Plan, request: PlanRequest) -> Plan:
+    """:func:`on_all_devices`, of which an earlier run may have kept the answer."""
+    if num_devices_used(plan) == request.num_devices:
+        return plan
+    question = f"{settings.planner}, on all devices"
+    kept = PlanCache(settings.cache)
+    return kept.plan(request, question, lambda: on_all_devices(plan, request))[0]
 
 
 def _given(settings: Settings) -> Costs | None:

@@ -211,7 +211,7 @@ def random_plans(seed: str) -> Iterator[None]:
         patch.setattr(
             planning.PlanCache, "plan", lambda _, request, *__: (any_plan(request, choose), ())
         )
-        patch.setattr(planning, "on_all_devices", lambda plan, _: plan)
+        patch.setattr(planning, "fullest", lambda _, plan, __: plan)
         yield
 
 
