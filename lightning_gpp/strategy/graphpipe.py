@@ -206,7 +206,6 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self._session: Session | None = None
         self._reports = PlanReports()
         self._hooks: HookRelay | None = None
-        self._accumulates = False
         self._optimized: pl.LightningModule | None = None
         self._scopes = contextlib.ExitStack()
 
@@ -404,22 +403,26 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         session = self._open_session()
         if kwargs.get("inputs") is not None:
             raise NotImplementedError(ONLY_SOME)
-        with session.run.failures.guard(), session.backward_from(closure_loss) as loss:
+        with (
+            session.run.failures.guard(),
+            session.run.backward(),
+            session.backward_from(closure_loss) as loss,
+        ):
             return super().backward(loss, optimizer, *args, **kwargs)
 
     def after_backward(self) -> None:
         """Averages gradients over pipelines, once all that an optimizer step takes are there."""
-        if not self._accumulates:
-            self._open_session().run.average_gradients()
+        self._open_session().run.average_gradients()
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:
         """Backwards in this are followed by others before the optimizer steps."""
-        self._accumulates = True
+        run = self._open_session().run
+        run.accumulates = True
         try:
             yield
         finally:
-            self._accumulates = False
+            run.accumulates = False
 
     def optimizer_step(
         self,

@@ -42,7 +42,7 @@ from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
-from lightning_gpp.strategy.state.averaged_gradients import average_gradients
+from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
 from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
@@ -81,6 +81,7 @@ class PipelinedRun:
         saved_optimizers: has the state of the optimizers, which they have not read yet.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
         averages: of the weights, which callbacks keep.
+        accumulates: whether more backwards follow before the optimizer steps.
     """
 
     def __init__(
@@ -112,6 +113,9 @@ class PipelinedRun:
         self.saved_optimizers: ShardedCheckpoint | None = None
         self.partial_optimizers: list[PartialOptimizer] = []
         self.averages: list[HeldAverage] = []
+        self.accumulates = False
+        self._averaged: AveragedGradients | None = None
+        self._goes_backward = False
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self._stash_parameters: list[Parameter] | None = None
@@ -217,20 +221,36 @@ class PipelinedRun:
             if not parameter.is_meta:
                 parameter.grad = gradient.to(parameter.device)
 
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """All ranks: the backward of a training step, at whose end gradients are averaged."""
+        self._goes_backward = True
+        try:
+            yield
+        finally:
+            self._goes_backward = False
+
     def average_gradients(self) -> None:
         """All ranks of all pipelines: gradients become their mean over the pipelines.
 
         Buffers that training changes become those of the first pipeline, as in DDP.
         """
-        if self.peers is None:
+        if self.peers is None or self.accumulates:
             return
+        assert self._averaged is not None, "no forward was called yet"
         is_asked = self.control.is_leader and self.failures.terminated is not None
-        ends = average_gradients(self._stash_parameters or (), self.peers, is_asked_to_end=is_asked)
+        ends = self._averaged.finish(is_asked_to_end=is_asked)
         buffers = self.partition.held_values(self._changing)
         self.peers.spread(buffers, "taking over the buffers of the first pipeline")
         if ends and self.control.is_leader:
             self._is_end_agreed = True
             self.failures.terminated = self.failures.terminated or 0
+
+    def _begin_averages(self, run: Run, stash: GradientStash) -> None:
+        """Before backwards that an optimizer's step may follow."""
+        is_last = self.module.automatic_optimization and not self.accumulates
+        if self._averaged is not None and is_last:
+            self._averaged.begin(run, stash)
 
     def held_elsewhere(self) -> AbstractContextManager[Any]:
         """User code of a rank runs in this that does not hold, or will not hold, all parameters."""
@@ -311,7 +331,13 @@ class PipelinedRun:
             chunks=message.chunks,
         )
         assert self._stash_parameters is not None
-        return OpenCall(run, GradientStash(self._stash_parameters), self._part)
+        stash = GradientStash(self._stash_parameters)
+
+        def before_backward() -> None:
+            if self._goes_backward:
+                self._begin_averages(run, stash)
+
+        return OpenCall(run, stash, self._part, before_backward)
 
     @contextmanager
     def _part(self, run: Run, is_second: bool) -> Iterator[None]:
@@ -350,6 +376,7 @@ class PipelinedRun:
             training=self.module.training,
             boundary=boundary,
         )
+        self._begin_averages(run, stash)
         emulated = self.built.emulated(run.program)
         with (
             stash,
@@ -530,6 +557,8 @@ class PipelinedRun:
             tell_device(self.module, self.device)
         share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
         self._stash_parameters, self._ids_of_stages = held, frozenset(map(id, held))
+        if self.peers is not None:
+            self._averaged = AveragedGradients(held, self.peers, pipeline.means(self.peers))
         holders = pipeline.partition.owners.holders
         self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
         self.averages = held_averages(self.module.trainer, pipeline.partition)
