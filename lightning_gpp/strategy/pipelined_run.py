@@ -115,6 +115,7 @@ class PipelinedRun:
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self._stash_parameters: list[Parameter] | None = None
+        self._stage_parameters: list[Parameter] = []
         self._ids_of_stages: frozenset[int] = frozenset()
         self._train_modes: dict[str, bool] = {}
         self._leader_state: LeaderState | None = None
@@ -181,7 +182,7 @@ class PipelinedRun:
             self.dropped.clear()
             return
         news = News(
-            self.leader_state.take_changes(),
+            self.leader_state.take_changes(before_forward=isinstance(message, Forward)),
             self._take_dropped(),
             self.own_gradients.take(),
         )
@@ -232,7 +233,7 @@ class PipelinedRun:
             self._is_end_agreed = True
             self.failures.terminated = self.failures.terminated or 0
 
-    def held_elsewhere(self) -> AbstractContextManager[Any]:
+    def held_elsewhere(self) -> HeldElsewhere | nullcontext[None]:
         """User code of a rank runs in this that does not hold, or will not hold, all parameters."""
         is_whole = self.model is not None and not self.model.partition.is_partial
         if is_whole:
@@ -310,8 +311,7 @@ class PipelinedRun:
             boundary=boundary,
             chunks=message.chunks,
         )
-        assert self._stash_parameters is not None
-        return OpenCall(run, GradientStash(self._stash_parameters), self._part)
+        return OpenCall(run, GradientStash(self._stage_parameters), self._part)
 
     @contextmanager
     def _part(self, run: Run, is_second: bool) -> Iterator[None]:
@@ -530,6 +530,7 @@ class PipelinedRun:
             tell_device(self.module, self.device)
         share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
         self._stash_parameters, self._ids_of_stages = held, frozenset(map(id, held))
+        self._stage_parameters = pipeline.partition.stage_parameters()
         holders = pipeline.partition.owners.holders
         self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
         self.averages = held_averages(self.module.trainer, pipeline.partition)
