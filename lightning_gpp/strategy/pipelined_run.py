@@ -54,6 +54,7 @@ from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
 from lightning_gpp.strategy.step.open_call import OpenCall
 from lightning_gpp.weights.last_steps import LastSteps
+from lightning_gpp.without_collection import collecting_only_new
 
 
 class PipelinedRun:
@@ -491,7 +492,7 @@ class PipelinedRun:
     def build(self, example: Example | None) -> None:
         """Captures, plans, partitions. Rank 0 gives the example."""
         is_in_files = any(map(is_mapped, self.module.parameters()))
-        with freed_at_once() if is_in_files else nullcontext():
+        with freed_at_once() if is_in_files else collecting_only_new():
             self._build(example)
 
     def _build(self, example: Example | None) -> None:
