@@ -54,6 +54,7 @@ from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
 from lightning_gpp.strategy.step.open_call import OpenCall
 from lightning_gpp.weights.last_steps import LastSteps
+from lightning_gpp.without_collection import collecting_only_new
 
 
 class PipelinedRun:
@@ -119,6 +120,7 @@ class PipelinedRun:
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self._stash_parameters: list[Parameter] | None = None
+        self._stage_parameters: list[Parameter] = []
         self._ids_of_stages: frozenset[int] = frozenset()
         self._train_modes: dict[str, bool] = {}
         self._leader_state: LeaderState | None = None
@@ -185,7 +187,7 @@ class PipelinedRun:
             self.dropped.clear()
             return
         news = News(
-            self.leader_state.take_changes(),
+            self.leader_state.take_changes(before_forward=isinstance(message, Forward)),
             self._take_dropped(),
             self.own_gradients.take(),
         )
@@ -252,7 +254,7 @@ class PipelinedRun:
         if self._averaged is not None and is_last:
             self._averaged.begin(run, stash)
 
-    def held_elsewhere(self) -> AbstractContextManager[Any]:
+    def held_elsewhere(self) -> HeldElsewhere | nullcontext[None]:
         """User code of a rank runs in this that does not hold, or will not hold, all parameters."""
         is_whole = self.model is not None and not self.model.partition.is_partial
         if is_whole:
@@ -330,8 +332,7 @@ class PipelinedRun:
             boundary=boundary,
             chunks=message.chunks,
         )
-        assert self._stash_parameters is not None
-        stash = GradientStash(self._stash_parameters)
+        stash = GradientStash(self._stage_parameters)
 
         def before_backward() -> None:
             if self._goes_backward:
@@ -518,7 +519,7 @@ class PipelinedRun:
     def build(self, example: Example | None) -> None:
         """Captures, plans, partitions. Rank 0 gives the example."""
         is_in_files = any(map(is_mapped, self.module.parameters()))
-        with freed_at_once() if is_in_files else nullcontext():
+        with freed_at_once() if is_in_files else collecting_only_new():
             self._build(example)
 
     def _build(self, example: Example | None) -> None:
@@ -559,6 +560,7 @@ class PipelinedRun:
         self._stash_parameters, self._ids_of_stages = held, frozenset(map(id, held))
         if self.peers is not None:
             self._averaged = AveragedGradients(held, self.peers, pipeline.means(self.peers))
+        self._stage_parameters = pipeline.partition.stage_parameters()
         holders = pipeline.partition.owners.holders
         self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
         self.averages = held_averages(self.module.trainer, pipeline.partition)
