@@ -440,7 +440,14 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Keeps the plan and prints it where a person looks."""
         self.plan, self.stage_graph = pipeline.plan, pipeline.placed.stages
         if pipeline.planned is not None:
-            self._reports.built(pipeline.planned, self.settings)
+            is_fit = self._module().trainer.state.fn == TrainerFn.FITTING
+            can_time = is_fit and self._open_session().run.can_time
+            self._reports.built(pipeline.planned, self.settings, can_time=can_time)
+
+    def on_train_end(self) -> None:
+        """A verdict that was to come is said."""
+        super().on_train_end()
+        self._reports.training_ends()
 
     @property
     def shown_plan(self) -> str:

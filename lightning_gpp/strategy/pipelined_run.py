@@ -71,8 +71,9 @@ class PipelinedRun:
 
     Attributes:
         in_pipeline_s: seconds that rank 0 has spent in calls of the forward, in their backwards and
-            in telling the others what to do; 0 on a GPU, whose work is not over when a call
-            returns, where the user's step runs within the pipeline, and where there are no others.
+            in what else one process would not do; 0 where that cannot be told (:attr:`can_time`):
+            on a GPU, whose work is not over when a call returns, where the user's step runs within
+            the pipeline, and where there are no others.
         peers: this rank in the other pipelines; None if there is one.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
         train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
@@ -186,12 +187,12 @@ class PipelinedRun:
         if self.is_alone:
             self.dropped.clear()
             return
-        news = News(
-            self.leader_state.take_changes(before_forward=isinstance(message, Forward)),
-            self._take_dropped(),
-            self.own_gradients.take(),
-        )
         with self.timed():
+            news = News(
+                self.leader_state.take_changes(before_forward=isinstance(message, Forward)),
+                self._take_dropped(),
+                self.own_gradients.take(),
+            )
             self.control.tell((message, news, value))
 
     def _take_dropped(self) -> list[int]:
@@ -266,20 +267,26 @@ class PipelinedRun:
 
         What remains of a batch is the user's step, data, the optimizer and Lightning's loop.
         """
-        is_real = self.device.type == "cpu" and not self.is_alone
+        return self._timing(True) if self.can_time and not self._is_timed else nullcontext()
+
+    def users_own(self) -> AbstractContextManager[None]:
+        """In the midst of what is timed: user code, which one process runs as well."""
+        return self._timing(False) if self._is_timed else nullcontext()
+
+    @property
+    def can_time(self) -> bool:
+        """Whether the time in the pipeline can be told from that of user code."""
         has_user_code = self.steps_per_microbatch or self.settings.is_asynchronous
-        if not is_real or self._is_timed or has_user_code:
-            return nullcontext()
-        return self._timing()
+        return self.device.type == "cpu" and not self.is_alone and not has_user_code
 
     @contextmanager
-    def _timing(self) -> Iterator[None]:
-        start_s, self._is_timed = time.monotonic(), True
+    def _timing(self, counts: bool) -> Iterator[None]:
+        start_s, self._is_timed = time.monotonic(), counts
         try:
             yield
         finally:
-            self._is_timed = False
-            self.in_pipeline_s += time.monotonic() - start_s
+            took_s, self._is_timed = time.monotonic() - start_s, not counts
+            self.in_pipeline_s += took_s if counts else -took_s
 
     # Programs -------------------------------------------------------------------------------
 

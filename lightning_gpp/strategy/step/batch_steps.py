@@ -50,13 +50,17 @@ class BatchSteps:
         Raises:
             BeginAnewError: the plan that was made in it needs a step for every micro-batch.
         """
+        with self._run.timed():
+            return self._lead(name, batch, args, kwargs)
+
+    def _lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         run = self._run
         # Which schedule runs may be known only once the step has called its forward.
         is_open = run.pipeline is None and run.settings.schedule is None
         before = _Before(run.module) if is_open and name == "training_step" else None
         log = LedLog(run.module)
         try:
-            with self._leading(name, log):
+            with self._leading(name, log), run.users_own():
                 result = getattr(run.module, name)(batch, *args, **kwargs)
         except BeginAnewError:
             assert before is not None
