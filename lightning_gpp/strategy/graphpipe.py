@@ -366,7 +366,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the user's step; a backward of the loss it returns is run by all ranks."""
         run = self._open_session().run
-        self._reports.batch_begins(is_recorded=run.recorder.is_on, in_pipeline_s=run.in_pipeline_s)
+        self._reports.batch_begins(is_recorded=run.recorder.is_on, in_pipeline_s=run.clock.seconds)
         with self.precision_plugin.train_step_context():
             result = self._step("training_step", *args, **kwargs)
         self.skips_step = result is None and self._module().automatic_optimization

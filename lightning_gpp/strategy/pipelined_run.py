@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +38,7 @@ from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
 from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch, News, StepEnd
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
+from lightning_gpp.strategy.recording.pipeline_clock import PipelineClock
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
@@ -70,10 +70,7 @@ class PipelinedRun:
         joined: this pipeline and those beside it; None if there is one.
 
     Attributes:
-        in_pipeline_s: seconds that rank 0 has spent in calls of the forward, in their backwards and
-            in what else one process would not do; 0 where that cannot be told (:attr:`can_time`):
-            on a GPU, whose work is not over when a call returns, where the user's step runs within
-            the pipeline, and where there are no others.
+        clock: of rank 0: what of its time is the pipeline's.
         peers: this rank in the other pipelines; None if there is one.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
         train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
@@ -105,8 +102,7 @@ class PipelinedRun:
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.recorder = StepRecorder()
-        self.in_pipeline_s = 0.0
-        self._is_timed = False
+        self.clock = PipelineClock(lambda: self.can_time)
         self.own_gradients = OwnGradients({})
         self.full_batch = 0
         self.train_batches: Any = None
@@ -187,7 +183,7 @@ class PipelinedRun:
         if self.is_alone:
             self.dropped.clear()
             return
-        with self.timed():
+        with self.clock.pipeline():
             news = News(
                 self.leader_state.take_changes(before_forward=isinstance(message, Forward)),
                 self._take_dropped(),
@@ -262,31 +258,15 @@ class PipelinedRun:
             return nullcontext()
         return HeldElsewhere(self.device, self._ids_of_stages)
 
-    def timed(self) -> AbstractContextManager[None]:
-        """Rank 0: what one process would not do, or do otherwise, runs in this, nested or not.
-
-        What remains of a batch is the user's step, data, the optimizer and Lightning's loop.
-        """
-        return self._timing(True) if self.can_time and not self._is_timed else nullcontext()
-
-    def users_own(self) -> AbstractContextManager[None]:
-        """In the midst of what is timed: user code, which one process runs as well."""
-        return self._timing(False) if self._is_timed else nullcontext()
-
     @property
     def can_time(self) -> bool:
-        """Whether the time in the pipeline can be told from that of user code."""
+        """Whether the time in the pipeline can be told from that of user code.
+
+        Not on a GPU, whose work is not over when a call returns, nor where the user's step runs
+        within the pipeline; and not where there are no others.
+        """
         has_user_code = self.steps_per_microbatch or self.settings.is_asynchronous
         return self.device.type == "cpu" and not self.is_alone and not has_user_code
-
-    @contextmanager
-    def _timing(self, counts: bool) -> Iterator[None]:
-        start_s, self._is_timed = time.monotonic(), counts
-        try:
-            yield
-        finally:
-            took_s, self._is_timed = time.monotonic() - start_s, not counts
-            self.in_pipeline_s += took_s if counts else -took_s
 
     # Programs -------------------------------------------------------------------------------
 

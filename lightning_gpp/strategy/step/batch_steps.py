@@ -50,7 +50,7 @@ class BatchSteps:
         Raises:
             BeginAnewError: the plan that was made in it needs a step for every micro-batch.
         """
-        with self._run.timed():
+        with self._run.clock.pipeline():
             return self._lead(name, batch, args, kwargs)
 
     def _lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -60,7 +60,7 @@ class BatchSteps:
         before = _Before(run.module) if is_open and name == "training_step" else None
         log = LedLog(run.module)
         try:
-            with self._leading(name, log), run.users_own():
+            with self._leading(name, log), run.clock.user():
                 result = getattr(run.module, name)(batch, *args, **kwargs)
         except BeginAnewError:
             assert before is not None
