@@ -6,7 +6,6 @@ cuts what it sends and joins what it receives, along the dimension that grows wi
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -74,15 +73,3 @@ def join(
             piece = found.new_zeros(shape)
         whole.append(piece)
     return torch.cat(whole, dim=batch_dim)
-
-
-def unit_ranges(unit_sizes: Sequence[int], units: int) -> list[tuple[int, ...]]:
-    """Samples per unit, grouped into micro-batches of ``units`` units.
-
-    >>> unit_ranges([3, 3, 2, 2], units=2)
-    [(3, 3), (2, 2)]
-    """
-    return [
-        tuple(itertools.islice(unit_sizes, start, start + units))
-        for start in range(0, len(unit_sizes), units)
-    ]

@@ -7,8 +7,6 @@ change and how many versions of them a stage needs follow from it, and nobody as
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -102,46 +100,6 @@ class Schedule:
             return self.in_flight(stages, num_microbatches, multiples)
         steps = self.steps(stages, num_microbatches, multiples)
         return {stage: most_in_flight(found) for stage, found in steps.items()}
-
-    def weight_versions(
-        self, stages: StageGraph, minibatch_microbatches: int, multiples: Sequence[int]
-    ) -> dict[int, int]:
-        """Stage -> versions of its parameters that its micro-batches in flight began with.
-
-        A backward that is to meet the parameters of its forward needs as many: one where the
-        pipeline drains. A stage's parameters change after its last backward of a mini-batch;
-        those on the device of the loss later, where gradients go back into the user's step, which
-        this does not count.
-
-        Args:
-            stages: the stage graph.
-            minibatch_microbatches: smallest micro-batches of one mini-batch.
-            multiples: micro-batch size of every stage in units of the smallest.
-        """
-        if self.flushes:
-            return dict.fromkeys(range(stages.num_stages), 1)
-        many = math.lcm(*multiples) * 2 * stages.num_stages
-        held = self.peak_in_flight(stages, many, multiples)
-        most = max(held[stage] * size for stage, size in enumerate(multiples))
-        count = 2 + -(-most // minibatch_microbatches)
-        steps = self.orders(stages, count * minibatch_microbatches, multiples, count)
-        return {
-            stage: _most_versions(steps[stage], minibatch_microbatches // size)
-            for stage, size in enumerate(multiples)
-        }
-
-
-def _most_versions(steps: Steps, minibatch_microbatches: int) -> int:
-    """Most updates between the forward and the backward of a micro-batch, and one.
-
-    >>> _most_versions(k_f_k_b(num_microbatches=6, in_flight=3, k=1), minibatch_microbatches=1)
-    3
-    """
-    done = itertools.accumulate(
-        (step < 0 and (~step + 1) % minibatch_microbatches == 0 for step in steps), initial=0
-    )
-    before = dict(zip(steps, done))
-    return 1 + max((before[~step] - before[step] for step in steps if step >= 0), default=0)
 
 
 def _gpipe(stages: StageGraph, num_microbatches: int, multiples: Sequence[int]) -> dict[int, Steps]:

@@ -121,12 +121,6 @@ class Usage:
         """Part of all device-seconds in which no compute action runs."""
         return 1 - sum(device.utilisation for device in self.devices) / len(self.devices)
 
-    def exposed_share(self, kind: TaskKind) -> float:
-        """Part of the seconds of all messages, or of all sums, that is not hidden."""
-        found = [transfer for transfer in self.transfers if transfer.kind is kind]
-        total_s = sum(transfer.duration_s for transfer in found)
-        return sum(transfer.exposed_s for transfer in found) / total_s if total_s else 0.0
-
 
 def usage(simulation: Simulation) -> Usage:
     """How busy devices and channels are over all simulated steps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def train_configuration(overrides: Sequence[str], folder: Path) -> dict[str, flo
     with initialize_config_module("lightning_gpp.configs", version_base="1.3"):
         config = compose("config", overrides=[*overrides, f"paths.output_dir={folder}"])
     with quiet():
+        warnings.filterwarnings("error", ".*ambiguous collection")  # steps say their batch size
         return train(config)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import inspect
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ def test_choice_composes_and_instantiates(
     monkeypatch.setenv("LIGHTNING_GPP_DATA", str(tmp_path))
     config = composed(choice, *NEEDED_BY.get(choice, ()))
     assert resolved(config)
-    module = instantiate(config.recipe.module, instantiate(config.data))
+    data = instantiate(config.data)
+    module = instantiate(config.recipe.module, data)
+    pickle.loads(pickle.dumps((data, module)))  # as processes started by spawn get them
     given = [item for item in (choice, *NEEDED_BY.get(choice, ())) if item in MODULE_OF]
     assert type(module) is MODULE_OF[given[0] if given else "recipe=multimodal"]
 

@@ -45,6 +45,8 @@ SHORT = (
     "trainer.log_every_n_steps=1",
 )
 MAX_RANKS = 4
+WIDE = 100
+"""Features of a graph network's layers at the most: wider ones only take longer."""
 OF_RANK_0 = {"emulated_step_s", "emulated_slip_s", "predicted_step_s", "busiest_device_s"}
 """What emulated steps took, which rank 0 alone reports."""
 
@@ -146,6 +148,8 @@ def check_run(name: str, config: DictConfig, pool: WorkerPool) -> None:
     overrides = [name, *SHORT, "strategy.start_method=popen"]
     if "root" in config.data:  # the workers of the pool have the environment that they started in
         overrides.append(f"data.root={config.data.root}")
+    if config.recipe.module.get("width", 0) > WIDE:
+        overrides.append(f"recipe.module.width={WIDE}")
     results = pool.run(train_configuration, overrides, Path("run"), num_ranks=num_ranks)
     everywhere = [
         {name: value for name, value in result.items() if name not in OF_RANK_0}

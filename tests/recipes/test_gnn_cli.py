@@ -15,25 +15,6 @@ pytest.importorskip("torch_geometric")
 
 
 @pytest.mark.timeout(180)
-def test_motifs_are_trained_as_a_graph_of_stages(run_folder: Path) -> None:
-    command = [
-        *(sys.executable, "-m", "lightning_gpp.cli", "hydra.run.dir=run"),
-        *("recipe=gnn", "data=motifs", "data.num_graphs=80", "data.batch_size=16"),
-        *("trainer.devices=2", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"),
-        *("trainer.log_every_n_steps=1", "+trainer.precision=64-true"),
-    ]
-    done = subprocess.run(
-        command, cwd=run_folder, capture_output=True, text=True, timeout=170, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert num_devices_used(load_plan(run_folder / "run" / "plan.json")) == 2
-    metrics = json.loads((run_folder / "run" / "metrics.json").read_text())
-    assert set(metrics) == {"train_loss", "val_loss", "val_acc"}
-    assert "Warning" not in done.stderr
-    assert "ambiguous" not in done.stderr + done.stdout
-
-
-@pytest.mark.timeout(180)
 def test_one_graph_is_trained_in_chunks(run_folder: Path) -> None:
     """Generated communities; four chunks per device by default."""
     command = [

@@ -28,12 +28,13 @@ RECIPES: dict[str, tuple[Any, Any, str, float]] = {
 
 
 def metrics_of_an_epoch(
-    name: str, strategy: dict[str, Any] | None, num_ranks: int = 1
+    name: str, root: str | None, strategy: dict[str, Any] | None, num_ranks: int = 1
 ) -> dict[str, float]:
+    """Where the data are is said: workers keep the environment of the test that started them."""
     data_class, module_class, *_ = RECIPES[name]
     lp.seed_everything(0, verbose=False)
     with quiet():
-        data = data_class(str(DATA_ROOT))
+        data = data_class(root)
         module = module_class.for_data(data)
         trainer = make_trainer(strategy, num_ranks, max_epochs=1)
         trainer.fit(module, datamodule=data)
@@ -43,8 +44,8 @@ def metrics_of_an_epoch(
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_the_metric_of_one_device(pool: WorkerPool, name: str) -> None:
     *_, metric, least = RECIPES[name]
-    expected = metrics_of_an_epoch(name, None)
+    expected = metrics_of_an_epoch(name, DATA_ROOT, None)
     strategy = {"kind": "HAPStrategy", "shares": [0.7, 0.3], "timeout": 60.0}
-    for found in pool.run(metrics_of_an_epoch, name, strategy, 2, num_ranks=2):
+    for found in pool.run(metrics_of_an_epoch, name, DATA_ROOT, strategy, 2, num_ranks=2):
         assert found == pytest.approx(expected, rel=1e-3)
         assert found[metric] > least

@@ -27,9 +27,9 @@ Threads of one process share a :class:`LocalReservations`, processes of one host
     executor.transport = EmulatedTransport(transport, rank, rank_of_device)
     executor.sums = EmulatedSums(sums, rank)
 
-What happens outside of programs takes an emulated time inside of ``with rank.lasting(…)``;
-``rank.rejoin()`` lets it take its real time. :func:`emulate_shapes` runs whole plans of models of
-any size that way, with tensors that are shapes alone.
+What happens outside of programs takes an emulated time inside of ``with rank.lasting(…)``.
+:func:`emulate_shapes` runs whole plans of models of any size that way, with tensors that are shapes
+alone.
 """
 
 from lightning_gpp.runtime.emulation.clock import EmulatedClock

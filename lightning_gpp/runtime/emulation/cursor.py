@@ -51,10 +51,6 @@ class EmulatedCursor:
             self._slips.append(Slip(self.rank, what, self._late_s))
             self.cursor_s += self._late_s
 
-    def rejoin(self) -> None:
-        """The cursor goes on to now: what was done since its moment has no emulated duration."""
-        self.cursor_s = max(self.cursor_s, self.clock.now_s())
-
     def take_slips(self) -> SlipReport:
         """What has slipped since the last call."""
         found, self._slips = SlipReport(tuple(self._slips)), []

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers.stage_dags import stage_graphs
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lightning_gpp.graph import FEED, StageEdge, StageGraph
+from lightning_gpp.graph import StageEdge, StageGraph
 from lightning_gpp.schedule import (
     GPIPE,
     ONE_F_ONE_B,
@@ -59,40 +56,6 @@ def test_minibatches_overlap():
         CHAIN, devices=range(3), num_microbatches=4, num_minibatches=2, schedule="1f1b"
     )
     assert dry_run(program).step_s < dry_run(flushed).step_s
-
-
-@pytest.mark.parametrize(("per_minibatch", "versions"), [(1, [3, 2, 1]), (2, [2, 2, 1])])
-def test_versions_follow_from_what_is_in_flight(per_minibatch, versions):
-    found = ONE_F_ONE_B_ASYNC.weight_versions(CHAIN, per_minibatch, (1, 1, 1))
-    assert list(found.values()) == versions
-    for schedule in SCHEDULES.values():
-        assert set(schedule.weight_versions(CHAIN, per_minibatch, (1, 1, 1)).values()) == {1}
-
-
-@given(stage_graphs(), st.integers(1, 3))
-def test_versions_are_those_of_a_long_program(stages, per_minibatch):
-    edges = (replace(e, has_backward=e.source != FEED) for e in stages.edges)
-    stages, count = replace(stages, edges=tuple(edges)), 3 * stages.num_stages
-    program = build_program(
-        stages,
-        devices=range(stages.num_stages),
-        num_microbatches=count * per_minibatch,
-        num_minibatches=count,
-        schedule=ONE_F_ONE_B_ASYNC,
-    )
-    expected = {}
-    for stage, actions in enumerate(program.actions):
-        updates, began, most = 0, {}, 0
-        for action in actions:
-            if action.kind is Kind.STEP:
-                updates += 1
-            elif action.stage == stage and action.kind is Kind.FORWARD:
-                began[action.microbatch] = updates
-            elif action.stage == stage and action.kind is Kind.BACKWARD:
-                most = max(most, updates - began[action.microbatch])
-        expected[stage] = 1 + most
-    multiples = [1] * stages.num_stages
-    assert ONE_F_ONE_B_ASYNC.weight_versions(stages, per_minibatch, multiples) == expected
 
 
 def test_a_program_of_overlapping_minibatches_survives_no_other_place_of_the_update():
