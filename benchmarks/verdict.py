@@ -1,22 +1,25 @@
 """How true the verdict is: what it says after some batches beside what batches go on to take.
 
-Every recipe trains on processes of this machine (``--ranks``), and then in one process with as many
-threads. Columns:
+Every recipe trains on processes of this machine (``--ranks``), nothing known of earlier runs, and
+then in one process with as many threads. Columns:
 
-- predicted: of a step by the plan, from operators and messages alone;
-- said: what a batch takes, as the strategy says after the first ones (median of ten after three);
+- planned: a step by the plan, from operators and messages alone, and how far it is from a batch;
+- said: what a batch takes, as the verdict says it (median of twelve after the first one);
 - batch: the median of all batches after those, and how far what was said is from it;
-- one process, said: what the same line says of one process, from the measured operators and
+- one process, said: what the verdict says of one process, from the measured operators and
   the rest of a batch;
-- one process: its median batch.
+- one process: its median batch, and how far what was said is from it.
 
     python benchmarks/verdict.py
     python benchmarks/verdict.py --recipes dlrm --batches 200
+    python benchmarks/verdict.py --busy 1  # beside so many processes that compute all the time
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -39,7 +42,7 @@ WARM_UP = 20
 
 
 class Batches(pl.Callback):
-    """Notes when batches begin; rank 0, which may be a process of its own, leaves cells in a file.
+    """Notes when batches begin; rank 0, which may be a process of its own, leaves times in a file.
 
     Args:
         cells: the file.
@@ -58,8 +61,7 @@ class Batches(pl.Callback):
         if not trainer.is_global_zero:
             return
         counted = self.begun_s[WARM_UP:]
-        median_s = statistics.median(b - a for a, b in zip(counted, counted[1:], strict=False))
-        cells = [f"{median_s * 1e3:.1f}"]
+        times_s = [statistics.median(b - a for a, b in zip(counted, counted[1:], strict=False))]
         strategy = trainer.strategy
         if isinstance(strategy, GraphPipeStrategy):
             times, run = strategy._reports.batch_times, strategy.session.run
@@ -68,14 +70,12 @@ class Batches(pl.Callback):
             verdict = verdict_on(run.pipeline.planned, strategy.settings)
             one_s = times.alone_s(verdict.one_device_s)
             assert one_s is not None
-            cells[0] += f" ({(times.batch_s / median_s - 1) * 100:+.0f} %)"
-            before = [f"{seconds * 1e3:.1f}" for seconds in (verdict.step_s, times.batch_s)]
-            cells = [*before, *cells, f"{one_s * 1e3:.1f}"]
-        self.cells.write_text(" | ".join(cells), encoding="utf-8")
+            times_s += [verdict.step_s, times.batch_s, one_s]
+        self.cells.write_text(json.dumps(times_s), encoding="utf-8")
 
 
-def train(recipe: str, strategy: Strategy | str, num_ranks: int, num_batches: int) -> str:
-    """Trains a recipe; the cells of its row."""
+def train(recipe: str, strategy: Strategy | str, num_ranks: int, num_batches: int) -> list[float]:
+    """Trains a recipe; seconds of a batch, and what was said of them."""
     with initialize_config_module("lightning_gpp.configs", version_base=None):
         config = compose("config", [f"recipe={recipe}"])
     module, data = build_recipe(config)
@@ -94,7 +94,31 @@ def train(recipe: str, strategy: Strategy | str, num_ranks: int, num_batches: in
             callbacks=[Batches(cells)],
         )
         trainer.fit(module, datamodule=data)
-        return cells.read_text(encoding="utf-8")
+        found: list[float] = json.loads(cells.read_text(encoding="utf-8"))
+        return found
+
+
+def beside(said_s: float, took_s: float) -> str:
+    """How far what was said is from what it took."""
+    return f"({(said_s / took_s - 1) * 100:+.0f} %)"
+
+
+def row(recipe: str, num_ranks: int, num_batches: int) -> str:
+    """Trains a recipe both ways; its row."""
+    strategy = GraphPipeStrategy(start_method="spawn", cache=False)
+    batch_s, planned_s, said_s, one_said_s = train(recipe, strategy, num_ranks, num_batches)
+    (one_s,) = train(recipe, "auto", 1, num_batches)
+    ms = [f"{each * 1e3:.1f}" for each in (planned_s, said_s, batch_s, one_said_s, one_s)]
+    ms[0] += f" {beside(planned_s, batch_s)}"
+    ms[2] += f" {beside(said_s, batch_s)}"
+    ms[4] += f" {beside(one_said_s, one_s)}"
+    return f"| `{recipe}` | {' | '.join(ms)} |"
+
+
+def compute() -> None:
+    """Without end."""
+    while True:
+        pass
 
 
 def main() -> None:
@@ -104,20 +128,21 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", choices=names, default=[*names])
     parser.add_argument("--batches", type=int, default=60)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--busy", type=int, default=0)
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     print(
         f"torch {torch.__version__}, Python {platform.python_version()}, {arguments.ranks} "
-        f"processes with 1 thread each on {os.cpu_count()} cores; milliseconds\n"
+        f"processes with 1 thread each on {os.cpu_count()} cores, {arguments.busy} others; ms\n"
     )
-    rows = []
-    for recipe in arguments.recipes:
-        strategy = GraphPipeStrategy(start_method="spawn", cache=False)
-        pipeline = train(recipe, strategy, arguments.ranks, arguments.batches)
-        alone = train(recipe, "auto", 1, arguments.batches)
-        rows.append(f"| `{recipe}` | {pipeline} | {alone} |")
-    print("| recipe | predicted | said | batch | one process, said | one process |")
+    busy = [multiprocessing.Process(target=compute, daemon=True) for _ in range(arguments.busy)]
+    for process in busy:
+        process.start()
+    rows = [row(recipe, arguments.ranks, arguments.batches) for recipe in arguments.recipes]
+    for process in busy:
+        process.kill()
+    print("| recipe | planned | said | batch | one process, said | one process |")
     print("|---|---|---|---|---|---|", *rows, sep="\n")
 
 

@@ -1,4 +1,4 @@
-"""Searches without the collector of reference cycles, which finds next to nothing in them."""
+"""What makes many objects, without Python's collector of reference cycles, or with less of it."""
 
 from __future__ import annotations
 
@@ -23,3 +23,22 @@ def without_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def collecting_only_new() -> Iterator[None]:
+    """Within it the collector looks only through objects that are made in it.
+
+    torch, Lightning and a model are a million objects, and where many more are made, as in
+    capturing a model, it looks through all of them several times: 8 per cent of the processor time
+    to the first step of a GPT-2 of 24 layers. Where some objects are kept from the collector
+    already, nothing changes.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -26,7 +26,7 @@ from lightning_gpp.runtime.payload import Payload, copies, pack, pack_gradients,
 from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import Flight, StageCall, StageCode, run_forward
 from lightning_gpp.runtime.staying_inputs import StayingInputs
-from lightning_gpp.runtime.sums.reduction import GradientReduction
+from lightning_gpp.runtime.sums.reduction import GradientReduction, replica_gradients
 from lightning_gpp.runtime.sums.shared_gradients import sum_shared
 from lightning_gpp.runtime.sums.sums import Sums
 from lightning_gpp.runtime.transport.transport import Tag, Transport
@@ -151,6 +151,7 @@ class Run:
         message_bytes: of the last message, as it was sent.
         loss_start_ns: when the user's step went on in the last forward of the loss stage.
         keeps_flights: whether the backwards can be run again.
+        means: of gradients over several pipelines, which begin in its backwards; None for none.
     """
 
     executor: Executor
@@ -166,6 +167,7 @@ class Run:
     message_bytes: int | None = None
     loss_start_ns: int | None = None
     keeps_flights: bool = False
+    means: GradientReduction | None = None
 
     def whole(self) -> None:
         """Runs everything in one go, up to the update that ends the program.
@@ -376,8 +378,11 @@ class Run:
 
     def backward(self, action: Action) -> None:
         """A backward; sums of gradients begin in it as soon as they can."""
-        reduction = self._reduction(self.program.minibatch(action))
-        with reduction.watching(action) if reduction else nullcontext():
+        reduction, means = self._reduction(self.program.minibatch(action)), self.means
+        with (
+            reduction.watching(action) if reduction else nullcontext(),
+            means.watching(action) if means else nullcontext(),
+        ):
             self._backward(action.stage, action.microbatch)
 
     def _backward(self, stage: int, microbatch: int) -> None:
@@ -410,7 +415,8 @@ class Run:
             assert own.sums is not None, "stages with replicas need sums of their gradients"
             dense = {name: p for name, p in own.shared.items() if name not in own.sparse}
             self.state.reduction = GradientReduction(
-                self.program, self.device, own.rank_of_device, dense, own.sums, minibatch
+                replica_gradients(self.program, self.device, own.rank_of_device, dense, minibatch),
+                own.sums,
             )
         return self.state.reduction
 

@@ -206,7 +206,6 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self._session: Session | None = None
         self._reports = PlanReports()
         self._hooks: HookRelay | None = None
-        self._accumulates = False
         self._optimized: pl.LightningModule | None = None
         self._scopes = contextlib.ExitStack()
 
@@ -367,7 +366,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the user's step; a backward of the loss it returns is run by all ranks."""
         run = self._open_session().run
-        self._reports.batch_begins(is_recorded=run.recorder.is_on, in_pipeline_s=run.in_pipeline_s)
+        self._reports.batch_begins(is_recorded=run.recorder.is_on, in_pipeline_s=run.clock.seconds)
         with self.precision_plugin.train_step_context():
             result = self._step("training_step", *args, **kwargs)
         self.skips_step = result is None and self._module().automatic_optimization
@@ -404,22 +403,26 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         session = self._open_session()
         if kwargs.get("inputs") is not None:
             raise NotImplementedError(ONLY_SOME)
-        with session.run.failures.guard(), session.backward_from(closure_loss) as loss:
+        with (
+            session.run.failures.guard(),
+            session.run.backward(),
+            session.backward_from(closure_loss) as loss,
+        ):
             return super().backward(loss, optimizer, *args, **kwargs)
 
     def after_backward(self) -> None:
         """Averages gradients over pipelines, once all that an optimizer step takes are there."""
-        if not self._accumulates:
-            self._open_session().run.average_gradients()
+        self._open_session().run.average_gradients()
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:
         """Backwards in this are followed by others before the optimizer steps."""
-        self._accumulates = True
+        run = self._open_session().run
+        run.accumulates = True
         try:
             yield
         finally:
-            self._accumulates = False
+            run.accumulates = False
 
     def optimizer_step(
         self,
@@ -437,7 +440,14 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Keeps the plan and prints it where a person looks."""
         self.plan, self.stage_graph = pipeline.plan, pipeline.placed.stages
         if pipeline.planned is not None:
-            self._reports.built(pipeline.planned, self.settings)
+            is_fit = self._module().trainer.state.fn == TrainerFn.FITTING
+            can_time = is_fit and self._open_session().run.can_time
+            self._reports.built(pipeline.planned, self.settings, can_time=can_time)
+
+    def on_train_end(self) -> None:
+        """A verdict that was to come is said."""
+        super().on_train_end()
+        self._reports.training_ends()
 
     @property
     def shown_plan(self) -> str:

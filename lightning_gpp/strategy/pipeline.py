@@ -15,8 +15,10 @@ from lightning_gpp.planner import Plan, PlanGraph
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Executor, Run
+from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
+from lightning_gpp.runtime.sums.reduction import GradientReduction, unshared_gradients
 from lightning_gpp.schedule import FORWARD_ONLY, Program
 from lightning_gpp.strategy.emulation.emulation import Emulation
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
@@ -220,6 +222,25 @@ class Pipeline:
             return list(unit_sizes)
         pace = self.placed.multiples[-1]
         return [sum(unit_sizes[start : start + pace]) for start in range(0, len(unit_sizes), pace)]
+
+    def means(self, peers: Peers) -> Callable[[Program | None], GradientReduction]:
+        """Makes what averages gradients over pipelines while the backwards of a program run."""
+        executor, placed = self.executor, self.placed
+        device = self.rank_of_device.index(executor.transport.rank)
+        elsewhere = set(map(id, self.partition.held_with_others().values()))
+        alone = {
+            name: parameter
+            for name, parameter in executor.shared.items()
+            if not parameter.is_meta
+            and id(parameter) not in elsewhere
+            and name not in executor.sparse
+        }
+
+        def made(program: Program | None) -> GradientReduction:
+            summed = unshared_gradients(placed.stages, placed.devices, device, alone, program)
+            return GradientReduction(summed, peers)
+
+        return made
 
     def abort(self, error: BaseException) -> None:
         """Ends the waiting for sums of gradients, and emulated time, with an error."""

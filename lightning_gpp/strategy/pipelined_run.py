@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -39,10 +38,11 @@ from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
 from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch, News, StepEnd
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
+from lightning_gpp.strategy.recording.pipeline_clock import PipelineClock
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.report import waiting_for, warn_of_state
 from lightning_gpp.strategy.settings import Settings
-from lightning_gpp.strategy.state.averaged_gradients import average_gradients
+from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
 from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
@@ -54,6 +54,7 @@ from lightning_gpp.strategy.state.partition import Partition
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
 from lightning_gpp.strategy.step.open_call import OpenCall
 from lightning_gpp.weights.last_steps import LastSteps
+from lightning_gpp.without_collection import collecting_only_new
 
 
 class PipelinedRun:
@@ -69,9 +70,7 @@ class PipelinedRun:
         joined: this pipeline and those beside it; None if there is one.
 
     Attributes:
-        in_pipeline_s: seconds that rank 0 has spent in calls of the forward, in their backwards and
-            in telling the others what to do; 0 on a GPU, whose work is not over when a call
-            returns, where the user's step runs within the pipeline, and where there are no others.
+        clock: of rank 0: what of its time is the pipeline's.
         peers: this rank in the other pipelines; None if there is one.
         full_batch: samples of a full mini-batch; smaller ones get fewer micro-batches.
         train_batches: rank 0 of an asynchronous pipeline: the iteration of the training data that
@@ -81,6 +80,7 @@ class PipelinedRun:
         saved_optimizers: has the state of the optimizers, which they have not read yet.
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
         averages: of the weights, which callbacks keep.
+        accumulates: whether more backwards follow before the optimizer steps.
     """
 
     def __init__(
@@ -102,8 +102,7 @@ class PipelinedRun:
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.recorder = StepRecorder()
-        self.in_pipeline_s = 0.0
-        self._is_timed = False
+        self.clock = PipelineClock(lambda: self.can_time)
         self.own_gradients = OwnGradients({})
         self.full_batch = 0
         self.train_batches: Any = None
@@ -112,9 +111,13 @@ class PipelinedRun:
         self.saved_optimizers: ShardedCheckpoint | None = None
         self.partial_optimizers: list[PartialOptimizer] = []
         self.averages: list[HeldAverage] = []
+        self.accumulates = False
+        self._averaged: AveragedGradients | None = None
+        self._goes_backward = False
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self._stash_parameters: list[Parameter] | None = None
+        self._stage_parameters: list[Parameter] = []
         self._ids_of_stages: frozenset[int] = frozenset()
         self._train_modes: dict[str, bool] = {}
         self._leader_state: LeaderState | None = None
@@ -180,12 +183,12 @@ class PipelinedRun:
         if self.is_alone:
             self.dropped.clear()
             return
-        news = News(
-            self.leader_state.take_changes(),
-            self._take_dropped(),
-            self.own_gradients.take(),
-        )
-        with self.timed():
+        with self.clock.pipeline():
+            news = News(
+                self.leader_state.take_changes(before_forward=isinstance(message, Forward)),
+                self._take_dropped(),
+                self.own_gradients.take(),
+            )
             self.control.tell((message, news, value))
 
     def _take_dropped(self) -> list[int]:
@@ -217,47 +220,53 @@ class PipelinedRun:
             if not parameter.is_meta:
                 parameter.grad = gradient.to(parameter.device)
 
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """All ranks: the backward of a training step, at whose end gradients are averaged."""
+        self._goes_backward = True
+        try:
+            yield
+        finally:
+            self._goes_backward = False
+
     def average_gradients(self) -> None:
         """All ranks of all pipelines: gradients become their mean over the pipelines.
 
         Buffers that training changes become those of the first pipeline, as in DDP.
         """
-        if self.peers is None:
+        if self.peers is None or self.accumulates:
             return
+        assert self._averaged is not None, "no forward was called yet"
         is_asked = self.control.is_leader and self.failures.terminated is not None
-        ends = average_gradients(self._stash_parameters or (), self.peers, is_asked_to_end=is_asked)
+        ends = self._averaged.finish(is_asked_to_end=is_asked)
         buffers = self.partition.held_values(self._changing)
         self.peers.spread(buffers, "taking over the buffers of the first pipeline")
         if ends and self.control.is_leader:
             self._is_end_agreed = True
             self.failures.terminated = self.failures.terminated or 0
 
-    def held_elsewhere(self) -> AbstractContextManager[Any]:
+    def _begin_averages(self, run: Run, stash: GradientStash) -> None:
+        """Before backwards that an optimizer's step may follow."""
+        is_last = self.module.automatic_optimization and not self.accumulates
+        if self._averaged is not None and is_last:
+            self._averaged.begin(run, stash)
+
+    def held_elsewhere(self) -> HeldElsewhere | nullcontext[None]:
         """User code of a rank runs in this that does not hold, or will not hold, all parameters."""
         is_whole = self.model is not None and not self.model.partition.is_partial
         if is_whole:
             return nullcontext()
         return HeldElsewhere(self.device, self._ids_of_stages)
 
-    def timed(self) -> AbstractContextManager[None]:
-        """Rank 0: what one process would not do, or do otherwise, runs in this, nested or not.
+    @property
+    def can_time(self) -> bool:
+        """Whether the time in the pipeline can be told from that of user code.
 
-        What remains of a batch is the user's step, data, the optimizer and Lightning's loop.
+        Not on a GPU, whose work is not over when a call returns, nor where the user's step runs
+        within the pipeline; and not where there are no others.
         """
-        is_real = self.device.type == "cpu" and not self.is_alone
         has_user_code = self.steps_per_microbatch or self.settings.is_asynchronous
-        if not is_real or self._is_timed or has_user_code:
-            return nullcontext()
-        return self._timing()
-
-    @contextmanager
-    def _timing(self) -> Iterator[None]:
-        start_s, self._is_timed = time.monotonic(), True
-        try:
-            yield
-        finally:
-            self._is_timed = False
-            self.in_pipeline_s += time.monotonic() - start_s
+        return self.device.type == "cpu" and not self.is_alone and not has_user_code
 
     # Programs -------------------------------------------------------------------------------
 
@@ -310,8 +319,13 @@ class PipelinedRun:
             boundary=boundary,
             chunks=message.chunks,
         )
-        assert self._stash_parameters is not None
-        return OpenCall(run, GradientStash(self._stash_parameters), self._part)
+        stash = GradientStash(self._stage_parameters)
+
+        def before_backward() -> None:
+            if self._goes_backward:
+                self._begin_averages(run, stash)
+
+        return OpenCall(run, stash, self._part, before_backward)
 
     @contextmanager
     def _part(self, run: Run, is_second: bool) -> Iterator[None]:
@@ -350,6 +364,7 @@ class PipelinedRun:
             training=self.module.training,
             boundary=boundary,
         )
+        self._begin_averages(run, stash)
         emulated = self.built.emulated(run.program)
         with (
             stash,
@@ -491,7 +506,7 @@ class PipelinedRun:
     def build(self, example: Example | None) -> None:
         """Captures, plans, partitions. Rank 0 gives the example."""
         is_in_files = any(map(is_mapped, self.module.parameters()))
-        with freed_at_once() if is_in_files else nullcontext():
+        with freed_at_once() if is_in_files else collecting_only_new():
             self._build(example)
 
     def _build(self, example: Example | None) -> None:
@@ -530,6 +545,9 @@ class PipelinedRun:
             tell_device(self.module, self.device)
         share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
         self._stash_parameters, self._ids_of_stages = held, frozenset(map(id, held))
+        if self.peers is not None:
+            self._averaged = AveragedGradients(held, self.peers, pipeline.means(self.peers))
+        self._stage_parameters = pipeline.partition.stage_parameters()
         holders = pipeline.partition.owners.holders
         self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
         self.averages = held_averages(self.module.trainer, pipeline.partition)

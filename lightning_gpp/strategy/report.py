@@ -36,16 +36,25 @@ def verdict_on(planned: Planned, settings: Settings) -> PlanVerdict:
     return PlanVerdict.of(evaluation, planned.request, num_cores=cores)
 
 
-def describe_planned(planned: Planned, settings: Settings, last: BatchTimes | None = None) -> str:
+WITHHELD = "Verdict: follows when the first batches have been timed."
+"""Instead of one that is predicted, if batches will tell better what short steps consist of."""
+
+
+def describe_planned(
+    planned: Planned, settings: Settings, last: BatchTimes | None = None, *, waits: bool = False
+) -> str:
     """The verdict on a plan; then a few lines about it, or all that there is to say.
 
     Args:
         planned: the plan.
         settings: what the user asked for.
         last: what batches took when it ran last.
+        waits: whether the verdict waits until batches have been timed.
     """
-    evaluation = evaluate_plan(planned.plan, planned.request)
-    verdict = verdict_on(planned, settings).text(WIDTH, last)
+    evaluation, found = evaluate_plan(planned.plan, planned.request), verdict_on(planned, settings)
+    verdict = WITHHELD if waits else found.text(WIDTH, last)
+    if last is not None and last.pipeline_s is not None:
+        verdict = found.measured_text(last, WIDTH, is_earlier=True)
     if settings.report == "full":
         described = describe_plan(evaluation, planned.request, max_width=WIDTH)
         return "\n\n".join((verdict, described, *planned.notes))
@@ -78,18 +87,34 @@ class PlanReports:
         self._clock: BatchClock | None = None
         self._cache = PlanCache(False)
         self._run_key: dict[str, Any] = {}
+        self._withheld: PlanVerdict | None = None
 
-    def built(self, planned: Planned, settings: Settings) -> None:
-        """A pipeline of this plan has been built."""
+    def built(self, planned: Planned, settings: Settings, *, can_time: bool = False) -> None:
+        """A pipeline of this plan has been built.
+
+        Args:
+            planned: the plan.
+            settings: what the user asked for.
+            can_time: whether batches will be trained and their time in the pipeline be known.
+        """
         is_emulated = settings.emulated is not None  # which has a report of its own
-        self._clock = None if is_emulated else BatchClock(verdict_on(planned, settings))
+        verdict = verdict_on(planned, settings)
+        self._clock = None if is_emulated else BatchClock(verdict)
         self._cache = PlanCache(settings.cache)
         self._run_key = plan_run_key(planned.plan, planned.request, planned.refit_key)
         shown = repr((planned.plan, planned.request.schedule))
         if shown != self.shown_plan:
             self.shown_plan = shown
             last = self._cache.batch_times(self._run_key)
-            show(describe_planned(planned, settings, last))
+            waits = can_time and not is_emulated and last is None and verdict.num_devices > 1
+            self._withheld = verdict if waits else None
+            show(describe_planned(planned, settings, last, waits=waits))
+
+    def training_ends(self) -> None:
+        """A verdict that still waits for batches to be timed is said as it was predicted."""
+        verdict, self._withheld = self._withheld, None
+        if verdict is not None:
+            show(verdict.text(WIDTH))
 
     @property
     def batch_times(self) -> BatchTimes | None:
@@ -103,6 +128,7 @@ class PlanReports:
         text = self._clock.begin(is_recorded=is_recorded, in_pipeline_s=in_pipeline_s)
         if text is not None:
             assert self._clock.found is not None
+            self._withheld = None
             self._cache.keep_batch_times(self._run_key, self._clock.found)
             show(text)
 

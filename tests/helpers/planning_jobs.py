@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import lightning.pytorch as pl
+from torch import Tensor
+
 from helpers.jobs import plan_of_fit
+from helpers.models import DataSpec
+from helpers.modules import ChainModel
+from helpers.training import make_trainer, quiet
 from lightning_gpp.planner.plan.plan import Plan
+from lightning_gpp.reports import BatchTimes
+from lightning_gpp.strategy import report
 from lightning_gpp.strategy.planning import timed_costs
 
 
@@ -41,3 +50,43 @@ def messages_of(name: str) -> Iterator[list[str]]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+STEP_S, LAYER_S = 0.03, 0.01
+"""Seconds that the step of a :class:`_Sleeping` sleeps, and its first layer."""
+
+
+class _Sleeping(ChainModel):
+    """Sleeps in its step, and in a layer of the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0].register_forward_hook(lambda *_: time.sleep(LAYER_S))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        time.sleep(STEP_S / 2)
+        loss = super().training_step(batch, batch_idx)
+        time.sleep(STEP_S / 2)
+        return loss
+
+
+class _Times(pl.Callback):
+    found: tuple[bool, BatchTimes | None] | None = None
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        strategy: Any = trainer.strategy
+        planned = strategy.session.run.built.planned
+        if planned is not None:
+            self.found = planned.request.is_estimated, strategy._reports.batch_times
+
+
+def said_in_fit(
+    strategy: dict[str, Any], num_steps: int, num_ranks: int
+) -> tuple[list[str], tuple[bool, BatchTimes | None] | None]:
+    """What is printed in a fit; on rank 0 whether costs were estimated, and what batches took."""
+    said: list[str] = []
+    with quiet(), mock.patch.object(report, "show", said.append):
+        trainer = make_trainer({"timeout": 30.0} | strategy, num_ranks, max_steps=num_steps)
+        trainer.callbacks.append(times := _Times())
+        trainer.fit(_Sleeping().double(), DataSpec(num_samples=8 * 20).loader())
+    return said, times.found

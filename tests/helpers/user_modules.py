@@ -74,6 +74,42 @@ class FreezingModel(ExportableModel):
         self.freeze(self.current_epoch + 1)
 
 
+class FreezingInStepsModel(ExportableModel):
+    """Every step calls the forward twice, each time without training another part.
+
+    Args:
+        how: it freezes and thaws parameters: by "method", by "attribute" or in a "hook" of a
+            backward.
+    """
+
+    def __init__(self, how: str) -> None:
+        super().__init__(optimizer_name="sgd", scheduler=None)
+        self.how = how
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        losses = []
+        for number in (2 * batch_idx, 2 * batch_idx + 1):
+            self.freeze(("left", "head", "right", "norm")[number % 4])
+            losses.append(super().training_step(batch, batch_idx))
+        return losses[0] + losses[1]
+
+    def freeze(self, frozen: str) -> None:
+        if self.how != "hook":
+            self._freeze(frozen)
+            return
+        x = torch.ones((), requires_grad=True)
+        x.register_hook(lambda _: self._freeze(frozen))
+        x.backward()
+
+    def _freeze(self, frozen: str) -> None:
+        for name, parameter in self.named_parameters():
+            is_trained = name.split(".")[0] != frozen
+            if self.how == "attribute":
+                parameter.requires_grad = is_trained
+            else:
+                parameter.requires_grad_(is_trained)
+
+
 class Gate(nn.Module):
     """A sub-module with an attribute that hooks change and other hooks read."""
 

@@ -1,4 +1,4 @@
-"""Searches do not look for reference cycles, and leave the collector as they found it."""
+"""What makes many objects looks for fewer reference cycles, and leaves the collector as it was."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers.graphs import literal_graph
 
 from lightning_gpp.planner import Plan, PlanRequest, make_plan
 from lightning_gpp.planner.make_plan import PLANNERS
-from lightning_gpp.without_collection import without_collection
+from lightning_gpp.without_collection import collecting_only_new, without_collection
 
 
 @pytest.fixture
@@ -49,3 +49,31 @@ def test_planners_search_without_it(collector, monkeypatch: pytest.MonkeyPatch) 
     make_plan(graph, 2, minibatch_size=4, planner="balanced")
     assert seen == [False]
     assert collector.isenabled()
+
+
+def test_only_new_objects_are_looked_through(collector) -> None:
+    old = ["old"]
+
+    def fails() -> None:
+        with collecting_only_new():
+            new = ["new"]
+            looked_through = set(map(id, collector.get_objects()))
+            assert id(new) in looked_through and id(old) not in looked_through
+            raise KeyError
+
+    assert not collector.get_freeze_count()
+    with pytest.raises(KeyError):
+        fails()
+    assert not collector.get_freeze_count()
+    assert any(each is old for each in collector.get_objects())
+
+
+def test_what_somebody_else_keeps_from_the_collector_stays_so(collector) -> None:
+    collector.freeze()
+    try:
+        kept = collector.get_freeze_count()
+        with collecting_only_new():
+            assert collector.get_freeze_count() == kept
+        assert collector.get_freeze_count() == kept
+    finally:
+        collector.unfreeze()

@@ -55,7 +55,8 @@ class PlanVerdict:
     """A plan beside one device of the same cluster that runs the whole model.
 
     Both are predicted from operators and messages alone: the user's step, the data, the optimizer
-    and Lightning's loop are in neither.
+    and Lightning's loop are in neither, nor is what processes do beside. Steps of some milliseconds
+    consist of that, so :meth:`measured_text` has the better verdict where batches could be timed.
 
     Attributes:
         num_devices: that the plan uses.
@@ -70,6 +71,7 @@ class PlanVerdict:
         num_sharing: processes of the plan that share the cores of one host; 0 where each has
             devices of its own.
         num_cores: cores that they share.
+        on_processes: whether processes on CPUs run it, which lose most to what is in neither.
     """
 
     num_devices: int
@@ -83,6 +85,7 @@ class PlanVerdict:
     is_estimated: bool = False
     num_sharing: int = 0
     num_cores: int = 0
+    on_processes: bool = False
 
     @classmethod
     def of(
@@ -112,6 +115,7 @@ class PlanVerdict:
             is_estimated=request.is_estimated,
             num_sharing=on_cpus if is_shared else 0,
             num_cores=num_cores or 0 if is_shared else 0,
+            on_processes=on_cpus > 0,
         )
 
     @property
@@ -141,49 +145,67 @@ class PlanVerdict:
             )
         return wrapped(sentences, max_width)
 
-    def measured_text(self, took: BatchTimes, max_width: int = 100) -> str:
-        """What batches took, beside what was predicted of them and of one device.
+    def measured_text(
+        self, took: BatchTimes, max_width: int = 100, *, is_earlier: bool = False
+    ) -> str:
+        """The verdict by what batches took, beside what was predicted of them and of one device.
 
         Args:
             took: what they took.
             max_width: columns.
+            is_earlier: whether an earlier run says so.
         """
-        return wrapped([" ".join(self._measured(took))], max_width)
+        when = "measured in an earlier run" if is_earlier else "measured"
+        return wrapped([" ".join(self._measured(took, when))], max_width)
 
-    def _measured(self, took: BatchTimes) -> Iterator[str]:
-        batch = seconds_text(took.batch_s)
-        yield f"Measured: {batch} a batch (median of {took.num_batches}),"
-        if self.num_devices == 1:
-            yield f"of which operators take {seconds_text(self.step_s)} ({self._how})."
-            return
+    def _measured(self, took: BatchTimes, when: str) -> Iterator[str]:
+        batch = f"{seconds_text(took.batch_s)} a batch"
         predicted = f"{self._how}: {seconds_text(self.step_s)}"
-        if took.pipeline_s is None:
+        one_s = took.alone_s(self.one_device_s)
+        if self.num_devices == 1 or one_s is None or took.pipeline_s is None:
+            yield f"{when.capitalize()}: {batch} (median of {took.num_batches}),"
+            if self.num_devices == 1:
+                yield f"of which operators take {seconds_text(self.step_s)} ({self._how})."
+                return
             yield (
                 f"{predicted} without your step, data, optimizer and Lightning's loop; one device, "
                 f"also without, {seconds_text(self.one_device_s)}."
             )
-            one_s = None
+            if not self.one_device_fits:
+                yield "One device has no room for the model."
+            return
+        processes = f"Verdict: {count_text(self.num_devices, 'process')}"
+        batch = f"{when}: {batch}, median of {took.num_batches}"
+        if self.one_device_fits:
+            yield f"{processes} {self._beside_one(took.batch_s / one_s)}"
+            yield f"({batch}; one about {seconds_text(one_s)}), with {self._memory}."
         else:
-            one_s = took.alone_s(self.one_device_s)
-            rest_s = took.batch_s - took.pipeline_s
-            yield (
-                f"{seconds_text(took.pipeline_s)} of it in the pipeline ({predicted}), "
-                f"{seconds_text(rest_s)} in your step, data, optimizer and Lightning's loop."
-            )
-        if not self.one_device_fits:
-            yield "One device has no room for the model."
-        elif one_s is not None:
-            yield self._beside_one_process(took.batch_s, one_s)
+            yield f"{processes} {self._no_room} ({batch})."
+        rest_s = took.batch_s - took.pipeline_s
+        yield (
+            f"Of a batch {seconds_text(took.pipeline_s)} are in the pipeline ({predicted}), "
+            f"{seconds_text(rest_s)} in your step, data, optimizer and Lightning's loop."
+        )
 
-    def _beside_one_process(self, batch_s: float, one_s: float) -> str:
-        gain = batch_s / one_s
-        one = f"One process would take about {seconds_text(one_s)}"
-        if gain >= AS_FAST:
-            return f"{one}: it is faster here, about {number_text(round(gain, 2))} times."
-        these = count_text(self.num_devices, "process")
-        if gain > 1 / AS_FAST:
-            return f"{one}: it is about as fast as these {these}."
-        return f"{one}: these {these} are about {number_text(round(1 / gain, 2))} times as fast."
+    def _beside_one(self, gain_of_one: float) -> str:
+        """The processes beside one, which is so many times as fast."""
+        if gain_of_one >= AS_FAST:
+            times = number_text(round(gain_of_one, 2))
+            return f"are slower than one, which would be about {times} times as fast"
+        if gain_of_one > 1 / AS_FAST:
+            return "are about as fast as one"
+        return f"are about {number_text(round(1 / gain_of_one, 2))} times as fast as one"
+
+    @property
+    def _memory(self) -> str:
+        return f"{percent_text(self.memory_bytes, self.one_device_bytes)} of its memory"
+
+    @property
+    def _no_room(self) -> str:
+        return (
+            f"train what one has no room for ({bytes_text(self.one_device_bytes)}): "
+            f"{bytes_text(self.memory_bytes)} on the fullest"
+        )
 
     @property
     def _how(self) -> str:
@@ -197,31 +219,32 @@ class PlanVerdict:
         devices = count_text(self.num_devices, "device")
         own = " of their own" if self.num_sharing else ""
         steps = f"{seconds_text(self.step_s)} a step, one {seconds_text(self.one_device_s)}"
-        memory = f"{percent_text(self.memory_bytes, self.one_device_bytes)} of its memory"
         if not self.one_device_fits:
-            yield (
-                f"Verdict: {devices}{own} train what one has no room for "
-                f"({bytes_text(self.one_device_bytes)}): {bytes_text(self.memory_bytes)} on the "
-                f"fullest, {seconds_text(self.step_s)} a step ({self._how})."
-            )
+            took = seconds_text(self.step_s)
+            yield f"Verdict: {devices}{own} {self._no_room}, {took} a step ({self._how})."
         elif self.speedup >= AS_FAST:
             yield (
                 f"Verdict: {devices}{own} are {number_text(round(self.speedup, 2))} times as fast "
-                f"as one ({self._how}: {steps}), with {memory}."
+                f"as one ({self._how}: {steps}), with {self._memory}."
             )
         else:
-            yield self._no_gain(devices, steps, memory)
+            yield self._no_gain(devices, steps)
         if self.num_sharing:
             yield (
                 f"Here {self.num_sharing} processes share {count_text(self.num_cores, 'core')}: "
                 f"at best {number_text(round(self.most_here, 2))} times one process."
             )
+        if self.on_processes:
+            yield (
+                "Your step, data, optimizer, Lightning's loop and what processes do beside are in "
+                "neither: of short steps they are the larger part, which training tells."
+            )
 
-    def _no_gain(self, devices: str, steps: str, memory: str) -> str:
+    def _no_gain(self, devices: str, steps: str) -> str:
         slower = "as fast as" if self.speedup > 1 / AS_FAST else "slower than"
         other_s = max(0.0, self.step_s - self.longest_compute_s)
         return (
-            f"Verdict: {devices} are {slower} one ({self._how}: {steps}), with {memory}: the "
+            f"Verdict: {devices} are {slower} one ({self._how}: {steps}), with {self._memory}: the "
             f"busiest computes {seconds_text(self.longest_compute_s)} a step, messages and waiting "
             f"cost {seconds_text(other_s)}. Larger batches or layers would change that; "
             f"{count_text(1, 'device')} would do."

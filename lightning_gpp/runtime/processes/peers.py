@@ -12,14 +12,16 @@ import pickle
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from lightning_gpp.runtime.sums.sums import PendingSum, Ranks
 from lightning_gpp.runtime.transport.transport import TransportError
 
 _BUCKET_BYTES = 25 * 2**20
@@ -32,7 +34,10 @@ _BUCKETS_BEGUN = 3
 class Peers:
     """What this rank shares with its peers. All of them call the same methods in the same order.
 
-    Tensors travel through host memory.
+    Tensors travel through host memory. To a
+    :class:`~lightning_gpp.runtime.sums.reduction.GradientReduction` they are
+    :class:`~lightning_gpp.runtime.sums.sums.Sums` that give means; these have connections of their
+    own, so that other calls may come while some pipelines have begun them and others have not.
 
     Args:
         store: of the peers alone.
@@ -43,13 +48,18 @@ class Peers:
     Attributes:
         pipeline: likewise.
         num_pipelines: likewise.
+        timeout_s: likewise.
     """
 
     def __init__(self, store: Store, pipeline: int, num_pipelines: int, timeout_s: float) -> None:
         self.pipeline, self.num_pipelines = pipeline, num_pipelines
-        self._timeout_s = timeout_s
-        self._group: Any = dist.ProcessGroupGloo(
-            store, pipeline, num_pipelines, timedelta(seconds=timeout_s)
+        self.timeout_s = timeout_s
+        timeout = timedelta(seconds=timeout_s)
+        self._group: Any
+        self._means_group: Any
+        self._group, self._means_group = (
+            dist.ProcessGroupGloo(PrefixStore(of, store), pipeline, num_pipelines, timeout)
+            for of in ("calls", "means")
         )
         self._error: BaseException | None = None
         self._woken: threading.Event | None = None
@@ -60,7 +70,7 @@ class Peers:
 
     def leave(self) -> None:
         """Ends the connections after an error: the others see at once that this rank is gone."""
-        self._group = None
+        self._group = self._means_group = None
 
     def abort(self, error: BaseException) -> None:
         """Makes this rank's wait, and every later one, raise ``error``."""
@@ -75,12 +85,12 @@ class Peers:
             tensors: of any floating-point types and devices.
             purpose: of the sum, for errors.
         """
-        group = self._open_group(purpose)
+        group = self._open(purpose, self._group)
         begun: deque[tuple[_Bucket, dist.Work]] = deque()
 
         def finish() -> None:
             bucket, work = begun.popleft()
-            self._wait(work, purpose)
+            self.wait(work, purpose)
             bucket.flat.div_(self.num_pipelines)
             bucket.unpack()
 
@@ -92,12 +102,18 @@ class Peers:
         while begun:
             finish()
 
+    def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
+        """Begins to make a contiguous tensor its mean, while this rank goes on."""
+        summed = tensor.cpu()
+        group = self._open("a mean over the pipelines", self._means_group)
+        return _PendingMean(self, group.allreduce([summed]), tensor, summed)
+
     def reduced(self, tensor: Tensor, op: dist.ReduceOp.RedOpType, purpose: str) -> Tensor:
         """A tensor that is reduced over the peers, on its device."""
         options = dist.AllreduceOptions()
         options.reduceOp = op  # type: ignore[assignment]
         summed = tensor.detach().cpu().clone()
-        self._wait(self._open_group(purpose).allreduce([summed], options), purpose)
+        self.wait(self._open(purpose, self._group).allreduce([summed], options), purpose)
         return summed.to(tensor.device)
 
     def gather(self, obj: Any, purpose: str) -> list[Any]:
@@ -126,33 +142,38 @@ class Peers:
 
     def meet(self, purpose: str) -> None:
         """Waits until all peers are here."""
-        self._wait(self._open_group(purpose).barrier(), purpose)
+        self.wait(self._open(purpose, self._group).barrier(), purpose)
 
     def _broadcast(self, tensor: Tensor, root: int, purpose: str) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = root
-        self._wait(self._open_group(purpose).broadcast([tensor], options), purpose)
+        self.wait(self._open(purpose, self._group).broadcast([tensor], options), purpose)
 
-    def _open_group(self, purpose: str) -> Any:
-        if self._group is None:
+    def _open(self, purpose: str, group: Any) -> Any:
+        if group is None:
             raise TransportError(
                 f"{purpose}: after an error this rank is no longer joined with other pipelines"
             )
-        return self._group
+        return group
 
-    def _wait(self, work: dist.Work, purpose: str) -> None:
+    def wait(self, work: dist.Work, purpose: str) -> None:
+        """Waits for what has begun.
+
+        Raises:
+            TransportError: it did not end in time, or a peer is lost.
+        """
         self._woken = woken = threading.Event()
         work.get_future().add_done_callback(lambda _: woken.set())
         if self._error is not None:
             raise self._error
-        in_time = woken.wait(self._timeout_s)
+        in_time = woken.wait(self.timeout_s)
         self._woken = None
         if self._error is not None:
             raise self._error
         if not in_time:
             raise TransportError(
                 f"{purpose}: the same rank of another pipeline did not come within "
-                f"{self._timeout_s:g} s; do all pipelines have as many batches?"
+                f"{self.timeout_s:g} s; do all pipelines have as many batches?"
             )
         try:
             work.wait()
@@ -161,6 +182,20 @@ class Peers:
             raise TransportError(
                 f"{purpose}: lost the same rank of another pipeline ({reason})"
             ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingMean:
+    peers: Peers
+    work: dist.Work
+    tensor: Tensor
+    summed: Tensor
+
+    def wait(self, timeout_s: float, purpose: str) -> None:
+        self.peers.wait(self.work, purpose)
+        self.summed.div_(self.peers.num_pipelines)
+        if self.summed is not self.tensor:
+            self.tensor.copy_(self.summed)
 
 
 class _Bucket:

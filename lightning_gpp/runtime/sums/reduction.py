@@ -1,10 +1,11 @@
-"""Sums the gradients of replicas while the backward pass still runs.
+"""Sums gradients over replicas, or pipelines, while the backward pass still runs.
 
-Parameters of a replicated stage are put into buckets of a few megabytes, from the last operators
-to the first, as their gradients come. In the last backward of the stage for a mini-batch, a bucket
-whose gradients are all there starts to be summed over the replicas in the background (the idea of
-PyTorch DDP, VLDB 2020, section 3.2.3); the REDUCE action at the end waits for the sums. Buckets
-start in an order that is fixed beforehand and the same on all devices, whatever comes first.
+Parameters of a stage are put into buckets of a few megabytes, from the last operators to the first,
+as their gradients come. In the last backward of the stage for a mini-batch, a bucket whose
+gradients are all there starts to be summed in the background (the idea of PyTorch DDP, VLDB 2020,
+section 3.2.3). Over the replicas of a stage the REDUCE action at the end waits for the sums; over
+pipelines, what averages all their gradients. Buckets start in an order that is fixed beforehand and
+the same on all that sum, whatever comes first.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_gpp.cluster import BUCKET_BYTES
+from lightning_gpp.graph import StageGraph
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
 from lightning_gpp.schedule import Action, Program, last_backward
 
@@ -27,8 +29,8 @@ class GradientBucket:
     """Parameters whose gradients are summed in one piece.
 
     Attributes:
-        group: number of the REDUCE actions that wait for it.
-        ranks: where the replicas are.
+        number: see :class:`SummedGradients`.
+        ranks: likewise.
         parameters: by name; all of one type.
         missing: parameters whose gradient may still come.
         flat: the gradients one after the other, and for each whether it exists (1 or 0).
@@ -36,7 +38,7 @@ class GradientBucket:
         pending: the sum, once it has begun.
     """
 
-    group: int
+    number: int
     ranks: Ranks
     parameters: Mapping[str, Parameter]
     missing: set[str] = field(default_factory=set)
@@ -49,16 +51,25 @@ class GradientBucket:
         pieces = [_flat_gradient(name, p) for name, p in self.parameters.items()]
         self.had_gradient = [float(p.grad is not None) for p in self.parameters.values()]
         self.flat = torch.cat([*pieces, pieces[0].new_tensor(self.had_gradient)])
+        del pieces
+        self._give(self.had_gradient)  # so that no gradient is held twice
         self.pending = sums.start(self.flat, self.ranks)
 
     def finish(self, timeout_s: float, purpose: str) -> None:
         """Waits for the sum; parameters that have a gradient on some replica have it on all."""
         assert self.pending is not None and self.flat is not None
         self.pending.wait(timeout_s, purpose)
+        flags = self.flat[-len(self.parameters) :]
+        self._give(self.had_gradient if flags.is_meta else flags.tolist())  # shapes hold no numbers
+
+    def _give(self, has_gradient: Sequence[float]) -> None:
+        """Gradients are pieces of the flat tensor, where there are any."""
+        assert self.flat is not None
         sizes = [parameter.numel() for parameter in self.parameters.values()]
-        *pieces, flags = torch.split(self.flat, [*sizes, len(sizes)])
-        found = self.had_gradient if flags.is_meta else flags.tolist()  # shapes hold no numbers
-        for parameter, piece, flag in zip(self.parameters.values(), pieces, found, strict=True):
+        pieces = torch.split(self.flat, [*sizes, len(sizes)])
+        for parameter, piece, flag in zip(
+            self.parameters.values(), pieces, has_gradient, strict=False
+        ):
             if flag:
                 parameter.grad = piece.view_as(parameter)
 
@@ -69,54 +80,114 @@ def _flat_gradient(name: str, parameter: Parameter) -> Tensor:
     if parameter.grad.layout is not torch.strided:
         raise RuntimeError(
             f"parameter {name!r} has a sparse gradient, which is summed over the replicas of its "
-            "stage where a module says so (nn.Embedding(sparse=True)), not where a function does; "
-            "use the module, or sparse=False, or give the stage one device"
+            "stage where a module says so (nn.Embedding(sparse=True)), not where a function does, "
+            "and not over pipelines; use the module, or sparse=False, or give the stage one device"
         )
     return parameter.grad.detach().reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class SummedGradients:
+    """What is summed over the same ranks, and waited for together.
+
+    Attributes:
+        number: of the REDUCE actions that wait for it, or of the stage.
+        ranks: that sum.
+        parameters: on this device, by canonical name, from the first operators to the last.
+        final: the backward of this device after which they are final; None if there is none.
+    """
+
+    number: int
+    ranks: Ranks
+    parameters: Mapping[str, Parameter]
+    final: Action | None = None
+
+
+def replica_gradients(
+    program: Program,
+    device: int,
+    rank_of_device: Sequence[int],
+    parameters: Mapping[str, Parameter],
+    minibatch: int = 0,
+) -> Iterator[SummedGradients]:
+    """What is summed over the replicas of the stages of a device.
+
+    Args:
+        program: what runs.
+        device: which.
+        rank_of_device: rank of every device.
+        parameters: of this device, by canonical name; others are not summed here.
+        minibatch: which of the program.
+    """
+    for number, of, group in program.sums():
+        if group.stage is None or device not in group.devices or of != minibatch:
+            continue
+        known = {name: parameters[name] for name in group.parameters if name in parameters}
+        ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
+        final = last_backward(program, device, group.stage, minibatch)
+        yield SummedGradients(number, ranks, known, final)
+
+
+def unshared_gradients(
+    stages: StageGraph,
+    devices: Sequence[Sequence[int]],
+    device: int,
+    parameters: Mapping[str, Parameter],
+    program: Program | None,
+) -> Iterator[SummedGradients]:
+    """What is averaged over pipelines while backwards run: gradients that one device has alone.
+
+    Args:
+        stages: which stages read which parameters.
+        devices: of every stage, one per replica.
+        device: whose.
+        parameters: of this device, by canonical name; others are not among them.
+        program: whose backwards they come in; None where that is over.
+    """
+    ranks = (device,)  # in its own pipeline; its peers have the same place in theirs
+    for stage in reversed(range(stages.num_stages)):
+        if tuple(devices[stage]) == ranks:
+            names = [name for name, readers in stages.parameter_readers if readers == (stage,)]
+            known = {name: parameters[name] for name in names if name in parameters}
+            final = None if program is None else last_backward(program, device, stage)
+            yield SummedGradients(stage, ranks, known, final)
 
 
 class GradientReduction:
     """The sums of one mini-batch on one device.
 
     Args:
-        program: what runs; what replicas on this device and others hold is summed.
-        device: which.
-        rank_of_device: rank of every device.
-        parameters: of this device, by canonical name; others are not summed here.
+        summed: what is summed, in an order that all know; of it what is trained.
         sums: begins sums.
-        minibatch: which of the program.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        device: int,
-        rank_of_device: Sequence[int],
-        parameters: Mapping[str, Parameter],
-        sums: Sums,
-        minibatch: int = 0,
-    ) -> None:
+    def __init__(self, summed: Iterable[SummedGradients], sums: Sums) -> None:
         self._sums = sums
         self._started = 0
         self._final: dict[Action, list[int]] = {}
         self._buckets: list[GradientBucket] = []
-        for number, of, group in program.sums():
-            if group.stage is None or device not in group.devices or of != minibatch:
-                continue
-            known = {name: parameters[name] for name in group.parameters if name in parameters}
-            trained = {name: p for name, p in known.items() if p.requires_grad}
-            ranks = tuple(sorted(rank_of_device[device] for device in group.devices))
+        for each in summed:
+            trained = {name: p for name, p in each.parameters.items() if p.requires_grad}
             self._buckets += [
-                GradientBucket(number, ranks, part, set(part)) for part in _cut(trained)
+                GradientBucket(each.number, each.ranks, part, set(part)) for part in _cut(trained)
             ]
-            final = last_backward(program, device, group.stage, minibatch)
-            if final is not None:
-                self._final.setdefault(final, []).append(number)
+            if each.final is not None:
+                self._final.setdefault(each.final, []).append(each.number)
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """All whose gradients are summed."""
+        return [parameter for bucket in self._buckets for parameter in bucket.parameters.values()]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any sum has."""
+        return self._started > 0
 
     @contextlib.contextmanager
     def watching(self, action: Action) -> Iterator[None]:
         """The body is a backward: begins the sums of what is final in it as soon as it can."""
-        buckets = [b for b in self._buckets if b.group in self._final.get(action, ())]
+        buckets = [b for b in self._buckets if b.number in self._final.get(action, ())]
         handles = [
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._hook(bucket, name)
@@ -133,13 +204,19 @@ class GradientReduction:
             bucket.missing.clear()
         self._start()
 
-    def finish(self, group: int, timeout_s: float, purpose: str) -> None:
-        """Waits for the sums of a group; by now no backward of this device is left."""
+    def finish(self, number: int | None, timeout_s: float, purpose: str) -> None:
+        """Waits for sums; by now no backward of this device is left.
+
+        Args:
+            number: of those that are waited for; None for all.
+            timeout_s: limit of every wait.
+            purpose: what for, for errors.
+        """
         for bucket in self._buckets:
             bucket.missing.clear()
         self._start()
         for bucket in self._buckets:
-            if bucket.group == group:
+            if number in (bucket.number, None):
                 bucket.finish(timeout_s, purpose)
 
     def _hook(self, bucket: GradientBucket, name: str) -> Callable[[Tensor], None]:

@@ -7,11 +7,12 @@ import time
 
 from lightning_gpp.reports import BatchTimes, PlanVerdict
 
-NUM_WARM_UP = 3
-"""Batches that are not counted: allocations, lazy optimizer state, loader workers that begin."""
+NUM_WARM_UP = 1
+"""Batches that are not counted: building the pipeline, allocations, lazy optimizer state."""
 
-NUM_COUNTED = 10
-"""Batches of which the median is told; a validation between two of them does not move it."""
+NUM_COUNTED = 12
+"""Batches of which the median is told: a validation between two of them, or the first ones, which
+may still be a little slower, do not move it."""
 
 FEWEST_COUNTED, LONG_S = 3, 2.0
 """Of long batches so many suffice, once they take so many seconds together."""

@@ -1,47 +1,146 @@
-"""Gradients averaged over pipelines that train side by side."""
+"""Gradients averaged over pipelines that train side by side.
+
+Where a step goes backward through the pipeline once, the means begin while its last backwards still
+run (:mod:`lightning_gpp.runtime.sums.reduction`), of gradients that no other rank of the pipeline
+has. What a rank has beside them when the backward is over, such as those that the user's step gives
+to parameters itself, is averaged then. Every rank decides by itself whether it begins early, as
+pipelines may call the forward differently often: one that has not takes part with zeros.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
+from lightning_gpp.runtime.executor import Run
+from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.processes.peers import Peers
+from lightning_gpp.runtime.sums.reduction import GradientReduction
+from lightning_gpp.schedule import Program
+
+_PURPOSE = "averaging gradients over the pipelines"
 
 
-def average_gradients(
-    parameters: Iterable[Parameter], peers: Peers, *, is_asked_to_end: bool
-) -> bool:
-    """Peers: gradients become their mean over the pipelines.
-
-    A parameter that has none in one pipeline counts there as one of zeros; one that has none
-    anywhere still has none.
+class AveragedGradients:
+    """Averages the gradients of this rank over the pipelines, once per step of the optimizer.
 
     Args:
-        parameters: that the peers hold, in one order.
+        parameters: that this rank and its peers hold, in one order.
         peers: this rank in the other pipelines.
-        is_asked_to_end: whether this pipeline is.
+        means: makes the sums that begin in the backwards of a program, or after them for None.
+    """
 
-    Returns:
-        Whether any pipeline is asked to end, which all know after this.
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        peers: Peers,
+        means: Callable[[Program | None], GradientReduction],
+    ) -> None:
+        self._parameters, self._peers, self._means = parameters, peers, means
+        self._num_runs = 0
+        self._expects_one = False
+        self._begun: tuple[GradientReduction, GradientStash] | None = None
+
+    def begin(self, run: Run, stash: GradientStash) -> None:
+        """Before the backwards of a run: means begin in them if it is likely to be the only one.
+
+        Args:
+            run: nothing of whose backwards has run, and after which the optimizer steps.
+            stash: gets their gradients.
+        """
+        self._num_runs += 1
+        if self._num_runs == 1 and self._expects_one:
+            run.means = self._means(run.program)
+            stash.kept = frozenset(map(id, run.means.parameters))
+            self._begun = run.means, stash
+
+    def finish(self, *, is_asked_to_end: bool) -> bool:
+        """Peers: gradients become their mean over the pipelines.
+
+        A parameter that has none in one pipeline counts there as one of zeros; one that has none
+        anywhere still has none.
+
+        Args:
+            is_asked_to_end: whether this pipeline is.
+
+        Returns:
+            Whether any pipeline is asked to end, which all know after this.
+
+        Raises:
+            NotImplementedError: a gradient is sparse, or losses of the pipelines were multiplied
+                by different factors after a step that runs for every micro-batch.
+        """
+        begun, self._begun = self._begun, None
+        self._expects_one, self._num_runs = self._num_runs == 1, 0
+        held = [parameter for parameter in self._parameters if parameter.requires_grad]
+        for parameter in held:
+            if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+                raise NotImplementedError(
+                    f"a gradient of shape {tuple(parameter.shape)} is sparse, which is not "
+                    "averaged over pipelines; use sparse=False in the embedding, or pipelines=1"
+                )
+        mine, num_pipelines = self._peers.pipeline, self._peers.num_pipelines
+        early = torch.zeros(2, num_pipelines, dtype=torch.float64)
+        if begun is not None:
+            early[:, mine] = torch.tensor([1.0, begun[1].factor])
+        there = [float(parameter.grad is not None) for parameter in held]
+        flags = torch.tensor([*there, float(is_asked_to_end)], dtype=torch.float64)
+        self._peers.mean_([flags, early], _PURPOSE)
+        *shares, ends = flags.tolist()
+        late = [parameter.grad for parameter in held]
+        self._average_late(held, late, shares)
+        if early[0].any():
+            for parameter in held:
+                parameter.grad = None
+            means = self._means(None) if begun is None else begun[0]
+            means.finish(None, self._peers.timeout_s, _PURPOSE)
+            self._multiply(means.parameters, _only_factor(early) * num_pipelines)
+            _add(held, late)
+        return bool(ends)
+
+    def _average_late(
+        self, held: Sequence[Parameter], late: list[Tensor | None], shares: Sequence[float]
+    ) -> None:
+        """What there is beside the means that began early becomes its mean, in place."""
+        for index, (parameter, share) in enumerate(zip(held, shares, strict=True)):
+            if share and late[index] is None:
+                parameter.grad = late[index] = torch.zeros_like(parameter)
+        found = [gradient for gradient in late if gradient is not None]
+        if found:
+            self._peers.mean_(found, _PURPOSE)
+
+    @staticmethod
+    def _multiply(parameters: Sequence[Parameter], factor: float) -> None:
+        if factor == 1:
+            return
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+
+def _only_factor(early: Tensor) -> float:
+    """By what all pipelines that began early multiply the gradients of their step.
 
     Raises:
-        NotImplementedError: a gradient is sparse.
+        NotImplementedError: they differ.
     """
-    held = [parameter for parameter in parameters if parameter.requires_grad]
-    for parameter in held:
-        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-            raise NotImplementedError(
-                f"a gradient of shape {tuple(parameter.shape)} is sparse, which is not averaged "
-                "over pipelines; use sparse=False in the embedding, or pipelines=1"
-            )
-    there = [float(parameter.grad is not None) for parameter in held]
-    counts = torch.tensor([*there, float(is_asked_to_end)], dtype=torch.float64)
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in held]
-    peers.mean_([counts, *gradients], "averaging gradients over the pipelines")
-    *shares, ends = counts.tolist()
-    for parameter, gradient, share in zip(held, gradients, shares, strict=True):
-        if share:
-            parameter.grad = gradient
-    return bool(ends)
+    factors: set[float] = {factor for is_begun, factor in early.T.tolist() if is_begun}
+    if len(factors) > 1:
+        raise NotImplementedError(
+            "pipelines went backward from losses that were multiplied by different factors after "
+            "the training step; with the schedule '1f1b' they are averaged by then. Multiply in "
+            "the training step, or use schedule='gpipe'"
+        )
+    return factors.pop()
+
+
+def _add(parameters: Sequence[Parameter], gradients: Sequence[Tensor | None]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad.add_(gradient)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -37,6 +38,13 @@ _DEVICE = Tensor.device.__get__
 _IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_FREEZING = frozenset(
+    {
+        Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+        Tensor.requires_grad_,
+        Tensor.detach_,
+    }
+)
 
 ONLY_SOME = (
     "backward(inputs=...) for parameters of the pipelined module does not work with the graphpipe "
@@ -60,12 +68,17 @@ class HeldElsewhere(TorchFunctionMode):
     Args:
         device: of this rank.
         of_stages: the ``id`` of every parameter that this rank's stages hold.
+
+    Attributes:
+        may_have_frozen: whether a call may have changed if a parameter requires a gradient. What
+            functions of torch in Python call in turn (a backward its hooks, say) is not seen.
     """
 
     def __init__(self, device: torch.device, of_stages: frozenset[int] = frozenset()) -> None:
         super().__init__()
         self.device = device
         self._of_stages = of_stages
+        self.may_have_frozen = False
 
     def __torch_function__(
         self,
@@ -75,6 +88,8 @@ class HeldElsewhere(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _FREEZING or isinstance(func, FunctionType):
+            self.may_have_frozen = True
         if args and isinstance(args[0], Tensor) and args[0].is_meta:
             if func == _DEVICE:
                 return self.device

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from lightning_gpp.strategy.logging.metrics import MetricStates
 from lightning_gpp.strategy.state.attribute_watch import AttributeWatch
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
 
 _PLAIN = (bool, int, float, str, type(None))
 _LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "torch_geometric.")
@@ -31,7 +32,8 @@ _RANKS_OWN = frozenset({"_current_fx_name", "_jit_is_scripting"})
 """Attributes that Lightning sets on each rank by itself."""
 
 _NO_TENSOR = torch.empty(0)
-# All tensors of a module are looked at in every step, in C.
+# Versions are read tensor by tensor, and nothing tells when they change: extensions and compiled
+# functions write without Python. So all are looked at, in C: once before user code, once after.
 _requires_grad, _version = operator.attrgetter("requires_grad"), operator.attrgetter("_version")
 
 _Place = tuple[Mapping[str, Tensor | None], str]
@@ -74,17 +76,32 @@ class _Watched:
     def tensors(self) -> list[Tensor]:
         """Parameters, then buffers; something that never changes in the place of those left out."""
         places = itertools.chain(self.parameters.values(), self.buffers.values())
-        found: Iterator[Any] = itertools.starmap(operator.getitem, places)
+        found: list[Any] = list(itertools.starmap(operator.getitem, places))
+        if all(map(operator.is_not, found, itertools.repeat(None))):
+            return found
         return [_NO_TENSOR if tensor is None else tensor for tensor in found]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """What the watched tensors were like at one moment: parameters, then buffers."""
+
+    tensors: list[Tensor]
+    requires_grad: bytes
+    versions: list[int]
+
+    @classmethod
+    def of(cls, tensors: list[Tensor], requires_grad: bytes | None = None) -> _Tensors:
+        """What they are like now; which of them require gradients may be known."""
+        versions = list(map(_version, tensors))
+        return cls(tensors, requires_grad or bytes(map(_requires_grad, tensors)), versions)
 
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
     """What the watched parts were like at one moment; attributes have a watch of their own."""
 
-    tensors: list[Tensor]  # parameters, then buffers, as in what follows
-    requires_grad: bytes
-    versions: list[int]
+    tensors: _Tensors
     should_stop: bool
     groups: State
     lists: dict[str, _Filling]
@@ -114,6 +131,8 @@ class LeaderState:
         self._attributes = AttributeWatch()
         self._metrics = MetricStates(module)
         self._settled: _Watched | None = None
+        self._requires_grad: bytes | None = None
+        self._seeing: HeldElsewhere | None = None
 
     def close(self) -> None:
         """Nothing is watched any more."""
@@ -125,50 +144,63 @@ class LeaderState:
         Args:
             elsewhere: names of the buffers that other ranks hold; rank 0 must not change them.
         """
-        self._settled = _Watched.of(self._module, elsewhere)
+        self._settled, self._requires_grad = _Watched.of(self._module, elsewhere), None
         self._metrics.settle()
 
     @contextlib.contextmanager
-    def watching(self, what: str) -> Iterator[None]:
+    def watching(self, what: str, seeing: HeldElsewhere | None = None) -> Iterator[None]:
         """Rank 0: collects what its body changes, for :meth:`take_changes`.
+
+        What was frozen or unfrozen since the last body counts as changed in this one: that is the
+        same on all ranks already, and telling it costs less than looking twice.
 
         Args:
             what: the user code that runs in it, for errors.
+            seeing: sees what that code does with tensors, if anything does.
         """
         if not self._has_followers:  # one rank holds all and tells nobody
             yield
             return
-        self._what, self._before = what, self._snapshot()
+        self._what, self._seeing = what, seeing
+        self._before = self._snapshot(_Tensors.of(self._watched().tensors(), self._requires_grad))
         try:
             with self._attributes.on():
                 yield
             self._note_changes()
         finally:
-            self._before = None
+            self._before = self._seeing = None
         for (path, name), change in self._metrics.take_changes().items():
             self._changes["metric", path, name] = change
 
-    def take_changes(self) -> State:
+    def take_changes(self, *, before_forward: bool = False) -> State:
         """Rank 0: what changed in :meth:`watching` and was not taken yet; to be sent.
 
         Metrics come when it has ended: nothing looks at them on other ranks before.
+
+        Args:
+            before_forward: whether stages run next. The first time only user code has run, and
+                where that has frozen nothing, as was seen, looking at parameters can wait.
 
         Raises:
             RuntimeError: a parameter changed.
         """
         if self._before is not None:
-            self._note_changes()
+            can_wait = before_forward and self._seeing and not self._seeing.may_have_frozen
+            self._note_changes(looks_at_tensors=not can_wait)
+            self._seeing = None
         changes, self._changes = self._changes, {}
         return changes
 
-    def _note_changes(self) -> None:
+    def _note_changes(self, *, looks_at_tensors: bool = True) -> None:
         assert self._before is not None
-        watched, before = self._watched(), self._before
-        # Once settled, a step does not exchange parameters for others.
-        after = self._before = self._snapshot(before.tensors if self._settled else None)
-        if before.versions != after.versions:
+        watched, before, tensors = self._watched(), self._before, self._before.tensors
+        if looks_at_tensors:  # once settled, a step does not exchange parameters for others
+            tensors = _Tensors.of(tensors.tensors if self._settled else watched.tensors())
+            self._requires_grad = tensors.requires_grad if self._settled else None
+        after = self._before = self._snapshot(tensors)
+        if (versions := before.tensors.versions) != tensors.versions:
             names = itertools.chain(watched.parameters, watched.buffers)
-            same = map(operator.eq, before.versions, after.versions)
+            same = map(operator.eq, versions, tensors.versions)
             name = next(name for name, is_same in zip(names, same) if not is_same)
             raise RuntimeError(
                 f"{self._what} changed the parameter or buffer {name!r}, but runs on rank 0 "
@@ -228,12 +260,9 @@ class LeaderState:
     def _watched(self) -> _Watched:
         return self._settled or _Watched.of(self._module, frozenset())
 
-    def _snapshot(self, tensors: list[Tensor] | None = None) -> _Snapshot:
-        tensors = self._watched().tensors() if tensors is None else tensors
+    def _snapshot(self, tensors: _Tensors | None = None) -> _Snapshot:
         return _Snapshot(
-            tensors,
-            requires_grad=bytes(map(_requires_grad, tensors)),
-            versions=list(map(_version, tensors)),
+            tensors or _Tensors.of(self._watched().tensors()),
             should_stop=bool(self._module.trainer.should_stop),
             groups=self._groups(),
             lists={k: _Filling.of(v) for k, v in vars(self._module).items() if type(v) is list},
@@ -258,8 +287,9 @@ def _differences(watched: _Watched, old: _Snapshot, new: _Snapshot) -> State:
         changes |= {k: v for k, v in new.groups.items() if old.groups.get(k) != v}
     if new.should_stop != old.should_stop:
         changes["should_stop", "", ""] = new.should_stop
-    if new.requires_grad != old.requires_grad:
-        for name, was, now in zip(watched.parameters, old.requires_grad, new.requires_grad):
+    flags, new_flags = old.tensors.requires_grad, new.tensors.requires_grad
+    if flags != new_flags:
+        for name, was, now in zip(watched.parameters, flags, new_flags):
             if was != now:
                 changes["requires_grad", "", name] = bool(now)
     return changes | _filled(old.lists, new.lists)

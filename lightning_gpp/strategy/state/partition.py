@@ -25,9 +25,11 @@ class Ownership:
     Attributes:
         holders: first qualified name of a tensor of the module -> ranks, ascending. The first
             holder's value is the one that counts.
+        read: names of what a stage reads; the others are rank 0's.
     """
 
     holders: Mapping[str, tuple[int, ...]]
+    read: frozenset[str]
 
     def held_by(self, rank: int) -> list[str]:
         """Names of what a rank holds, in a fixed order."""
@@ -50,7 +52,8 @@ def ownership(module: nn.Module, readers: Mapping[str, Iterable[int]]) -> Owners
     ranks: dict[str, set[int]] = {first_name[id(tensor)]: set() for tensor in tensors.values()}
     for name, reading in readers.items():
         ranks[first_name[id(tensors[name])]].update(reading)
-    return Ownership({name: tuple(sorted(found)) or (0,) for name, found in ranks.items()})
+    holders = {name: tuple(sorted(found)) or (0,) for name, found in ranks.items()}
+    return Ownership(holders, frozenset(name for name, found in ranks.items() if found))
 
 
 class Partition:
@@ -216,6 +219,12 @@ class Partition:
     def is_partial(self) -> bool:
         """Whether other ranks hold something that this one does not."""
         return self._lacks_some
+
+    def stage_parameters(self) -> list[nn.Parameter]:
+        """Parameters that this rank's stages read, each once."""
+        names = self.owners.held_by(self._rank)
+        tensors = (self._tensor(name) for name in names if name in self.owners.read)
+        return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
 
     def held_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank holds, each once."""

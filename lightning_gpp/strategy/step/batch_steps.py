@@ -19,6 +19,7 @@ from lightning_gpp.strategy.logging.logs import LedLog, recording, replay
 from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import BackwardEnd, HookEnd, StepEnd, StepPerMicrobatch
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.forward_calls import BeginAnewError, ForwardCalls
 from lightning_gpp.strategy.step.loaders import LedDataloaderIter
@@ -49,13 +50,17 @@ class BatchSteps:
         Raises:
             BeginAnewError: the plan that was made in it needs a step for every micro-batch.
         """
+        with self._run.clock.pipeline():
+            return self._lead(name, batch, args, kwargs)
+
+    def _lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         run = self._run
         # Which schedule runs may be known only once the step has called its forward.
         is_open = run.pipeline is None and run.settings.schedule is None
         before = _Before(run.module) if is_open and name == "training_step" else None
         log = LedLog(run.module)
         try:
-            with self._leading(name, log):
+            with self._leading(name, log), run.clock.user():
                 result = getattr(run.module, name)(batch, *args, **kwargs)
         except BeginAnewError:
             assert before is not None
@@ -79,13 +84,15 @@ class BatchSteps:
         target = pipelined_module(run.module, run.settings.module)
         self.forward.inner = target.__dict__.get("forward")
         functools.update_wrapper(self.forward, target.forward, updated=())
+        elsewhere = run.held_elsewhere()
+        seeing = elsewhere if isinstance(elsewhere, HeldElsewhere) else None
         with (
             run.control.alone(name),
-            run.leader_state.watching(name),
+            run.leader_state.watching(name, seeing),
             instance_attribute(target, "forward", self.forward),
             instance_attribute(target, "_compiled_call_impl", None),  # it is that of its stages
             nullcontext() if run.is_alone and not run.is_shape_only else recording(run.module, log),
-            run.held_elsewhere(),
+            elsewhere,
         ):
             yield
 

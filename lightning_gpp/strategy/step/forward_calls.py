@@ -69,7 +69,7 @@ class ForwardCalls:
                 self._build(args, kwargs)
             captured = run.built.captured
             captured.check_reads()
-            with run.timed():
+            with run.clock.pipeline():
                 return captured.output(self._values(captured, captured.inputs(args, kwargs)))
 
     def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -207,7 +207,7 @@ class LedCall:
                 "activations are freed; keep them with backward(retain_graph=True) the first time"
             )
         self._is_over = not retain
-        with self._run.failures.guard(), self._run.timed():
+        with self._run.failures.guard(), self._run.clock.pipeline():
             self._run.lead(Backward(self._number, retain, hands_out))
             self._run.own_gradients.look()
             self._call.backward(retain=retain, hands_out=hands_out)

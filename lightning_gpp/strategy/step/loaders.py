@@ -199,9 +199,9 @@ class LeadingBatches(_Batches):
         with run.failures.guard():
             batch = self._ahead.pop(0) if self._ahead else self._read()
             if not run.is_alone:
-                raw = batch.batch if isinstance(batch, PlacedBatch) else batch
-                size = None if batch is _END else size_or_none(raw)
-                with run.timed():
+                with run.clock.pipeline():
+                    raw = batch.batch if isinstance(batch, PlacedBatch) else batch
+                    size = None if batch is _END else size_or_none(raw)
                     run.control.tell((batch is not _END, size))
         if batch is _END:
             raise StopIteration

@@ -30,11 +30,13 @@ class OpenCall:
         run: of the program.
         stash: keeps gradients apart that parameters have already.
         recorded: what each of its parts runs in; whether it is the backward one.
+        before_backward: called before backwards that are run once and give parameters gradients.
     """
 
     run: Halves
     stash: GradientStash
     recorded: Callable[[Any, bool], AbstractContextManager[None]]
+    before_backward: Callable[[], None] = lambda: None
 
     def forward(self) -> None:
         """Runs all forwards."""
@@ -48,6 +50,8 @@ class OpenCall:
             retain: whether they can be run again.
             hands_out: whether the parameters get their gradients.
         """
+        if hands_out and not retain:
+            self.before_backward()
         with self.stash, torch.enable_grad(), self.recorded(self.run, True):
             self.run.backward_half(retain=retain)
         if hands_out:

@@ -101,7 +101,7 @@ class Expect(lp.Callback):
             )
         ahead = windows.most_ahead
         found.differences = version_differences(windows.window(ahead, ahead))
-        found.is_on, found.in_pipeline_s = run.recorder.is_on, run.in_pipeline_s
+        found.is_on, found.in_pipeline_s = run.recorder.is_on, run.clock.seconds
         if (planned := run.built.planned) is not None:
             found.per_update = planned.request.held_versions.per_update
 

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 pytest.importorskip("torch_geometric")
-from torch_geometric.data import Batch, Data
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Batch, Data, HeteroData
 
 from lightning_gpp.recipes.gnn import GraphNetwork, Motifs
+from lightning_gpp.strategy.cutting.graph_parts import part_of
 from lightning_gpp.strategy.cutting.microbatches import batch_size, cut_batch, refuse_full_graph
 
 
@@ -43,6 +45,79 @@ def test_cut_then_joined_is_the_batch(parts: list[list[int]]) -> None:
     for key in ("x", "edge_index", "y", "batch", "ptr", "count"):
         assert torch.equal(again[key], whole[key]), key
     assert again.note == whole.note
+
+
+class Pair(Data):
+    """Two graphs in one, whose edges count from two numbers of nodes, and a new dimension."""
+
+    def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if key == "edge_index":
+            return torch.tensor([[self.x.size(0)], [self.other.size(0)]])
+        return super().__inc__(key, value, *args, **kwargs)
+
+    def __cat_dim__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if key == "whole" else super().__cat_dim__(key, value, *args, **kwargs)
+
+
+def pair(size: int) -> Pair:
+    edges = torch.stack([torch.randint(0, size, (4,)), torch.randint(0, size + 1, (4,))])
+    x, other = torch.randn(size, 2), torch.randn(size + 1, 2)
+    return Pair(x=x, other=other, edge_index=edges, whole=torch.randn(3), num_nodes=size)
+
+
+def two_kinds(size: int) -> HeteroData:
+    data = HeteroData()
+    data["user"].x, data["item"].x = torch.randn(size, 2), torch.randn(size + 2, 3)
+    edges = torch.stack([torch.randint(0, size, (5,)), torch.randint(0, size + 2, (5,))])
+    data["user", "buys", "item"].edge_index = edges
+    data["user", "buys", "item"].is_new = torch.rand(5) > 0.5
+    data.label, data.node_index = float(size), torch.tensor([size - 1])
+    return data
+
+
+def plain(size: int) -> Data:
+    data = graph(size)
+    del data.note
+    data.root_index, data.mask = torch.tensor(size - 1), torch.rand(size) > 0.5
+    return data
+
+
+@pytest.mark.parametrize("make", [plain, pair, two_kinds])
+@pytest.mark.parametrize("parts", [[2, 1, 3], [1, 1], [3]], ids=str)
+def test_parts_in_one_piece_are_what_collating_makes(make: Any, parts: list[int]) -> None:
+    whole = Batch.from_data_list([make(1 + number % 4) for number in range(sum(parts))])
+    graphs, first = whole.to_data_list(), 0
+    for size in parts:
+        found = part_of(whole, first, first + size)
+        expected = Batch.from_data_list(graphs[first : first + size])
+        assert type(found) is type(expected) and found.num_graphs == size
+        assert_same(found.to_dict(), expected.to_dict())
+        for one, other in zip(found.to_data_list(), expected.to_data_list(), strict=True):
+            assert_same(one.to_dict(), other.to_dict())
+        first += size
+
+
+@pytest.mark.parametrize("change", ["note", "later", "edges", "followed"])
+def test_what_is_no_tensor_of_the_graphs_is_left_to_torch_geometric(change: str) -> None:
+    graphs = [graph(3) if change == "note" else plain(3) for _ in range(3)]
+    if change == "edges":
+        for each in graphs:
+            each.edge_index = EdgeIndex(each.edge_index, sparse_size=(3, 3))
+    whole = Batch.from_data_list(graphs, follow_batch=["y"] if change == "followed" else [])
+    if change == "later":
+        whole.later = torch.ones(3)
+    assert part_of(whole, 0, 2) is None
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            assert_same(found[key], expected[key])
+    elif isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
+    else:
+        assert found == expected
 
 
 def test_one_full_graph_counts_as_one_sample() -> None:

@@ -7,7 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from helpers import hosts_script
 from helpers.models import ExportableModel
+from helpers.namespaces import Host, NoNamespacesError, two_hosts
 from helpers.reference import train_one_device, weight_differences
 from helpers.training import Training
 
@@ -66,10 +68,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def torchrun(folder: Path, nodes: str, pipelines: int, *more: str) -> list[list[str]]:
+def torchrun(
+    folder: Path, nodes: str, pipelines: int, *more: str, address: str = "127.0.0.1"
+) -> list[list[str]]:
     """Two hosts with two ranks of the script each; the first one is where they meet."""
     run = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=2"]
-    run += ["--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    run += ["--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint={address}:{free_port()}"]
     script = [*more, hosts_script.__file__, str(folder), str(pipelines)]
     first, second = ([*run, f"--rdzv-conf=is_host={host},last_call_timeout=15"] for host in (1, 0))
     return [[*first, *script], [*second, *script]]
@@ -79,6 +83,28 @@ def test_torchrun_on_two_hosts(tmp_path: Path) -> None:
     """A pipeline on each."""
     commands = torchrun(tmp_path, "2", 2)
     assert_as_on_one_device(train_on_hosts(commands, [{}] * 2, tmp_path))
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[Host, Host]]:
+    """Two hosts with a link of their own, where the machine has them."""
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(two_hosts())
+        except NoNamespacesError as error:
+            pytest.skip(f"no network namespaces: {error}")
+        yield found
+
+
+def test_torchrun_over_a_link(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    """Messages of one pipeline between hosts that share no addresses."""
+    local = torchrun(tmp_path, "2", 1, address=hosts[0].address)
+    commands = []
+    for host, run in zip(hosts, local, strict=True):
+        run.insert(3, f"--local-addr={host.address}")  # both namespaces have this machine's name
+        commands.append(host.command(run))
+    environments = [host.environment for host in hosts]
+    assert_as_on_one_device(train_on_hosts(commands, environments, tmp_path))
 
 
 def test_a_host_is_lost(tmp_path: Path) -> None:

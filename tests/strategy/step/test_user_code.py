@@ -103,6 +103,11 @@ def test_freezing_between_epochs(pool: WorkerPool, frozen: tuple[tuple[str, ...]
     equal(pool, partial(users.FreezingModel, *frozen), num_steps=12)
 
 
+@pytest.mark.parametrize("how", ["method", "attribute", "hook"])
+def test_freezing_within_steps(pool: WorkerPool, how: str) -> None:
+    equal(pool, partial(users.FreezingInStepsModel, how))
+
+
 def test_plain_attributes_that_the_optimizer_step_reads(pool: WorkerPool) -> None:
     training = Training(users.AttributeModel, DATA, num_steps=8)
     results = assert_equal_training(pool, training, num_ranks=3, num_microbatches=4)

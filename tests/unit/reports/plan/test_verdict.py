@@ -56,6 +56,7 @@ def test_one_device_that_has_no_room_is_no_alternative() -> None:
     assert not found.one_device_fits
     assert "train what one has no room for" in found.text(200)
     assert "One device has no room" in found.measured_text(BatchTimes(1.0, 10), 400)
+    assert "one has no room for" in found.measured_text(BatchTimes(1.0, 10, 0.5), 400)
 
 
 @pytest.mark.parametrize(("num_cores", "most"), [(1, 1.0), (2, 1.5)])
@@ -91,18 +92,35 @@ def test_the_gain_over_one_device_does_not_depend_on_how_many_batches_overlap() 
     [
         (
             BatchTimes(2.0, 10, 1.5),
-            "One process would take about 1.50 s: it is faster here, about 1.33",
+            "are slower than one, which would be about 1.33 times as fast (measured: 2.00 s a "
+            "batch, median of 10; one about 1.50 s), with 50 % of its memory. Of a batch 1.50 s "
+            "are in the pipeline (predicted: 500 ms), 500 ms in your step",
         ),
-        (BatchTimes(1.0, 10, 0.6), "1.40 s: these 2 processes are about 1.4 times as fast."),
-        (BatchTimes(1.0, 10, 1.02), "980 ms: it is about as fast as these 2 processes."),
-        (BatchTimes(1.0, 10), "one device, also without, 1.00 s."),
+        (BatchTimes(1.0, 10, 0.6), "are about 1.4 times as fast as one (measured: 1.00 s a batch"),
+        (BatchTimes(1.0, 10, 1.02), "are about as fast as one (measured: 1.00 s a batch"),
     ],
 )
-def test_what_was_measured_is_told_beside_it(took: BatchTimes, says: str) -> None:
-    found = replace(verdict(question()), one_device_s=1.0, step_s=0.5)
+def test_the_verdict_by_what_was_measured(took: BatchTimes, says: str) -> None:
+    found = replace(verdict(question()), one_device_s=1.0, step_s=0.5, memory_bytes=1)
+    found = replace(found, one_device_bytes=2)
     text = found.measured_text(took, 400)
-    assert says in text and text.startswith("Measured: ")
-    assert "predicted: 500 ms" in text
+    assert says in text and text.startswith("Verdict: 2 processes are ")
+    earlier = found.measured_text(took, 400, is_earlier=True)
+    assert earlier == text.replace("(measured:", "(measured in an earlier run:")
+
+
+def test_what_was_measured_beside_one_device_where_calls_cannot_be_told_apart() -> None:
+    found = replace(verdict(question()), one_device_s=1.0, step_s=0.5)
+    text = found.measured_text(BatchTimes(1.0, 10), 400)
+    assert text.startswith("Measured: 1.00 s a batch (median of 10), predicted: 500 ms without")
+    assert "one device, also without, 1.00 s." in text
+
+
+def test_predictions_for_processes_say_what_is_not_in_them() -> None:
+    found = verdict(question())
+    says = "what processes do beside are in neither"
+    assert says in found.text(400)  # the devices of the question are CPUs
+    assert says not in replace(found, on_processes=False).text(400)
 
 
 def test_what_batches_took_last_is_told_at_once() -> None:
