@@ -47,15 +47,20 @@ class AveragedGradients:
     def begin(self, run: Run, stash: GradientStash) -> None:
         """Before the backwards of a run: means begin in them if it is likely to be the only one.
 
+        Not beside gradients that are there already, accumulated over batches, say: these would have
+        to be averaged for themselves, which takes twice the messages.
+
         Args:
             run: nothing of whose backwards has run, and after which the optimizer steps.
             stash: gets their gradients.
         """
         self._num_runs += 1
-        if self._num_runs == 1 and self._expects_one:
-            run.means = self._means(run.program)
-            stash.kept = frozenset(map(id, run.means.parameters))
-            self._begun = run.means, stash
+        if self._num_runs > 1 or not self._expects_one:
+            return
+        means = self._means(run.program)
+        if all(parameter.grad is None for parameter in means.parameters):
+            run.means, self._begun = means, (means, stash)
+            stash.kept = frozenset(map(id, means.parameters))
 
     def finish(self, *, is_asked_to_end: bool) -> bool:
         """Peers: gradients become their mean over the pipelines.
