@@ -28,13 +28,13 @@ class BatchTimes:
     Attributes:
         batch_s: their median, from the beginning of one to that of the next.
         num_batches: how many they were.
-        pipeline_s: seconds of it in the pipeline: the forward, its backward, and telling other
-            ranks what to do; None where they cannot be told from the user's own step.
+        own_s: median seconds of it that are the user's: the step, the data, the optimizer and the
+            loop; None where they cannot be told from the pipeline.
     """
 
     batch_s: float
     num_batches: int
-    pipeline_s: float | None = None
+    own_s: float | None = None
 
     def alone_s(self, forward_backward_s: float) -> float | None:
         """What a batch would take one process, about; None where that cannot be told.
@@ -45,9 +45,7 @@ class BatchTimes:
         Args:
             forward_backward_s: of the whole model.
         """
-        return (
-            None if self.pipeline_s is None else self.batch_s - self.pipeline_s + forward_backward_s
-        )
+        return None if self.own_s is None else self.own_s + forward_backward_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,7 @@ class PlanVerdict:
         batch = f"{seconds_text(took.batch_s)} a batch"
         predicted = f"{self._how}: {seconds_text(self.step_s)}"
         one_s = took.alone_s(self.one_device_s)
-        if self.num_devices == 1 or one_s is None or took.pipeline_s is None:
+        if self.num_devices == 1 or one_s is None or took.own_s is None:
             yield f"{when.capitalize()}: {batch} (median of {took.num_batches}),"
             if self.num_devices == 1:
                 yield f"of which operators take {seconds_text(self.step_s)} ({self._how})."
@@ -181,10 +179,10 @@ class PlanVerdict:
             yield f"({batch}; one about {seconds_text(one_s)}), with {self._memory}."
         else:
             yield f"{processes} {self._no_room} ({batch})."
-        rest_s = took.batch_s - took.pipeline_s
+        pipeline_s = took.batch_s - took.own_s
         yield (
-            f"Of a batch {seconds_text(took.pipeline_s)} are in the pipeline ({predicted}), "
-            f"{seconds_text(rest_s)} in your step, data, optimizer and Lightning's loop."
+            f"Of a batch {seconds_text(pipeline_s)} are in the pipeline ({predicted}), "
+            f"{seconds_text(took.own_s)} in your step, data, optimizer and Lightning's loop."
         )
 
     def _beside_one(self, gain_of_one: float) -> str:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 OF_EARLIER_RUN = " is of an earlier run"
 
-BATCHES = JsonFormat("lightning_gpp.batch_times", 1)
+BATCHES = JsonFormat("lightning_gpp.batch_times", 2)
 
 _PROFILE_ROOMS = ("capture", "cost", "graph")
 _REFIT_ROOMS = (*_PROFILE_ROOMS, "planner", "schedule", "simulate")

@@ -91,13 +91,13 @@ def test_the_gain_over_one_device_does_not_depend_on_how_many_batches_overlap() 
     ("took", "says"),
     [
         (
-            BatchTimes(2.0, 10, 1.5),
+            BatchTimes(2.0, 10, 0.5),
             "are slower than one, which would be about 1.33 times as fast (measured: 2.00 s a "
             "batch, median of 10; one about 1.50 s), with 50 % of its memory. Of a batch 1.50 s "
             "are in the pipeline (predicted: 500 ms), 500 ms in your step",
         ),
-        (BatchTimes(1.0, 10, 0.6), "are about 1.4 times as fast as one (measured: 1.00 s a batch"),
-        (BatchTimes(1.0, 10, 1.02), "are about as fast as one (measured: 1.00 s a batch"),
+        (BatchTimes(1.0, 10, 0.4), "are about 1.4 times as fast as one (measured: 1.00 s a batch"),
+        (BatchTimes(1.0, 10, 0.0), "are about as fast as one (measured: 1.00 s a batch"),
     ],
 )
 def test_the_verdict_by_what_was_measured(took: BatchTimes, says: str) -> None:
