@@ -38,7 +38,9 @@ def verdict(request: PlanRequest, **options: int) -> PlanVerdict:
 def test_branches_side_by_side_are_a_gain() -> None:
     found = verdict(question())
     assert found.speedup == pytest.approx(1.5)
-    assert found.text(200).startswith("Verdict: 2 devices are 1.5 times as fast as one (predicted:")
+    assert found.text(200).startswith(
+        "Verdict: 2 devices are at best 1.5 times as fast as one (predicted:"
+    )
     assert "Larger batches" not in found.text()
 
 
@@ -121,6 +123,19 @@ def test_predictions_for_processes_say_what_is_not_in_them() -> None:
     says = "what processes do beside are in neither"
     assert says in found.text(400)  # the devices of the question are CPUs
     assert says not in replace(found, on_processes=False).text(400)
+
+
+def test_what_one_process_measured_is_in_both() -> None:
+    found = replace(verdict(question()), one_device_s=1.0, step_s=0.5, own_s=0.5)
+    text = found.text(400)
+    assert (
+        "2 devices are at best 1.5 times as fast as one (predicted: 1.00 s a step, one 1.50 s)"
+        in text
+    )
+    assert "In both are the 500 ms that your step" in text
+    assert "which training tells" not in text
+    shared = replace(found, num_sharing=2, num_cores=1, compute_s=1.0)
+    assert shared.most_here == 1.0
 
 
 def test_what_batches_took_last_is_told_at_once() -> None:
