@@ -50,7 +50,7 @@ class Cell:
         gap: between it and what no program can be below of; None where that is not known.
         emulated_s: the same step on emulated devices.
         baselines: name -> predicted step, and whether it fits into memory.
-        shares: largest share over the least, of every segment.
+        shares: largest share over the least.
         cpu_s: processor seconds of the search.
     """
 
@@ -60,7 +60,7 @@ class Cell:
     gap: float | None
     emulated_s: float
     baselines: dict[str, tuple[float, bool]]
-    shares: list[float]
+    shares: float
     cpu_s: float
 
     @property
@@ -78,7 +78,7 @@ class Cell:
             f"{100 * (self.emulated_s / self.hap_s - 1):+.2f} %",
             *(f"{step_s:.3f}{'' if fits else ' !'}" for step_s, fits in self.baselines.values()),
             "none fits" if best is None else f"{best:.2f}",
-            " ".join(f"{ratio:.2f}" for ratio in self.shares),
+            f"{self.shares:.2f}",
             f"{self.cpu_s:.1f}",
         ]
 
@@ -95,7 +95,7 @@ def cell(devices: str, model: str) -> Cell:
         found = plan_baseline(exported.graph, machine, name).evaluation
         baselines[name] = found.step_s, found.fits(machine)
     emulated_s = emulate_program(exported.graph, exported.calls, plan.program, machine)
-    shares = [max(segment) / min(segment) for segment in plan.program.shares]
+    shares = max(plan.program.shares) / min(plan.program.shares)
     step_s = plan.evaluation.step_s
     return Cell(devices, model, step_s, plan.gap, emulated_s, baselines, shares, cpu_s)
 

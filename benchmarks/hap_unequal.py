@@ -101,7 +101,7 @@ def fit(model: str, way: str, folder: Path) -> None:
     )
     trainer.fit(module, DataLoader(batches * STEPS, batch_size=None))
     if trainer.is_global_zero:
-        shares = [] if options is None else strategy.program.shares[0]
+        shares = [] if options is None else strategy.program.shares
         text = json.dumps({"seconds": times.seconds, "shares": shares})
         (folder / "seen").write_text(text, encoding="ascii")
 

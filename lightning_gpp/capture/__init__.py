@@ -12,7 +12,7 @@ from lightning_gpp.capture.blocks import Block, BlockGraph
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.module_content import module_content
-from lightning_gpp.capture.profiling.profiler import device_kind, profile, profile_costs
+from lightning_gpp.capture.profiling.profiler import device_kind, profile_costs
 from lightning_gpp.capture.stage import StageModule
 from lightning_gpp.capture.values.placed import placed
 
@@ -26,6 +26,5 @@ __all__ = [
     "device_kind",
     "module_content",
     "placed",
-    "profile",
     "profile_costs",
 ]

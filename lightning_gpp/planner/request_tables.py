@@ -119,11 +119,6 @@ class RequestTables:
         """Operators in the order of the model's forward."""
         return sorted(operators, key=self._place.__getitem__)
 
-    def slowest_link(self, sources: Devices, targets: Devices) -> Link | None:
-        """The slowest link between devices of two stages; None where both are one device."""
-        between = (link for link in self.links(sources, targets) if link is not None)
-        return min(between, key=lambda link: link.bandwidth_bytes_per_s, default=None)
-
     def links(self, sources: Devices, targets: Devices) -> frozenset[Link | None]:
         """The links between devices of two stages, and None where both have one in common."""
         key = sources, targets

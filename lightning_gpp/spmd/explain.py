@@ -72,21 +72,10 @@ def explain_plan(
         "Parameters and buffers\n" + storage_table(program, graph),
         "What the devices compute\n" + computation_table(program, graph, machine, max_width),
         "What moves between devices\n" + move_table(program, graph, machine, max_width),
-        wrapped(_legend(program), max_width),
+        wrapped([LEGEND], max_width),
         "Next best programs (the first one is this)\n" + next_best_table(plan, graph, machine),
     ]
     return "\n\n".join(parts)
-
-
-def _legend(program: SpmdProgram) -> list[str]:
-    """What placements mean."""
-    if len(program.shares) == 1:
-        return [LEGEND]
-    return [
-        LEGEND,
-        "Of several shares of a device the first is of most operators; the second deals what has "
-        "@1 behind it.",
-    ]
 
 
 def _head(plan: SpmdPlan) -> list[str]:
@@ -107,12 +96,12 @@ def _head(plan: SpmdPlan) -> list[str]:
 
 
 def device_table(plan: SpmdPlan, kinds: Sequence[str] = ()) -> str:
-    """What every device does: its shares, its computing, its memory; equal ones in one row."""
+    """What every device does: its share, its computing, its memory; equal ones in one row."""
     found = plan.evaluation
     rows: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for device, (busy_s, memory) in enumerate(zip(found.busy_s, found.memory_bytes, strict=True)):
-        shares = " ".join(f"{100 * vector[device]:.2f} %" for vector in plan.program.shares)
-        what = (*kinds[device : device + 1], shares, seconds_text(busy_s), bytes_text(memory))
+        share = f"{100 * plan.program.shares[device]:.2f} %"
+        what = (*kinds[device : device + 1], share, seconds_text(busy_s), bytes_text(memory))
         rows[what].append(device)
     return text_table(
         ["devices", *(["kind"] if kinds else []), "share", "computes", "holds"],
@@ -283,7 +272,7 @@ def next_best_table(plan: SpmdPlan, graph: SpmdGraph, machine: Machine) -> str:
     best_s = plan.evaluation.step_s
     rows = []
     for program, found in plan.tried:
-        shares = program.shares[0]
+        shares = program.shares
         sharded = sum(placement.is_shard for placement in program.storage.values())
         rows.append(
             (

@@ -57,7 +57,6 @@ class Placement:
         dim: the sharded dimension, counted from the front; None unless sharded.
         units: number of units of the dimension; None unless sharded.
         outer: number of parts of the dimension that are each dealt; 1 unless sharded.
-        segment: which of the program's share vectors deals the units; 0 unless sharded.
 
     >>> str(R_SAME), str(R_SUMMED), str(PARTIAL), str(shard(0, 32)), str(shard(2, 12, outer=3))
     ('R=', 'R', 'P', 'S0/32', 'S2/3x12')
@@ -67,7 +66,6 @@ class Placement:
     dim: int | None = None
     units: int | None = None
     outer: int = 1
-    segment: int = 0
 
     def __post_init__(self) -> None:
         numbers = (self.dim, self.units)
@@ -77,17 +75,14 @@ class Placement:
                     "a shard needs a dimension of at least 0, and units and outer of at least 1, "
                     f"got dim={self.dim}, units={self.units}, outer={self.outer}"
                 )
-        elif numbers != (None, None) or self.outer != 1 or self.segment != 0:
-            raise ValueError(
-                f"only a shard has dim, units, outer and segment; got kind {self.kind}"
-            )
+        elif numbers != (None, None) or self.outer != 1:
+            raise ValueError(f"only a shard has dim, units and outer; got kind {self.kind}")
 
     def __str__(self) -> str:
         if self.kind is not PlacementKind.SHARD:
             return str(self.kind.value)
         outer = f"{self.outer}x" if self.outer > 1 else ""
-        segment = f"@{self.segment}" if self.segment else ""
-        return f"S{self.dim}/{outer}{self.units}{segment}"
+        return f"S{self.dim}/{outer}{self.units}"
 
     @property
     def is_shard(self) -> bool:
@@ -128,9 +123,9 @@ PARTIAL = Placement(PlacementKind.PARTIAL)
 """The tensors of the devices sum to the tensor; the gradient is replicated."""
 
 
-def shard(dim: int, units: int, *, outer: int = 1, segment: int = 0) -> Placement:
+def shard(dim: int, units: int, *, outer: int = 1) -> Placement:
     """A sharded dimension; arguments as the attributes of :class:`Placement`."""
-    return Placement(PlacementKind.SHARD, dim, units, outer, segment)
+    return Placement(PlacementKind.SHARD, dim, units, outer)
 
 
 def units_per_device(units: int, shares: Sequence[float]) -> tuple[int, ...]:

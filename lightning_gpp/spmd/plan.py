@@ -9,7 +9,6 @@ simulated step is shortest.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,7 @@ from lightning_gpp.spmd.costs.judge import ProgramEvaluation, evaluate_program
 from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import units_per_device
-from lightning_gpp.spmd.program import Computation, SpmdProgram
+from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.ratios import best_shares
 from lightning_gpp.spmd.rules.theory import Theory
 from lightning_gpp.spmd.search.find import (
@@ -33,7 +32,7 @@ from lightning_gpp.without_collection import without_collection
 MOST_TURNS = 8
 """Turns of search and shares; the published models need two or three."""
 
-Shares = tuple[tuple[float, ...], ...]
+Shares = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,66 +63,30 @@ class SpmdPlan:
 
 
 @without_collection()
-def plan_hap(
-    graph: SpmdGraph,
-    machine: Machine,
-    *,
-    allowed: Allowed | None = None,
-    has_segments: bool = True,
-) -> SpmdPlan:
+def plan_hap(graph: SpmdGraph, machine: Machine) -> SpmdPlan:
     """The best pair of program and shares that is found; it fits the memory of all devices.
 
     Args:
         graph: the model.
         machine: the devices.
-        allowed: what the search is limited to.
-        has_segments: whether some operators may have shares of their own.
 
     Raises:
         NoProgramFitsError: no program fits the memory of all devices.
     """
     theory = Theory(graph, machine.num_devices)
-    options = SearchOptions(allowed=allowed or Allowed())
     pairs = _Pairs(theory, machine)
     even = (1 / machine.num_devices,) * machine.num_devices
-    starts: list[Shares] = [(machine.speeds.shares,), (even,)]
-    refused = [_take_turns(pairs, start, options, theory) for start in dict.fromkeys(starts)]
+    starts = dict.fromkeys([machine.speeds.shares, even])
+    refused = [_take_turns(pairs, start, theory) for start in starts]
     if not pairs.tried:
         raise next(error for error in refused if error is not None)
-    segments = other_units(pairs.ranked[0][0]) if has_segments else {}
-    if segments:
-        options = replace(options, segments=segments)
-        for start in ((machine.speeds.shares, even), (machine.speeds.shares,) * 2):
-            _take_turns(pairs, start, options, theory)
-    if allowed is None:
-        # Prices know nothing of sums of gradients beside the backward, which these have most of.
-        for name in BASELINES:
-            pairs.add_with_best_shares(plan_baseline(graph, machine, name, theory).program)
+    # Prices know nothing of sums of gradients beside the backward, which these have most of.
+    for name in BASELINES:
+        pairs.add_with_best_shares(plan_baseline(graph, machine, name, theory).program)
     return pairs.best()
 
 
-def other_units(program: SpmdProgram) -> dict[str, int]:
-    """Segments for a program: operators that deal other units than most have shares of their own.
-
-    Thousands of samples may be dealt by speed, where two experts per device are best dealt evenly;
-    and rows of a weight that are gathered padded want other shares than samples.
-    """
-    units = {
-        each.operator: placement.units
-        for each in program.instructions
-        if isinstance(each, Computation)
-        for placement in (*each.inputs, *each.outputs)
-        if placement.units is not None
-    }
-    if not units:
-        return {}
-    (most, _), *_ = Counter(units.values()).most_common(1)
-    return {operator: 1 for operator, own in units.items() if own != most}
-
-
-def _take_turns(
-    pairs: _Pairs, shares: Shares, options: SearchOptions, theory: Theory
-) -> NoProgramFitsError | None:
+def _take_turns(pairs: _Pairs, shares: Shares, theory: Theory) -> NoProgramFitsError | None:
     """Search and shares in turn, until shares come to units that have been met before.
 
     Returns:
@@ -133,7 +96,7 @@ def _take_turns(
         if not pairs.is_new(shares):
             return None
         try:
-            found = find_fitting(pairs.graph, pairs.machine, shares, options, theory)
+            found = find_fitting(pairs.graph, pairs.machine, shares, SearchOptions(), theory)
         except NoProgramFitsError as error:
             return error
         program = found.program
@@ -157,7 +120,7 @@ class _Pairs:
 
     def is_new(self, shares: Shares) -> bool:
         """Whether shares deal anything otherwise than all that were asked about before."""
-        dealt = tuple(units_per_device(units, vector) for vector in shares for units in self._units)
+        dealt = tuple(units_per_device(units, shares) for units in self._units)
         is_new = dealt not in self._met
         self._met.add(dealt)
         return is_new
@@ -216,7 +179,7 @@ def plan_baseline(
     theory = theory or Theory(graph, machine.num_devices)
     limits, is_even = BASELINES[name]
     even = (1 / machine.num_devices,) * machine.num_devices
-    shares = (even if is_even else machine.speeds.shares,)
+    shares = even if is_even else machine.speeds.shares
     options = SearchOptions(allowed=limits(graph, theory), name=name)
     found: FoundProgram = find_program(graph, machine, shares, options, theory)
     evaluation = evaluate_program(found.program, graph, machine)

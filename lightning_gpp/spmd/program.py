@@ -23,7 +23,7 @@ from typing import TypeAlias
 from lightning_gpp.spmd.placement import R_SAME, Placement, check_shares
 from lightning_gpp.strict_json import JsonFormat, to_data
 
-FORMAT = JsonFormat("lightning_gpp.spmd_program", version=3)
+FORMAT = JsonFormat("lightning_gpp.spmd_program", version=4)
 
 
 class Method(Enum):
@@ -185,36 +185,27 @@ class SpmdProgram:
     """What all devices do for one forward (and, backwards through it, one backward).
 
     Attributes:
-        shares: one share vector per segment: the part of each device, above 0, summing to 1.
+        shares: the part of each device, above 0, summing to 1.
         storage: parameter or buffer -> the placement it is kept in, ``R=`` or a shard.
         instructions: in order.
         name: what it is (``"hap"``, ``"DP-EV"``), for people.
 
     Raises:
-        ValueError: share vectors are none, of different lengths or do not sum to 1; a placement is
-            of a segment that there is not, or leaves a device without; or a storage is neither
-            ``R=`` nor a shard.
+        ValueError: the shares do not sum to 1; a placement leaves a device without; or a storage
+            is neither ``R=`` nor a shard.
     """
 
-    shares: tuple[tuple[float, ...], ...]
+    shares: tuple[float, ...]
     storage: Mapping[str, Placement] = field(hash=False)
     instructions: tuple[Instruction, ...]
     name: str = ""
 
     def __post_init__(self) -> None:
-        if not self.shares or len({len(shares) for shares in self.shares}) != 1:
-            raise ValueError("shares: expected at least one vector, all of the same length")
-        for shares in self.shares:
-            check_shares(shares)
+        check_shares(self.shares)
         for name, placement in self.storage.items():
             if not (placement.is_shard or str(placement) == "R="):
                 raise ValueError(f"storage of {name!r}: expected R= or a shard, got {placement}")
         for placement in {*self.placements}:
-            if placement.segment >= len(self.shares):
-                raise ValueError(
-                    f"segment {placement.segment} has no shares; there are {len(self.shares)} "
-                    "vectors"
-                )
             if placement.is_shard and (placement.units or 0) < self.num_devices:
                 raise ValueError(
                     f"{placement} has fewer units than the {self.num_devices} devices, each of "
@@ -224,7 +215,7 @@ class SpmdProgram:
     @property
     def num_devices(self) -> int:
         """Number of devices that run it."""
-        return len(self.shares[0])
+        return len(self.shares)
 
     def stored(self, name: str) -> Placement:
         """The placement that a parameter or buffer is kept in: whole where nothing is said."""

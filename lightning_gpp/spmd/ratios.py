@@ -36,27 +36,25 @@ from lightning_gpp.spmd.operator_graph import SpmdGraph
 from lightning_gpp.spmd.placement import Placement
 from lightning_gpp.spmd.program import Computation, Conversion, Instruction, SpmdProgram
 
-Line = tuple[tuple[float, ...], tuple[float, ...], int]
-"""Constants and slopes of all kinds of devices, and the segment."""
+Line = tuple[tuple[float, ...], tuple[float, ...]]
+"""Constants and slopes of all kinds of devices."""
 
 Stretch = frozenset[tuple[tuple[Line, ...], int]]
 """Costs one after the other, each the largest of its lines, and how many there are of each."""
 
 
 class _LinearProgram:
-    """Rows ``sum of entries <= limit`` over the shares of all segments, then further columns.
+    """Rows ``sum of entries <= limit`` over the shares of all kinds, then further columns.
 
     Args:
-        num_segments: with shares of their own.
         num_alike: devices of every kind.
     """
 
-    def __init__(self, num_segments: int, num_alike: tuple[int, ...]) -> None:
-        self.num_segments = num_segments
+    def __init__(self, num_alike: tuple[int, ...]) -> None:
         self.num_alike = num_alike
         self._entries: list[tuple[int, int, float]] = []
         self._limits: list[float] = []
-        self._weights: list[float] = [0.0] * (num_segments * len(num_alike))
+        self._weights: list[float] = [0.0] * len(num_alike)
         self._largest: dict[tuple[tuple[Line, ...], int], int] = {}
 
     def add_row(self, entries: Iterable[tuple[int, float]], limit: float) -> None:
@@ -64,10 +62,6 @@ class _LinearProgram:
         row = len(self._limits)
         self._entries += [(row, column, factor) for column, factor in entries if factor]
         self._limits.append(limit)
-
-    def share(self, segment: int, kind: int) -> int:
-        """The column of a share."""
-        return segment * len(self.num_alike) + kind
 
     def _column(self, weight: float) -> int:
         """Another column, of which so much is in what is made least."""
@@ -84,58 +78,50 @@ class _LinearProgram:
                 if len(lines) > 1:
                     entries[self._largest_of(lines, kind)] += times
                     continue
-                ((constants, slopes, segment),) = lines
+                ((constants, slopes),) = lines
                 constant += times * constants[kind]
-                entries[self.share(segment, kind)] += times * slopes[kind]
+                entries[kind] += times * slopes[kind]
             self.add_row(entries.items(), -constant)
 
     def _largest_of(self, lines: tuple[Line, ...], kind: int) -> int:
         """The column of what a cost of several lines takes on a kind of device."""
         if (lines, kind) not in self._largest:
             own = self._largest[lines, kind] = self._column(0.0)
-            for constants, slopes, segment in lines:
-                entries = [(self.share(segment, kind), slopes[kind]), (own, -1.0)]
+            for constants, slopes in lines:
+                entries = [(kind, slopes[kind]), (own, -1.0)]
                 self.add_row(entries, -constants[kind])
         return self._largest[lines, kind]
 
-    def solve(self, least: list[float]) -> Vector | None:
-        """Shares ``(num_segments, num_kinds)``, each at least its segment's; None if none fit.
+    def solve(self, least: float) -> Vector | None:
+        """The share of a device of every kind, each at least ``least``; None if none fit.
 
         Raises:
             RuntimeError: the solver gave up for another reason.
         """
-        num_shares, width = self.share(self.num_segments, 0), len(self._weights)
+        num_kinds, width = len(self.num_alike), len(self._weights)
         rows, columns, factors = zip(*self._entries)
-        ones = np.zeros((self.num_segments, width))
-        for segment in range(self.num_segments):
-            ones[segment, self.share(segment, 0) : self.share(segment + 1, 0)] = self.num_alike
         found = linprog(
             self._weights,
             A_ub=coo_array((factors, (rows, columns)), shape=(len(self._limits), width)).tocsr(),
             b_ub=self._limits,
-            A_eq=ones,
-            b_eq=np.ones(self.num_segments),
-            bounds=[
-                *[(each, 1.0) for each in least for _ in self.num_alike],
-                *[(0.0, None)] * (width - num_shares),
-            ],
+            A_eq=[[*self.num_alike, *[0] * (width - num_kinds)]],
+            b_eq=[1.0],
+            bounds=[(least, 1.0)] * num_kinds + [(0.0, None)] * (width - num_kinds),
             method="highs",
         )
         if found.status == INFEASIBLE:
             return None
         if not found.success:
             raise RuntimeError(f"the shares' linear program was not solved: {found.message}")
-        shares: Vector = found.x[:num_shares].reshape(self.num_segments, -1)
-        return np.clip(shares, 0.0, 1.0)
+        shares: Vector = np.clip(found.x[:num_kinds], 0.0, 1.0)
+        return shares
 
 
 INFEASIBLE = 2
 """SciPy's status."""
 
 
-def best_shares(
-    program: SpmdProgram, graph: SpmdGraph, machine: Machine
-) -> tuple[tuple[float, ...], ...]:
+def best_shares(program: SpmdProgram, graph: SpmdGraph, machine: Machine) -> tuple[float, ...]:
     """The shares with which a program takes least, as if units were as small as one likes.
 
     Every device keeps at least a unit of whatever the program deals.
@@ -151,23 +137,23 @@ def best_shares(
     Raises:
         RuntimeError: the solver gave up.
     """
-    units, prices = _least_units(program), PriceList(graph, machine, program.shares)
+    prices = PriceList(graph, machine, program.shares)
+    units = {placement.units for placement in program.placements if placement.units is not None}
     firsts = [devices[0] for devices in machine.alike]
     stretches = _stretches(program, prices, firsts)
     if not units or not stretches:
         return program.shares
-    linear = _LinearProgram(len(program.shares), tuple(map(len, machine.alike)))
+    linear = _LinearProgram(tuple(map(len, machine.alike)))
     for stretch, count in stretches.items():
         linear.add_stretch(stretch, count)
     _add_memory(linear, program, prices, firsts)
-    least = [1 / units.get(s, machine.num_devices) for s in range(len(program.shares))]
-    found = linear.solve(least)
+    found = linear.solve(1 / min(units))
     if found is None:
         return program.shares
-    shares = np.empty((len(found), machine.num_devices))
+    shares = np.empty(machine.num_devices)
     for kind, devices in enumerate(machine.alike):
-        shares[:, devices] = found[:, [kind]]
-    return tuple(tuple((row / row.sum()).tolist()) for row in shares)
+        shares[list(devices)] = found[kind]
+    return tuple((shares / shares.sum()).tolist())
 
 
 def _stretches(program: SpmdProgram, prices: PriceList, firsts: list[int]) -> Mapping[Stretch, int]:
@@ -176,7 +162,7 @@ def _stretches(program: SpmdProgram, prices: PriceList, firsts: list[int]) -> Ma
     now: Counter[tuple[Line, ...]] = Counter()
 
     def end() -> None:
-        if any(any(slopes) for lines in now for _, slopes, _ in lines):
+        if any(any(slopes) for lines in now for _, slopes in lines):
             found[frozenset(now.items())] += 1
         now.clear()
 
@@ -199,19 +185,9 @@ def _stretches(program: SpmdProgram, prices: PriceList, firsts: list[int]) -> Ma
 def _lines(cost: ShareCost, devices: list[int]) -> tuple[Line, ...]:
     """The lines of a cost on some devices."""
     return tuple(
-        (tuple(c[devices].tolist()), tuple(s[devices].tolist()), segment)
-        for c, s, segment in ((each.constant_s, each.slope_s, each.segment) for each in cost)
+        (tuple(each.constant_s[devices].tolist()), tuple(each.slope_s[devices].tolist()))
+        for each in cost
     )
-
-
-def _least_units(program: SpmdProgram) -> dict[int, int]:
-    """Segment -> the fewest units that it deals."""
-    found: dict[int, int] = {}
-    for placement in program.placements:
-        if placement.units is not None:
-            least = found.get(placement.segment, placement.units)
-            found[placement.segment] = min(least, placement.units)
-    return found
 
 
 def _add_memory(
@@ -223,21 +199,16 @@ def _add_memory(
         (p, prices.stored(value_of[n], p).memory_bytes) for n, p in program.storage.items()
     ]
     held += [(_placement(each), prices.of(each).memory_bytes) for each in program.instructions]
-    constant = np.zeros(machine.num_devices)
-    slopes = np.zeros((linear.num_segments, machine.num_devices))
+    constant, slope = np.zeros(machine.num_devices), np.zeros(machine.num_devices)
     for placement, memory_bytes in held:
         if placement is not None and placement.is_shard:
-            slopes[placement.segment] += memory_bytes / prices.parts.of_placement(placement)
+            slope = slope + memory_bytes / prices.parts.of_placement(placement)
         else:
             constant = constant + memory_bytes
     for kind, device in enumerate(firsts):
         limit = machine.memory_bytes[device]
         if np.isfinite(limit):
-            entries = [
-                (linear.share(segment, kind), float(row[device]))
-                for segment, row in enumerate(slopes)
-            ]
-            linear.add_row(entries, float(limit - constant[device]))
+            linear.add_row([(kind, float(slope[device]))], float(limit - constant[device]))
 
 
 def _placement(instruction: Instruction) -> Placement | None:

@@ -29,25 +29,22 @@ class _Drawing:
     def __init__(
         self,
         graph: SpmdGraph,
-        shares: tuple[tuple[float, ...], ...],
+        shares: tuple[float, ...],
         draw: random.Random,
         stay: float,
         storage: Mapping[str, Placement] | None,
     ) -> None:
         self.graph, self.shares, self.draw, self.stay = graph, shares, draw, stay
-        self.theory = Theory(graph, len(shares[0]))
+        self.theory = Theory(graph, len(shares))
         self.there: dict[str, list[Placement]] = {}
         self.instructions: list[Instruction] = []
         self.storage: dict[str, Placement] = {}
         self.given = storage
 
-    def segment(self) -> int:
-        return self.draw.randrange(len(self.shares))
-
     def placements(self, name: str) -> list[Placement]:
         """Those that a value may have; whole numbers have no summands here."""
         value = self.graph.value_of[name]
-        found = self.theory.placements(name, self.segment())
+        found = self.theory.placements(name)
         return [p for p in found if p != PARTIAL or value.spec.is_differentiable]
 
     def begin(self) -> None:
@@ -59,7 +56,7 @@ class _Drawing:
                 placement = self.draw.choice(can)
                 self.instructions.append(ReceiveInput(value.name, placement))
             else:
-                can = [R_SAME, *self.theory.shards(value.name, self.segment())]
+                can = [R_SAME, *self.theory.shards(value.name)]
                 is_plain = value.source is ValueSource.BUFFER
                 placement = R_SAME if is_plain else self.draw.choice(can)
                 if self.given is not None:
@@ -89,7 +86,7 @@ class _Drawing:
         operator = self.graph.operator_of[operator_name]
         rules = [
             rule
-            for rule in self.theory.rules(operator, self.segment())
+            for rule in self.theory.rules(operator)
             if all(
                 p != PARTIAL or self.graph.value_of[name].spec.is_differentiable
                 for name, p in zip(operator.inputs, rule.inputs, strict=True)
@@ -131,7 +128,7 @@ class _Drawing:
 
 def random_program(
     graph: SpmdGraph,
-    shares: Sequence[tuple[float, ...]],
+    shares: Sequence[float],
     draw: random.Random,
     *,
     stay: float = 0.5,
@@ -141,7 +138,7 @@ def random_program(
 
     Args:
         graph: the model.
-        shares: one vector per segment; instructions take any.
+        shares: of the devices.
         draw: random numbers.
         stay: how often a rule is chosen that needs no conversion, if there is one.
         storage: how parameters are stored; drawn as well where it is not given.
@@ -166,7 +163,7 @@ class DrawsPrograms:
         storage: Mapping[str, Placement] | None,
     ) -> SpmdProgram:
         draw = random.Random(f"{self.seed} {graph.outputs}")
-        return random_program(graph, [tuple(shares)], draw, storage=storage)
+        return random_program(graph, shares, draw, storage=storage)
 
 
 def replicated_program(graph: SpmdGraph, num_devices: int) -> SpmdProgram:
@@ -179,4 +176,4 @@ def replicated_program(graph: SpmdGraph, num_devices: int) -> SpmdProgram:
         instructions.append(Computation(operator.name, (R_SAME,) * inputs, (R_SAME,) * outputs))
     instructions += [ReturnOutput(name, R_SAME) for name in dict.fromkeys(graph.outputs)]
     shares = (1 / num_devices,) * num_devices
-    return SpmdProgram((shares,), {}, tuple(instructions), "replicated")
+    return SpmdProgram(shares, {}, tuple(instructions), "replicated")

@@ -27,7 +27,7 @@ Held = tuple[tuple[str, Placement], ...]
 
 
 def brute_force_s(
-    graph: SpmdGraph, machine: Machine, shares: tuple[tuple[float, ...], ...], *, limits: bool
+    graph: SpmdGraph, machine: Machine, shares: tuple[float, ...], *, limits: bool
 ) -> float | None:
     """Seconds of the cheapest program; None if none fits the memory."""
     theory, prices = Theory(graph, machine.num_devices), PriceList(graph, machine, shares)
@@ -126,9 +126,9 @@ def random_machine(draw: random.Random, num_devices: int) -> Machine:
     )
 
 
-def random_shares(draw: random.Random, num_devices: int) -> tuple[tuple[float, ...], ...]:
+def random_shares(draw: random.Random, num_devices: int) -> tuple[float, ...]:
     weights = [draw.uniform(0.2, 1) for _ in range(num_devices)]
-    return (tuple(weight / sum(weights) for weight in weights),)
+    return tuple(weight / sum(weights) for weight in weights)
 
 
 def random_graph(draw: random.Random, num_operators: int) -> SpmdGraph:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from lightning_gpp.cluster import Link, all_reduce_s, uniform_cluster
 from lightning_gpp.simulate.program_costs import StepCosts
-from lightning_gpp.simulate.ssgd.all_reduce_fit import PUBLISHED_FITS, AllReduceFit
 from lightning_gpp.simulate.ssgd.layers import Layer
 from lightning_gpp.simulate.ssgd.program import VARIANTS, Ssgd
 
@@ -118,16 +117,6 @@ def test_all_devices_are_alike(case):
     assert all(row == rows[0] for row in rows)
 
 
-@pytest.mark.parametrize("network", sorted(PUBLISHED_FITS))
-@pytest.mark.parametrize("num_devices", [2, 4, 8, 16])
-def test_links_of_a_measured_line(network, num_devices):
-    fit = PUBLISHED_FITS[network][num_devices]
-    cluster = fit.cluster(num_devices)
-    for size_bytes in (1, 4_000, 25_000_000):
-        found_s = all_reduce_s(cluster, range(num_devices), size_bytes)
-        assert found_s == pytest.approx(fit.seconds(size_bytes), rel=1e-9)
-
-
 def test_what_makes_no_sense_is_refused():
     cluster = uniform_cluster(2)
     with pytest.raises(ValueError, match="unknown variant 'fast' of S-SGD; known ones: naive"):
@@ -136,7 +125,3 @@ def test_what_makes_no_sense_is_refused():
         Ssgd([], cluster)
     with pytest.raises(ValueError, match="cannot be negative"):
         Layer("a", 1.0, -2.0, 8)
-    with pytest.raises(ValueError, match="per_byte_s above 0"):
-        AllReduceFit(1e-6, 0.0)
-    with pytest.raises(ValueError, match="at least 2 devices"):
-        AllReduceFit(1e-6, 1e-9).cluster(1)

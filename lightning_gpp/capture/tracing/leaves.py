@@ -44,9 +44,7 @@ class LeafPolicy:
     open_stacks: bool = True
 
     @classmethod
-    def of(
-        cls, module: nn.Module, leaf_modules: Sequence[type | str], *, open_stacks: bool = True
-    ) -> LeafPolicy:
+    def of(cls, module: nn.Module, leaf_modules: Sequence[type | str]) -> LeafPolicy:
         """The policy for the user's list of leaf types and qualified names.
 
         Raises:
@@ -60,7 +58,7 @@ class LeafPolicy:
                 f"leaf_modules names {unknown}, which are no sub-modules of "
                 f"{type(module).__name__}; its sub-modules are {sorted(known)[1:]}"
             )
-        return cls(types + _message_passing(), names, open_stacks)
+        return cls(types + _message_passing(), names)
 
     def is_leaf(self, module: nn.Module, name: str) -> bool:
         """Whether ``module``, found under the qualified ``name``, stays whole."""

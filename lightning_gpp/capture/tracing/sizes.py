@@ -81,7 +81,7 @@ class _TracedNumber:
         return self // other, self % other
 
 
-def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def method(self: _TracedNumber, other: Any) -> Any:
         if not isinstance(other, int | float | Tensor | _TracedNumber):
             return NotImplemented
@@ -106,28 +106,19 @@ def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return method
 
 
-def _comparison(function: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
-    def method(self: _TracedNumber, other: Any) -> Any:
-        if not isinstance(other, int | float | Tensor | _TracedNumber):
-            return NotImplemented
-        return self.tracer.call(function, self, other)
-
-    return method
-
-
 for _name in (
     *("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"),
     *("lshift", "rshift", "and_", "or_", "xor"),
 ):
     _function, _name = getattr(operator, _name), _name.rstrip("_")
-    setattr(_TracedNumber, f"__{_name}__", _arithmetic(_function))
+    setattr(_TracedNumber, f"__{_name}__", _binary(_function))
     setattr(_TracedNumber, f"__r{_name}__", _reflected(_function))
 for _name in ("sqrt", "log", "exp"):  # numpy's functions of these names look for such methods
     setattr(_TracedNumber, _name, _unary(getattr(math, _name)))
 for _name in ("neg", "pos", "abs"):
     setattr(_TracedNumber, f"__{_name}__", _unary(getattr(operator, _name)))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(_TracedNumber, f"__{_name}__", _comparison(getattr(operator, _name)))
+    setattr(_TracedNumber, f"__{_name}__", _binary(getattr(operator, _name)))
 
 
 class TracedInt(_TracedNumber, torch.SymInt):

@@ -96,7 +96,7 @@ def _factor(kind: str, graph: SpmdGraph, machine: Machine, request: PlanRequest)
         times=CollectiveTimes(*(AlphaBeta(),) * 7),
         memory_bytes=np.array([np.inf]),
     )
-    prices = PriceList(graph, alone, ((1.0,),))
+    prices = PriceList(graph, alone, (1.0,))
     theory = Theory(graph, 1)
     said_s = sum(prices.computation(op, theory.rules(op)[0]).seconds for op in graph.operators)
     profile = request.costs.at(request.minibatch_size, kind)

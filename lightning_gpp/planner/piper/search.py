@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_gpp.planner.piper.costs import Array, DownsetCosts, degree_costs
-from lightning_gpp.planner.piper.downsets import DOWNSETS_LIMIT, downsets
+from lightning_gpp.planner.piper.downsets import downsets
 from lightning_gpp.workloads import PiperInstance
 
 Indices = NDArray[np.intp]
@@ -67,14 +67,12 @@ class PiperRules:
         whole_stages: recompute a stage as a whole or not at all (a published option).
         single: ids of operators that neither recompute nor have copies.
         last: ids of operators of which the last stage holds one; None for any.
-        downsets_limit: how many downsets the model may have.
     """
 
     data_parallel: Collection[int] | None = None
     whole_stages: bool = False
     single: Collection[int] = ()
     last: Collection[int] | None = None
-    downsets_limit: int = DOWNSETS_LIMIT
 
 
 AS_PUBLISHED = PiperRules()
@@ -96,7 +94,7 @@ class _Search:
     def __init__(self, instance: PiperInstance, rules: PiperRules) -> None:
         self.instance = instance
         self.rules = rules
-        masks = downsets(_readers(instance), rules.downsets_limit)
+        masks = downsets(_readers(instance))
         self.members = _members(masks, len(instance.operators))
         self.max_sum = min(instance.num_samples, instance.num_devices)
         degrees = sorted({t for o in instance.operators for t in o.ways if o.ways[t]})

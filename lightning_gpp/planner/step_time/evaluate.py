@@ -15,7 +15,6 @@ from lightning_gpp.graph import FEED
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.request_tables import StageCompute
-from lightning_gpp.planner.step_time.least_step import ROUNDING
 from lightning_gpp.planner.step_time.pipeline_run import PipelineRun, pipeline_run
 from lightning_gpp.planner.step_time.stage_costs import (
     StageMemory,
@@ -58,8 +57,8 @@ class StageEvaluation:
         stage: the stage.
         microbatch_size: samples of one micro-batch, all replicas together.
         replicas: what each of its replicas does.
-        communication_s: seconds that a replica sends per micro-batch; what it receives does not
-            hold up anything (:mod:`lightning_gpp.cluster.channels`).
+        communication_s: seconds that a replica sends per micro-batch, the one that sends most; what
+            it receives does not hold up anything (:mod:`lightning_gpp.cluster.channels`).
         reduce_s: seconds that the sums of the replicas' gradients go on after the last backward.
         seconds_per_sample: the time per sample (TPS) of the GraphPipe paper: what the stage takes
             of a steady pipeline.
@@ -234,8 +233,7 @@ def plan_devices(plan: Plan, request: PlanRequest) -> tuple[DeviceEvaluation, ..
 def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEvaluation | None:
     """What a plan would do; None where its step is longer than so many seconds.
 
-    As :func:`evaluate_plan`, but for most of the plans that are too slow a lower bound of the step
-    tells so in a fraction of the time (:mod:`lightning_gpp.planner.step_time.least_step`).
+    As :func:`evaluate_plan`, but most of the plans that are too slow are not played to their end.
 
     Args:
         plan: the plan.
@@ -246,8 +244,6 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
         ValueError: the plan does not fit the model, or has no number of micro-batches.
     """
     run = pipeline_run(plan, request)
-    if at_most_s < math.inf and run.least_step_s() * (1 - ROUNDING) > at_most_s:
-        return None
     step_s = run.step_s(at_most_s)
     if step_s > at_most_s:
         return None
@@ -264,26 +260,13 @@ def evaluate_below(plan: Plan, request: PlanRequest, at_most_s: float) -> PlanEv
     )
 
 
-def least_step_s(plan: Plan, request: PlanRequest) -> float:
-    """Seconds that the step of a plan takes at least, found without playing it.
-
-    Args:
-        plan: as of :func:`evaluate_plan`.
-        request: likewise.
-
-    Raises:
-        ValueError: the plan does not fit the model, or has no number of micro-batches.
-    """
-    return pipeline_run(plan, request).least_step_s() * (1 - ROUNDING)
-
-
 def evaluate_stages(run: PipelineRun) -> tuple[StageEvaluation, ...]:
     """What the stages of a plan do; the step is not played."""
     request = run.request
-    communication_s = run.traffic.sent_s()
+    communication_s = run.sent_s()
     unit_size = request.minibatch_size / run.num_microbatches
     return tuple(
-        _stage(run, request, stage, unit_size, communication_s.get(stage.id, 0.0))
+        _stage(run, request, stage, unit_size, communication_s[stage.id])
         for stage in run.plan.stages
     )
 

@@ -14,8 +14,8 @@ from lightning_gpp.planner.units.units import UnitGraph
 BUDGET = 60_000
 """Forwards and backwards to play in one search, and what takes as long; about half a second."""
 
-ACTIONS_PER_BOUND = 100
-"""So many forwards and backwards are played in the time of one lower bound."""
+ACTIONS_PER_PLAN = 100
+"""So many forwards and backwards are played in the time of making one plan."""
 
 FEWEST = 8
 """Plans of a search that are played however many forwards and backwards they have."""
@@ -24,9 +24,9 @@ FEWEST = 8
 class Judge:
     """Compares divisions of units into stages, each played at most once.
 
-    The score is the step time, then the micro-batches in flight over all stages (memory). Of those
-    whose lower bound is above the best score nothing is played. A search has a budget, counted in
-    forwards and backwards so that it does not depend on a clock.
+    The score is the step time, then the micro-batches in flight over all stages (memory). Those
+    whose busiest device computes longer than the best step are not played. A search has a budget,
+    counted in forwards and backwards so that it does not depend on a clock.
     """
 
     def __init__(self, request: PlanRequest, units: UnitGraph, num_microbatches: int) -> None:
@@ -42,19 +42,19 @@ class Judge:
     @property
     def has_budget(self) -> bool:
         """Whether the search may go on."""
-        num_played, num_bounds = len(self._scores), len(self._least_s)
-        spent = num_played * self._actions_per_plan + num_bounds * ACTIONS_PER_BOUND
+        num_played, num_made = len(self._scores), len(self._least_s)
+        spent = num_played * self._actions_per_plan + num_made * ACTIONS_PER_PLAN
         return spent < BUDGET
 
     def best(self, candidates: Iterable[StageUnits]) -> StageUnits:
         """The candidate with the smallest score, the first of equals; the first one is played.
 
-        The others are played from the smallest lower bound on, while there is budget, until no
-        bound is below the best step.
+        The others are played, those first whose busiest device computes least, while there is
+        budget and until none is left whose step may be shorter.
         """
         best, *others = dict.fromkeys(candidates)
         score = self._score(best)
-        bounded = [(self._least_step_s(one), one) for one in others if self.has_budget]
+        bounded = [(self._busiest_s(one), one) for one in others if self.has_budget]
         for least_s, candidate in sorted(bounded, key=lambda found: found[0]):
             is_first = len(self._scores) < FEWEST
             if least_s * (1 - ROUNDING) > score[0] or not (self.has_budget or is_first):
@@ -80,11 +80,11 @@ class Judge:
             found = self._scores[candidate] = run.step_s(), sum(run.in_flight.values())
         return found
 
-    def _least_step_s(self, candidate: StageUnits) -> float:
+    def _busiest_s(self, candidate: StageUnits) -> float:
         found = self._least_s.get(candidate)
         if found is None:
             run = self._runs[candidate] = self._run(candidate)
-            found = self._least_s[candidate] = run.least_step_s()
+            found = self._least_s[candidate] = run.busiest_s()
         return found
 
     def _run(self, candidate: StageUnits) -> PipelineRun:

@@ -7,17 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan import Plan, Stage
 from lightning_gpp.planner.plan.plan_graph import PlanGraph, plan_graph
 from lightning_gpp.planner.step_time.gradients import NO_SUMS, StageSums, stage_sums
-from lightning_gpp.planner.step_time.least_edge import EdgeEnd, LeastEdge
-from lightning_gpp.planner.step_time.least_step import TimedEdge, TimedStage, least_step_s
 from lightning_gpp.planner.step_time.stage_costs import replica_computes
 from lightning_gpp.planner.step_time.step_work import StepWork
 from lightning_gpp.planner.step_time.timing import Work, play
-from lightning_gpp.planner.step_time.traffic import Traffic, plan_traffic
 from lightning_gpp.schedule import Steps, find_schedule
 
 
@@ -84,14 +80,6 @@ class PipelineRun:
             )
         return Timing(played.step_s, tuple(starts_s))
 
-    def least_step_s(self) -> float:
-        """Seconds that playing takes at least, found in no time (see :mod:`.least_step`)."""
-        busiest_s = self._busiest_s()
-        if any(stage.shares for stage in self.plan.stages):
-            return busiest_s
-        edges = [self._timed_edge(edge) for edge in self.graph.stages.edges]
-        return max(busiest_s, least_step_s(self._timed(), edges, self._residents))
-
     @cached_property
     def replica_s(self) -> Sequence[Sequence[tuple[float, float]]]:
         """Of every stage of the plan, seconds of a forward and a backward of every replica."""
@@ -114,8 +102,8 @@ class PipelineRun:
         buckets = [self.sums(stage).buckets for stage in self.plan.stages]
         return numbered.work(self.replica_s, buckets)
 
-    def _busiest_s(self) -> float:
-        """Seconds that the busiest device computes."""
+    def busiest_s(self) -> float:
+        """Seconds that the busiest device computes; no step is shorter."""
         busy_s: dict[int, float] = {}
         for stage, replicas in zip(self.plan.stages, self.replica_s):
             count = self.num_microbatches // stage.microbatch_multiple
@@ -123,11 +111,9 @@ class PipelineRun:
                 busy_s[device] = busy_s.get(device, 0.0) + count * (forward_s + backward_s)
         return max(busy_s.values())
 
-    @cached_property
-    def traffic(self) -> Traffic:
-        """The messages of all stages."""
-        unit_size = self.request.minibatch_size / self.num_microbatches
-        return plan_traffic(self.request, self.graph, unit_size)
+    def sent_s(self) -> Sequence[float]:
+        """Of every stage, seconds that its busiest replica sends per micro-batch."""
+        return self._numbered.sent_s()
 
     @cached_property
     def steps(self) -> Mapping[int, Steps]:
@@ -149,46 +135,6 @@ class PipelineRun:
             return NO_SUMS
         unit_size = self.request.minibatch_size / self.num_microbatches
         return stage_sums(self.request, stage, unit_size, self.graph.own_parameters[stage.id])
-
-    def _timed(self) -> list[TimedStage]:
-        seconds = [
-            (*fastest(replicas), self.sums(stage).after_s)
-            for stage, replicas in zip(self.plan.stages, self.replica_s)
-        ]
-        multiples, homes = self.graph.multiples, self.graph.devices
-        seconds += [(0.0, 0.0, 0.0)] * (len(multiples) - len(seconds))  # the loss
-        return [
-            TimedStage(units, len(home), self.num_microbatches // units, *taken_s)
-            for units, home, taken_s in zip(multiples, homes, seconds)
-        ]
-
-    def _timed_edge(self, edge: StageEdge) -> TimedEdge:
-        tables, multiples, homes = self.request.tables, self.graph.multiples, self.graph.devices
-        senders = homes[edge.source]
-        source = EdgeEnd(senders[:1] if edge.source == FEED else senders, multiples[edge.source])
-        target = EdgeEnd(homes[edge.target], multiples[edge.target])
-        sizes = tables.edge_bytes(edge.values, has_backward=edge.has_backward)
-        unit_size = self.request.minibatch_size / self.num_microbatches
-        least = LeastEdge(tables, sizes, self.num_microbatches, unit_size)
-        has_backward = edge.has_backward and edge.source != FEED
-        seconds = least.seconds(source, target, has_backward=has_backward)
-        return TimedEdge(edge.source, edge.target, *seconds)
-
-    @cached_property
-    def _residents(self) -> Mapping[int, Sequence[int]]:
-        """The stages of every device that holds several, that of the loss among them."""
-        found: dict[int, list[int]] = {}
-        for stage, home in enumerate(self.graph.devices):
-            for device in home:
-                found.setdefault(device, []).append(stage)
-        return {device: stages for device, stages in found.items() if len(stages) > 1}
-
-
-def fastest(replica_s: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Seconds of a forward and of a backward that no replica of a stage goes below."""
-    if len(replica_s) == 1:
-        return replica_s[0]
-    return min([one[0] for one in replica_s]), min([one[1] for one in replica_s])
 
 
 def pipeline_run(plan: Plan, request: PlanRequest) -> PipelineRun:

@@ -55,11 +55,13 @@ class EdgeMessages(NamedTuple):
 
     Attributes:
         kinds: those that occur.
+        counts: how many there are of each kind.
         each: of every message the sender's micro-batch, the receiver's (counted on over their
             replicas) and the number of its kind, in the order in which every replica sends them.
     """
 
     kinds: tuple[MessageKind, ...]
+    counts: tuple[int, ...]
     each: tuple[tuple[int, int, int], ...]
 
 
@@ -84,8 +86,12 @@ def messages(source: Share, target: Share) -> tuple[EdgeMessages, EdgeMessages]:
 def _as_sent(found: list[tuple[int, int, int, int, int]]) -> EdgeMessages:
     """For every micro-batch those to the first replica first."""
     kinds: dict[MessageKind, int] = {}
+    counts: list[int] = []
     each = []
     for sender, receiver, i, j, units in sorted(found, key=itemgetter(0, 3)):
         kind = kinds.setdefault(MessageKind((i, j), units), len(kinds))
+        if kind == len(counts):
+            counts.append(0)
+        counts[kind] += 1
         each.append((sender, receiver, kind))
-    return EdgeMessages(tuple(kinds), tuple(each))
+    return EdgeMessages(tuple(kinds), tuple(counts), tuple(each))

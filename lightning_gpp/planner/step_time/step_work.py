@@ -184,6 +184,20 @@ class StepWork(Numbering):
                 work.send(up, gathered, *there)
                 work.send(gathered, add(other), *back)
 
+    def sent_s(self) -> list[float]:
+        """Of every stage, seconds that the replica that sends most sends per micro-batch."""
+        found = [[0.0] * share.num_replicas for share in self.shares]
+        for edge in self.graph.stages.edges:
+            there, back = self.edge_messages(edge)
+            ways = [] if edge.source == FEED else [(edge.source, there, False)]
+            ways += [(edge.target, back, True)] if edge.has_backward else []
+            for stage, messages, is_gradient in ways:
+                sends = self.sends(edge, messages, is_gradient=is_gradient)
+                for kind, count, send in zip(messages.kinds, messages.counts, sends):
+                    if send is not None:
+                        found[stage][kind.pair[0]] += count * send[0]
+        return [max(own) / share.num_microbatches for own, share in zip(found, self.shares)]
+
     def sends(
         self, edge: StageEdge, messages: EdgeMessages, *, is_gradient: bool
     ) -> list[tuple[float, tuple[int, ...]] | None]:

@@ -54,6 +54,31 @@ def topological_order(successors: Mapping[int, Iterable[int]]) -> list[int]:
     return order
 
 
+def order_to_end(successors: Mapping[int, set[int]], ends: Iterable[int]) -> list[int] | None:
+    """The order of :func:`topological_order` with one of some nodes last, the largest that can be.
+
+    Args:
+        successors: node -> its successors.
+        ends: nodes that may be last, if they have no successors.
+
+    Returns:
+        None where there is a cycle, or no node can be last.
+
+    >>> order_to_end({0: {1}, 1: set(), 2: set()}, ends=[0, 1])
+    [0, 2, 1]
+    """
+    last = max((node for node in ends if not successors[node]), default=None)
+    if last is None:
+        return None
+    order = topological_order(
+        {
+            node: targets if node == last else targets | {last}
+            for node, targets in successors.items()
+        }
+    )
+    return order if len(order) == len(successors) else None
+
+
 def group_successors(graph: ModelGraph, groups: Mapping[str, int]) -> dict[int, set[int]]:
     """Group of operators -> other groups that read from it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_gpp.planner.units.contiguous import StageUnits
-from lightning_gpp.planner.units.dag import find_cycle, topological_order
+from lightning_gpp.planner.units.dag import order_to_end
 from lightning_gpp.planner.units.units import UnitGraph
 
 
@@ -78,14 +78,10 @@ def renumbered(units: UnitGraph, stage_of: Sequence[int]) -> StageUnits | None:
         for source in sources:
             if stage_of[source] != stage_of[unit]:
                 successors[stage_of[source]].add(stage_of[unit])
-    ends = {stage_of[unit] for unit in units.finals if not successors[stage_of[unit]]}
-    if not ends or find_cycle(successors):
+    order = order_to_end(successors, (stage_of[unit] for unit in units.finals))
+    if order is None:
         return None
-    last = max(ends)
-    for stage in range(num_stages):
-        if stage != last:
-            successors[stage].add(last)
-    place_of = {stage: place for place, stage in enumerate(topological_order(successors))}
+    place_of = {stage: place for place, stage in enumerate(order)}
     members: list[list[int]] = [[] for _ in range(num_stages)]
     for unit, stage in enumerate(stage_of):
         members[place_of[stage]].append(unit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -34,9 +34,7 @@ class Layer:
             raise ValueError(f"seconds and bytes of a layer cannot be negative, got {self}")
 
 
-def model_layers(
-    request: PlanRequest, samples: float, operators: Iterable[str] | None = None
-) -> tuple[Layer, ...]:
+def model_layers(request: PlanRequest, samples: float) -> tuple[Layer, ...]:
     """The operators of a model as layers, in the order of its forward.
 
     A parameter that several operators read belongs to the first of them, whose backward is last.
@@ -45,9 +43,8 @@ def model_layers(
     Args:
         request: the model, its costs and the kinds of devices.
         samples: of a device's mini-batch.
-        operators: those of a stage; all if not given.
     """
-    layers = [kind_layers(request, samples, kind, operators) for kind in request.cluster.kinds]
+    layers = [_kind_layers(request, samples, kind) for kind in request.cluster.kinds]
     return tuple(
         replace(
             same[0],
@@ -58,28 +55,13 @@ def model_layers(
     )
 
 
-def kind_layers(
-    request: PlanRequest,
-    samples: float,
-    kind: str,
-    operators: Iterable[str] | None = None,
-) -> list[Layer]:
-    """The same on devices of one kind.
-
-    Args:
-        request: the model and its costs.
-        samples: of a device's mini-batch.
-        kind: of the devices.
-        operators: those of a stage; all if not given.
-    """
+def _kind_layers(request: PlanRequest, samples: float, kind: str) -> list[Layer]:
+    """The same on devices of one kind."""
     costs = request.profile(samples, kind).operators
     graph = request.graph
-    chosen = None if operators is None else set(operators)
     seen: set[str] = set()
     found = []
     for operator in graph:
-        if chosen is not None and operator.name not in chosen:
-            continue
         own = [graph.parameter[name] for name in operator.parameters if name not in seen]
         seen.update(operator.parameters)
         cost = costs[operator.name]

@@ -57,8 +57,7 @@ class ComputationCosts:
         if not (self._is_training and value.requires_grad and seconds.any()):
             return ()
         if placement.is_shard:
-            units = placement.units or 0
-            return ((ShareLine(0 * seconds, seconds, placement.segment, units),),)
+            return ((ShareLine(0 * seconds, seconds, placement.units or 0),),)
         return ((ShareLine(seconds, 0 * seconds),),)
 
     def _of(
@@ -104,12 +103,11 @@ class ComputationCosts:
     ) -> ShareCost:
         """Passes over what is dealt and what is whole."""
         speeds = self._speeds
-        segment, units = (0, 0) if dealt is None else (dealt.segment, dealt.units or 0)
+        units = 0 if dealt is None else dealt.units or 0
         lines = tuple(
             ShareLine(
                 passes * (speeds.launch_s + whole / per_s),
                 passes * part / per_s,
-                segment,
                 units,
             )
             for (part, whole), per_s in (

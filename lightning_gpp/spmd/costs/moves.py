@@ -117,8 +117,7 @@ class MoveCosts:
         ones = np.ones(self._num_devices)
         slope = line.beta_s_per_byte * size_bytes * self._num_devices
         return tuple(
-            ShareLine(ones * line.alpha_s, ones * slope, shard.segment, shard.units or 0)
-            for shard in shards
+            ShareLine(ones * line.alpha_s, ones * slope, shard.units or 0) for shard in shards
         )
 
     def factors(

@@ -108,7 +108,7 @@ class PriceList:
     Args:
         graph: the model.
         machine: the devices.
-        shares: one vector per segment.
+        shares: of the devices.
         memory_price: seconds that a byte left on a device counts for, shape ``(num_devices,)``: a
             search that is to save memory adds them to its prices. Nothing if not given.
     """
@@ -117,7 +117,7 @@ class PriceList:
         self,
         graph: SpmdGraph,
         machine: Machine,
-        shares: tuple[tuple[float, ...], ...],
+        shares: tuple[float, ...],
         memory_price: Vector | None = None,
     ) -> None:
         self._memory_price = memory_price

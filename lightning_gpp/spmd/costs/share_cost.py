@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +26,11 @@ class ShareLine:
     Attributes:
         constant_s: seconds whatever the part, shape ``(num_devices,)``.
         slope_s: seconds for all units, shape ``(num_devices,)``.
-        segment: whose shares.
         units: how many units the shares deal; 0 where nothing is dealt.
     """
 
     constant_s: Vector
     slope_s: Vector
-    segment: int = 0
     units: int = 0
 
 
@@ -45,34 +42,27 @@ class Parts:
     """The parts that shares come to in whole units.
 
     Args:
-        shares: one vector per segment.
+        shares: of the devices.
     """
 
-    def __init__(self, shares: Sequence[Sequence[float]]) -> None:
-        self.shares = tuple(tuple(vector) for vector in shares)
-        self._parts: dict[tuple[int, int], Vector] = {}
-        self._zeros = np.zeros(len(self.shares[0]))
+    def __init__(self, shares: Sequence[float]) -> None:
+        self.shares = tuple(shares)
+        self.num_devices = len(self.shares)
+        self._parts: dict[int, Vector] = {0: np.zeros(self.num_devices)}
 
-    @cached_property
-    def num_devices(self) -> int:
-        """Number of devices."""
-        return len(self.shares[0])
-
-    def of(self, segment: int, units: int) -> Vector:
+    def of(self, units: int) -> Vector:
         """The part of the units that each device gets, shape ``(num_devices,)``."""
-        if not units:
-            return self._zeros
-        if (segment, units) not in self._parts:
-            counts = units_per_device(units, self.shares[segment])
-            self._parts[segment, units] = np.array(counts) / units
-        return self._parts[segment, units]
+        if units not in self._parts:
+            counts = units_per_device(units, self.shares)
+            self._parts[units] = np.array(counts) / units
+        return self._parts[units]
 
     def of_placement(self, placement: Placement) -> Vector:
         """The part of a tensor's bytes that each device has."""
         if not placement.is_shard:
             return np.ones(self.num_devices)
         assert placement.units is not None
-        return self.of(placement.segment, placement.units)
+        return self.of(placement.units)
 
     def seconds(self, cost: ShareCost) -> float:
         """What a cost comes to: as long as the slowest device takes."""
@@ -80,8 +70,6 @@ class Parts:
 
     def seconds_each(self, cost: ShareCost) -> Vector:
         """What a cost comes to on every device, shape ``(num_devices,)``."""
-        lines = [
-            line.constant_s + line.slope_s * self.of(line.segment, line.units) for line in cost
-        ]
+        lines = [line.constant_s + line.slope_s * self.of(line.units) for line in cost]
         found: Vector = np.maximum.reduce(lines)
         return found

@@ -34,19 +34,15 @@ class DeviceSpeeds:
         return tuple((self.flops_per_s / self.flops_per_s.sum()).tolist())
 
 
-def device_speeds(cluster: Cluster, dtype: str = "float32") -> DeviceSpeeds:
-    """Speeds from the data sheets of the cluster's devices.
-
-    Args:
-        cluster: the devices.
-        dtype: that products of matrices are computed in.
+def device_speeds(cluster: Cluster) -> DeviceSpeeds:
+    """Speeds in float32 from the data sheets of the cluster's devices.
 
     Raises:
-        ValueError: there is no data sheet of a kind of device, or not of the dtype.
+        ValueError: there is no data sheet of a kind of device, or not of float32.
     """
     kinds = [cluster.device_kind(device.kind) for device in cluster.devices]
     return DeviceSpeeds(
-        np.array([kind.flops_per_s(dtype) for kind in kinds]),
+        np.array([kind.flops_per_s("float32") for kind in kinds]),
         np.array([kind.memory_bytes_per_s for kind in kinds]),
         np.array([kind.launch_s for kind in kinds]),
         np.zeros(len(kinds)),

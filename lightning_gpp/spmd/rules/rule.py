@@ -42,7 +42,7 @@ class FactorCut:
 
 
 def rules_of_spec(
-    spec: FactorSpec, cuts: Iterable[FactorCut], has_gradient: tuple[bool, ...], *, segment: int = 0
+    spec: FactorSpec, cuts: Iterable[FactorCut], has_gradient: tuple[bool, ...]
 ) -> tuple[Rule, ...]:
     """All rules that a spec gives.
 
@@ -50,7 +50,6 @@ def rules_of_spec(
         spec: the operator's factors.
         cuts: in which ways its factors may be dealt.
         has_gradient: of every input, then of every output, whether a gradient flows.
-        segment: whose shares deal the units.
 
     Summands of what has no gradient come only from sums, and go no further: numbers that are
     counted or compared are not added up.
@@ -74,7 +73,7 @@ def rules_of_spec(
         rules.append(_linear_rule(spec, linear, has_gradient, flows))
     for cut in cuts:
         if cut.factor not in spec.whole:
-            rules += _dealt(spec, cut, has_gradient, flows, segment)
+            rules += _dealt(spec, cut, has_gradient, flows)
     return tuple(dict.fromkeys(rules))
 
 
@@ -107,13 +106,13 @@ def _replicated(gradient: bool) -> Placement:
 
 
 def _dealt(
-    spec: FactorSpec, cut: FactorCut, has_gradient: tuple[bool, ...], flows: bool, segment: int
+    spec: FactorSpec, cut: FactorCut, has_gradient: tuple[bool, ...], flows: bool
 ) -> Iterator[Rule]:
     def place(tensor: Dims) -> Placement | None:
         if cut.factor not in (places := spec.places(tensor)):
             return None
         dim, outer = places[cut.factor]
-        return shard(dim, cut.units, outer=outer * cut.outer, segment=segment)
+        return shard(dim, cut.units, outer=outer * cut.outer)
 
     outputs = tuple(place(tensor) or PARTIAL for tensor in spec.outputs)
     is_sum = any(output == PARTIAL for output in outputs)

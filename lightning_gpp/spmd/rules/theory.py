@@ -30,21 +30,15 @@ class Theory:
             name: spec for name, spec in found.items() if spec is not None
         }
         self._axes = Axes(graph, self.specs)
-        self._rules: dict[tuple[str, int], tuple[Rule, ...]] = {}
+        self._rules: dict[str, tuple[Rule, ...]] = {}
 
-    def rules(self, operator: SpmdOperator, segment: int = 0) -> tuple[Rule, ...]:
-        """The rules of an operator; those of every operator where nothing is known of it.
+    def rules(self, operator: SpmdOperator) -> tuple[Rule, ...]:
+        """The rules of an operator; those of every operator where nothing is known of it."""
+        if operator.name not in self._rules:
+            self._rules[operator.name] = self._rules_of(operator)
+        return self._rules[operator.name]
 
-        Args:
-            operator: of the graph.
-            segment: whose shares deal what it deals.
-        """
-        key = operator.name, segment
-        if key not in self._rules:
-            self._rules[key] = self._rules_of(operator, segment)
-        return self._rules[key]
-
-    def _rules_of(self, operator: SpmdOperator, segment: int) -> tuple[Rule, ...]:
+    def _rules_of(self, operator: SpmdOperator) -> tuple[Rule, ...]:
         gradients = tuple(
             self.graph.value_of[name].requires_grad
             for name in (*operator.inputs, *operator.outputs)
@@ -54,19 +48,19 @@ class Theory:
             return tuple(replicated_rules(len(operator.inputs), len(operator.outputs), gradients))
         operands = (*zip(operator.inputs, spec.inputs), *zip(operator.outputs, spec.outputs))
         cuts = self._axes.cuts(spec, operands, self.num_devices)
-        return rules_of_spec(spec, cuts, gradients, segment=segment)
+        return rules_of_spec(spec, cuts, gradients)
 
-    def shards(self, value: str, segment: int = 0) -> tuple[Placement, ...]:
+    def shards(self, value: str) -> tuple[Placement, ...]:
         """The ways to shard a tensor."""
         return tuple(
-            shard(dim, units, outer=outer, segment=segment)
+            shard(dim, units, outer=outer)
             for dim, outer, units in self._axes.cuts_of(value, self.num_devices)
         )
 
-    def placements(self, value: str, segment: int = 0) -> tuple[Placement, ...]:
+    def placements(self, value: str) -> tuple[Placement, ...]:
         """All ways to hold a tensor; without a gradient, ``R`` is ``R=``."""
         summed = (R_SUMMED,) if self.graph.value_of[value].requires_grad else ()
-        return (R_SAME, *summed, *self.shards(value, segment), PARTIAL)
+        return (R_SAME, *summed, *self.shards(value), PARTIAL)
 
     @property
     def units(self) -> tuple[int, ...]:

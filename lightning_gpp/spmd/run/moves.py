@@ -207,7 +207,7 @@ def _rows(shards: Shards, placement: Placement, length: int, device: int) -> lis
 
 
 def _in_front(placement: Placement) -> Placement:
-    return Placement(placement.kind, 0, placement.units, placement.outer, placement.segment)
+    return Placement(placement.kind, 0, placement.units, placement.outer)
 
 
 def _index(rows: list[int], like: Tensor) -> Tensor:

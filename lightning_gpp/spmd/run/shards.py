@@ -25,24 +25,23 @@ class Shards:
     """How tensors are dealt to the devices.
 
     Attributes:
-        shares: one share vector per segment of the program.
+        shares: of the devices.
     """
 
-    shares: tuple[tuple[float, ...], ...]
-    _counts: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, compare=False)
+    shares: tuple[float, ...]
+    _counts: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
     @property
     def num_devices(self) -> int:
         """Number of devices."""
-        return len(self.shares[0])
+        return len(self.shares)
 
     def units(self, placement: Placement) -> tuple[int, ...]:
         """Units of every device."""
         assert placement.units is not None
-        key = placement.segment, placement.units
-        if key not in self._counts:
-            self._counts[key] = units_per_device(placement.units, self.shares[placement.segment])
-        return self._counts[key]
+        if placement.units not in self._counts:
+            self._counts[placement.units] = units_per_device(placement.units, self.shares)
+        return self._counts[placement.units]
 
     def start(self, placement: Placement, device: int) -> int:
         """The first unit of a device."""
@@ -67,7 +66,7 @@ class Shards:
 
         >>> import torch
         >>> from lightning_gpp.spmd.placement import shard
-        >>> shards = Shards(((0.6, 0.4),))
+        >>> shards = Shards((0.6, 0.4))
         >>> shards.cut(torch.arange(6), shard(0, 3, outer=2), 0).tolist()
         [0, 1, 3, 4]
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,8 +34,6 @@ class SearchOptions:
     """How a search is done.
 
     Attributes:
-        has_bound: whether a lower bound guides it (A*); without, it is a uniform-cost search.
-        has_blocks: whether repeated blocks are searched once.
         limits_memory: whether every device's memory has to be enough.
         most_expansions: after which it gives up.
         most_labels: at one position in an exact search. Where there are more, another search
@@ -44,20 +41,16 @@ class SearchOptions:
             cheapest, and ``least_s`` of what is found says how far from it at most.
         beam: see ``most_labels``.
         allowed: what it is limited to.
-        segments: operator -> segment whose shares deal it; 0 where not named.
         memory_price: seconds that a byte left on a device counts for, per device; empty for
             nothing. The seconds found have them in.
         name: of the program.
     """
 
-    has_bound: bool = True
-    has_blocks: bool = True
     limits_memory: bool = False
     most_expansions: int = MOST_EXPANSIONS
     most_labels: int = MOST_LABELS
     beam: int = BEAM
     allowed: Allowed = field(default_factory=Allowed)
-    segments: Mapping[str, int] = field(default_factory=dict)
     memory_price: tuple[float, ...] = ()
     name: str = "hap"
 
@@ -71,16 +64,12 @@ class FoundProgram:
         seconds: what it costs.
         least_s: no program costs less; less than ``seconds`` only where labels were dropped.
         effort: how much was searched.
-        num_blocks: blocks of the graph; 0 where none were looked for.
-        num_kinds: different ones.
     """
 
     program: SpmdProgram
     seconds: float
     least_s: float
     effort: Effort
-    num_blocks: int = 0
-    num_kinds: int = 0
 
 
 class NoProgramFitsError(ValueError):
@@ -90,7 +79,7 @@ class NoProgramFitsError(ValueError):
 def find_program(
     graph: SpmdGraph,
     machine: Machine,
-    shares: tuple[tuple[float, ...], ...],
+    shares: tuple[float, ...],
     options: SearchOptions | None = None,
     theory: Theory | None = None,
 ) -> FoundProgram:
@@ -99,7 +88,7 @@ def find_program(
     Args:
         graph: the model.
         machine: the devices.
-        shares: one vector per segment.
+        shares: of the devices.
         options: how it is searched.
         theory: of the graph, where it has been made before.
 
@@ -112,31 +101,23 @@ def find_program(
     memory_price = np.array(options.memory_price) if options.memory_price else None
     prices = PriceList(graph, machine, shares, memory_price)
     classes = _classes(machine, shares) if options.limits_memory else ()
-    builder = StepBuilder(theory, prices, options.allowed, options.segments, classes)
+    builder = StepBuilder(theory, prices, options.allowed, classes)
     steps = builder.steps()
     limit = tuple(float(machine.memory_bytes[device]) for device in classes)
 
-    def searched(effort: Effort) -> tuple[LabelSearch, BlockSearch | None, list[Label]]:
-        search = LabelSearch(
-            steps,
-            builder.tables,
-            effort,
-            has_bound=options.has_bound,
-            memory_limit=limit if options.limits_memory else None,
-        )
+    def searched(effort: Effort) -> tuple[LabelSearch, list[Label]]:
+        memory_limit = limit if options.limits_memory else None
+        search = LabelSearch(steps, builder.tables, effort, memory_limit)
         none = (0.0,) * len(classes)
         start = Label(0.0, none, 0, (0,) * (len(steps[0].live) if steps else 0))
-        if not options.has_blocks:
-            return search, None, search.explore(start, len(steps), is_goal=True)
-        blocks = BlockSearch(search, none)
-        return search, blocks, blocks.best(start)
+        return search, BlockSearch(search, none).best(start)
 
     effort = Effort(options.most_expansions, most_labels=options.most_labels, drops_labels=False)
     try:
-        search, blocks, found = searched(effort)
+        search, found = searched(effort)
     except TooManyLabelsError:
         effort = Effort(options.most_expansions, effort.expansions, effort.made, options.beam)
-        search, blocks, found = searched(effort)
+        search, found = searched(effort)
     if not found:
         raise NoProgramFitsError(f"no program fits {[bytes_text(most) for most in limit]}")
     program = ProgramBuilder(graph, prices, builder.tables).program(
@@ -147,18 +128,15 @@ def find_program(
         found[0].seconds,
         search.remaining_s[0] if effort.dropped else found[0].seconds,
         effort,
-        blocks.num_blocks if blocks else 0,
-        blocks.num_kinds if blocks else 0,
     )
 
 
-def _classes(machine: Machine, shares: tuple[tuple[float, ...], ...]) -> tuple[int, ...]:
+def _classes(machine: Machine, shares: tuple[float, ...]) -> tuple[int, ...]:
     """The first device of every class with the same shares and memory.
 
     Of devices with equal shares the first gets the most units.
     """
-    found: dict[tuple[float, ...], int] = {}
+    found: dict[tuple[float, float], int] = {}
     for device in range(machine.num_devices):
-        key = (*(vector[device] for vector in shares), float(machine.memory_bytes[device]))
-        found.setdefault(key, device)
+        found.setdefault((shares[device], float(machine.memory_bytes[device])), device)
     return tuple(found.values())

@@ -41,7 +41,7 @@ MOST_PRICES = 12
 def find_fitting(
     graph: SpmdGraph,
     machine: Machine,
-    shares: tuple[tuple[float, ...], ...],
+    shares: tuple[float, ...],
     options: SearchOptions,
     theory: Theory,
 ) -> FoundProgram:
@@ -50,7 +50,7 @@ def find_fitting(
     Args:
         graph: the model.
         machine: the devices.
-        shares: one vector per segment.
+        shares: of the devices.
         options: how it is searched, but for memory.
         theory: of the graph.
 
@@ -107,7 +107,7 @@ class _Pricing:
         self,
         graph: SpmdGraph,
         machine: Machine,
-        shares: tuple[tuple[float, ...], ...],
+        shares: tuple[float, ...],
         options: SearchOptions,
         theory: Theory,
     ) -> None:

@@ -149,7 +149,6 @@ class LabelSearch:
         steps: all steps.
         tables: of every value.
         effort: counts expansions.
-        has_bound: whether the lower bound guides it; without, it is a uniform-cost search.
         memory_limit: most bytes per class of devices; None without limits.
     """
 
@@ -158,16 +157,14 @@ class LabelSearch:
         steps: Sequence[SearchStep],
         tables: Mapping[str, ValueTable],
         effort: Effort,
-        *,
-        has_bound: bool = True,
         memory_limit: Memory | None = None,
     ) -> None:
         self.steps = steps
         self.effort = effort
         self._limit = memory_limit
         self._compiled = [self._compile(step, tables) for step in steps]
-        least = [step.least_s if has_bound else 0.0 for step in steps]
-        self.remaining_s = [*itertools.accumulate(reversed(least), initial=0.0)][::-1]
+        least = (step.least_s for step in reversed(steps))
+        self.remaining_s = [*itertools.accumulate(least, initial=0.0)][::-1]
         none = () if memory_limit is None else (0.0,) * len(memory_limit)
         self._remaining_memory = [none]
         if memory_limit is not None:

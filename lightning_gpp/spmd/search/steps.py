@@ -6,7 +6,7 @@ makes (most parameters) are priced into that step's rules once and for all; the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lightning_gpp.spmd.costs.prices import PriceList, is_given
@@ -89,7 +89,6 @@ class StepBuilder:
     Args:
         theory: what may be done.
         prices: what it costs.
-        segments: operator -> the segment whose shares deal it; 0 where not named.
         allowed: what the search is limited to.
         classes: devices to count the memory of.
     """
@@ -99,15 +98,12 @@ class StepBuilder:
         theory: Theory,
         prices: PriceList,
         allowed: Allowed,
-        segments: Mapping[str, int],
         classes: tuple[int, ...] = (),
     ) -> None:
         self._theory = theory
         self._graph: SpmdGraph = theory.graph
         self._prices = prices
         self._allowed = allowed
-        self._segments = segments
-        self._used_segments = sorted({0, *segments.values()})
         self._classes = classes
         self._twice = {
             name for op in self._graph.operators for name in op.inputs if op.inputs.count(name) > 1
@@ -118,17 +114,13 @@ class StepBuilder:
         self.tables = {value.name: self._table(value) for value in self._graph.values}
 
     def _rules_of(self, operator: SpmdOperator) -> tuple[Rule, ...]:
-        found = self._theory.rules(operator, self._segments.get(operator.name, 0))
+        found = self._theory.rules(operator)
         return tuple(rule for rule in found if self._allowed.rule(operator, rule)) or found[:2]
 
     def _all_placements(self) -> dict[str, tuple[Placement, ...]]:
         """Of every value those that a rule reads or makes, and all that conversions may pass."""
         found: dict[str, dict[Placement, None]] = {
-            value.name: dict.fromkeys(
-                placement
-                for segment in self._used_segments
-                for placement in self._theory.placements(value.name, segment)
-            )
+            value.name: dict.fromkeys(self._theory.placements(value.name))
             for value in self._graph.values
         }
         for operator in self._graph.operators:
@@ -145,12 +137,7 @@ class StepBuilder:
     def _storages(self, value: SpmdValue) -> Iterable[Placement]:
         if value.source is ValueSource.BUFFER:
             return (R_SAME,)
-        shards = [
-            shard
-            for segment in self._used_segments
-            for shard in self._theory.shards(value.name, segment)
-            if value.requires_grad
-        ]
+        shards = self._theory.shards(value.name) if value.requires_grad else ()
         return self._allowed.storages(value, (R_SAME, *shards))
 
     def _table(self, value: SpmdValue) -> ValueTable:

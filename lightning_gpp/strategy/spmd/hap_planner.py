@@ -87,8 +87,7 @@ class HapPlanner:
             options = SearchOptions(allowed=DataParallel(graph, theory), name="data parallel")
         if storage is not None:
             # What is divided already stays so, whether or not it fits.
-            return find_program(graph, machine, (tuple(shares),), options, theory).program
+            return find_program(graph, machine, tuple(shares), options, theory).program
         if not (self.has_shares or self.is_data_parallel):
-            # One share vector: later programs (other batch sizes, evaluation) are dealt by it, too.
-            return plan_hap(graph, machine, has_segments=False).program
-        return find_fitting(graph, machine, (tuple(shares),), options, theory).program
+            return plan_hap(graph, machine).program
+        return find_fitting(graph, machine, tuple(shares), options, theory).program

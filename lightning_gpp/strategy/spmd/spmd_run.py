@@ -178,10 +178,10 @@ class SpmdRun(PipelinedRun):
         with waiting_for("Planning", self.module):
             program = self.planner(graph, self.shares, parts)
         if parts is None:
-            self.shares = program.shares[0]
-        elif parts and program.shares[0] != self.shares:
+            self.shares = program.shares
+        elif parts and program.shares != self.shares:
             raise RuntimeError(
-                f"the planner dealt {program.shares[0]} where parameters are dealt {self.shares}"
+                f"the planner dealt {program.shares} where parameters are dealt {self.shares}"
             )
         return program
 

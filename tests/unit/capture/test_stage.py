@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.capture import CapturedModel, capture, profile
+from lightning_gpp.capture import CapturedModel, capture, profile_costs
 
 
 class Small(nn.Module):
@@ -86,7 +86,8 @@ def test_a_captured_device_is_replaced_by_that_of_the_stage() -> None:
 
 
 def test_profile_measures_every_operator(captured: CapturedModel) -> None:
-    measured = profile(captured, (torch.randn(4, 3),), {}, repeats=2)
+    costs = profile_costs(captured, (torch.randn(4, 3),), repeats=2, num_sizes=1)
+    (measured,) = costs.profiles
     assert measured.microbatch_size == 4
     assert measured.device == "cpu"
     assert list(measured.operators) == [operator.name for operator in captured.graph]

@@ -76,7 +76,7 @@ def test_sums_go_on_beside_the_backward_and_devices_wait_only_where_they_meet() 
 
     first, second = operators
     program = SpmdProgram(
-        ((0.5, 0.5),),
+        (0.5, 0.5),
         {"a": R_SAME, "b": R_SAME},
         (
             ReceiveInput("x", part),

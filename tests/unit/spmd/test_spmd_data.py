@@ -57,7 +57,7 @@ def test_the_duals() -> None:
 def test_a_program_as_a_document() -> None:
     rows = shard(0, 8)
     program = SpmdProgram(
-        ((0.25, 0.75),),
+        (0.25, 0.75),
         {"w": R_SAME},
         (
             ReceiveInput("x", rows),
@@ -67,7 +67,7 @@ def test_a_program_as_a_document() -> None:
         ),
     )
     document = json.loads(spmd_program_to_json(program))
-    assert document["shares"] == [[0.25, 0.75]]
+    assert document["shares"] == [0.25, 0.75]
     assert document["storage"].keys() == {"w"}
     kinds = [name for entry in document["instructions"] for name in entry]
     assert kinds == ["receive", "convert", "compute", "give"]
@@ -81,11 +81,6 @@ def test_a_graph_out_of_order_is_refused() -> None:
         SpmdGraph(values, (SpmdOperator("a", "relu", ("y",), ("self",), ("y",)),), ())
 
 
-def test_a_segment_without_shares_is_refused() -> None:
-    with pytest.raises(ValueError, match="segment 1 has no shares"):
-        SpmdProgram(((1.0,),), {"w": shard(0, 4, segment=1)}, ())
-
-
 def test_what_leaves_a_device_without_is_refused() -> None:
     with pytest.raises(ValueError, match="S0/2 has fewer units than the 3 devices"):
-        SpmdProgram(((0.2, 0.3, 0.5),), {"w": shard(0, 2)}, ())
+        SpmdProgram((0.2, 0.3, 0.5), {"w": shard(0, 2)}, ())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 from lightning_gpp.planner.graphpipe.place.draft import DraftStage, Units
 from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+from lightning_gpp.planner.units.dag import order_to_end
 
 
 def arranged(stages: Sequence[DraftStage], tables: UnitTables) -> tuple[DraftStage, ...] | None:
@@ -25,34 +25,14 @@ def arranged(stages: Sequence[DraftStage], tables: UnitTables) -> tuple[DraftSta
     makers = tables.makers
     if (stages[-1].units & makers or not makers) and _are_in_order(stages, sources):
         return tuple(stages)
-    users: list[list[int]] = [[] for _ in stages]
-    missing = [0] * len(stages)
+    users: dict[int, set[int]] = {number: set() for number in range(len(stages))}
     for target, needed in enumerate(sources):
-        above = [number for number, stage in enumerate(stages) if stage.units & needed]
-        missing[target] = len(above)
-        for source in above:
-            users[source].append(target)
-    ends = [
-        number
-        for number, stage in enumerate(stages)
-        if not users[number] and (stage.units & makers or not makers)
-    ]
-    if not ends:
-        return None
-    last = ends[-1]
-    ready = [number for number, count in enumerate(missing) if not count]
-    order: list[int] = []
-    while ready:
-        number = heapq.heappop(ready)
-        if number != last:
-            order.append(number)
-            for target in users[number]:
-                missing[target] -= 1
-                if not missing[target]:
-                    heapq.heappush(ready, target)
-    if len(order) + 1 < len(stages):
-        return None
-    return tuple([stages[number] for number in (*order, last)])
+        for source, stage in enumerate(stages):
+            if stage.units & needed:
+                users[source].add(target)
+    ends = (number for number in users if stages[number].units & makers or not makers)
+    order = order_to_end(users, ends)
+    return None if order is None else tuple([stages[number] for number in order])
 
 
 def _are_in_order(stages: Sequence[DraftStage], sources: Sequence[Units]) -> bool:

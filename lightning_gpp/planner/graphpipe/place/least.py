@@ -1,12 +1,12 @@
 """A lower bound of a draft's step, and whether it can run at all, from tables.
 
-What :func:`lightning_gpp.planner.step_time.least_step.least_step_s` says of the plan of the draft,
-without making it: most moves of a search are looked at no closer.
+Without making the plan of the draft: most moves of a search are looked at no closer.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
@@ -16,7 +16,6 @@ from lightning_gpp.planner.plan.plan import Stage
 from lightning_gpp.planner.step_time.gradients import stage_sums
 from lightning_gpp.planner.step_time.least_edge import EdgeEnd, EdgeSeconds, LeastEdge
 from lightning_gpp.planner.step_time.least_step import TimedEdge, TimedStage, least_step_s
-from lightning_gpp.planner.step_time.pipeline_run import fastest
 from lightning_gpp.planner.step_time.stage_costs import replica_computes
 
 NOTHING = EdgeSeconds(-1.0, None, 0.0, 0.0)
@@ -58,20 +57,17 @@ class DraftBounds:
         self._timed: dict[tuple[DraftStage, int], TimedStage] = {}
         self._numbers: dict[tuple[End, int], int] = {}
         self._edges: dict[tuple[int, int, bool], EdgeSeconds | None] = {}
-        self._fixed: dict[Units, int] = {}
-        self._limits = [device.memory_bytes for device in self._request.cluster.devices]
         self._has_kinds = len(self._request.cluster.kinds) > 1
-        self._has_limits = any(limit is not None for limit in self._limits)
 
     def busiest_s(self, draft: Draft) -> float:
         """Seconds that the busiest device computes; infinite where the draft cannot run.
 
-        Whether the stages have an order is not asked.
+        Whether the stages have an order, and fit into memory, is not asked.
         """
         stages, count = draft.stages, draft.num_microbatches
-        if self._request.minibatch_size < count or not self._may_fit(stages):
+        if self._request.minibatch_size < count:
             return math.inf
-        busy_s = [0.0] * len(self._limits)
+        busy_s = [0.0] * self._request.num_devices
         for stage in stages:
             line = self._line(stage, count)
             if line is None:
@@ -115,22 +111,6 @@ class DraftBounds:
         is_even = stage.shares or stage.multiple % stage.num_replicas == 0
         return bool(is_even) and not self._tables.has_state(stage.units)
 
-    def _may_fit(self, stages: tuple[DraftStage, ...]) -> bool:
-        """Whether the parameters alone leave room on every device."""
-        if not self._has_limits:
-            return True
-        used = [0] * len(self._limits)
-        for stage in stages:
-            fixed = self._fixed.get(stage.units)
-            if fixed is None:
-                operators = self._tables.operators(stage.units)
-                all_bytes, trained = self._request.tables.parameter_bytes(operators)
-                fixed = all_bytes + trained * (1 + self._request.optimizer_values)
-                self._fixed[stage.units] = fixed
-            for device in stage.devices:
-                used[device] += fixed
-        return all(limit is None or size <= limit for size, limit in zip(used, self._limits))
-
     def _stage(self, stage: DraftStage, count: int) -> _Line:
         unit_size = self._request.minibatch_size / count
         planned = Stage(0, self._tables.operators(stage.units), *stage[1:])
@@ -154,7 +134,7 @@ class DraftBounds:
                 end_s = stage_sums(request, planned, request.minibatch_size / count, own).after_s
             times = count // stage.multiple
             found = TimedStage(
-                stage.multiple, stage.num_replicas, times, *fastest(line.replica_s), end_s
+                stage.multiple, stage.num_replicas, times, *_fastest(line.replica_s), end_s
             )
             self._timed[stage, count] = found
         return found
@@ -210,6 +190,13 @@ class DraftBounds:
         least = LeastEdge(request.tables, sizes, count, request.minibatch_size / count)
         has_backward = carried.has_backward and bool(units)
         return least.seconds(own, reader, has_backward=has_backward)
+
+
+def _fastest(replica_s: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds of a forward and of a backward that no replica of a stage goes below."""
+    if len(replica_s) == 1:
+        return replica_s[0]
+    return min([one[0] for one in replica_s]), min([one[1] for one in replica_s])
 
 
 def _takes_the_same(source: End, target: End) -> bool:

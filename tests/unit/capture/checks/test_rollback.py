@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_gpp.capture import capture, profile
+from lightning_gpp.capture import capture, profile_costs
 from lightning_gpp.capture.checks.rollback import rollback
 
 
@@ -72,7 +72,7 @@ def test_capture_and_profile_leave_the_module_as_it_was(caplog: pytest.LogCaptur
     assert "forward changes" in caplog.text
     assert "calls" in caplog.text
     assert_equal(before, snapshot(module))
-    profile(captured, (x,), {})
+    profile_costs(captured, (x,), num_sizes=1)
     assert_equal(before, snapshot(module))
 
 
@@ -82,7 +82,7 @@ def test_existing_gradients_are_kept() -> None:
     gradient = module[0].weight.grad
     assert gradient is not None
     kept = gradient.clone()
-    profile(capture(module, (x,), {}), (x,), {})
+    profile_costs(capture(module, (x,), {}), (x,), num_sizes=1)
     assert module[0].weight.grad is gradient
     assert torch.equal(gradient, kept)
 

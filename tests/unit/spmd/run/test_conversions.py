@@ -18,14 +18,14 @@ WHOLE = (6, 4, 10)
 PLACEMENTS = (
     *(R_SAME, R_SUMMED, PARTIAL),
     *(shard(0, 6), shard(0, 3), shard(1, 4), shard(2, 5), shard(2, 5, outer=2), shard(2, 1)),
-    shard(2, 10, segment=1),
+    shard(2, 10),
 )
 METHODS = (Method.PADDED, Method.GROUPED, Method.SCATTER_GATHER)
 
 
 def shares_of(num_devices: int, seed: int) -> Shards:
     draw = random.Random(seed)
-    return Shards((random_shares(num_devices, draw), random_shares(num_devices, draw)))
+    return Shards(random_shares(num_devices, draw))
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 4])

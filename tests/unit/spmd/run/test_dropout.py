@@ -35,7 +35,7 @@ def dropped(placement: Placement, returned: Placement, seed: int) -> Tensor:
     if returned != placement:
         instructions.append(Conversion(name, placement, returned, Method.DIRECT))
     instructions.append(ReturnOutput(name, returned))
-    program = SpmdProgram(((0.5, 0.5),), {}, tuple(instructions))
+    program = SpmdProgram((0.5, 0.5), {}, tuple(instructions))
 
     def run(group) -> Tensor:
         interpreter = Interpreter(exported.graph, exported.calls, program, group)

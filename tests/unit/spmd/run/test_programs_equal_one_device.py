@@ -119,7 +119,7 @@ def check(name: str, num_devices: int, seed: int, *, stay: float) -> None:
     if num_devices == 0:
         program = replicated_program(exported.graph, 2)
     else:
-        shares = [random_shares(num_devices, draw) for _ in range(draw.choice((1, 2)))]
+        shares = random_shares(num_devices, draw)
         program = random_program(exported.graph, shares, draw, stay=stay)
     expected = train_whole(module, batches, loss)
     found = train_divided(module, exported, program, batches, loss)

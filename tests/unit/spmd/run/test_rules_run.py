@@ -69,7 +69,7 @@ def program_of(
         ReturnOutput(name, placement)
         for name, placement in zip(operator.outputs, rule.outputs, strict=True)
     ]
-    return SpmdProgram((shares,), {}, tuple(instructions))
+    return SpmdProgram(shares, {}, tuple(instructions))
 
 
 def drawn(graph: SpmdGraph, values: dict[str, Tensor]) -> dict[str, Tensor]:
