@@ -36,7 +36,7 @@ from lightning_gpp.planner.plan.plan_graph import plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
 from lightning_gpp.schedule import Action, Program, last_backward
 from lightning_gpp.simulate import ProgramCosts, Simulation, TaskKind, program_costs, simulate_plan
-from lightning_gpp.simulate.engine.message_costs import compute_s, costs_of_message
+from lightning_gpp.simulate.engine.message_costs import compute_s, message_costs
 from lightning_gpp.text_table import text_table
 from lightning_gpp.units_of_measure import bytes_text, seconds_text
 
@@ -186,10 +186,10 @@ def least_s(program: Program, costs: ProgramCosts) -> float:
                 if action.kind.is_receive:
                     clock_s[device] = max(clock_s[device], arrival_s[action.message])
                 elif action.kind.is_send:
-                    transfer_s = costs_of_message(program, costs, action).transfer_s
-                    arrival_s[action.message] = clock_s[device] + transfer_s(
-                        program.num_units(action)
-                    )
+                    source, target, back, _ = action.message
+                    of_edge = message_costs(program, costs, source, target, is_gradient=back)
+                    transfer_s = of_edge.transfer_s(program.num_units(action))
+                    arrival_s[action.message] = clock_s[device] + transfer_s
                 elif action.kind.is_compute:
                     clock_s[device] += compute_s(costs, action)
     return max(*clock_s, *summed_s(program, costs, start_s))

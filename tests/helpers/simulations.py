@@ -24,7 +24,7 @@ from lightning_gpp.simulate import (
     simulate,
 )
 from lightning_gpp.simulate.engine.compile_program import Sends
-from lightning_gpp.simulate.engine.message_costs import costs_of_message
+from lightning_gpp.simulate.engine.message_costs import message_costs
 
 SECONDS = st.integers(0, 40).map(lambda quarters: quarters / 4)
 """Multiples of a quarter: sums of them are exact."""
@@ -161,7 +161,9 @@ def clusters(draw: st.DrawFn, num_devices: int, *, private_channels: bool = True
 def send_seconds(case: Case, action: Action) -> float:
     """Seconds that a message takes on its way."""
     units = case.program.num_units(action)
-    return costs_of_message(case.program, case.costs, action).transfer_s(units)
+    source, target, is_gradient, _ = action.message
+    costs = message_costs(case.program, case.costs, source, target, is_gradient=is_gradient)
+    return costs.transfer_s(units)
 
 
 def simulated_stages(

@@ -60,16 +60,6 @@ def message_costs(
     )
 
 
-def costs_of_message(program: Program, costs: ProgramCosts, message: Action) -> MessageCosts:
-    """Costs of the message that an action sends or receives.
-
-    Raises:
-        ValueError: the costs lack its edge.
-    """
-    source, target, is_gradient, _ = message.message
-    return message_costs(program, costs, source, target, is_gradient=is_gradient)
-
-
 def compute_s(costs: ProgramCosts, action: Action) -> float:
     """Seconds of a forward or a backward, also of the feed."""
     is_forward = action.kind is Kind.FORWARD

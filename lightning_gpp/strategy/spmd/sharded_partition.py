@@ -54,7 +54,7 @@ class ShardedPartition(Partition):
             num_ranks=num_ranks,
             device=device,
         )
-        names = [name for name, where in storage.items() if where.is_shard and name in self._slots]
+        names = [name for name, where in storage.items() if where.is_shard and name in self._places]
         self.storage = {name: storage[name] for name in names}
         self.shards = shards
         self._parts: dict[str, Tensor] = {}
@@ -120,8 +120,8 @@ class ShardedPartition(Partition):
 
     def _put(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
-            for slot in self._slots[name]:
-                slot.table[slot.key] = tensor
+            for place in self._places[name]:
+                place.put(tensor)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that an optimizer has of the module, this rank's parts among them."""

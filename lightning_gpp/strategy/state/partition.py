@@ -7,7 +7,7 @@ tensors on the ``meta`` device, so that names, shapes and keys stay complete. Wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lightning_gpp.mapped_tensor import in_memory, in_pieces, is_mapped, mapped
 from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.tensor_places import TensorPlace, tensor_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,12 @@ def ownership(module: nn.Module, readers: Mapping[str, Iterable[int]]) -> Owners
         module: the whole LightningModule.
         readers: name of a parameter or buffer (any of its names) -> ranks whose stages read it.
     """
-    first_name = {id(tensor): name for name, tensor in reversed(list(_named_tensors(module)))}
-    tensors = dict(_named_tensors(module))
-    ranks: dict[str, set[int]] = {first_name[id(tensor)]: set() for tensor in tensors.values()}
+    places = list(tensor_places(module, remove_duplicate=False))
+    first_name = {id(place.tensor): place.name for place in reversed(places)}
+    first_of = {place.name: first_name[id(place.tensor)] for place in places}
+    ranks: dict[str, set[int]] = {name: set() for name in first_of.values()}
     for name, reading in readers.items():
-        ranks[first_name[id(tensors[name])]].update(reading)
+        ranks[first_of[name]].update(reading)
     holders = {name: tuple(sorted(found)) or (0,) for name, found in ranks.items()}
     return Ownership(holders, frozenset(name for name, found in ranks.items() if found))
 
@@ -84,8 +86,8 @@ class Partition:
         self._rank = rank
         self._num_ranks = num_ranks
         self._device = device
-        self._slots = _slots(module)
-        self._mapped = {name for name in self._slots if is_mapped(self._tensor(name))}
+        self._places = _places(module)
+        self._mapped = {name for name in self._places if is_mapped(self._tensor(name))}
         self._lacks_some = any(rank not in ranks for ranks in owners.holders.values())
 
     def of_copy(self, module: nn.Module) -> Partition:
@@ -126,7 +128,7 @@ class Partition:
                 self._fill(names[: len(values)], values)
                 names = names[len(values) :]
         held = set(self.owners.held_by(self._rank))
-        for name in self._slots:
+        for name in self._places:
             tensor = self._tensor(name)
             if name in held:
                 _move(tensor, self._device)
@@ -167,7 +169,7 @@ class Partition:
     def counted_state_dict(self) -> dict[str, Any]:
         """Entries of the module's state dict that count on this rank: over all ranks, each once."""
         counted = {id(self._tensor(name)) for name in self.owners.counted_by(self._rank)}
-        elsewhere = {id(self._tensor(name)) for name in self._slots} - counted
+        elsewhere = {id(self._tensor(name)) for name in self._places} - counted
         return {
             name: value.detach() if isinstance(value, Tensor) else value
             for name, value in self.module.state_dict(keep_vars=True).items()
@@ -184,7 +186,7 @@ class Partition:
         One at a time where they lie in files, so that no process has all in its memory.
         """
         purpose, is_leader = "waiting for the trained weights", self._control.is_leader
-        parts = [[name] for name in self._slots] if self._mapped else [list(self._slots)]
+        parts = [[name] for name in self._places] if self._mapped else [list(self._places)]
         for names in parts:
             mine = {n: self._tensor(n).detach().cpu() for n in names} if is_leader else {}
             self.make_whole(self._stored(self._control.share(mine, purpose)))
@@ -206,7 +208,7 @@ class Partition:
     def make_partial(self) -> None:
         """Undoes :meth:`make_whole`."""
         held = set(self.owners.held_by(self._rank))
-        for name in self._slots:
+        for name in self._places:
             if name not in held:
                 self._replace(name, torch.empty_like(self._tensor(name), device="meta"))
 
@@ -255,10 +257,7 @@ class Partition:
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
 
     def _tensor(self, name: str) -> Tensor:
-        slot = self._slots[name][0]
-        tensor = slot.table[slot.key]
-        assert tensor is not None
-        return tensor
+        return self._places[name][0].tensor
 
     def _fill(self, names: Iterable[str], values: Iterable[Tensor]) -> None:
         with torch.no_grad():
@@ -277,38 +276,16 @@ class Partition:
         new = value
         if isinstance(old, nn.Parameter):
             new = nn.Parameter(value, requires_grad=old.requires_grad)
-        for slot in self._slots[name]:
-            slot.table[slot.key] = new
+        for place in self._places[name]:
+            place.put(new)
 
 
-@dataclass(frozen=True, slots=True)
-class _TableSlot:
-    """A place in a module's table of parameters or buffers."""
-
-    table: dict[str, Tensor | None]
-    key: str
-
-
-def _slots(module: nn.Module) -> dict[str, list[_TableSlot]]:
-    """First name of every tensor -> all places that hold it (tied ones have several)."""
-    places: dict[int, list[_TableSlot]] = {}
-    names: dict[int, str] = {}
-    for prefix, part in module.named_modules():
-        for table in (part._parameters, part._buffers):
-            for key, tensor in table.items():
-                if tensor is not None:
-                    names.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
-                    places.setdefault(id(tensor), []).append(_TableSlot(table, key))
-    return {names[key]: slots for key, slots in places.items()}
-
-
-def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and buffer under every name."""
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        for table in (part._parameters, part._buffers):
-            for key, tensor in table.items():
-                if tensor is not None:
-                    yield (f"{prefix}.{key}" if prefix else key), tensor
+def _places(module: nn.Module) -> dict[str, list[TensorPlace]]:
+    """First name of every tensor -> all places that hold it."""
+    found: dict[int, list[TensorPlace]] = {}
+    for place in tensor_places(module):
+        found.setdefault(id(place.tensor), []).append(place)
+    return {places[0].name: places for places in found.values()}
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}

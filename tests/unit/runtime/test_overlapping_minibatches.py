@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers.stage_dags import ToyBoundary, ToyStages
+from helpers.stage_dags import ToyBoundary, ToyStages, is_drained
+from helpers.threads.transport import ThreadHub
 from torch import Tensor
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.run_state import RunState
-from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import (
     ONE_F_ONE_B_ASYNC,
@@ -94,7 +94,7 @@ def train(program: Program, toy: ToyStages, x: Tensor, *, stashes: bool = True) 
             run = executor.begin(program, sizes, training=True, boundary=mine, state=state)
             run.whole()
             run.update()
-            assert state.is_drained
+            assert is_drained(state)
         except BaseException as error:
             errors.append(error)
             for mailbox in hub.mailboxes:
@@ -215,9 +215,9 @@ def train_in_windows(
                 since += 1
                 if number == drops_after:
                     run.drop_ahead(window.number)
-                    assert state.is_drained
+                    assert is_drained(state)
                     since = 0
-            assert state.is_drained
+            assert is_drained(state)
             assert not hub.mailboxes[stage]._messages
         except BaseException as error:
             errors.append(error)

@@ -12,12 +12,14 @@ from functools import partial
 import torch
 from torch.nn import Parameter
 
+from helpers.threads.reservations import LocalReservations
+from helpers.threads.sums import ThreadSumHub, ThreadSums
+from helpers.threads.transport import ThreadHub
 from lightning_gpp.graph import FEED
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.emulation.clock import EmulatedClock
 from lightning_gpp.runtime.emulation.rank import EmulatedRank
-from lightning_gpp.runtime.emulation.reservations import LocalReservations
 from lightning_gpp.runtime.emulation.slip import SlipReport
 from lightning_gpp.runtime.emulation.sums import EmulatedSums
 from lightning_gpp.runtime.emulation.transport import EmulatedTransport
@@ -25,8 +27,6 @@ from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
 from lightning_gpp.runtime.payload import pack
 from lightning_gpp.runtime.stage_run import StageCode
-from lightning_gpp.runtime.sums.sums import ThreadSumHub, ThreadSums
-from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import SpanKind
