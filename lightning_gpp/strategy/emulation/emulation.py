@@ -221,10 +221,7 @@ class Emulation:
 
     def report(self) -> EmulationReport | None:
         """All ranks: on rank 0 what the steps took; None elsewhere, or if there were none."""
-        ranks = self.timed.control.gather(
-            self.timed.steps, "gathering what the emulated steps took"
-        )
-        setup = self.setup
+        ranks, setup = self.timed.gathered(), self.setup
         if not ranks:
             return None
         if not setup.request.order.flushes:

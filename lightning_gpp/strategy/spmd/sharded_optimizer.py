@@ -76,13 +76,8 @@ class ShardedOptimizer(PartialOptimizer):
     def whole_groups(self, module: Any, held: Sequence[nn.Parameter]) -> Iterator[None]:
         """Groups have all parameters of one device while the body runs; parts stay parts."""
         partition = self._divided
-        for group, parameters in zip(
-            self.optimizer.param_groups, self._all_parameters(partition), strict=True
-        ):
-            group["params"] = parameters
-        yield
-        again = PartialOptimizer.keep(self.optimizer, partition, held)
-        self.names, self.kept = again.names, again.kept
+        with PartialOptimizer.whole_groups(self, partition, held):
+            yield
         self.divide_state()
 
     def adopt_new_groups(self, module: Any, held: Callable[[], Sequence[nn.Parameter]]) -> None:

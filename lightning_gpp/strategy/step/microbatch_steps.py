@@ -25,7 +25,8 @@ from lightning_gpp.strategy.state.precision import loss_scale
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LedDataloaderIter
 from lightning_gpp.strategy.step.loss_check import Cadence, CannotCompareError, OutputGradients
-from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary, loss_of
+from lightning_gpp.strategy.step.losses import microbatch_loss
+from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
 from lightning_gpp.strategy.step.step_boundaries import StepBoundaries
 from lightning_gpp.strategy.step.trials import why_not_cut
 
@@ -128,7 +129,7 @@ class MicrobatchSteps:
                 return captured.output(outputs)
 
             with instance_attribute(target, "forward", forward):
-                return loss_of(step(copy_tensors(both)))
+                return microbatch_loss(step(copy_tensors(both)))
 
         why = None
         try:

@@ -16,6 +16,7 @@ from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
+from lightning_gpp.strategy.step.losses import loss_in, with_loss
 from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
 
 Step = Callable[[Any], Any]
@@ -96,10 +97,9 @@ class StepBoundaries:
         """
         result, calls = boundary.result(), boundary.log_calls(batch)
         replay(self._run.module, calls)
-        value = result["loss"] if isinstance(result, Mapping) else result
+        value = loss_in(result)
         self._run.lead_end(calls, value)
-        loss = stash.loss(value)
-        return {**result, "loss": loss} if isinstance(result, Mapping) else loss
+        return with_loss(result, stash.loss(value))
 
     def close(self) -> None:
         """Ends the threads of the steps."""

@@ -16,6 +16,7 @@ from helpers.threads.ranks import RankWork
 from lightning_gpp.graph import FEED, ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest, plan_graph
 from lightning_gpp.planner.step_time.pipeline_run import num_microbatches
+from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.emulation.shapes import META, Made, computed, takes_gradient
 from lightning_gpp.runtime.stage_run import StageCall, StageCode
 from lightning_gpp.runtime.value_pieces import Cutter
@@ -173,7 +174,7 @@ class _ShapeFunction:
         return made.values(computed(made.tensors, [*inputs, *self._read]))
 
 
-class _ShapeBoundary:
+class _ShapeBoundary(Boundary):
     """The user's step: arguments of the right shapes, a loss of no number."""
 
     def __init__(self, shapes: _Shapes) -> None:
@@ -194,9 +195,6 @@ class _ShapeBoundary:
         inputs = [leaf for leaf in leaves if takes_gradient(leaf)]
         (loss,) = computed([torch.empty((), device=META)], inputs)
         return loss
-
-    def output_gradients(self, microbatch: int) -> Mapping[str, Sequence[Tensor | None]]:
-        raise AssertionError("the backward of a micro-batch starts at its loss")
 
 
 def _parameter(graph: ModelGraph, name: str) -> Parameter:
