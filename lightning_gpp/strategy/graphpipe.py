@@ -388,7 +388,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             return self._step("predict_step", *args, **kwargs)
 
     def _step(self, name: str, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        self.session.run.on_record = self.on_record
+        self.session.run.recorder.on_record = self.on_record
         return self.session.step(name, batch, args, kwargs)
 
     def backward(

@@ -12,7 +12,6 @@ from torch import nn
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.planner import Plan, PlanGraph
-from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.processes.peers import Peers
@@ -255,10 +254,6 @@ class Pipeline:
             self.executor.sums.close()
         if self.emulation is not None:
             self.emulation.close()
-
-    def record(self, on_record: Callable[[ActionRecord], None] | None) -> None:
-        """Sets who gets a record of every action; None for nobody."""
-        self.executor.on_record = on_record
 
 
 def pipelined_module(module: nn.Module, name: str | None) -> nn.Module:

@@ -127,6 +127,7 @@ class SpmdRun(PipelinedRun):
             cluster = resolve_cluster(settings.cluster, num_ranks)
             rank = self.transport.rank
             self.emulation = SpmdEmulation(settings.emulated, cluster, self.control, rank)
+        self._held: list[Parameter] = []
         self._has_trained = False
         self.on_program: Callable[[SpmdProgram], None] = lambda program: None
 
@@ -254,7 +255,7 @@ class SpmdRun(PipelinedRun):
             num_ranks=self.transport.num_ranks,
             device=self.device,
         )
-        held = partition.held_parameters()
+        self._held = held = partition.held_parameters()
         optimizers = [ShardedOptimizer.of(each, partition, held) for each in self._optimizers]
         self.partial_optimizers = [*optimizers]
         partition.spread()
@@ -263,7 +264,6 @@ class SpmdRun(PipelinedRun):
         partition.check_copies()
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
-        self._stash_parameters = held
         self.own_gradients = OwnGradients(partition.held_with_others())
         changing = {prefix + name for name in written_buffers(package.graph, package.calls)}
         holders = partition.owners.holders
@@ -279,9 +279,8 @@ class SpmdRun(PipelinedRun):
     def open_call(self, message: Forward, boundary: Boundary | None) -> OpenCall:
         """A call of the forward that backwards may follow; nothing of it runs yet."""
         halves = self._halves(message, boundary)
-        assert self._stash_parameters is not None
         assert self.divided is not None
-        stash = PartsStash(self._stash_parameters, self.divided.partition)
+        stash = PartsStash(self._held, self.divided.partition)
         return OpenCall(halves, stash, self._alone_in)
 
     @contextmanager

@@ -193,14 +193,16 @@ class AsyncSteps:
         if message.drops:
             assert self._last is not None
             shift = self._number - 1 - self._last.number
-            run.drop_ahead(self._last, self._state, shift)
+            run.programs.drop_ahead(self._last, self._state, shift)
             self._versions.put_back_buffers(self._number)
         if message.since == 0:
             self._fill_anew(is_epoch=message.is_epoch)
         window = self._windows.window(message.since, message.remaining)
         shift = self._number - window.number
         record = WindowRecord(message.since, message.remaining, self._versions.all_updates)
-        stash = run.window(window, self._state, shift, boundary, record, message.resumption)
+        stash = run.programs.window(
+            window, self._state, shift, boundary, record, message.resumption
+        )
         self._last = window
         self._number += 1
         self._since = message.since + 1

@@ -87,7 +87,7 @@ class MicrobatchSteps:
             boundary.loss_scale = loss_scale(run.module.trainer.precision_plugin)
             minibatch = Minibatch(units, boundary.needs(), boundary.loss_scale)
             run.lead(minibatch)
-            stash = run.train(minibatch, boundary)
+            stash = run.programs.train(minibatch, boundary)
             if boundary.seen is not None:
                 self._check_loss(step, batch, boundary, units)
         return self._boundaries.returned(boundary, batch, stash)
@@ -95,7 +95,8 @@ class MicrobatchSteps:
     def follow(self, name: str) -> Tensor:
         """Other ranks: the loss."""
         run, follower = self._run, self._follower
-        stash = run.train(follower.until(Minibatch, doing=name), None)
+        minibatch = follower.until(Minibatch, doing=name)
+        stash = run.programs.train(minibatch, None)  # which are built by now
         end = follower.until(StepEnd, doing=f"result of {name}")
         run.follow_end(end)
         return stash.loss(follower.value.to(run.device))
