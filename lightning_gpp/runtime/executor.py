@@ -74,26 +74,6 @@ class Executor:
     forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
     update: Callable[[int], None] | None = None
 
-    def run(
-        self,
-        program: Program,
-        unit_sizes: Sequence[int],
-        *,
-        training: bool,
-        boundary: Boundary | None = None,
-        errors: list[str] | None = None,
-    ) -> None:
-        """Runs this rank's part of a program once, up to the update that ends it.
-
-        Args:
-            program: the program of all devices.
-            unit_sizes: samples of each of the smallest micro-batches.
-            training: whether modules are in training mode (dropout, running statistics).
-            boundary: the user's step, on the rank of the loss.
-            errors: gets those of this rank's forwards, if that is to be found out: no rank stops.
-        """
-        self.begin(program, unit_sizes, training=training, boundary=boundary, errors=errors).whole()
-
     def begin(
         self,
         program: Program,
@@ -106,14 +86,15 @@ class Executor:
         shift: int = 0,
         chunks: Sequence[int] = (),
     ) -> Run:
-        """A run of a program on this rank, of which nothing is done yet; see :meth:`run`.
+        """A run of this rank's part of a program, of which nothing is done yet.
 
         Args:
-            program: see :meth:`run`.
-            unit_sizes: likewise.
-            training: likewise.
-            boundary: likewise; it is asked for micro-batches by their own numbers.
-            errors: likewise.
+            program: the program of all devices.
+            unit_sizes: samples of each of the smallest micro-batches.
+            training: whether modules are in training mode (dropout, running statistics).
+            boundary: the user's step, on the rank of the loss; it is asked for micro-batches by
+                their own numbers.
+            errors: gets those of this rank's forwards, if that is to be found out: no rank stops.
             state: what an earlier run left in flight.
             shift: what is added to the program's numbers of micro-batches, where the program is
                 a part of a longer training (:mod:`lightning_gpp.schedule.windows`).
@@ -145,7 +126,7 @@ class Run:
         device: of this rank.
         training: whether modules are in training mode.
         boundary: the user's step, on the rank of the loss.
-        errors: see :meth:`Executor.run`.
+        errors: see :meth:`Executor.begin`.
         shift: see :meth:`Executor.begin`.
         chunks: likewise.
         message_bytes: of the last message, as it was sent.

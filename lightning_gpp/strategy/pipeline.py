@@ -120,9 +120,11 @@ class Pipeline:
         key = (len(units), FORWARD_ONLY.name, frozenset[str]())
         if key not in self._programs:
             self._programs[key] = self.placed.forward_program(len(units))
-        self.executor.run(
-            self._programs[key], units, training=training, boundary=boundary, errors=errors
+        program = self._programs[key]
+        run = self.executor.begin(
+            program, units, training=training, boundary=boundary, errors=errors
         )
+        run.whole()
 
     def filling(self, fills: bool) -> AbstractContextManager[None]:
         """A forward in this fills the histories of one graph, if ``fills``."""
@@ -141,7 +143,10 @@ class Pipeline:
     ) -> None:
         """The same, cut as a mini-batch that trains."""
         program = self.placed.trial_program(len(units))
-        self.executor.run(program, units, training=training, boundary=boundary, errors=errors)
+        run = self.executor.begin(
+            program, units, training=training, boundary=boundary, errors=errors
+        )
+        run.whole()
 
     def emulated(self, program: Program, *, is_second: bool = False) -> AbstractContextManager[int]:
         """What a program that trains runs in: at the pace of emulated devices, if they are.

@@ -222,7 +222,7 @@ def run_on_threads(
                 arguments = (program, unit_sizes)
                 in_two_parts(executor, *arguments, boundary=mine, num_backwards=num_backwards)
             else:
-                executor.run(program, unit_sizes, training=True, boundary=mine)
+                executor.begin(program, unit_sizes, training=True, boundary=mine).whole()
         except BaseException as error:
             errors.append(error)
             for mailbox in hub.mailboxes:
