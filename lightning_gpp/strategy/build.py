@@ -362,11 +362,10 @@ def _codes(
             readers.setdefault(prefix + name, set()).update(holders)
         if rank in homes:
             recompute = not is_loss and plan.stages[stage].recompute
-            is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
             runs: StageFunction
             if isinstance(function, ChunkStage):
                 runs = _OnChunks(function)
-            elif is_shape_only and operators:
+            elif settings.is_shape_only and operators:
                 runs = _shapes_of(captured, function)
             else:
                 runs = _ModuleStage(function)

@@ -237,7 +237,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     @property
     def is_shape_only(self) -> bool:
         """Whether tensors have shapes and no numbers (emulated devices can do that)."""
-        return self.settings.emulated is not None and self.settings.emulated.is_shape_only
+        return self.settings.is_shape_only
 
     @contextlib.contextmanager
     def model_sharded_context(self) -> Iterator[None]:
@@ -497,7 +497,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     @property
     def clips_alone(self) -> bool:
         """Whether every rank clips the norm of its own gradients: others have no such yet."""
-        return self.settings.is_asynchronous and not self.settings.policy.drains
+        return self.settings.overlaps
 
     def counted_parameters(self) -> list[nn.Parameter] | None:
         """Parameters that count on this rank, each on one; None before the pipeline is built."""

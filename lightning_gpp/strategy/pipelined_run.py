@@ -86,7 +86,7 @@ class PipelinedRun:
     ) -> None:
         self.settings = settings
         self.peers = None if joined is None else joined.peers
-        self.is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
+        self.is_shape_only = settings.is_shape_only
         self.device = META if self.is_shape_only else device
         self.transport = open_transport(device, settings.timeout_s, host)
         self.pipeline: Pipeline | None = None

@@ -24,6 +24,9 @@ DEFAULT_BUDGET_S = 60.0
 NUM_SIZES = 3
 """Micro-batch sizes that are measured: enough to see whether a line fits."""
 
+REPEATS = 3
+"""Measured runs of an operator, at least."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -32,7 +35,7 @@ def profile(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     *,
-    repeats: int = 3,
+    repeats: int = REPEATS,
 ) -> Profile:
     """Measures every operator for one micro-batch; see :func:`profile_costs`."""
     return profile_costs(captured, args, kwargs, repeats=repeats, num_sizes=1).profiles[0]
@@ -43,7 +46,7 @@ def profile_costs(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     *,
-    repeats: int = 3,
+    repeats: int = REPEATS,
     num_sizes: int = NUM_SIZES,
     budget_s: float = DEFAULT_BUDGET_S,
 ) -> Costs:
@@ -113,9 +116,6 @@ def profile_probes(
     probes: Sequence[OperatorProbe],
     tensors: Mapping[str, Tensor],
     size: float,
-    *,
-    repeats: int = 3,
-    budget_s: float = DEFAULT_BUDGET_S,
 ) -> Profile:
     """Measures operators as :func:`profile_costs` does, by probes of another's making.
 
@@ -124,15 +124,13 @@ def profile_probes(
         probes: of the operators, in order.
         tensors: the inputs of the model.
         size: samples that they stand for.
-        repeats: least measured runs per operator.
-        budget_s: seconds after which an operator runs once.
     """
     device = next(iter(tensors.values())).device
-    work = SharedWork(captured, probes, device, time.monotonic() + budget_s)
+    work = SharedWork(captured, probes, device, time.monotonic() + DEFAULT_BUDGET_S)
     with rollback(captured.module), torch.inference_mode(False), torch.enable_grad():
         first, again = (
             Profile(work.measured(tensors, count), size, device_kind(device))
-            for count in (repeats, 1)
+            for count in (REPEATS, 1)
         )
     return _quicker(first, again)
 

@@ -73,15 +73,9 @@ INPUT = {"input twice as fast": WhatIf(input=2.0)}
 DEVICES = "twice the devices"
 
 
-def levers(case: Case, base: Simulation | None = None) -> list[Lever]:
-    """The changes, that which buys most first; those that cannot be had last.
-
-    Args:
-        case: what is to be made faster.
-        base: its simulation, where it is there already.
-    """
-    before_s = (base or case.simulate()).step_s
-    before = case.samples / before_s
+def levers(case: Case) -> list[Lever]:
+    """The changes to a case, that which buys most first; those that cannot be had last."""
+    before = case.samples / case.simulate().step_s
     found = [_lever(name, make, before) for name, make in _changes(case)]
     return sorted(found, key=lambda lever: -1.0 if lever.gain is None else lever.gain, reverse=True)
 

@@ -117,8 +117,7 @@ class TimelineCallback(pl.Callback):
             )
             return
         self._run = trainer.strategy.session.run
-        settings = trainer.strategy.settings
-        self._overlaps = settings.is_asynchronous and not settings.policy.drains
+        self._overlaps = trainer.strategy.settings.overlaps
         if self._is_typical and not self._done:
             self.steps = tuple(trainer.global_step + step for step in TYPICAL_OF)
         if self.dirpath is None:
