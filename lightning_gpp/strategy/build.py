@@ -134,7 +134,7 @@ class Builder:
             return
         ranks = [pipeline.rank_of_device[devices[0]] for devices in graph.devices]
         for edge in graph.stages.edges:
-            if edge.source == FEED and ranks[edge.target] != self.transport.rank:
+            if edge.source == FEED and ranks[edge.target] != self.control.rank:
                 sent = {name: tensors[name] for name in tensors.keys() & set(edge.values)}
                 staying.are_at(edge.target, ranks[edge.target], sent)
 
@@ -174,11 +174,8 @@ class Builder:
         train_modes: dict[str, bool],
     ) -> ChunkedModel:
         flags = _relative(train_modes, self.settings.module)
-        num_ranks = self.transport.num_ranks
         with waiting_for("Dividing the graph into chunks", self.module):
-            return model_in_chunks(
-                asked, captured, call.tensors, call.example, flags, self.control, num_ranks
-            )
+            return model_in_chunks(asked, captured, call.tensors, call.example, flags, self.control)
 
     def _measured(
         self,
@@ -200,7 +197,6 @@ class Builder:
                 kwargs,
                 found=found,
                 control=self.control,
-                rank=self.transport.rank,
                 device=self.device,
                 chunked=chunked,
             )
@@ -218,16 +214,9 @@ class Builder:
         stages = plan_graph(plan, captured.graph)
         if settings.is_asynchronous:
             stages.check_updates()
-        ranks = rank_of_device(plan, transport.num_ranks)
-        codes, readers = _codes(settings, captured, plan, stages, ranks, transport.rank, chunked)
-        partition = Partition(
-            self.module,
-            ownership(self.module, readers),
-            control,
-            rank=transport.rank,
-            num_ranks=transport.num_ranks,
-            device=self.device,
-        )
+        ranks = rank_of_device(plan, control.num_ranks)
+        codes, readers = _codes(settings, captured, plan, stages, ranks, control.rank, chunked)
+        partition = Partition(self.module, ownership(self.module, readers), control, self.device)
         groups = _sum_groups(stages, ranks)
         executor = Executor(
             transport=transport,

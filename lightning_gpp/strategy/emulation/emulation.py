@@ -142,7 +142,7 @@ class Emulation:
         rank = EmulatedRank(transport.rank, clock, reservations, lambda _: setup.costs)
         return cls(
             setup,
-            EmulatedSteps(rank, control, transport.num_ranks),
+            EmulatedSteps(rank, control),
             rank,
             EmulatedTransport(transport, rank, executor.rank_of_device),
             None if executor.sums is None else EmulatedSums(executor.sums, rank),

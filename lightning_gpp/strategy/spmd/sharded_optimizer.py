@@ -115,11 +115,3 @@ class ShardedOptimizer(PartialOptimizer):
                 value = partition.join(name, [each[key] for each in parts])
             joined[key] = value
         return joined
-
-    def make_whole(self, module: nn.Module, state: dict[str, Any]) -> None:
-        """Gives the optimizer all parameters of the whole module back, with their state."""
-        parameters = dict(module.named_parameters())
-        for group, names in zip(self.optimizer.param_groups, self.names, strict=True):
-            group["params"] = [parameters[name] for name in names]
-        self.optimizer.state.clear()
-        self.optimizer.load_state_dict(state)

@@ -125,8 +125,7 @@ class SpmdRun(PipelinedRun):
         if settings.emulated is not None:
             assert settings.cluster is not None, "the accelerator has seen to it"
             cluster = resolve_cluster(settings.cluster, num_ranks)
-            rank = self.transport.rank
-            self.emulation = SpmdEmulation(settings.emulated, cluster, self.control, rank)
+            self.emulation = SpmdEmulation(settings.emulated, cluster, self.control)
         self._held: list[Parameter] = []
         self._has_trained = False
         self.on_program: Callable[[SpmdProgram], None] = lambda program: None
@@ -246,15 +245,8 @@ class SpmdRun(PipelinedRun):
         target = pipelined_module(self.module, settings.module)
         names = [n for n, _ in target.named_parameters()] + [n for n, _ in target.named_buffers()]
         storage = {prefix + name: program.stored(name) for name in names}
-        partition = ShardedPartition(
-            self.module,
-            storage,
-            Shards(program.shares),
-            self.control,
-            rank=self.transport.rank,
-            num_ranks=self.transport.num_ranks,
-            device=self.device,
-        )
+        shards = Shards(program.shares)
+        partition = ShardedPartition(self.module, storage, shards, self.control, self.device)
         self._held = held = partition.held_parameters()
         optimizers = [ShardedOptimizer.of(each, partition, held) for each in self._optimizers]
         self.partial_optimizers = [*optimizers]

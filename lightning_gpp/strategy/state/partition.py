@@ -65,9 +65,10 @@ class Partition:
         module: the whole LightningModule.
         owners: who holds what.
         control: how to reach the other ranks.
-        rank: this rank.
-        num_ranks: number of ranks.
         device: where this rank's stages run.
+
+    Attributes:
+        rank: this rank.
     """
 
     def __init__(
@@ -75,36 +76,25 @@ class Partition:
         module: nn.Module,
         owners: Ownership,
         control: Control,
-        *,
-        rank: int,
-        num_ranks: int,
         device: torch.device,
     ) -> None:
         self.module = module
         self.owners = owners
         self._control = control
-        self._rank = rank
-        self._num_ranks = num_ranks
+        self.rank = control.rank
         self._device = device
         self._places = _places(module)
         self._mapped = {name for name in self._places if is_mapped(self._tensor(name))}
-        self._lacks_some = any(rank not in ranks for ranks in owners.holders.values())
+        self._lacks_some = any(self.rank not in ranks for ranks in owners.holders.values())
 
     def of_copy(self, module: nn.Module) -> Partition:
         """The same ranks hold the same names of a copy of the module, where it is."""
         device = next((parameter.device for parameter in module.parameters()), self._device)
-        return Partition(
-            module,
-            self.owners,
-            self._control,
-            rank=self._rank,
-            num_ranks=self._num_ranks,
-            device=device,
-        )
+        return Partition(module, self.owners, self._control, device)
 
     def move(self, device: torch.device) -> None:
         """Moves what this rank holds."""
-        for name in self.owners.held_by(self._rank):
+        for name in self.owners.held_by(self.rank):
             _move(self._tensor(name), device)
 
     def reunite(self, *, on_all_ranks: bool) -> None:
@@ -116,18 +106,18 @@ class Partition:
     def spread(self) -> None:
         """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""
         if self._control.is_leader:
-            for rank in range(1, self._num_ranks):
+            for rank in range(1, self._control.num_ranks):
                 tensors = [self._tensor(name).detach() for name in self.owners.held_by(rank)]
                 for piece in in_pieces(tensor.nbytes for tensor in tensors):
                     self._control.send_to(rank, tensors[piece])
                     self._control.flush()  # one rank's, and of these a few, at a time
         else:
-            names = self.owners.held_by(self._rank)
+            names = self.owners.held_by(self.rank)
             while names:
                 values = self._control.receive_from(0, "waiting for the initial weights of rank 0")
                 self._fill(names[: len(values)], values)
                 names = names[len(values) :]
-        held = set(self.owners.held_by(self._rank))
+        held = set(self.owners.held_by(self.rank))
         for name in self._places:
             tensor = self._tensor(name)
             if name in held:
@@ -144,7 +134,7 @@ class Partition:
             RuntimeError: on rank 0, when two differ; the text names the first.
         """
         shared = self.copies()
-        held = set(self.owners.held_by(self._rank))
+        held = set(self.owners.held_by(self.rank))
         own = {name: _checksum(self._tensor(name)) for name in shared if name in held}
         found = self._control.gather(own, "comparing the weights of replicas")
         for name in shared if found else ():
@@ -161,14 +151,14 @@ class Partition:
 
     def whole_values(self) -> dict[str, Tensor]:
         """All ranks: on rank 0 the CPU values of what it does not hold, elsewhere nothing."""
-        names = self.owners.counted_by(self._rank)
+        names = self.owners.counted_by(self.rank)
         own = {} if self._control.is_leader else {n: self._tensor(n).detach().cpu() for n in names}
         gathered = self._control.gather(own, "gathering the weights on rank 0", self._stored)
         return {name: value for values in gathered for name, value in values.items()}
 
     def counted_state_dict(self) -> dict[str, Any]:
         """Entries of the module's state dict that count on this rank: over all ranks, each once."""
-        counted = {id(self._tensor(name)) for name in self.owners.counted_by(self._rank)}
+        counted = {id(self._tensor(name)) for name in self.owners.counted_by(self.rank)}
         elsewhere = {id(self._tensor(name)) for name in self._places} - counted
         return {
             name: value.detach() if isinstance(value, Tensor) else value
@@ -200,22 +190,17 @@ class Partition:
 
     def make_whole(self, values: Mapping[str, Tensor]) -> None:
         """Puts given values where this rank holds none; user code may have put its own there."""
-        held = set(self.owners.held_by(self._rank))
+        held = set(self.owners.held_by(self.rank))
         for name, value in values.items():
             if self._tensor(name).is_meta or name not in held:
                 self._replace(name, value)
 
     def make_partial(self) -> None:
         """Undoes :meth:`make_whole`."""
-        held = set(self.owners.held_by(self._rank))
+        held = set(self.owners.held_by(self.rank))
         for name in self._places:
             if name not in held:
                 self._replace(name, torch.empty_like(self._tensor(name), device="meta"))
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._rank
 
     @property
     def is_partial(self) -> bool:
@@ -224,13 +209,13 @@ class Partition:
 
     def stage_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank's stages read, each once."""
-        names = self.owners.held_by(self._rank)
+        names = self.owners.held_by(self.rank)
         tensors = (self._tensor(name) for name in names if name in self.owners.read)
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
 
     def held_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank holds, each once."""
-        tensors = (self._tensor(name) for name in self.owners.held_by(self._rank))
+        tensors = (self._tensor(name) for name in self.owners.held_by(self.rank))
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
 
     def held_values(self, among: Collection[str] | None = None) -> list[Tensor]:
@@ -239,7 +224,7 @@ class Partition:
         Args:
             among: names to look for; None for all.
         """
-        names = self.owners.held_by(self._rank)
+        names = self.owners.held_by(self.rank)
         return [self._tensor(name) for name in names if among is None or name in among]
 
     def held_with_others(self) -> dict[str, nn.Parameter]:
@@ -247,13 +232,13 @@ class Partition:
         found = {}
         for name in self.copies():
             tensor = self._tensor(name)
-            if self._rank in self.owners.holders[name] and isinstance(tensor, nn.Parameter):
+            if self.rank in self.owners.holders[name] and isinstance(tensor, nn.Parameter):
                 found[name] = tensor
         return found
 
     def counted_parameters(self) -> list[nn.Parameter]:
         """Parameters that count on this rank: over all ranks, each once."""
-        tensors = (self._tensor(name) for name in self.owners.counted_by(self._rank))
+        tensors = (self._tensor(name) for name in self.owners.counted_by(self.rank))
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
 
     def _tensor(self, name: str) -> Tensor:
@@ -265,7 +250,7 @@ class Partition:
                 tensor = self._tensor(name)
                 if tensor.shape != value.shape or tensor.dtype != value.dtype:
                     raise ValueError(
-                        f"{name!r} is {tuple(tensor.shape)} {tensor.dtype} on rank {self._rank} "
+                        f"{name!r} is {tuple(tensor.shape)} {tensor.dtype} on rank {self.rank} "
                         f"but {tuple(value.shape)} {value.dtype} on rank 0; all ranks must build "
                         "the same model"
                     )
