@@ -34,7 +34,7 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
 )
 from lightning_gpp.strategy.emulation.emulation import Emulation, begin_emulation
 from lightning_gpp.strategy.emulation.shape_only import META
-from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module
+from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.planning.full_graph import GraphCall, model_in_chunks
 from lightning_gpp.strategy.planning.measuring import measure_kinds
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
@@ -54,6 +54,7 @@ class Builder:
     Attributes:
         settings: what the user asked for.
         module: the whole LightningModule.
+        target: the module in it whose forward is pipelined.
         transport: between the ranks.
         control: between rank 0 and the others.
         device: where this rank's stages run; ``meta`` where tensors have no numbers.
@@ -63,6 +64,7 @@ class Builder:
 
     settings: Settings
     module: pl.LightningModule
+    target: nn.Module
     transport: Transport
     control: Control
     device: torch.device
@@ -80,8 +82,8 @@ class Builder:
         if self.settings.full_graph is None:
             captured = self._captured(args, kwargs, train_modes)
         else:
-            call = GraphCall.of(self._target, args, kwargs)
-            with without_caches(self._target):
+            call = GraphCall.of(self.target, args, kwargs)
+            with without_caches(self.target):
                 captured = self._captured(call.args, call.kwargs, train_modes)
             chunked = self._in_chunks(self.settings.full_graph, captured, call, train_modes)
             example = example and _of_vertices(example, chunked)
@@ -93,11 +95,6 @@ class Builder:
         if chunked is not None:
             self._leave_graph(pipeline, chunked)
         return pipeline
-
-    @property
-    def _target(self) -> nn.Module:
-        """The module whose forward is pipelined."""
-        return pipelined_module(self.module, self.settings.module)
 
     def _planned(
         self,
@@ -178,7 +175,7 @@ class Builder:
             verified = self.control.hear("waiting until rank 0 has captured the model")
         with waiting_for("Capturing the model", self.module):
             captured = capture(
-                self._target,
+                self.target,
                 args,
                 kwargs,
                 leaf_modules=settings.leaf_modules,
@@ -334,7 +331,6 @@ def _codes(
     """Runnable stages of this rank, and which ranks read which parameter or buffer."""
     codes: dict[int, StageCode] = {}
     readers: dict[str, set[int]] = {}
-    prefix = f"{settings.module}." if settings.module else ""
     changing = captured.changing
     for stage, devices in enumerate(placed.devices):
         homes = {ranks[device] for device in devices}
@@ -349,11 +345,11 @@ def _codes(
         if settings.compile is not None and isinstance(function, StageModule) and operators:
             function.compile(settings.compile)
         for name in function.parameter_names:
-            readers.setdefault(prefix + name, set()).update(homes)
+            readers.setdefault(settings.prefix + name, set()).update(homes)
         for name in function.buffer_names:
             # The user's step may read constant buffers too, so rank 0 keeps them.
             holders = homes if name in changing else homes | {0}
-            readers.setdefault(prefix + name, set()).update(holders)
+            readers.setdefault(settings.prefix + name, set()).update(holders)
         if rank in homes:
             recompute = not is_loss and plan.stages[stage].recompute
             runs: StageFunction

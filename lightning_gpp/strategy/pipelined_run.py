@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities import move_data_to_device
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gpp.mapped_tensor import freed_at_once, is_mapped
@@ -124,8 +124,8 @@ class PipelinedRun:
 
     def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         """Takes the whole module and the optimizers of all its parameters."""
-        pipelined_module(module, self.settings.module)
         self._module = module
+        pipelined_module(module, self.settings.module)  # refuses a name that there is not
         self._optimizers = optimizers
         self._train_modes = _modes(module)
         if self._leader_state is not None:
@@ -148,6 +148,11 @@ class PipelinedRun:
         """The LightningModule."""
         assert self._module is not None, "no module is attached"
         return self._module
+
+    @property
+    def target(self) -> nn.Module:
+        """The module whose forward is pipelined."""
+        return pipelined_module(self.module, self.settings.module)
 
     @property
     def has_module(self) -> bool:
@@ -341,13 +346,8 @@ class PipelinedRun:
         if self._has_shown_state or num_microbatches == 1 or self.is_shape_only:
             return
         self._has_shown_state = True
-        if names := self._names_in_module(self.built.captured.unsteady):
+        if names := [self.settings.prefix + name for name in self.built.captured.unsteady]:
             warn_of_state(names, num_microbatches)
-
-    def _names_in_module(self, names: Iterable[str]) -> list[str]:
-        """Names in the LightningModule of what has these in the pipelined module."""
-        prefix = f"{self.settings.module}." if self.settings.module else ""
-        return [f"{prefix}{name}" for name in names]
 
     @property
     def _num_microbatches(self) -> int:
@@ -386,6 +386,7 @@ class PipelinedRun:
             builder = Builder(
                 self.settings,
                 self.module,
+                self.target,
                 self.transport,
                 self.control,
                 self.device,
@@ -401,12 +402,13 @@ class PipelinedRun:
         self.partial_optimizers = [
             PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
         ]
-        self._changing = frozenset(self._names_in_module(pipeline.captured.changing))
+        prefix = self.settings.prefix
+        self._changing = frozenset(prefix + name for name in pipeline.captured.changing)
         with waiting_for("Giving every rank its parameters", self.module):
             self._spread(pipeline)
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
-        share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
+        share_parameters(pipeline, self.target)
         self._ids_of_stages = frozenset(map(id, held))
         if self.peers is not None:
             self._averaged = AveragedGradients(held, self.peers, pipeline.means(self.peers))

@@ -94,6 +94,11 @@ class Settings:
         return self.schedule == ONE_F_ONE_B_ASYNC.name
 
     @property
+    def prefix(self) -> str:
+        """Of names in the LightningModule, before those in the module that is pipelined."""
+        return f"{self.module}." if self.module else ""
+
+    @property
     def is_shape_only(self) -> bool:
         """Whether tensors have shapes and no numbers (emulated devices can do that)."""
         return self.emulated is not None and self.emulated.is_shape_only

@@ -22,7 +22,6 @@ from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, w
 from lightning_gpp.instance_attribute import taken_away
 from lightning_gpp.spmd.run.export import CallForm, ExportedForward, export_forward
 from lightning_gpp.spmd.run.node_reader import ExportError
-from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.spmd.call_key import call_key
@@ -79,7 +78,7 @@ class SpmdCalls(ForwardCalls):
         run = self._divided_run
         if is_autocast():
             raise NotImplementedError(NO_AUTOCAST)
-        target = pipelined_module(run.module, run.settings.module)
+        target = run.target
         if run.divided is not None:
             run.divided.partition.agree_on_gradients()
         is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()

@@ -31,7 +31,6 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
     resolve_cluster,
 )
 from lightning_gpp.strategy.lightning_private import tell_device
-from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Forward
 from lightning_gpp.strategy.report import waiting_for
@@ -240,9 +239,7 @@ class SpmdRun(PipelinedRun):
 
     def _divide(self, package: ProgramPackage) -> None:
         """The module's parameters become this rank's parts."""
-        settings, program = self.settings, package.program
-        prefix = f"{settings.module}." if settings.module else ""
-        target = pipelined_module(self.module, settings.module)
+        program, prefix, target = package.program, self.settings.prefix, self.target
         names = [n for n, _ in target.named_parameters()] + [n for n, _ in target.named_buffers()]
         storage = {prefix + name: program.stored(name) for name in names}
         shards = Shards(program.shares)

@@ -16,7 +16,6 @@ from lightning_gpp.capture.checks.rollback import ModuleState
 from lightning_gpp.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import keep_results
 from lightning_gpp.strategy.logging.logs import LedLog, recording, replay
-from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import BackwardEnd, HookEnd, StepEnd, StepPerMicrobatch
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
@@ -76,7 +75,7 @@ class BatchSteps:
     def _leading(self, name: str, log: LedLog) -> Iterator[None]:
         """Rank 0: user code runs in this, here and nowhere else."""
         run = self._run
-        target = pipelined_module(run.module, run.settings.module)
+        target = run.target
         self._forward.inner = target.__dict__.get("forward")
         functools.update_wrapper(self._forward, target.forward, updated=())
         elsewhere = run.held_elsewhere()

@@ -23,7 +23,6 @@ from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.instance_attribute import taken_away
 from lightning_gpp.runtime.stage_run import StageCall, run_forward
 from lightning_gpp.strategy.cutting.cutting import Values, call_size, input_slices
-from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of
 from lightning_gpp.strategy.ranks.messages import Autocast, Backward, Build, Forward
@@ -74,7 +73,7 @@ class ForwardCalls:
     def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Builds the pipeline, on all ranks; this call is the example."""
         run = self._run
-        target = pipelined_module(run.module, run.settings.module)
+        target = run.target
         autocast = Autocast.current(run.device)
         with (
             taken_away(target, "forward", self.inner),

@@ -18,7 +18,6 @@ from lightning_gpp.strategy.cutting.microbatches import (
     refuse_full_graph,
 )
 from lightning_gpp.strategy.logging.logs import LedLog, recording
-from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Minibatch, StepEnd
 from lightning_gpp.strategy.state.precision import loss_scale
@@ -119,7 +118,7 @@ class MicrobatchSteps:
         """
         run, captured, seen = self._run, self._run.built.captured, boundary.seen
         assert seen is not None
-        target = pipelined_module(run.module, run.settings.module)
+        target = run.target
 
         both = cut_batch(batch, [size for size in seen.cut if size])[1 if seen.cut[0] else 0]
 

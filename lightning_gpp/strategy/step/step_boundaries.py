@@ -12,7 +12,6 @@ from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.cutting.microbatches import copy_tensors, cut_batch
 from lightning_gpp.strategy.logging.logs import replay
-from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
@@ -58,7 +57,7 @@ class StepBoundaries:
         run = self._run
         return MicrobatchBoundary(
             run.module,
-            pipelined_module(run.module, run.settings.module),
+            run.target,
             step,
             microbatches=parts,
             sizes=sizes,
