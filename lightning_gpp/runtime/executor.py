@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_gpp.graph import FEED, StageEdge
@@ -51,11 +50,7 @@ class Executor:
         timeout_s: limit of every wait.
         on_record: gets a record of every action when set.
         pace: makes the actions last as long as those of an emulated device, when set.
-        weights: with which parameters a stage of the plan runs the forward of a micro-batch; where
-            it gives None, as always without it, with those that the modules hold.
         forward_context: what forwards of stages run in, and backwards do not (autocast).
-        update: the optimizer's step after a mini-batch, which only programs of several mini-batches
-            need: what ends a program is its caller's (see :meth:`Run.update`).
     """
 
     transport: Transport
@@ -70,9 +65,7 @@ class Executor:
     timeout_s: float = 1800.0
     on_record: Callable[[ActionRecord], None] | None = None
     pace: Pace | None = None
-    weights: Callable[[int, int], Mapping[str, Tensor] | None] | None = None
     forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
-    update: Callable[[int], None] | None = None
 
     def begin(
         self,
@@ -154,11 +147,11 @@ class Run:
         """Runs everything in one go, up to the update that ends the program.
 
         Raises:
-            ValueError: there are updates in between, and nobody makes them.
+            ValueError: there are updates in between.
         """
         program = self.program
-        if program.num_minibatches > 1 and program.has_backward and self.executor.update is None:
-            raise ValueError("a program of several mini-batches needs the executor's `update`")
+        if program.num_minibatches > 1 and program.has_backward:
+            raise ValueError("a program of several mini-batches runs in windows")
         self.perform_all(self.program.before_update(self.device), has_sums=True)
 
     def forward_half(self) -> None:
@@ -174,12 +167,6 @@ class Run:
         self.keeps_flights = retain
         self.state.reduction = None  # of an earlier backward
         self.perform_all(self.program.around_turn(self.device)[1], has_sums=True)
-
-    def update(self) -> None:
-        """Runs the update that ends the program, if the executor has one."""
-        done = len(self.program.before_update(self.device))
-        if self.executor.update is not None:
-            self.perform_all(self.program.device_actions(self.device)[done:], has_sums=False)
 
     def window(self, number: int) -> None:
         """Runs what a mini-batch's part of the program has, up to the update that ends it."""
@@ -308,7 +295,8 @@ class Run:
                 inputs |= zip(edges[0].values, unpack(payload), strict=True)
             code = self.executor.stages[self.program.replica(stage).stage]
             self._keep_state(stage, code)
-            call = self._call(self.program.replica(stage).stage, microbatch)
+            chunk = self.chunks[microbatch] if self.chunks else None
+            call = StageCall(microbatch + self.shift, training=self.training, chunk=chunk)
             with self.executor.forward_context():
                 flight = run_forward(code, inputs, call, has_backward=self.program.has_backward)
         for edges in self.program.out_groups[stage]:
@@ -330,13 +318,6 @@ class Run:
         if self.program.feed_has_backward if stage == FEED else self.program.has_backward:
             flight.let_go()
             self.state.flights[stage, microbatch + self.shift] = flight
-
-    def _call(self, stage: int, microbatch: int) -> StageCall:
-        """With what a stage of the plan runs a micro-batch."""
-        number = microbatch + self.shift
-        weights = self.executor.weights and self.executor.weights(stage, number)
-        chunk = self.chunks[microbatch] if self.chunks else None
-        return StageCall(number, training=self.training, weights=weights, chunk=chunk)
 
     def _keep_state(self, stage: int, code: StageCode) -> None:
         """Lets state that changes once per mini-batch be changed by the last micro-batch alone."""
@@ -420,11 +401,8 @@ class Run:
             )
 
     def step(self, action: Action) -> None:
-        """The optimizer's step, after which the next mini-batch sums its own gradients."""
-        assert self.executor.update is not None  # `begin` and `update` see to it
-        self.executor.update(action.microbatch + self.shift)
-        self.state.reduction = None
-        self.state.put_back.clear()
+        """Not asked for: what runs ends before an update, which is its caller's."""
+        raise AssertionError(f"{action}: whoever runs a program makes its updates")
 
 
 HANDLERS: Mapping[Kind, Callable[[Run, Action], None]] = MappingProxyType(
