@@ -165,7 +165,7 @@ class Pipeline:
         if program.num_microbatches % self.placed.units_at_a_time:
             self.emulation.num_unpaced += not is_second
             return nullcontext(0)
-        return self.emulation.step(self.executor, program, is_second=is_second)
+        return self.emulation.step(program, is_second=is_second)
 
     def emulated_window(
         self, since: int, resumption: Resumption | None
@@ -178,7 +178,7 @@ class Pipeline:
         """
         if self.emulation is None:
             return nullcontext()
-        return self.emulation.window(self.executor, since, resumption)
+        return self.emulation.window(since, resumption)
 
     def resumption(self, since: int) -> Resumption | None:
         """Rank 0: what the others need to know of emulated time before a window."""
@@ -186,7 +186,7 @@ class Pipeline:
 
     def emulated_messages(self) -> AbstractContextManager[None]:
         """What is in flight is forgotten in this."""
-        return nullcontext() if self.emulation is None else self.emulation.paced(self.executor)
+        return nullcontext() if self.emulation is None else self.emulation.paced()
 
     def leave_emulated_time(self) -> None:
         """Something runs that takes no emulated time."""
