@@ -444,8 +444,8 @@ class PipelinedRun:
     def whole_optimizers(self) -> Iterator[None]:
         """Optimizers have the parameters of one device while the body runs."""
         with ExitStack() as stack:
-            if self.pipeline is not None:
-                held = self.pipeline.partition.held_parameters()
+            if self.model is not None:
+                held = self.partition.held_parameters()
                 for partial in self.partial_optimizers:
                     stack.enter_context(partial.whole_groups(self.module, held))
             yield

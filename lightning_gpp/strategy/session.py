@@ -137,11 +137,8 @@ class Session:
         self._async_steps.begin_anew()
         if partition.is_partial:
             self._check_together()
-        with self.run.failures.guard():
-            partition.make_whole(partition.whole_values())
-            state = self.run.module.state_dict()
-            partition.make_partial()
-        return state
+        with self.run.failures.guard(), partition.whole():
+            return self.run.module.state_dict()
 
     def own_state_dict(self) -> dict[str, Any]:
         """The state dict of the module, of which every rank has what counts there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -303,12 +303,8 @@ class SpmdRun(PipelinedRun):
     @contextmanager
     def whole_optimizers(self) -> Iterator[None]:
         """Optimizers have the parameters of one device while the body runs."""
-        with ExitStack() as stack:
-            if self.divided is not None:
-                held = self.divided.partition.held_parameters()
-                for partial in self.partial_optimizers:
-                    stack.enter_context(partial.whole_groups(self.module, held))
-                stack.enter_context(self.divided.partition.parts_in_place())
+        placed = nullcontext() if self.divided is None else self.divided.partition.parts_in_place()
+        with super().whole_optimizers(), placed:
             yield
 
     def _abort(self, error: BaseException) -> None:

@@ -7,7 +7,8 @@ tensors on the ``meta`` device, so that names, shapes and keys stay complete. Wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +97,13 @@ class Partition:
         """Moves what this rank holds."""
         for name in self.owners.held_by(self.rank):
             _move(self._tensor(name), device)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """All ranks: the module is whole on rank 0 while the body runs."""
+        self.make_whole(self.whole_values())
+        yield
+        self.make_partial()
 
     def reunite(self, *, on_all_ranks: bool) -> None:
         """All ranks: the module is whole again on rank 0, or everywhere."""
