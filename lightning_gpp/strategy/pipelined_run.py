@@ -270,7 +270,7 @@ class PipelinedRun:
         has_user_code = self.steps_per_microbatch or self.settings.is_asynchronous
         return self.device.type == "cpu" and not self.is_alone and not has_user_code
 
-    # Programs -------------------------------------------------------------------------------
+    # What is built -----------------------------------------------------------------------------
 
     @property
     def steps_per_microbatch(self) -> bool:

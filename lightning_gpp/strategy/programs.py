@@ -109,7 +109,7 @@ class Programs:
             stash,
             self._both_ways(),
             self.pipeline.emulated(run.program),
-            self.recorder.run(run.executor),
+            self.recorder.part(run, is_second=True),
             self.control.program(),
         ):
             run.whole()

@@ -32,7 +32,7 @@ class StepRecorder:
         self.is_on = False
         self.is_cut = False
         self._runs: list[RunRecord] = []
-        self._begun: list[Run | None] = []
+        self._begun: list[Run] = []
         self._marks: list[Mark] = []
         self._open: Mark | None = None
         self._last_read: Mark | None = None
@@ -86,20 +86,12 @@ class StepRecorder:
             self._open = None
 
     @contextlib.contextmanager
-    def run(self, executor: Executor) -> Iterator[None]:
-        """Records the actions of a program that runs in the body."""
-        with self._recording(executor) as records:
-            yield
-        if self.is_on:
-            self._note_run(None, records, SpanKind.FINISH)
-
-    @contextlib.contextmanager
     def part(self, run: Run, *, is_second: bool, still_ns: int = 0) -> Iterator[None]:
-        """Records one of the two parts of a run; between them is the user's step.
+        """Records a run, or one of its two parts; between them is the user's step.
 
         Args:
-            run: whose part runs in the body.
-            is_second: whether it is the backward part.
+            run: what runs in the body, or a part of it.
+            is_second: whether it is over after this.
             still_ns: how long emulated time stood still before it; there is no such time in what
                 is recorded.
         """
@@ -146,14 +138,14 @@ class StepRecorder:
 
     def _note_run(
         self,
-        run: Run | None,
+        run: Run,
         records: Sequence[ActionRecord],
         then: SpanKind,
         still_ns: int = 0,
     ) -> None:
         """Actions were run, of a run that was begun before or not; what comes then begins."""
         end_ns = time.monotonic_ns()
-        same = (i for i, other in enumerate(self._begun) if run is not None and other is run)
+        same = (i for i, other in enumerate(self._begun) if other is run)
         place = next(same, len(self._runs))
         if place == len(self._runs):
             self._begun.append(run)
