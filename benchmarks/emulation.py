@@ -23,17 +23,21 @@ import json
 import platform
 import random
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 import torch
+from helpers.threads.emulate import EmulatedRun
+from helpers.threads.shapes import emulate_shapes
 
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.graph import FEED, GraphInput, ModelGraph, OpNode, Parameter, TensorSpec, Value
 from lightning_gpp.planner import Plan, Stage, plan_graph
-from lightning_gpp.runtime.emulation import EmulatedRun, emulate_shapes
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate.engine.run import simulate
 from lightning_gpp.simulate.program_costs import (

@@ -23,19 +23,23 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 import numpy as np
+from helpers.threads.emulate import EmulatedRun
+from helpers.threads.shapes import emulate_plan
 from scipy.optimize import least_squares
 
 from lightning_gpp.cluster import Cluster, Device, DeviceKind, Link
 from lightning_gpp.cost import roofline_costs
 from lightning_gpp.cost.roofline import roofline
-from lightning_gpp.jobs.simulation.emulated_plan import emulate_plan
 from lightning_gpp.planner import plan_request
 from lightning_gpp.planner.ways.answers import WaysAnswer, WaysQuestion, answer_ways
-from lightning_gpp.runtime.emulation import EmulatedRun
 from lightning_gpp.schedule import GPIPE_REVERSED
 from lightning_gpp.simulate import TaskKind, simulate_plan
 from lightning_gpp.text_table import text_table

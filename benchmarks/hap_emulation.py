@@ -7,16 +7,20 @@ on one machine.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
-from torch import Tensor
-
-from lightning_gpp.runtime.collectives.thread_collectives import (
+from helpers.threads.collectives import (
     ThreadCollectiveHub,
     ThreadCollectives,
 )
+from torch import Tensor
+
 from lightning_gpp.spmd.costs.prices import Machine
 from lightning_gpp.spmd.operator_graph import SpmdGraph, ValueSource
 from lightning_gpp.spmd.program import SpmdProgram

@@ -15,17 +15,21 @@ how fast a GPU is.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
+from helpers.threads.shapes import emulate_plan
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_gpp.capture import capture
 from lightning_gpp.cluster import cluster_preset
 from lightning_gpp.cost import estimate_costs
-from lightning_gpp.jobs.simulation.emulated_plan import emulate_plan
 from lightning_gpp.planner import PLANNERS, evaluate_plan, plan_request
 from lightning_gpp.text_table import text_table
 from lightning_gpp.units_of_measure import bytes_text, seconds_text

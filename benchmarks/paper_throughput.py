@@ -25,16 +25,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 import torch
+from helpers.threads.emulate import EmulatedRun
+from helpers.threads.shapes import emulate_plan
 
 from lightning_gpp.cluster import cluster_preset
 from lightning_gpp.jobs.figures import COLOURS, MARKERS, diagram, tidy
 from lightning_gpp.jobs.problem.workload_problem import workload_of
 from lightning_gpp.jobs.search.searched import search_within
-from lightning_gpp.jobs.simulation.emulated_plan import emulate_plan
 from lightning_gpp.planner import PLANNERS, Plan, PlanRequest, evaluate_plan
 from lightning_gpp.planner.plan.plan_json import load_plan, save_plan
-from lightning_gpp.runtime.emulation import EmulatedRun
 from lightning_gpp.simulate.plan_costs import simulate_plan
 from lightning_gpp.text_table import text_table
 

@@ -34,6 +34,7 @@ from hydra import compose, initialize_config_module
 from lightning_gpp import GraphPipeStrategy, TimelineCallback
 from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.simulate import Timeline
+from lightning_gpp.simulate.refit.from_timelines import refit
 from lightning_gpp.strategy.recording.prediction import StepQuestion
 
 WARM_UP, EVERY = 20, 4
@@ -79,14 +80,15 @@ def cells(
     question: StepQuestion, known: Sequence[Timeline], others_s: Sequence[float]
 ) -> list[str]:
     """The cells of a row: the plan, what was recorded, predictions with their errors."""
-    everything = question.refit(known, skip_steps=0)
+    asked = question.program, question.plan, question.request
+    everything = refit(known, *asked, skip_steps=0)
     cluster = everything.cluster(question.request.cluster)
     besides = replace(
         question,
         request=replace(question.request, cluster=cluster),
         step=everything.step_costs(question.plan, question.request.graph),
     )
-    one = question.refit(known[:1], skip_steps=0)
+    one = refit(known[:1], *asked, skip_steps=0)
     predicted_s = [
         question.predicted().step_s,
         besides.predicted().step_s,

@@ -184,6 +184,11 @@ class ChunkedModel:
         self.around.histories.clear()
         self.around.epoch = -1
 
+    @property
+    def arguments(self) -> dict[str, Tensor]:
+        """Those that stay on the stages, by name, as far as they are kept here."""
+        return dict(self._whole)
+
     def keep_arguments(self, names: Collection[str]) -> None:
         """Lets go of the arguments that stay on the stages, but for those that are read here.
 

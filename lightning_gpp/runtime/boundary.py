@@ -22,3 +22,4 @@ class Boundary(Protocol):
 
     def output_gradients(self, microbatch: int) -> Mapping[str, Sequence[Tensor | None]]:
         """Output name -> gradients of its tensors, where :meth:`finish` gave no loss."""
+        raise AssertionError("the backward of a micro-batch starts at its loss")

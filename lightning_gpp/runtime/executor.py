@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_gpp.graph import FEED, StageEdge
@@ -51,11 +50,7 @@ class Executor:
         timeout_s: limit of every wait.
         on_record: gets a record of every action when set.
         pace: makes the actions last as long as those of an emulated device, when set.
-        weights: with which parameters a stage of the plan runs the forward of a micro-batch; where
-            it gives None, as always without it, with those that the modules hold.
         forward_context: what forwards of stages run in, and backwards do not (autocast).
-        update: the optimizer's step after a mini-batch, which only programs of several mini-batches
-            need: what ends a program is its caller's (see :meth:`Run.update`).
     """
 
     transport: Transport
@@ -70,29 +65,7 @@ class Executor:
     timeout_s: float = 1800.0
     on_record: Callable[[ActionRecord], None] | None = None
     pace: Pace | None = None
-    weights: Callable[[int, int], Mapping[str, Tensor] | None] | None = None
     forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
-    update: Callable[[int], None] | None = None
-
-    def run(
-        self,
-        program: Program,
-        unit_sizes: Sequence[int],
-        *,
-        training: bool,
-        boundary: Boundary | None = None,
-        errors: list[str] | None = None,
-    ) -> None:
-        """Runs this rank's part of a program once, up to the update that ends it.
-
-        Args:
-            program: the program of all devices.
-            unit_sizes: samples of each of the smallest micro-batches.
-            training: whether modules are in training mode (dropout, running statistics).
-            boundary: the user's step, on the rank of the loss.
-            errors: gets those of this rank's forwards, if that is to be found out: no rank stops.
-        """
-        self.begin(program, unit_sizes, training=training, boundary=boundary, errors=errors).whole()
 
     def begin(
         self,
@@ -106,14 +79,15 @@ class Executor:
         shift: int = 0,
         chunks: Sequence[int] = (),
     ) -> Run:
-        """A run of a program on this rank, of which nothing is done yet; see :meth:`run`.
+        """A run of this rank's part of a program, of which nothing is done yet.
 
         Args:
-            program: see :meth:`run`.
-            unit_sizes: likewise.
-            training: likewise.
-            boundary: likewise; it is asked for micro-batches by their own numbers.
-            errors: likewise.
+            program: the program of all devices.
+            unit_sizes: samples of each of the smallest micro-batches.
+            training: whether modules are in training mode (dropout, running statistics).
+            boundary: the user's step, on the rank of the loss; it is asked for micro-batches by
+                their own numbers.
+            errors: gets those of this rank's forwards, if that is to be found out: no rank stops.
             state: what an earlier run left in flight.
             shift: what is added to the program's numbers of micro-batches, where the program is
                 a part of a longer training (:mod:`lightning_gpp.schedule.windows`).
@@ -145,7 +119,7 @@ class Run:
         device: of this rank.
         training: whether modules are in training mode.
         boundary: the user's step, on the rank of the loss.
-        errors: see :meth:`Executor.run`.
+        errors: see :meth:`Executor.begin`.
         shift: see :meth:`Executor.begin`.
         chunks: likewise.
         message_bytes: of the last message, as it was sent.
@@ -173,11 +147,11 @@ class Run:
         """Runs everything in one go, up to the update that ends the program.
 
         Raises:
-            ValueError: there are updates in between, and nobody makes them.
+            ValueError: there are updates in between.
         """
         program = self.program
-        if program.num_minibatches > 1 and program.has_backward and self.executor.update is None:
-            raise ValueError("a program of several mini-batches needs the executor's `update`")
+        if program.num_minibatches > 1 and program.has_backward:
+            raise ValueError("a program of several mini-batches runs in windows")
         self.perform_all(self.program.before_update(self.device), has_sums=True)
 
     def forward_half(self) -> None:
@@ -193,12 +167,6 @@ class Run:
         self.keeps_flights = retain
         self.state.reduction = None  # of an earlier backward
         self.perform_all(self.program.around_turn(self.device)[1], has_sums=True)
-
-    def update(self) -> None:
-        """Runs the update that ends the program, if the executor has one."""
-        done = len(self.program.before_update(self.device))
-        if self.executor.update is not None:
-            self.perform_all(self.program.device_actions(self.device)[done:], has_sums=False)
 
     def window(self, number: int) -> None:
         """Runs what a mini-batch's part of the program has, up to the update that ends it."""
@@ -327,7 +295,8 @@ class Run:
                 inputs |= zip(edges[0].values, unpack(payload), strict=True)
             code = self.executor.stages[self.program.replica(stage).stage]
             self._keep_state(stage, code)
-            call = self._call(self.program.replica(stage).stage, microbatch)
+            chunk = self.chunks[microbatch] if self.chunks else None
+            call = StageCall(microbatch + self.shift, training=self.training, chunk=chunk)
             with self.executor.forward_context():
                 flight = run_forward(code, inputs, call, has_backward=self.program.has_backward)
         for edges in self.program.out_groups[stage]:
@@ -349,13 +318,6 @@ class Run:
         if self.program.feed_has_backward if stage == FEED else self.program.has_backward:
             flight.let_go()
             self.state.flights[stage, microbatch + self.shift] = flight
-
-    def _call(self, stage: int, microbatch: int) -> StageCall:
-        """With what a stage of the plan runs a micro-batch."""
-        number = microbatch + self.shift
-        weights = self.executor.weights and self.executor.weights(stage, number)
-        chunk = self.chunks[microbatch] if self.chunks else None
-        return StageCall(number, training=self.training, weights=weights, chunk=chunk)
 
     def _keep_state(self, stage: int, code: StageCode) -> None:
         """Lets state that changes once per mini-batch be changed by the last micro-batch alone."""
@@ -439,11 +401,8 @@ class Run:
             )
 
     def step(self, action: Action) -> None:
-        """The optimizer's step, after which the next mini-batch sums its own gradients."""
-        assert self.executor.update is not None  # `begin` and `update` see to it
-        self.executor.update(action.microbatch + self.shift)
-        self.state.reduction = None
-        self.state.put_back.clear()
+        """Not asked for: what runs ends before an update, which is its caller's."""
+        raise AssertionError(f"{action}: whoever runs a program makes its updates")
 
 
 HANDLERS: Mapping[Kind, Callable[[Run, Action], None]] = MappingProxyType(

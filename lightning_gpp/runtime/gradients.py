@@ -14,7 +14,7 @@ because gradients are linear in it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -44,7 +44,6 @@ class GradientStash:
         self.loss_scale = loss_scale
         self._before: list[tuple[Parameter, Tensor]] = []
         self._stash: list[tuple[Parameter, Tensor]] | None = None
-        self._anchor = torch.zeros((), requires_grad=True)
         self.kept: frozenset[int] = frozenset()
         self.factor = 0.0
 
@@ -68,8 +67,7 @@ class GradientStash:
 
     def loss(self, value: Tensor) -> Tensor:
         """A loss with this value whose backward hands the stashed gradients out."""
-        loss: Tensor = _HandOut.apply(self._anchor, value, self)  # type: ignore[no-untyped-call]
-        return loss
+        return loss_that_calls(value, lambda gradient: self.hand_out(gradient / self.loss_scale))
 
     def discard(self) -> None:
         """Forgets the stashed gradients."""
@@ -97,19 +95,33 @@ class GradientStash:
             if not is_one:
                 assert factor is not None
                 gradient = gradient * factor.to(gradient)
-            if parameter.grad is None:
-                parameter.grad = gradient
-            else:
-                parameter.grad.add_(gradient)
+            add_gradient(parameter, gradient)
 
 
-class _HandOut(torch.autograd.Function):
+def add_gradient(parameter: Parameter, gradient: Tensor) -> None:
+    """Adds to ``p.grad``, which is the gradient itself where there was none."""
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad.add_(gradient)
+
+
+def loss_that_calls(value: Tensor, call: Callable[[Tensor], object]) -> Tensor:
+    """A loss with this value, whose backward calls a function with the gradient that arrives."""
+    anchor = torch.zeros((), requires_grad=True)
+    loss: Tensor = _Calls.apply(anchor, value, call)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _Calls(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, value: Tensor, stash: GradientStash) -> Tensor:
-        ctx.stash = stash
+    def forward(
+        ctx: Any, anchor: Tensor, value: Tensor, call: Callable[[Tensor], object]
+    ) -> Tensor:
+        ctx.call = call
         return value.detach().clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        ctx.stash.hand_out(gradients[0] / ctx.stash.loss_scale)
+        ctx.call(gradients[0])
         return None, None, None

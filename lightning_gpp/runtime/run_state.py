@@ -32,8 +32,3 @@ class RunState:
     inbox: dict[Tag, Payload] = field(default_factory=dict)
     reduction: GradientReduction | None = None
     put_back: dict[int, Callable[[], None]] = field(default_factory=dict)
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether no micro-batch is in flight, here or on the way here."""
-        return not (self.flights or self.outbox or self.inbox)

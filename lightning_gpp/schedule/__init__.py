@@ -10,7 +10,7 @@ from lightning_gpp.schedule.dry_run import DryRun, dry_run
 from lightning_gpp.schedule.gradient_sums import last_backward
 from lightning_gpp.schedule.in_flight import in_flight_microbatches
 from lightning_gpp.schedule.lower import build_program, reduce_groups
-from lightning_gpp.schedule.orders import Steps, gpipe, k_f_k_b, most_in_flight, one_f_one_b
+from lightning_gpp.schedule.orders import Steps, gpipe, k_f_k_b, most_in_flight
 from lightning_gpp.schedule.program import Program
 from lightning_gpp.schedule.program_parts import Part, ReduceGroup, Replica
 from lightning_gpp.schedule.schedules import (
@@ -56,7 +56,6 @@ __all__ = [
     "last_backward",
     "most_ahead",
     "most_in_flight",
-    "one_f_one_b",
     "reduce_groups",
     "validate",
     "version_differences",

@@ -38,7 +38,11 @@ def k_f_k_b(num_microbatches: int, in_flight: int, k: int) -> Steps:
     """Warm-up forwards, then k backwards and k forwards in turn, then the drain.
 
     A stage whose successor takes ``k`` of its micro-batches at a time gets ``k`` gradients at a
-    time, so it answers with ``k`` forwards.
+    time, so it answers with ``k`` forwards. With ``k = 1`` this is 1F1B.
+
+    ``in_flight`` counts the micro-batches whose activations the stage holds at its peak, the one
+    in the first backward included (Megatron and Zero-Bubble count one less and call it
+    ``num_warmup``).
 
     >>> " ".join(map(str, stage_actions(0, k_f_k_b(num_microbatches=6, in_flight=4, k=2))))
     '0F0 0F1 0F2 0F3 0B0 0B1 0F4 0F5 0B2 0B3 0B4 0B5'
@@ -58,19 +62,6 @@ def _backwards(num_microbatches: int) -> range:
     return range(-1, -num_microbatches - 1, -1)
 
 
-def one_f_one_b(num_microbatches: int, in_flight: int) -> Steps:
-    """The 1F1B order: warm-up forwards, then B-F pairs, then the drain.
-
-    ``in_flight`` counts the micro-batches whose activations the stage holds at its peak, the one
-    in the first backward included (Megatron and Zero-Bubble count one less and call it
-    ``num_warmup``).
-
-    >>> " ".join(map(str, stage_actions(0, one_f_one_b(num_microbatches=4, in_flight=2))))
-    '0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3'
-    """
-    return k_f_k_b(num_microbatches, in_flight, k=1)
-
-
 def stage_actions(stage: int, steps: Steps) -> list[Action]:
     """The steps of a stage as actions."""
     return [
@@ -82,7 +73,7 @@ def stage_actions(stage: int, steps: Steps) -> list[Action]:
 def most_in_flight(steps: Steps) -> int:
     """Most micro-batches between forward and backward at any time.
 
-    >>> most_in_flight(one_f_one_b(num_microbatches=8, in_flight=3))
+    >>> most_in_flight(k_f_k_b(num_microbatches=8, in_flight=3, k=1))
     3
     """
     return max(itertools.accumulate(1 if step >= 0 else -1 for step in steps), default=0)

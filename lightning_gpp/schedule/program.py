@@ -316,17 +316,6 @@ class Program:
         """
         return self.device_actions(device)[: self._middle(device)]
 
-    def backward_half(self, device: int) -> tuple[Action, ...]:
-        """What a device does after the user's step: backwards, messages, sums, and the update.
-
-        Args:
-            device: the device.
-
-        Raises:
-            ValueError: the schedule mixes forwards and backwards.
-        """
-        return self.device_actions(device)[self._middle(device) :]
-
     def _middle(self, device: int) -> int:
         """How many of a device's actions are in its forward half."""
         if not self.has_halves:

@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor
+from torch import nn
 
 from lightning_gpp.capture import CapturedModel, StageModule, capture, placed
 from lightning_gpp.capture.values.structure import received, sendable
@@ -34,9 +34,9 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
 )
 from lightning_gpp.strategy.emulation.emulation import Emulation, begin_emulation
 from lightning_gpp.strategy.emulation.shape_only import META
-from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module
+from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.planning.full_graph import GraphCall, model_in_chunks
-from lightning_gpp.strategy.planning.measuring import Measured, measure_kinds
+from lightning_gpp.strategy.planning.measuring import measure_kinds
 from lightning_gpp.strategy.planning.planning import Example, Planned, plan_pipeline
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.report import waiting_for
@@ -54,6 +54,7 @@ class Builder:
     Attributes:
         settings: what the user asked for.
         module: the whole LightningModule.
+        target: the module in it whose forward is pipelined.
         transport: between the ranks.
         control: between rank 0 and the others.
         device: where this rank's stages run; ``meta`` where tensors have no numbers.
@@ -63,6 +64,7 @@ class Builder:
 
     settings: Settings
     module: pl.LightningModule
+    target: nn.Module
     transport: Transport
     control: Control
     device: torch.device
@@ -76,55 +78,75 @@ class Builder:
             train_modes: training flags of the sub-modules while training.
         """
         args, kwargs = self._shared(example)
-        call = None
+        chunked: ChunkedModel | None = None
         if self.settings.full_graph is None:
             captured = self._captured(args, kwargs, train_modes)
         else:
-            module = pipelined_module(self.module, self.settings.module)
-            call = GraphCall.of(module, args, kwargs)
-            with without_caches(module):
+            call = GraphCall.of(self.target, args, kwargs)
+            with without_caches(self.target):
                 captured = self._captured(call.args, call.kwargs, train_modes)
+            chunked = self._in_chunks(self.settings.full_graph, captured, call, train_modes)
+            example = example and _of_vertices(example, chunked)
+        planned = None
+        if self.peers is None or self.peers.pipeline == 0:
+            planned = self._planned(captured, args, kwargs, example, chunked)
+        plan, schedule = self._agreed(planned)
+        pipeline = self._joined(captured, plan, schedule, planned, chunked)
+        if chunked is not None:
+            self._leave_graph(pipeline, chunked)
+        return pipeline
+
+    def _planned(
+        self,
+        captured: CapturedModel,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        example: Example | None,
+        chunked: ChunkedModel | None,
+    ) -> Planned | None:
+        """All ranks measure what is not known; on rank 0 the plan."""
+        settings, ways, measured = self.settings, None, None
         found = self.control.gather(
             DeviceAtHand.of(self.device), "collecting what devices there are"
         )
-        chunked = None
-        if self.settings.full_graph is not None and call is not None:
-            chunked = self._in_chunks(self.settings.full_graph, captured, call, train_modes)
-            captured.take_graph(chunked.graph, chunked.in_ways.operators)
-            example = example and _of_vertices(example, chunked)
-        plans = self.peers is None or self.peers.pipeline == 0
-        measured = self._measured(captured, args, kwargs, found, chunked) if plans else None
-        planned = None
-        if example is not None and plans:
-            at_hand = cluster_at_hand(found)
-            settings, ways = self.settings, None
-            if settings.is_asynchronous:
-                fewest = fewest_per_update(self.module.trainer)
-                settings = replace(settings, per_update=fewest)
-            if chunked is not None:
-                settings = replace(settings, num_microbatches=len(chunked.chunks))
-                ways = chunked.in_ways if chunked.chunks.num_ways > 1 else None
-            with waiting_for("Planning", self.module):
-                planned = plan_pipeline(
-                    settings, captured, example, at_hand, measured, self.device, ways
+        if not isinstance(settings.costs, Costs):
+            with waiting_for("Measuring the model", self.module):
+                measured = measure_kinds(
+                    settings,
+                    captured,
+                    args,
+                    kwargs,
+                    found=found,
+                    control=self.control,
+                    device=self.device,
+                    chunked=chunked,
                 )
+        if example is None:
+            return None
+        if settings.is_asynchronous:
+            settings = replace(settings, per_update=fewest_per_update(self.module.trainer))
+        if chunked is not None:
+            settings = replace(settings, num_microbatches=len(chunked.chunks))
+            ways = chunked.in_ways if chunked.chunks.num_ways > 1 else None
+        with waiting_for("Planning", self.module):
+            return plan_pipeline(
+                settings, captured, example, cluster_at_hand(found), measured, self.device, ways
+            )
+
+    def _agreed(self, planned: Planned | None) -> tuple[Plan, str]:
+        """All ranks of all pipelines: the plan of the first one's rank 0, and its schedule."""
         decided = planned and (planned.plan, planned.request.schedule)
         if planned is not None and self.settings.is_asynchronous:
             # Planned for one mini-batch, or for many in a row, each of them a micro-batch.
             decided = replace(planned.plan, num_microbatches=1), ONE_F_ONE_B_ASYNC.name
         if self.peers is not None and self.control.is_leader:
             decided = self.peers.share(decided, "waiting for the plan of the first pipeline")
-        plan, schedule = self.control.share(decided, "waiting for rank 0's plan")
-        pipeline = self._joined(captured, plan, schedule, planned, chunked)
-        if chunked is not None and call is not None:
-            self._leave_graph(pipeline, chunked, call.tensors)
-        return pipeline
+        agreed: tuple[Plan, str] = self.control.share(decided, "waiting for rank 0's plan")
+        return agreed
 
-    def _leave_graph(
-        self, pipeline: Pipeline, chunked: ChunkedModel, tensors: Mapping[str, Tensor]
-    ) -> None:
+    def _leave_graph(self, pipeline: Pipeline, chunked: ChunkedModel) -> None:
         """Stages keep what they read of the graph, which all ranks have seen, and no more."""
-        staying, graph = pipeline.executor.staying, pipeline.placed
+        staying, graph, tensors = pipeline.executor.staying, pipeline.placed, chunked.arguments
         read = {name for code in pipeline.executor.stages.values() for name in code.inputs}
         chunked.keep_arguments(read)
         if not self.control.is_leader:
@@ -134,7 +156,7 @@ class Builder:
             return
         ranks = [pipeline.rank_of_device[devices[0]] for devices in graph.devices]
         for edge in graph.stages.edges:
-            if edge.source == FEED and ranks[edge.target] != self.transport.rank:
+            if edge.source == FEED and ranks[edge.target] != self.control.rank:
                 sent = {name: tensors[name] for name in tensors.keys() & set(edge.values)}
                 staying.are_at(edge.target, ranks[edge.target], sent)
 
@@ -153,7 +175,7 @@ class Builder:
             verified = self.control.hear("waiting until rank 0 has captured the model")
         with waiting_for("Capturing the model", self.module):
             captured = capture(
-                pipelined_module(self.module, settings.module),
+                self.target,
                 args,
                 kwargs,
                 leaf_modules=settings.leaf_modules,
@@ -174,36 +196,12 @@ class Builder:
         train_modes: dict[str, bool],
     ) -> ChunkedModel:
         flags = _relative(train_modes, self.settings.module)
-        num_ranks = self.transport.num_ranks
         with waiting_for("Dividing the graph into chunks", self.module):
-            return model_in_chunks(
-                asked, captured, call.tensors, call.example, flags, self.control, num_ranks
+            chunked = model_in_chunks(
+                asked, captured, call.tensors, call.example, flags, self.control
             )
-
-    def _measured(
-        self,
-        captured: CapturedModel,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        found: Sequence[DeviceAtHand],
-        chunked: ChunkedModel | None,
-    ) -> Measured | None:
-        """On rank 0 the costs on every kind of device, where they are not given."""
-        settings = self.settings
-        if isinstance(settings.costs, Costs):
-            return None
-        with waiting_for("Measuring the model", self.module):
-            return measure_kinds(
-                settings,
-                captured,
-                args,
-                kwargs,
-                found=found,
-                control=self.control,
-                rank=self.transport.rank,
-                device=self.device,
-                chunked=chunked,
-            )
+        captured.take_graph(chunked.graph, chunked.in_ways.operators)
+        return chunked
 
     def _joined(
         self,
@@ -218,16 +216,9 @@ class Builder:
         stages = plan_graph(plan, captured.graph)
         if settings.is_asynchronous:
             stages.check_updates()
-        ranks = rank_of_device(plan, transport.num_ranks)
-        codes, readers = _codes(settings, captured, plan, stages, ranks, transport.rank, chunked)
-        partition = Partition(
-            self.module,
-            ownership(self.module, readers),
-            control,
-            rank=transport.rank,
-            num_ranks=transport.num_ranks,
-            device=self.device,
-        )
+        ranks = rank_of_device(plan, control.num_ranks)
+        codes, readers = _codes(settings, captured, plan, stages, ranks, control.rank, chunked)
+        partition = Partition(self.module, ownership(self.module, readers), control, self.device)
         groups = _sum_groups(stages, ranks)
         executor = Executor(
             transport=transport,
@@ -340,7 +331,6 @@ def _codes(
     """Runnable stages of this rank, and which ranks read which parameter or buffer."""
     codes: dict[int, StageCode] = {}
     readers: dict[str, set[int]] = {}
-    prefix = f"{settings.module}." if settings.module else ""
     changing = captured.changing
     for stage, devices in enumerate(placed.devices):
         homes = {ranks[device] for device in devices}
@@ -355,18 +345,17 @@ def _codes(
         if settings.compile is not None and isinstance(function, StageModule) and operators:
             function.compile(settings.compile)
         for name in function.parameter_names:
-            readers.setdefault(prefix + name, set()).update(homes)
+            readers.setdefault(settings.prefix + name, set()).update(homes)
         for name in function.buffer_names:
             # The user's step may read constant buffers too, so rank 0 keeps them.
             holders = homes if name in changing else homes | {0}
-            readers.setdefault(prefix + name, set()).update(holders)
+            readers.setdefault(settings.prefix + name, set()).update(holders)
         if rank in homes:
             recompute = not is_loss and plan.stages[stage].recompute
-            is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
             runs: StageFunction
             if isinstance(function, ChunkStage):
                 runs = _OnChunks(function)
-            elif is_shape_only and operators:
+            elif settings.is_shape_only and operators:
                 runs = _shapes_of(captured, function)
             else:
                 runs = _ModuleStage(function)

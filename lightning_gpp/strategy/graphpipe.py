@@ -237,7 +237,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     @property
     def is_shape_only(self) -> bool:
         """Whether tensors have shapes and no numbers (emulated devices can do that)."""
-        return self.settings.emulated is not None and self.settings.emulated.is_shape_only
+        return self.settings.is_shape_only
 
     @contextlib.contextmanager
     def model_sharded_context(self) -> Iterator[None]:
@@ -300,7 +300,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Prepares what does not need data; the pipeline is built at the first batch."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
-        module, session = self._module(), self._open_session()
+        module, session = self._module(), self.session
         place_precision(self.precision_plugin, META if self.is_shape_only else self.root_device)
         if not self.is_shape_only:
             give_values(module)
@@ -365,7 +365,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the user's step; a backward of the loss it returns is run by all ranks."""
-        run = self._open_session().run
+        run = self.session.run
         self._reports.batch_begins(is_recorded=run.recorder.is_on, in_pipeline_s=run.clock.seconds)
         with self.precision_plugin.train_step_context():
             result = self._step("training_step", *args, **kwargs)
@@ -388,9 +388,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             return self._step("predict_step", *args, **kwargs)
 
     def _step(self, name: str, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        session = self._open_session()
-        session.run.on_record = self.on_record
-        return session.step(name, batch, args, kwargs)
+        self.session.run.recorder.on_record = self.on_record
+        return self.session.step(name, batch, args, kwargs)
 
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
@@ -400,24 +399,23 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         Raises:
             NotImplementedError: only some parameters are to get gradients.
         """
-        session = self._open_session()
         if kwargs.get("inputs") is not None:
             raise NotImplementedError(ONLY_SOME)
         with (
-            session.run.failures.guard(),
-            session.run.backward(),
-            session.backward_from(closure_loss) as loss,
+            self.session.run.failures.guard(),
+            self.session.run.backward(),
+            self.session.backward_from(closure_loss) as loss,
         ):
             return super().backward(loss, optimizer, *args, **kwargs)
 
     def after_backward(self) -> None:
         """Averages gradients over pipelines, once all that an optimizer step takes are there."""
-        self._open_session().run.average_gradients()
+        self.session.run.average_gradients()
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:
         """Backwards in this are followed by others before the optimizer steps."""
-        run = self._open_session().run
+        run = self.session.run
         run.accumulates = True
         try:
             yield
@@ -432,8 +430,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         **kwargs: Any,
     ) -> Any:
         """Steps an optimizer on all ranks, in manual optimization too."""
-        self._open_session().run.take_saved_optimizers()
-        with self._open_session().optimizer_step(optimizer, closure, kwargs) as told:
+        self.session.run.take_saved_optimizers()
+        with self.session.optimizer_step(optimizer, closure, kwargs) as told:
             return super().optimizer_step(optimizer, told, model, **kwargs)
 
     def _show(self, pipeline: Pipeline) -> None:
@@ -441,7 +439,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self.plan, self.stage_graph = pipeline.plan, pipeline.placed.stages
         if pipeline.planned is not None:
             is_fit = self._module().trainer.state.fn == TrainerFn.FITTING
-            can_time = is_fit and self._open_session().run.can_time
+            can_time = is_fit and self.session.run.can_time
             self._reports.built(pipeline.planned, self.settings, can_time=can_time)
 
     def on_train_end(self) -> None:
@@ -482,7 +480,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             return batch.batch if isinstance(batch, PlacedBatch) else batch
         if self.is_shape_only:
             return move_data_to_device(batch, META)
-        with self._open_session().run.alone("the transfer of a batch"):
+        with self.session.run.alone("the transfer of a batch"):
             return super().batch_to_device(batch, device, dataloader_idx)
 
     # Optimizers ------------------------------------------------------------------------------
@@ -499,7 +497,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
     @property
     def clips_alone(self) -> bool:
         """Whether every rank clips the norm of its own gradients: others have no such yet."""
-        return self.settings.is_asynchronous and not self.settings.policy.drains
+        return self.settings.overlaps
 
     def counted_parameters(self) -> list[nn.Parameter] | None:
         """Parameters that count on this rank, each on one; None before the pipeline is built."""
@@ -528,10 +526,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
 
     @property
     def session(self) -> Session:
-        """What this rank keeps from setup to teardown; for callbacks of this package."""
-        return self._open_session()
-
-    def _open_session(self) -> Session:
+        """What this rank keeps from setup to teardown; for this package."""
         assert self._session is not None, "the strategy's environment is not set up"
         return self._session
 

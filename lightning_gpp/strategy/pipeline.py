@@ -12,7 +12,6 @@ from torch import nn
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.planner import Plan, PlanGraph
-from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.processes.peers import Peers
@@ -121,9 +120,11 @@ class Pipeline:
         key = (len(units), FORWARD_ONLY.name, frozenset[str]())
         if key not in self._programs:
             self._programs[key] = self.placed.forward_program(len(units))
-        self.executor.run(
-            self._programs[key], units, training=training, boundary=boundary, errors=errors
+        program = self._programs[key]
+        run = self.executor.begin(
+            program, units, training=training, boundary=boundary, errors=errors
         )
+        run.whole()
 
     def filling(self, fills: bool) -> AbstractContextManager[None]:
         """A forward in this fills the histories of one graph, if ``fills``."""
@@ -142,7 +143,10 @@ class Pipeline:
     ) -> None:
         """The same, cut as a mini-batch that trains."""
         program = self.placed.trial_program(len(units))
-        self.executor.run(program, units, training=training, boundary=boundary, errors=errors)
+        run = self.executor.begin(
+            program, units, training=training, boundary=boundary, errors=errors
+        )
+        run.whole()
 
     def emulated(self, program: Program, *, is_second: bool = False) -> AbstractContextManager[int]:
         """What a program that trains runs in: at the pace of emulated devices, if they are.
@@ -161,7 +165,7 @@ class Pipeline:
         if program.num_microbatches % self.placed.units_at_a_time:
             self.emulation.num_unpaced += not is_second
             return nullcontext(0)
-        return self.emulation.step(self.executor, program, is_second=is_second)
+        return self.emulation.step(program, is_second=is_second)
 
     def emulated_window(
         self, since: int, resumption: Resumption | None
@@ -174,7 +178,7 @@ class Pipeline:
         """
         if self.emulation is None:
             return nullcontext()
-        return self.emulation.window(self.executor, since, resumption)
+        return self.emulation.window(since, resumption)
 
     def resumption(self, since: int) -> Resumption | None:
         """Rank 0: what the others need to know of emulated time before a window."""
@@ -182,7 +186,7 @@ class Pipeline:
 
     def emulated_messages(self) -> AbstractContextManager[None]:
         """What is in flight is forgotten in this."""
-        return nullcontext() if self.emulation is None else self.emulation.paced(self.executor)
+        return nullcontext() if self.emulation is None else self.emulation.paced()
 
     def leave_emulated_time(self) -> None:
         """Something runs that takes no emulated time."""
@@ -255,10 +259,6 @@ class Pipeline:
             self.executor.sums.close()
         if self.emulation is not None:
             self.emulation.close()
-
-    def record(self, on_record: Callable[[ActionRecord], None] | None) -> None:
-        """Sets who gets a record of every action; None for nobody."""
-        self.executor.on_record = on_record
 
 
 def pipelined_module(module: nn.Module, name: str | None) -> nn.Module:

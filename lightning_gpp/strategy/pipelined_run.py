@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities import move_data_to_device
-from torch import Tensor
-from torch.nn import Parameter
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gpp.mapped_tensor import freed_at_once, is_mapped
-from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
-from lightning_gpp.runtime.measured import WindowRecord
-from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.transport.open_transport import open_transport
-from lightning_gpp.schedule import SCHEDULES, Window
+from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.build import Builder
 from lightning_gpp.strategy.built_model import BuiltModel
 from lightning_gpp.strategy.cutting.microbatches import default_microbatches, unit_sizes
-from lightning_gpp.strategy.emulation.resumption import Resumption
 from lightning_gpp.strategy.emulation.shape_only import META
 from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.logging.logs import LedLog, LogCall, recording, replay
 from lightning_gpp.strategy.pipeline import Pipeline, pipelined_module, share_parameters
 from lightning_gpp.strategy.planning.planning import Example
+from lightning_gpp.strategy.programs import Programs
 from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.failure import FailureWatch
-from lightning_gpp.strategy.ranks.messages import Autocast, Forward, Minibatch, News, StepEnd
+from lightning_gpp.strategy.ranks.messages import Forward, News, StepEnd
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 from lightning_gpp.strategy.recording.pipeline_clock import PipelineClock
 from lightning_gpp.strategy.recording.recorder import StepRecorder
@@ -47,7 +42,6 @@ from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
 from lightning_gpp.strategy.state.leader_state import LeaderState
-from lightning_gpp.strategy.state.old_gradients import clear_old_gradients
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
 from lightning_gpp.strategy.state.partition import Partition
@@ -92,7 +86,7 @@ class PipelinedRun:
     ) -> None:
         self.settings = settings
         self.peers = None if joined is None else joined.peers
-        self.is_shape_only = settings.emulated is not None and settings.emulated.is_shape_only
+        self.is_shape_only = settings.is_shape_only
         self.device = META if self.is_shape_only else device
         self.transport = open_transport(device, settings.timeout_s, host)
         self.pipeline: Pipeline | None = None
@@ -100,7 +94,6 @@ class PipelinedRun:
         self.control = Control(self.transport, settings.timeout_s, self.failures)
         self.on_built: Callable[[Pipeline], None] | None = None
         self.on_terminated: Callable[[int], None] = lambda rank: None
-        self.on_record: Callable[[ActionRecord], None] | None = None
         self.recorder = StepRecorder()
         self.clock = PipelineClock(lambda: self.can_time)
         self.own_gradients = OwnGradients({})
@@ -116,8 +109,7 @@ class PipelinedRun:
         self._goes_backward = False
         self._module: pl.LightningModule | None = None
         self._optimizers: Sequence[Optimizer] = ()
-        self._stash_parameters: list[Parameter] | None = None
-        self._stage_parameters: list[Parameter] = []
+        self._programs: Programs | None = None
         self._ids_of_stages: frozenset[int] = frozenset()
         self._train_modes: dict[str, bool] = {}
         self._leader_state: LeaderState | None = None
@@ -132,8 +124,8 @@ class PipelinedRun:
 
     def attach(self, module: pl.LightningModule, optimizers: Sequence[Optimizer]) -> None:
         """Takes the whole module and the optimizers of all its parameters."""
-        pipelined_module(module, self.settings.module)
         self._module = module
+        pipelined_module(module, self.settings.module)  # refuses a name that there is not
         self._optimizers = optimizers
         self._train_modes = _modes(module)
         if self._leader_state is not None:
@@ -156,6 +148,11 @@ class PipelinedRun:
         """The LightningModule."""
         assert self._module is not None, "no module is attached"
         return self._module
+
+    @property
+    def target(self) -> nn.Module:
+        """The module whose forward is pipelined."""
+        return pipelined_module(self.module, self.settings.module)
 
     @property
     def has_module(self) -> bool:
@@ -245,6 +242,11 @@ class PipelinedRun:
             self._is_end_agreed = True
             self.failures.terminated = self.failures.terminated or 0
 
+    def _before_backward(self, run: Run, stash: GradientStash) -> None:
+        """Before a backward of a call, which is that of a step or user code's own."""
+        if self._goes_backward:
+            self._begin_averages(run, stash)
+
     def _begin_averages(self, run: Run, stash: GradientStash) -> None:
         """Before backwards that an optimizer's step may follow."""
         is_last = self.module.automatic_optimization and not self.accumulates
@@ -268,7 +270,7 @@ class PipelinedRun:
         has_user_code = self.steps_per_microbatch or self.settings.is_asynchronous
         return self.device.type == "cpu" and not self.is_alone and not has_user_code
 
-    # Programs -------------------------------------------------------------------------------
+    # What is built -----------------------------------------------------------------------------
 
     @property
     def steps_per_microbatch(self) -> bool:
@@ -299,162 +301,28 @@ class PipelinedRun:
         assert self.pipeline is not None, "no forward was called yet"
         return self.pipeline
 
+    @property
+    def programs(self) -> Programs:
+        """Runs the programs of the pipeline, once it is built."""
+        assert self._programs is not None, "no forward was called yet"
+        return self._programs
+
     def only_stage(self, units: Sequence[int]) -> StageCode | None:
         """The stage that a call of the forward is, if it is one; see :meth:`Pipeline.only_stage`.
 
         Args:
             units: samples of each of the smallest micro-batches.
         """
-        if not self.is_alone or self.recorder.is_on or self.on_record is not None:
-            return None
-        return self.built.only_stage(units)
+        is_free = self.is_alone and not self.recorder.is_heard
+        return self.built.only_stage(units) if is_free else None
 
     def open_call(self, message: Forward, boundary: Boundary | None) -> OpenCall:
         """A call of the forward that backwards may follow; nothing of it runs yet."""
-        self._before_program()
-        run = self.built.begin(
-            message.units,
-            needs=message.needs,
-            training=message.training,
-            boundary=boundary,
-            chunks=message.chunks,
-        )
-        stash = GradientStash(self._stage_parameters)
-
-        def before_backward() -> None:
-            if self._goes_backward:
-                self._begin_averages(run, stash)
-
-        return OpenCall(run, stash, self._part, before_backward)
-
-    @contextmanager
-    def _part(self, run: Run, is_second: bool) -> Iterator[None]:
-        """What a part of a run runs in."""
-        self.built.record(self.on_record)
-        with (
-            self.built.emulated(run.program, is_second=is_second) as still_ns,
-            self.recorder.part(run, is_second=is_second, still_ns=still_ns),
-            self.control.program(),
-            lifted(),
-        ):
-            yield
+        return self.programs.open_call(message, boundary)
 
     def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
         """Runs a call of the forward that no backward follows."""
-        self.built.record(self.on_record)
-        with (
-            torch.no_grad(),
-            message.autocast.on(self.device),
-            self.control.program(),
-            lifted(),
-            self.built.filling(message.fills),
-        ):
-            self.built.run_forward(message.units, training=message.training, boundary=boundary)
-
-    def train(self, minibatch: Minibatch, boundary: Boundary | None) -> GradientStash:
-        """Runs a mini-batch forward and backward; its gradients are in what is returned."""
-        self._before_program()
-        assert self._stash_parameters is not None
-        clear_old_gradients(self.module.trainer)
-        stash = GradientStash(self._stash_parameters, minibatch.loss_scale)
-        self.built.record(self.on_record)
-        run = self.built.begin(
-            minibatch.units,
-            needs=minibatch.needs,
-            training=self.module.training,
-            boundary=boundary,
-        )
-        self._begin_averages(run, stash)
-        emulated = self.built.emulated(run.program)
-        with (
-            stash,
-            torch.enable_grad(),
-            self._autocast_forwards(),
-            emulated,
-            self.recorder.run(self.built.executor),
-            self.control.program(),
-        ):
-            run.whole()
-        return stash
-
-    def window(
-        self,
-        window: Window,
-        state: RunState,
-        shift: int,
-        boundary: Boundary | None,
-        record: WindowRecord,
-        resumption: Resumption | None = None,
-    ) -> GradientStash:
-        """Runs a window of an asynchronous schedule; its gradients are in what is returned.
-
-        Args:
-            window: of the schedule.
-            state: what is in flight.
-            shift: of its numbers.
-            boundary: the user's steps, on rank 0.
-            record: where the pipeline is.
-            resumption: how emulated time goes on before it, if it stood still.
-        """
-        self._before_program()
-        assert self._stash_parameters is not None
-        clear_old_gradients(self.module.trainer)
-        stash = GradientStash(self._stash_parameters)
-        self.built.record(self.on_record)
-        self.built.last_trained = window.program
-        run = self._begin_window(window, state, shift, boundary)
-        with (
-            stash,
-            torch.enable_grad(),
-            self._autocast_forwards(),
-            self.built.emulated_window(record.since, resumption),
-            self.recorder.window(run, window.number, record),
-            self.control.program(),
-        ):
-            run.window(window.number)
-        return stash
-
-    @contextmanager
-    def _autocast_forwards(self) -> Iterator[None]:
-        """Backwards in the body run without the autocast of the step, as after a step."""
-        autocast, executor = Autocast.current(self.device), self.built.executor
-        if not autocast.is_on:
-            yield
-            return
-        executor.forward_context = lambda: autocast.on(self.device)
-        try:
-            with replace(autocast, is_on=False).on(self.device):
-                yield
-        finally:
-            executor.forward_context = nullcontext
-
-    def drop_ahead(self, window: Window, state: RunState, shift: int) -> None:
-        """Forgets what is in flight after a window of an asynchronous schedule.
-
-        Args:
-            window: the last one that ran.
-            state: what is in flight.
-            shift: of its numbers.
-        """
-        run = self._begin_window(window, state, shift, None)
-        with self.built.emulated_messages(), self.control.program():
-            run.drop_ahead(window.number)
-
-    def _begin_window(
-        self, window: Window, state: RunState, shift: int, boundary: Boundary | None
-    ) -> Run:
-        return self.built.executor.begin(
-            window.program,
-            [1] * window.program.num_microbatches,
-            training=self.module.training,
-            boundary=boundary,
-            state=state,
-            shift=shift,
-        )
-
-    def _before_program(self) -> None:
-        for partial in self.partial_optimizers:
-            partial.adopt_new_groups(self.module, self.built.partition.held_parameters)
+        self.programs.run_forward(message, boundary)
 
     def unit_sizes(self, num_samples: int, *, is_training: bool = True) -> list[int]:
         """Samples of each of the smallest micro-batches of a mini-batch."""
@@ -478,13 +346,8 @@ class PipelinedRun:
         if self._has_shown_state or num_microbatches == 1 or self.is_shape_only:
             return
         self._has_shown_state = True
-        if names := self._names_in_module(self.built.captured.unsteady):
+        if names := [self.settings.prefix + name for name in self.built.captured.unsteady]:
             warn_of_state(names, num_microbatches)
-
-    def _names_in_module(self, names: Iterable[str]) -> list[str]:
-        """Names in the LightningModule of what has these in the pipelined module."""
-        prefix = f"{self.settings.module}." if self.settings.module else ""
-        return [f"{prefix}{name}" for name in names]
 
     @property
     def _num_microbatches(self) -> int:
@@ -523,6 +386,7 @@ class PipelinedRun:
             builder = Builder(
                 self.settings,
                 self.module,
+                self.target,
                 self.transport,
                 self.control,
                 self.device,
@@ -538,21 +402,31 @@ class PipelinedRun:
         self.partial_optimizers = [
             PartialOptimizer.keep(optimizer, self.module, held) for optimizer in self._optimizers
         ]
-        self._changing = frozenset(self._names_in_module(pipeline.captured.changing))
+        prefix = self.settings.prefix
+        self._changing = frozenset(prefix + name for name in pipeline.captured.changing)
         with waiting_for("Giving every rank its parameters", self.module):
             self._spread(pipeline)
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
-        share_parameters(pipeline, pipelined_module(self.module, self.settings.module))
-        self._stash_parameters, self._ids_of_stages = held, frozenset(map(id, held))
+        share_parameters(pipeline, self.target)
+        self._ids_of_stages = frozenset(map(id, held))
         if self.peers is not None:
             self._averaged = AveragedGradients(held, self.peers, pipeline.means(self.peers))
-        self._stage_parameters = pipeline.partition.stage_parameters()
         holders = pipeline.partition.owners.holders
         self.own_gradients = OwnGradients(pipeline.partition.held_with_others())
         self.averages = held_averages(self.module.trainer, pipeline.partition)
         self.leader_state.settle(frozenset(n for n, ranks in holders.items() if ranks != (0,)))
         self.pipeline = pipeline
+        self._programs = Programs(
+            pipeline,
+            self.module,
+            self.partial_optimizers,
+            self.device,
+            self.control,
+            self.recorder,
+            self._before_backward,
+            self._begin_averages,
+        )
         self.take_saved_optimizers()
         if self.on_built is not None:
             self.on_built(pipeline)
@@ -570,8 +444,8 @@ class PipelinedRun:
     def whole_optimizers(self) -> Iterator[None]:
         """Optimizers have the parameters of one device while the body runs."""
         with ExitStack() as stack:
-            if self.pipeline is not None:
-                held = self.pipeline.partition.held_parameters()
+            if self.model is not None:
+                held = self.partition.held_parameters()
                 for partial in self.partial_optimizers:
                     stack.enter_context(partial.whole_groups(self.module, held))
             yield

@@ -90,34 +90,20 @@ class Session:
         if isinstance(batch, DataloaderIter):
             self.follower.batches = batch
             batch = LedDataloaderIter(batch, self.run)
+        steps: AsyncSteps | MicrobatchSteps | BatchSteps = self._batch_steps
+        if is_training and self.run.settings.is_asynchronous:
+            steps = self._async_steps
+        elif is_training and self.run.steps_per_microbatch:
+            steps = self._microbatch_steps
         with self.run.failures.guard(), noting() if self.run.is_shape_only else nullcontext():
-            if is_training and self.run.settings.is_asynchronous:
-                return self._async_step(name, batch, args, kwargs)
-            if is_training and self.run.steps_per_microbatch:
-                return self._microbatch_step(name, batch, args, kwargs)
             if not self.run.control.is_leader:
-                result = self._batch_steps.follow(name)
-                if isinstance(result, StepPerMicrobatch):
-                    return self._microbatch_steps.follow(name)
-                return result
+                result = steps.follow(name)
+                begins_anew = isinstance(result, StepPerMicrobatch)
+                return self._microbatch_steps.follow(name) if begins_anew else result
             try:
-                return self._batch_steps.lead(name, batch, args, kwargs)
+                return steps.lead(name, batch, args, kwargs)
             except BeginAnewError:
                 return self._microbatch_steps.lead(name, batch, args, kwargs)
-
-    def _microbatch_step(
-        self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        if self.run.control.is_leader:
-            return self._microbatch_steps.lead(name, batch, args, kwargs)
-        return self._microbatch_steps.follow(name)
-
-    def _async_step(
-        self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        if self.run.control.is_leader:
-            return self._async_steps.lead(name, batch, args, kwargs)
-        return self._async_steps.follow(name)
 
     def hook(
         self,
@@ -151,11 +137,8 @@ class Session:
         self._async_steps.begin_anew()
         if partition.is_partial:
             self._check_together()
-        with self.run.failures.guard():
-            partition.make_whole(partition.whole_values())
-            state = self.run.module.state_dict()
-            partition.make_partial()
-        return state
+        with self.run.failures.guard(), partition.whole():
+            return self.run.module.state_dict()
 
     def own_state_dict(self) -> dict[str, Any]:
         """The state dict of the module, of which every rank has what counts there."""

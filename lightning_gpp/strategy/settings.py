@@ -90,8 +90,23 @@ class Settings:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether the pipeline does not drain between steps."""
+        """Whether the schedule is the asynchronous one."""
         return self.schedule == ONE_F_ONE_B_ASYNC.name
+
+    @property
+    def prefix(self) -> str:
+        """Of names in the LightningModule, before those in the module that is pipelined."""
+        return f"{self.module}." if self.module else ""
+
+    @property
+    def is_shape_only(self) -> bool:
+        """Whether tensors have shapes and no numbers (emulated devices can do that)."""
+        return self.emulated is not None and self.emulated.is_shape_only
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether several mini-batches are in flight: the pipeline does not drain between them."""
+        return self.is_asynchronous and not self.policy.drains
 
     @property
     def planned_schedule(self) -> str | None:
@@ -99,7 +114,7 @@ class Settings:
 
         Draining after every mini-batch is a synchronous schedule of one micro-batch.
         """
-        drains = self.is_asynchronous and self.policy.drains
+        drains = self.is_asynchronous and not self.overlaps
         return ONE_F_ONE_B.name if drains else self.schedule
 
     @property
@@ -110,6 +125,6 @@ class Settings:
     @property
     def held_versions(self) -> HeldVersions:
         """Copies of their parameters that stages hold."""
-        if not self.is_asynchronous or self.policy.drains:
+        if not self.overlaps:
             return ONE_VERSION
         return HeldVersions(*self.policy.held_versions(self.per_update))

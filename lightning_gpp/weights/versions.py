@@ -69,18 +69,8 @@ class StageWeights:
         self._last_steps = last_steps
         self._newest: weakref.ref[_VersionInUse] | None = None
         self._before: _VersionInUse | None = None
-        self._copies: weakref.WeakSet[Tensor] = weakref.WeakSet()
         for watched in last_steps:
             watched.before_update.append(self._keep_newest)
-
-    @property
-    def num_versions(self) -> int:
-        """Copies of the weights that are alive, the parameters included."""
-        one = sum(parameter.numel() for parameter in self._parameters.values())
-        held = {copy.data_ptr(): copy.numel() for copy in (*self._copies, *self._kept())}
-        own = {parameter.data_ptr() for parameter in self._parameters.values()}
-        copied = sum(numel for place, numel in held.items() if place not in own)
-        return 1 + (round(copied / one) if one else 0)
 
     def forward(self, place: Place) -> ForwardWeights:
         """What the forward of a mini-batch runs with.
@@ -114,7 +104,6 @@ class StageWeights:
         if self._policy.backward is BackwardWeights.OF_FORWARD:
             own = self._parameters
             if any(weight.data_ptr() != own[name].data_ptr() for name, weight in weights.items()):
-                self._copies.update(weights.values())
                 return contextlib.nullcontext()  # predicted: autograd keeps what it needs
             return meeting(weights, self._version_of_now().met, are_others=False)
         met_ahead = self._policy.backward_ahead(place)
@@ -148,7 +137,6 @@ class StageWeights:
             version = self._before = version or _VersionInUse(self._parameters)
         if version is not None:
             version.keep()
-            self._copies.update(version.values.values())
         self._newest = None
 
     def _predicted(self, ahead: int) -> dict[str, Tensor]:

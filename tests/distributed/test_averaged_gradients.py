@@ -62,7 +62,7 @@ class OneStage:
                     with self.means.watching(Action(0, Kind.BACKWARD, microbatch)):
                         loss.backward() if value_of(loss) else None
         stash.hand_out(torch.tensor(factor, dtype=torch.float64))
-        return self.means is not None and self.means.has_begun
+        return self.means is not None and self.means._started > 0
 
     def add(self, name: str, value: float) -> None:
         """The user's step gives a parameter a gradient itself."""

@@ -10,13 +10,13 @@ import collectives_contract as contract
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.workers import WorkerPool
-
-from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
-from lightning_gpp.runtime.collectives.thread_collectives import (
+from helpers.threads.collectives import (
     ThreadCollectiveHub,
     ThreadCollectives,
 )
+from helpers.workers import WorkerPool
+
+from lightning_gpp.runtime.collectives.process_collectives import ProcessCollectives
 from lightning_gpp.runtime.transport.transport import TransportError
 
 CPU = torch.device("cpu")

@@ -9,10 +9,10 @@ from typing import Any
 import sums_contract as contract
 import torch
 import torch.distributed as dist
+from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.workers import WorkerPool
 
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
-from lightning_gpp.runtime.sums.sums import ThreadSumHub, ThreadSums
 from lightning_gpp.runtime.transport.host_staging import HostStaging
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import transport_contract as contract
+from helpers.threads.transport import ThreadHub
 from helpers.workers import WorkerPool
 
 from lightning_gpp.runtime.processes import rank_sockets
@@ -18,7 +19,6 @@ from lightning_gpp.runtime.transport.host_staging import HostStaging
 from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
 from lightning_gpp.runtime.transport.shared_memory_transport import SharedMemoryTransport
-from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.runtime.transport.transport import Transport, TransportError
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from lightning_gpp.runtime.collectives.thread_collectives import (
+from helpers.threads.collectives import (
     ThreadCollectiveHub,
     ThreadCollectives,
 )

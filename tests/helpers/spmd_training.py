@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.spmd_ranks import on_threads
-from lightning_gpp.runtime.collectives.thread_collectives import ThreadCollectives
+from helpers.threads.collectives import ThreadCollectives
 from lightning_gpp.spmd.operator_graph import ValueSource
 from lightning_gpp.spmd.program import SpmdProgram
 from lightning_gpp.spmd.run.export import ExportedForward

@@ -12,12 +12,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from helpers.threads.sums import ThreadSumHub, ThreadSums
+from helpers.threads.transport import ThreadHub
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.run_state import RunState
 from lightning_gpp.runtime.stage_run import StageCall, StageCode
-from lightning_gpp.runtime.sums.sums import ThreadSumHub, ThreadSums
-from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program
 
@@ -166,7 +167,12 @@ def in_two_parts(executor: Executor, *arguments: Any, boundary: Any, num_backwar
         for weight in executor.shared.values():
             weight.grad = None
         run.backward_half(retain=left > 0)
-    assert run.state.is_drained
+    assert is_drained(run.state)
+
+
+def is_drained(state: RunState) -> bool:
+    """Whether no micro-batch is in flight, here or on the way here."""
+    return not (state.flights or state.outbox or state.inbox)
 
 
 def run_on_threads(
@@ -216,7 +222,7 @@ def run_on_threads(
                 arguments = (program, unit_sizes)
                 in_two_parts(executor, *arguments, boundary=mine, num_backwards=num_backwards)
             else:
-                executor.run(program, unit_sizes, training=True, boundary=mine)
+                executor.begin(program, unit_sizes, training=True, boundary=mine).whole()
         except BaseException as error:
             errors.append(error)
             for mailbox in hub.mailboxes:

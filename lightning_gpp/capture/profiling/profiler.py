@@ -27,6 +27,9 @@ REPEATS = 3
 NUM_SIZES = 3
 """Micro-batch sizes that are measured: enough to see whether a line fits."""
 
+REPEATS = 3
+"""Measured runs of an operator, at least."""
+
 _logger = logging.getLogger(__name__)
 
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture.values.structure import flatten
-
-_Place = tuple[dict[str, Tensor | None], str]
+from lightning_gpp.tensor_places import TensorPlace, tensor_places
 
 
 def placed(value: Any, device: torch.device) -> Any:
@@ -40,12 +39,9 @@ class Visits:
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._module, self._device = module, device
-        self._places: dict[int, list[_Place]] = {}
-        for part in module.modules():
-            tables: tuple[Any, ...] = (part._parameters, part._buffers)
-            for table in tables:
-                for key, tensor in table.items():
-                    self._places.setdefault(id(tensor), []).append((table, key))
+        self._places: dict[int, list[TensorPlace]] = {}
+        for place in tensor_places(module):
+            self._places.setdefault(id(place.tensor), []).append(place)
 
     @contextmanager
     def of(self, names: Sequence[str]) -> Iterator[None]:
@@ -67,8 +63,8 @@ class Visits:
                 self._put(tensor, tensor)
 
     def _put(self, original: Tensor, tensor: Tensor) -> None:
-        for table, key in self._places[id(original)]:
-            table[key] = tensor
+        for place in self._places[id(original)]:
+            place.put(tensor)
 
 
 def _copy(tensor: Tensor, device: torch.device) -> Tensor:

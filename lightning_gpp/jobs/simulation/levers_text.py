@@ -14,16 +14,13 @@ LEAST_GAIN = 5e-4
 """Gains below this part of the throughput would read +0.0 %."""
 
 
-def describe_levers(
-    found: Sequence[Lever], title: str, *, max_width: int = 100, most: int | None = None
-) -> str:
+def describe_levers(found: Sequence[Lever], title: str, *, max_width: int = 100) -> str:
     """What changes would buy, that which buys most first.
 
     Args:
         found: the levers, ranked.
         title: what they are of.
         max_width: columns of the terminal.
-        most: how many are shown; all if not given.
     """
     rows = [
         [
@@ -33,7 +30,7 @@ def describe_levers(
             "" if lever.samples_per_s is None else number_text(lever.samples_per_s),
             lever.note,
         ]
-        for lever in found[:most]
+        for lever in found
     ]
     header = ["change", "gain", "step", "samples/s", "note"]
     has_notes = any(row[-1] for row in rows)

@@ -1,1 +1,1 @@
-"""Collectives on shards of unequal sizes: of processes, and of threads of one process."""
+"""Collectives on shards of unequal sizes."""

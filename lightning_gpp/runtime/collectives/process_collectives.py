@@ -11,9 +11,7 @@ What is on a GPU goes through host memory where the wire is gloo. (NCCL has run 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from math import prod
 
@@ -21,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.runtime.collectives.thread_collectives import late_collective
 from lightning_gpp.runtime.processes.rank_devices import Wire, choose_wire, gather_rank_devices
+from lightning_gpp.runtime.processes.work_waits import WorkWaits
 from lightning_gpp.runtime.transport import host_staging
 from lightning_gpp.runtime.transport.transport import TransportError
 
@@ -36,6 +34,10 @@ class ProcessCollectives:
     Args:
         timeout_s: limit of every wait.
         device: where this rank's tensors are.
+
+    Attributes:
+        rank: this rank.
+        num_ranks: number of ranks.
     """
 
     def __init__(self, timeout_s: float, device: torch.device) -> None:
@@ -45,19 +47,9 @@ class ProcessCollectives:
         )
         self._device, self._timeout_s = device, timeout_s
         self._is_staged = not is_nccl and host_staging.needs_staging(device)
-        self._rank, self._num_ranks = dist.get_rank(), dist.get_world_size()
-        self._waiting: threading.Event | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._rank
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks."""
-        return self._num_ranks
+        self._waits_on_host = self._is_staged or device.type == "cpu"
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        self._waits = WorkWaits()
 
     def all_gather(
         self,
@@ -71,21 +63,21 @@ class ProcessCollectives:
         sizes = [prod(shape) for shape in shapes]
         flat = self._sent(shard)
         if is_grouped:
-            found = [flat if r == self._rank else flat.new_empty(n) for r, n in enumerate(sizes)]
+            found = [flat if r == self.rank else flat.new_empty(n) for r, n in enumerate(sizes)]
             self._do([self._broadcast(each, r) for r, each in enumerate(found)], purpose)
         else:
             longest = max(sizes)
-            out = flat.new_empty(self._num_ranks * longest)
+            out = flat.new_empty(self.num_ranks * longest)
             padded = _padded(flat, longest)
             self._do([lambda: self._all_gather(out, padded)], purpose)
-            rows = out.view(self._num_ranks, longest)
+            rows = out.view(self.num_ranks, longest)
             found = [row[:size] for row, size in zip(rows, sizes, strict=True)]
         return [self._received(each, shape) for each, shape in zip(found, shapes, strict=True)]
 
     def reduce_scatter(self, parts: Sequence[Tensor], *, is_grouped: bool, purpose: str) -> Tensor:
         """The sum over ranks of one part."""
-        shape = tuple(parts[self._rank].shape)
-        shapes = [shape] * self._num_ranks
+        shape = tuple(parts[self.rank].shape)
+        shapes = [shape] * self.num_ranks
         found = self.all_to_all(parts, shapes, is_grouped=is_grouped, purpose=purpose)
         return _sum(found)
 
@@ -153,9 +145,9 @@ class ProcessCollectives:
         """One of rank 0's parts: an exchange in which only rank 0 sends."""
         host = self._host()
         nothing = torch.empty(0, dtype=dtype, device=host)
-        given = parts if parts is not None and self._rank == 0 else [nothing] * self._num_ranks
-        own = shapes[self._rank]
-        from_each = [own, *[(0,)] * (self._num_ranks - 1)]
+        given = parts if parts is not None and self.rank == 0 else [nothing] * self.num_ranks
+        own = shapes[self.rank]
+        from_each = [own, *[(0,)] * (self.num_ranks - 1)]
         return self.all_to_all(given, from_each, is_grouped=False, purpose=purpose)[0]
 
     def gather(
@@ -163,22 +155,20 @@ class ProcessCollectives:
     ) -> list[Tensor] | None:
         """On rank 0 the tensors of all ranks: an exchange in which only rank 0 receives."""
         nothing = shard.new_empty(0)
-        given = [shard, *[nothing] * (self._num_ranks - 1)]
-        from_each = shapes if self._rank == 0 else [(0,)] * self._num_ranks
+        given = [shard, *[nothing] * (self.num_ranks - 1)]
+        from_each = shapes if self.rank == 0 else [(0,)] * self.num_ranks
         found = self.all_to_all(given, from_each, is_grouped=False, purpose=purpose)
-        return found if self._rank == 0 else None
+        return found if self.rank == 0 else None
 
     def reduce(self, tensor: Tensor, *, purpose: str) -> Tensor | None:
         """On rank 0 the sum over ranks."""
-        shapes = [tuple(tensor.shape)] * self._num_ranks
+        shapes = [tuple(tensor.shape)] * self.num_ranks
         found = self.gather(tensor, shapes, purpose=purpose)
         return None if found is None else _sum(found)
 
     def abort(self, error: BaseException) -> None:
         """Makes every waiting and every later call raise ``error``."""
-        self._error = self._error or error
-        if (waiting := self._waiting) is not None:
-            waiting.set()
+        self._waits.abort(error)
 
     def close(self) -> None:
         """Gives the process group back; all ranks call it."""
@@ -196,7 +186,7 @@ class ProcessCollectives:
         return moved.clone() if copies and moved.data_ptr() == tensor.data_ptr() else moved
 
     def _given(self, tensor: Tensor | None, size: int, dtype: torch.dtype) -> Tensor:
-        if tensor is not None and self._rank == 0:
+        if tensor is not None and self.rank == 0:
             return self._sent(tensor, copies=True)
         return torch.empty(size, dtype=dtype, device=self._host())
 
@@ -222,44 +212,22 @@ class ProcessCollectives:
         self, begins: Sequence[Callable[[], dist.Work | None]], purpose: str
     ) -> Callable[[], None]:
         """Begins operations together; calling what is returned waits for all of them."""
-        if self._error is not None:
-            raise self._error
-        with self._naming(purpose):
+        self._waits.check()
+        failed = f"{purpose}: the collective failed"
+        try:
             works = [work for begin in begins if (work := begin()) is not None]
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise TransportError(f"{failed} ({reason})") from error
 
         def end() -> None:
-            with self._naming(purpose):
-                for work in works:
-                    self._wait(work, purpose)
+            late = late_collective(purpose, (), self._timeout_s)
+            for work in works:
+                self._waits.wait(
+                    work, self._timeout_s, late=late, failed=failed, is_on_host=self._waits_on_host
+                )
 
         return end
-
-    @contextmanager
-    def _naming(self, purpose: str) -> Iterator[None]:
-        """Errors of the wire say what it was used for."""
-        try:
-            yield
-        except RuntimeError as error:
-            if isinstance(error, TransportError) or error is self._error:
-                raise
-            reason = str(error).strip().splitlines()[0]
-            raise TransportError(f"{purpose}: the collective failed ({reason})") from error
-
-    def _wait(self, work: dist.Work, purpose: str) -> None:
-        if not self._is_staged and self._device.type != "cpu":
-            work.wait()  # the stream waits, not the host; NCCL's watchdog keeps the limit
-            return
-        ended = self._waiting = threading.Event()
-        work.get_future().add_done_callback(lambda _: ended.set())
-        if self._error is not None:
-            ended.set()
-        in_time = ended.wait(self._timeout_s)
-        self._waiting = None
-        if self._error is not None:
-            raise self._error
-        if not in_time:
-            raise late_collective(purpose, (), self._timeout_s)
-        work.wait()
 
 
 def _padded(flat: Tensor, size: int) -> Tensor:
@@ -275,3 +243,12 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
     for tensor in tensors[1:]:
         total += tensor
     return total
+
+
+def late_collective(purpose: str, missing: Sequence[int], timeout_s: float) -> TransportError:
+    """The error of a collective that took too long."""
+    ranks = f" with rank {', '.join(map(str, missing))}" if missing else ""
+    return TransportError(
+        f"{purpose}: the collective{ranks} did not end within {timeout_s:g} s; "
+        "raise `timeout` if the work before it can take longer"
+    )

@@ -19,8 +19,8 @@ sleeps until the clock is there. So the work of the interpreter does not add up.
   Actions that take no emulated time (a send, say) are not late themselves: what follows them makes
   up for their real work, or slips.
 
-Threads of one process share a :class:`LocalReservations`, processes of one host a
-:class:`SharedReservations`. To run an executor on an emulated device, give it three things::
+The processes of one host share a :class:`SharedReservations`. To run an executor on an emulated
+device, give it three things::
 
     rank = EmulatedRank(rank, EmulatedClock(origin_ns, time_scale), reservations, costs_of)
     executor.pace = rank
@@ -28,34 +28,24 @@ Threads of one process share a :class:`LocalReservations`, processes of one host
     executor.sums = EmulatedSums(sums, rank)
 
 What happens outside of programs takes an emulated time inside of ``with rank.lasting(…)``.
-:func:`emulate_shapes` runs whole plans of models of any size that way, with tensors that are shapes
-alone.
 """
 
 from lightning_gpp.runtime.emulation.clock import EmulatedClock
-from lightning_gpp.runtime.emulation.emulate import EmulatedRun, emulate
 from lightning_gpp.runtime.emulation.rank import EmulatedRank
-from lightning_gpp.runtime.emulation.reservations import LocalReservations, Meeting, Reservations
-from lightning_gpp.runtime.emulation.shapes import emulate_shapes
+from lightning_gpp.runtime.emulation.reservations import Meeting, Reservations
 from lightning_gpp.runtime.emulation.shared_reservations import SharedReservations
 from lightning_gpp.runtime.emulation.slip import Slip, SlipReport
 from lightning_gpp.runtime.emulation.sums import EmulatedSums
-from lightning_gpp.runtime.emulation.threads import RankWork
 from lightning_gpp.runtime.emulation.transport import EmulatedTransport
 
 __all__ = [
     "EmulatedClock",
     "EmulatedRank",
-    "EmulatedRun",
     "EmulatedSums",
     "EmulatedTransport",
-    "LocalReservations",
     "Meeting",
-    "RankWork",
     "Reservations",
     "SharedReservations",
     "Slip",
     "SlipReport",
-    "emulate",
-    "emulate_shapes",
 ]

@@ -21,22 +21,17 @@ class EmulatedTransport:
         inner: moves the messages.
         rank: the emulated rank that uses it.
         rank_of_device: rank of every device of the plan.
+
+    Attributes:
+        rank: number of this rank.
+        num_ranks: how many can talk to each other.
     """
 
     def __init__(self, inner: Transport, rank: EmulatedRank, rank_of_device: Sequence[int]) -> None:
         self._inner = inner
         self._emulated = rank
         self._rank_of_device = rank_of_device
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._inner.rank
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks that can talk to each other."""
-        return self._inner.num_ranks
+        self.rank, self.num_ranks = inner.rank, inner.num_ranks
 
     def send(self, payload: Payload, *, target: int, tag: Tag) -> None:
         """Hands a message over; it leaves when its channels are free."""

@@ -9,7 +9,6 @@ pipelines must decide alike.
 from __future__ import annotations
 
 import pickle
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from lightning_gpp.runtime.processes.work_waits import WorkWaits
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks
 from lightning_gpp.runtime.transport.transport import TransportError
 
@@ -61,8 +61,7 @@ class Peers:
             dist.ProcessGroupGloo(PrefixStore(of, store), pipeline, num_pipelines, timeout)
             for of in ("calls", "means")
         )
-        self._error: BaseException | None = None
-        self._woken: threading.Event | None = None
+        self._waits = WorkWaits()
 
     def __reduce__(self) -> Any:
         """Connections of a running process have no copy: a copy of peers is None."""
@@ -74,9 +73,7 @@ class Peers:
 
     def abort(self, error: BaseException) -> None:
         """Makes this rank's wait, and every later one, raise ``error``."""
-        self._error = error
-        if (woken := self._woken) is not None:
-            woken.set()
+        self._waits.abort(error)
 
     def mean_(self, tensors: Sequence[Tensor], purpose: str) -> None:
         """Makes tensors, dense and alike on all peers, their mean over the pipelines.
@@ -162,26 +159,12 @@ class Peers:
         Raises:
             TransportError: it did not end in time, or a peer is lost.
         """
-        self._woken = woken = threading.Event()
-        work.get_future().add_done_callback(lambda _: woken.set())
-        if self._error is not None:
-            raise self._error
-        in_time = woken.wait(self.timeout_s)
-        self._woken = None
-        if self._error is not None:
-            raise self._error
-        if not in_time:
-            raise TransportError(
-                f"{purpose}: the same rank of another pipeline did not come within "
-                f"{self.timeout_s:g} s; do all pipelines have as many batches?"
-            )
-        try:
-            work.wait()
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise TransportError(
-                f"{purpose}: lost the same rank of another pipeline ({reason})"
-            ) from error
+        late = TransportError(
+            f"{purpose}: the same rank of another pipeline did not come within "
+            f"{self.timeout_s:g} s; do all pipelines have as many batches?"
+        )
+        failed = f"{purpose}: lost the same rank of another pipeline"
+        self._waits.wait(work, self.timeout_s, late=late, failed=failed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ has run either path yet.)
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gpp.runtime.processes.rank_devices import Wire, choose_wire, gather_rank_devices
+from lightning_gpp.runtime.processes.work_waits import WorkWaits
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, late_sum
 from lightning_gpp.runtime.transport import host_staging
 from lightning_gpp.runtime.transport.host_staging import HostStaging
-from lightning_gpp.runtime.transport.transport import TransportError
 
 CPU = torch.device("cpu")
 
@@ -55,15 +55,14 @@ class ProcessSums:
             staging = HostStaging(device)
         self._staging = {ranks: None if nccl else staging for ranks, nccl in by_nccl.items()}
         self._rank = dist.get_rank()
-        self._waiting: set[_ProcessSum] = set()
-        self._error: BaseException | None = None
+        self._waits = WorkWaits()
 
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Begins an all-reduce."""
         summed = self._on_the_wire(tensor, self._staging[ranks])
         work = dist.all_reduce(summed, group=self._groups[ranks], async_op=True)
         assert work is not None
-        return _ProcessSum(self, work, ranks, tensor, summed)
+        return _ProcessSum(self._waits, work, ranks, tensor, summed)
 
     @staticmethod
     def _on_the_wire(tensor: Tensor, staging: HostStaging | None) -> Tensor:
@@ -73,9 +72,7 @@ class ProcessSums:
 
     def abort(self, error: BaseException) -> None:
         """Makes every wait raise ``error``."""
-        self._error = error
-        for pending in tuple(self._waiting):
-            pending.wake()
+        self._waits.abort(error)
 
     def close(self) -> None:
         """Gives the groups back; all ranks call it."""
@@ -84,51 +81,23 @@ class ProcessSums:
                 dist.destroy_process_group(group)
         self._groups = {}
 
-    def enter(self, pending: _ProcessSum) -> None:
-        """Notes who waits, so that an abort can wake it."""
-        self._waiting.add(pending)
-        if self._error is not None:
-            pending.wake()
 
-    def leave(self, pending: _ProcessSum) -> None:
-        """The wait is over.
-
-        Raises:
-            BaseException: the error of :meth:`abort`.
-        """
-        self._waiting.discard(pending)
-        if self._error is not None:
-            raise self._error
-
-
+@dataclass(frozen=True, slots=True)
 class _ProcessSum:
-    def __init__(
-        self, sums: ProcessSums, work: dist.Work, ranks: Ranks, tensor: Tensor, summed: Tensor
-    ) -> None:
-        self._sums, self._work, self._ranks = sums, work, ranks
-        self._tensor, self._summed = tensor, summed
-        self._woken = threading.Event()
-        if summed.device.type == "cpu":
-            work.get_future().add_done_callback(lambda _: self._woken.set())
-        else:
-            self._woken.set()  # of a GPU the stream waits, not the host
-
-    def wake(self) -> None:
-        self._woken.set()
+    waits: WorkWaits
+    work: dist.Work
+    ranks: Ranks
+    tensor: Tensor
+    summed: Tensor
 
     def wait(self, timeout_s: float, purpose: str) -> None:
-        self._sums.enter(self)
-        in_time = self._woken.wait(timeout_s)
-        self._sums.leave(self)
-        if not in_time:
-            raise late_sum(self._ranks, timeout_s, purpose)
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            others = ", ".join(map(str, self._ranks))
-            reason = str(error).strip().splitlines()[0]
-            raise TransportError(
-                f"{purpose}: summing gradients over ranks {others} failed ({reason})"
-            ) from error
-        if self._summed is not self._tensor and not self._tensor.is_meta:
-            self._tensor.copy_(self._summed)
+        others = ", ".join(map(str, self.ranks))
+        self.waits.wait(
+            self.work,
+            timeout_s,
+            late=late_sum(self.ranks, timeout_s, purpose),
+            failed=f"{purpose}: summing gradients over ranks {others} failed",
+            is_on_host=self.summed.device.type == "cpu",
+        )
+        if self.summed is not self.tensor and not self.tensor.is_meta:
+            self.tensor.copy_(self.summed)

@@ -179,11 +179,6 @@ class GradientReduction:
         """All whose gradients are summed."""
         return [parameter for bucket in self._buckets for parameter in bucket.parameters.values()]
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether any sum has."""
-        return self._started > 0
-
     @contextlib.contextmanager
     def watching(self, action: Action) -> Iterator[None]:
         """The body is a backward: begins the sums of what is final in it as soon as it can."""

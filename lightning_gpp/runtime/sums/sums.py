@@ -1,6 +1,6 @@
 """Sums of tensors over some ranks, in the background: the gradients of replicas.
 
-Contract of both kinds (``tests/distributed/sums_contract.py``): :meth:`Sums.start` returns at once
+Contract (``tests/distributed/sums_contract.py``): :meth:`Sums.start` returns at once
 and the tensor is summed in place while its rank goes on; all ranks of a group begin its sums in
 the same order; the result has the same bits on all of them; waiting gives up after ``timeout_s``
 with a :class:`~lightning_gpp.runtime.transport.transport.TransportError`; after :meth:`Sums.abort`
@@ -9,10 +9,6 @@ every wait raises the given error.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -50,82 +46,3 @@ def late_sum(ranks: Ranks, timeout_s: float, purpose: str) -> TransportError:
         f"{purpose}: the gradients of ranks {', '.join(map(str, ranks))} were not summed within "
         f"{timeout_s:g} s; raise `timeout` if the work before it can take longer"
     )
-
-
-class ThreadSumHub:
-    """Joins the sums of threads of one process."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self._open: dict[tuple[Ranks, int], _Meeting] = {}
-
-    def join(self, ranks: Ranks, number: int, rank: int, tensor: Tensor) -> _Meeting:
-        """Adds one rank's tensor to a sum; the last one adds up, in the order of the ranks."""
-        with self.changed:
-            meeting = self._open.setdefault((ranks, number), _Meeting(ranks))
-            meeting.tensors[rank] = tensor
-            if len(meeting.tensors) == len(ranks):
-                del self._open[ranks, number]
-                meeting.add_up()
-                self.changed.notify_all()
-            return meeting
-
-
-@dataclass(slots=True)
-class _Meeting:
-    """One sum of several threads."""
-
-    ranks: Ranks
-    tensors: dict[int, Tensor] = field(default_factory=dict)
-    is_done: bool = False
-
-    def add_up(self) -> None:
-        first, *others = [self.tensors[rank] for rank in self.ranks]
-        total = first.clone()
-        for other in others:
-            total += other
-        for tensor in self.tensors.values():
-            tensor.copy_(total)
-        self.is_done = True
-
-
-class ThreadSums:
-    """The :class:`Sums` of one thread."""
-
-    def __init__(self, hub: ThreadSumHub, rank: int) -> None:
-        self._hub, self._rank = hub, rank
-        self._counts: Counter[Ranks] = Counter()
-        self._error: BaseException | None = None
-
-    def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
-        """Adds the tensor to those of the others."""
-        number = self._counts[ranks]
-        self._counts[ranks] += 1
-        return _ThreadSum(self, self._hub.join(ranks, number, self._rank, tensor))
-
-    def abort(self, error: BaseException) -> None:
-        """Makes every wait of this rank raise ``error``."""
-        with self._hub.changed:
-            self._error = error
-            self._hub.changed.notify_all()
-
-    def wait(self, meeting: _Meeting, timeout_s: float, purpose: str) -> None:
-        """Waits for a sum."""
-        deadline = time.monotonic() + timeout_s
-        with self._hub.changed:
-            while self._error is None and not meeting.is_done:
-                remaining_s = deadline - time.monotonic()
-                if remaining_s <= 0:
-                    raise late_sum(meeting.ranks, timeout_s, purpose)
-                self._hub.changed.wait(remaining_s)
-            if self._error is not None:
-                raise self._error
-
-
-@dataclass(frozen=True, slots=True)
-class _ThreadSum:
-    sums: ThreadSums
-    meeting: _Meeting
-
-    def wait(self, timeout_s: float, purpose: str) -> None:
-        self.sums.wait(self.meeting, timeout_s, purpose)

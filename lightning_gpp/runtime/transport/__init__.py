@@ -1,1 +1,1 @@
-"""Messages between stages: one contract, over threads, shared memory and process groups."""
+"""Messages between stages: one contract, over shared memory and process groups."""

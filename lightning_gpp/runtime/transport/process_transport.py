@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -110,17 +110,19 @@ class ProcessGroupTransport:
     Args:
         groups: see :meth:`TransportGroups.create`.
         device: where received tensors go.
-        peers: ranks that will send something; all others by default.
         staging: copies tensors through host memory, for payload groups that move no other.
         sockets: to the other ranks, for small messages; without them all go over the groups.
         timeout_s: limit of waits for peers that read nothing.
+
+    Attributes:
+        rank: this rank.
+        num_ranks: ranks in the world.
     """
 
     def __init__(
         self,
         groups: TransportGroups,
         device: torch.device,
-        peers: Iterable[int] | None = None,
         staging: HostStaging | None = None,
         sockets: Mapping[int, socket.socket] | None = None,
         timeout_s: float = 1800.0,
@@ -128,7 +130,7 @@ class ProcessGroupTransport:
         self._groups = groups
         self._device = device
         self._staging = staging
-        self._rank = dist.get_rank()
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self._mailbox = Mailbox()
         self._in_order = _InOrder()
         self._num_sent: Counter[int] = Counter()
@@ -137,29 +139,19 @@ class ProcessGroupTransport:
         self._line_bytes = SMALL_BYTES if device.type == "cpu" else FIRST_BYTES
         self._posted: list[_Posted] = []
         self._closing = False
-        others = set(range(dist.get_world_size())) - {self._rank}
         self._listeners = {
             peer: threading.Thread(
                 target=self._listen, args=(peer,), name=f"listen-{peer}", daemon=True
             )
-            for peer in sorted(others if peers is None else set(peers) & others)
+            for peer in range(self.num_ranks)
+            if peer != self.rank
         }
         for listener in self._listeners.values():
             listener.start()
 
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._rank
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks in the world."""
-        return dist.get_world_size()
-
     def send(self, payload: Payload, *, target: int, tag: Tag) -> None:
         """Posts the message and returns."""
-        if target == self._rank:
+        if target == self.rank:
             raise ValueError(f"rank {target} sends message {tag} to itself; hand it over locally")
         number = self._num_sent[target]
         self._num_sent[target] += 1
@@ -244,7 +236,7 @@ class ProcessGroupTransport:
         self._lines.close()
 
     def _payload_group(self, peer: int, *, receiving: bool = False) -> dist.ProcessGroup:
-        upward = (peer > self._rank) != receiving
+        upward = (peer > self.rank) != receiving
         return self._groups.upward if upward else self._groups.downward
 
     def _post(self, tensor: Tensor, target: int, group: dist.ProcessGroup, tag: int) -> None:

@@ -78,6 +78,10 @@ class SharedMemoryTransport:
             :func:`~lightning_gpp.runtime.processes.rank_sockets.connect_local`.
         device: where received tensors go.
         timeout_s: limit of the wait for a peer that takes no packets.
+
+    Attributes:
+        rank: likewise.
+        num_ranks: ranks in the world.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class SharedMemoryTransport:
         device: torch.device,
         timeout_s: float,
     ) -> None:
-        self._rank = rank
+        self.rank, self.num_ranks = rank, len(sockets) + 1
         self._device = device
         self._timeout_s = timeout_s
         self._mailbox = Mailbox()
@@ -98,19 +102,9 @@ class SharedMemoryTransport:
         for fd in (*self._rank_of_fd, self._woken.fileno()):
             self._readable.register(fd, select.POLLIN)
 
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._rank
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks in the world."""
-        return len(self._peers) + 1
-
     def send(self, payload: Payload, *, target: int, tag: Tag) -> None:
         """Copies the message into shared memory and announces it."""
-        if target == self._rank:
+        if target == self.rank:
             raise ValueError(f"rank {target} sends message {tag} to itself; hand it over locally")
         peer = self._peers[target]
         fixed, shapes = describe(payload, tag)

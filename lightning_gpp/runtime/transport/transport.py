@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-import time
 from collections import deque
 from typing import Protocol
 
@@ -68,49 +66,18 @@ class Transport(Protocol):
 
 
 class Mailbox:
-    """Messages that have arrived and were not yet asked for; safe between threads.
-
-    Who waits for a message sleeps on a lock of its own, which is released when it comes: no other
-    waiter wakes up, and nothing is taken again before it goes on.
-    """
+    """Messages that have arrived and were not yet asked for; safe between threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._messages: dict[tuple[int, Tag], deque[Payload]] = {}
-        self._waiting: dict[tuple[int, Tag], list[threading.Lock]] = {}
         self._lost: dict[int, str] = {}
         self._error: BaseException | None = None
 
     def put(self, source: int, tag: Tag, payload: Payload) -> None:
         """Adds a message that has arrived."""
-        key = source, tag
         with self._lock:
-            self._messages.setdefault(key, deque()).append(payload)
-            waiting = self._waiting.pop(key, ())
-        for waiter in waiting:
-            waiter.release()
-
-    def get(self, source: int, tag: Tag, timeout_s: float, purpose: str) -> Payload:
-        """Takes a message out, waiting for it if need be.
-
-        Raises:
-            TransportError: it did not come in time, or its sender has gone.
-        """
-        key, deadline = (source, tag), time.monotonic() + timeout_s
-        while True:
-            with self._lock:
-                payload = self._take(key, purpose)
-                if payload is not None:
-                    return payload
-                waiter = threading.Lock()
-                waiter.acquire()
-                self._waiting.setdefault(key, []).append(waiter)
-            if not waiter.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                with self._lock:
-                    payload = self._take(key, purpose)
-                if payload is None:
-                    raise late(source, timeout_s, purpose)
-                return payload
+            self._messages.setdefault((source, tag), deque()).append(payload)
 
     def take(self, source: int, tag: Tag, purpose: str) -> Payload | None:
         """Takes a message out; None where it has not come yet.
@@ -118,34 +85,25 @@ class Mailbox:
         Raises:
             TransportError: its sender has gone.
         """
+        key = source, tag
         with self._lock:
-            return self._take((source, tag), purpose)
-
-    def _take(self, key: tuple[int, Tag], purpose: str) -> Payload | None:
-        if self._error is not None:
-            raise self._error
-        if queue := self._messages.get(key):
-            payload = queue.popleft()
-            if not queue:
-                del self._messages[key]
-            return payload
-        if (source := key[0]) in self._lost:
-            raise TransportError(f"{purpose}: rank {source} has gone ({self._lost[source]})")
-        return None
+            if self._error is not None:
+                raise self._error
+            if queue := self._messages.get(key):
+                payload = queue.popleft()
+                if not queue:
+                    del self._messages[key]
+                return payload
+            if source in self._lost:
+                raise TransportError(f"{purpose}: rank {source} has gone ({self._lost[source]})")
+            return None
 
     def lose(self, source: int, reason: str) -> None:
         """Notes that a peer will send nothing more."""
         with self._lock:
             self._lost.setdefault(source, reason)
-            self._wake_all()
 
     def fail(self, error: BaseException) -> None:
-        """Makes all waiting and later :meth:`get` calls raise ``error``; the first error stays."""
+        """Makes all later :meth:`take` calls raise ``error``; the first error stays."""
         with self._lock:
             self._error = self._error or error
-            self._wake_all()
-
-    def _wake_all(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for waiter in itertools.chain.from_iterable(waiting.values()):
-            waiter.release()

@@ -1,12 +1,11 @@
 """What the ranks of an SPMD program do together, without autograd: the interface.
 
-Two kinds keep it: process groups of ``torch.distributed`` and threads of one process
-(:mod:`lightning_gpp.runtime.collectives`). Contract of both
-(``tests/distributed/collectives_contract.py``): all ranks call the same methods in the same order;
-shards may differ in size and be empty; results do not alias arguments that are still the caller's;
-sums are added in the order of the ranks, so they have the same bits everywhere; every wait gives up
-after its limit with an error that names what it waited for; after :meth:`Collectives.abort` every
-wait raises that error.
+:mod:`lightning_gpp.runtime.collectives` keeps it over process groups of ``torch.distributed``.
+Contract (``tests/distributed/collectives_contract.py``): all ranks call the same methods in the
+same order; shards may differ in size and be empty; results do not alias arguments that are still
+the caller's; sums are added in the order of the ranks, so they have the same bits everywhere; every
+wait gives up after its limit with an error that names what it waited for; after
+:meth:`Collectives.abort` every wait raises that error.
 """
 
 from __future__ import annotations

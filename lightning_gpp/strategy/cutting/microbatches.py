@@ -45,7 +45,7 @@ def batch_size(batch: Any) -> int:
     errors = []
     for size in dict.fromkeys([*tensors, *lengths]):
         try:
-            _walk(batch, "batch", size, functools.partial(_check, size=size), lambda items: items)
+            _walk(batch, "batch", size, functools.partial(_check, size=size))
             return size
         except ValueError as error:
             errors.append(error)
@@ -96,7 +96,7 @@ def copy_tensors(batch: Any) -> Any:
     Tensors made in inference mode, as Lightning's validation loops make them, cannot.
     """
     with torch.inference_mode(False):
-        return _walk(batch, "batch", None, _copy, lambda items: items, lambda other, _: other)
+        return _walk(batch, "batch", None, _copy, on_other=lambda other, _: other)
 
 
 def _copy(item: Any, place: str) -> Any:
@@ -195,7 +195,7 @@ def refuse_full_graph(batch: Any, num_microbatches: int | None) -> None:
         return item
 
     if num_microbatches != 1:
-        _walk(batch, "batch", None, check, lambda items: items, lambda other, _: other)
+        _walk(batch, "batch", None, check, on_other=lambda other, _: other)
 
 
 def _part(batch: Any, part: slice, total: int) -> Any:
@@ -220,7 +220,7 @@ def _walk(
     place: str,
     num_samples: int | None,
     on_tensor: Callable[[Any, str], Any],
-    on_samples: Callable[[Sequence[Any]], Any],
+    on_samples: Callable[[Sequence[Any]], Any] = lambda items: items,
     on_other: Callable[[Any, str], Any] = _refuse,
     siblings: Sequence[Any] = (),
 ) -> Any:

@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.accelerators import Accelerator
 
 from lightning_gpp.cluster import PRESETS
-from lightning_gpp.strategy.devices.accelerators import refuse_other_strategies
+from lightning_gpp.strategy.devices.accelerators import OurAccelerator
 from lightning_gpp.strategy.devices.devices_at_hand import (
     ClusterLike,
     check_cluster,
@@ -29,7 +27,7 @@ Tensors = Literal["real", "shape_only"]
 _NUMBER = 'accelerator="emulated" takes a number of devices, as in devices=4'
 
 
-class EmulatedAccelerator(Accelerator):
+class EmulatedAccelerator(OurAccelerator):
     """Devices that exist on paper; for the graphpipe strategies only.
 
     Args:
@@ -44,6 +42,9 @@ class EmulatedAccelerator(Accelerator):
         ValueError: an option makes no sense.
         TypeError: the cluster is none.
     """
+
+    kind = "emulated"
+    description = "Devices of a described cluster"
 
     def __init__(
         self,
@@ -97,14 +98,6 @@ class EmulatedAccelerator(Accelerator):
     def setup_device(self, device: torch.device) -> None:
         """Nothing: the real device is a CPU."""
 
-    def setup(self, trainer: pl.Trainer) -> None:
-        """Refuses strategies whose steps cannot be emulated.
-
-        Raises:
-            TypeError: the strategy is none of ours.
-        """
-        refuse_other_strategies(trainer, self.name())
-
     def get_device_stats(self, device: str | int | torch.device) -> dict[str, Any]:
         """Nothing: an emulated device has no counters."""
         return {}
@@ -141,18 +134,3 @@ class EmulatedAccelerator(Accelerator):
             ValueError: always; the text says what to give.
         """
         raise ValueError(f"{_NUMBER}; got none")
-
-    @staticmethod
-    def is_available() -> bool:
-        """Every machine has a CPU."""
-        return True
-
-    @staticmethod
-    def name() -> str:
-        """The name in Lightning's registry."""
-        return "emulated"
-
-    @classmethod
-    def register_accelerators(cls, accelerator_registry: Any) -> None:
-        """Registers the accelerator under its name."""
-        accelerator_registry.register(cls.name(), cls, description="Devices of a described cluster")

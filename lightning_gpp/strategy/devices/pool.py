@@ -11,11 +11,10 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 
-from lightning_gpp.strategy.devices.accelerators import refuse_other_strategies
+from lightning_gpp.strategy.devices.accelerators import OurAccelerator
 
 _EXPECTED = (
     'accelerator="pool" takes the list of its devices, one rank per entry: '
@@ -75,20 +74,15 @@ def _cuda_device(index: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-class PoolAccelerator(Accelerator):
+class PoolAccelerator(OurAccelerator):
     """Real devices of several types in one job; for the graphpipe strategies only."""
+
+    kind = "pool"
+    description = "A mixed list of real devices"
 
     def setup_device(self, device: torch.device) -> None:
         """Makes a GPU this rank's current one; nothing on a CPU."""
         self._kind(device).setup_device(device)
-
-    def setup(self, trainer: pl.Trainer) -> None:
-        """Refuses strategies that expect equal devices.
-
-        Raises:
-            TypeError: the strategy is none of ours.
-        """
-        refuse_other_strategies(trainer, self.name())
 
     def get_device_stats(self, device: str | int | torch.device) -> dict[str, Any]:
         """What Lightning knows to tell of such a device."""
@@ -124,18 +118,3 @@ class PoolAccelerator(Accelerator):
             ValueError: always; the text says what to give.
         """
         raise ValueError(f"{_EXPECTED}; got no devices")
-
-    @staticmethod
-    def is_available() -> bool:
-        """Every machine has a CPU."""
-        return True
-
-    @staticmethod
-    def name() -> str:
-        """The name in Lightning's registry."""
-        return "pool"
-
-    @classmethod
-    def register_accelerators(cls, accelerator_registry: Any) -> None:
-        """Registers the accelerator under its name."""
-        accelerator_registry.register(cls.name(), cls, description="A mixed list of real devices")

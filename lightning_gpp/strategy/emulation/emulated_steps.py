@@ -28,13 +28,11 @@ class EmulatedSteps:
     Attributes:
         cursor: of this rank.
         control: between the ranks.
-        num_ranks: how many.
         steps: what this rank did so far, training step by training step.
     """
 
     cursor: EmulatedCursor
     control: Control
-    num_ranks: int
     steps: list[EmulatedStep] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -72,7 +70,7 @@ class EmulatedSteps:
 
     def next_start_s(self) -> float:
         """Rank 0: the moment by which all ranks have heard of it."""
-        real_s = START_S + START_RANK_S * self.num_ranks
+        real_s = START_S + START_RANK_S * self.control.num_ranks
         return self.cursor.clock.now_s() + real_s / self.cursor.clock.time_scale
 
     def gathered(self) -> list[list[EmulatedStep]]:

@@ -97,6 +97,7 @@ class Emulation:
 
     Attributes:
         setup: what the ranks agreed on.
+        executor: of this rank.
         timed: the steps of this rank.
         num_unpaced: training steps that ran as fast as they could.
         was_away: whether rank 0 did something since the last training step for which emulated
@@ -104,6 +105,7 @@ class Emulation:
     """
 
     setup: Setup
+    executor: Executor
     timed: EmulatedSteps
     rank: EmulatedRank
     transport: EmulatedTransport
@@ -142,7 +144,8 @@ class Emulation:
         rank = EmulatedRank(transport.rank, clock, reservations, lambda _: setup.costs)
         return cls(
             setup,
-            EmulatedSteps(rank, control, transport.num_ranks),
+            executor,
+            EmulatedSteps(rank, control),
             rank,
             EmulatedTransport(transport, rank, executor.rank_of_device),
             None if executor.sums is None else EmulatedSums(executor.sums, rank),
@@ -150,33 +153,27 @@ class Emulation:
         )
 
     @contextlib.contextmanager
-    def step(
-        self, executor: Executor, program: Program, *, is_second: bool = False
-    ) -> Iterator[int]:
+    def step(self, program: Program, *, is_second: bool = False) -> Iterator[int]:
         """The body runs a training program or one of its parts, at the emulated devices' pace.
 
         Emulated time stands still between the parts, where the user's step runs. It gets for how
         many real nanoseconds that was.
 
         Args:
-            executor: of this rank.
             program: of the plan, with any number of its micro-batches.
             is_second: whether the backward part runs.
         """
         with (
             self.timed.part(program.num_microbatches, is_second=is_second) as still_ns,
-            self.paced(executor),
+            self.paced(),
         ):
             yield still_ns
 
     @contextlib.contextmanager
-    def window(
-        self, executor: Executor, since: int, resumption: Resumption | None
-    ) -> Iterator[None]:
+    def window(self, since: int, resumption: Resumption | None) -> Iterator[None]:
         """The body runs a window of a pipeline that does not drain, at the devices' pace.
 
         Args:
-            executor: of this rank.
             since: mini-batches that went backward since the pipeline was empty.
             resumption: rank 0's :meth:`resumption`.
         """
@@ -187,7 +184,7 @@ class Emulation:
             self.rank.wait_until(self.rank.cursor_s)
         self.rank.take_slips()
         start_s = self.rank.cursor_s
-        with self.paced(executor):
+        with self.paced():
             yield
         slips = self.rank.take_slips().slips
         self.timed.steps.append(EmulatedStep(start_s, self.rank.cursor_s, 1, slips, since))
@@ -204,8 +201,9 @@ class Emulation:
         return Resumption(self.timed.next_start_s(), self.rank.cursor_s)
 
     @contextlib.contextmanager
-    def paced(self, executor: Executor) -> Iterator[None]:
+    def paced(self) -> Iterator[None]:
         """What the body runs goes at the emulated devices' pace."""
+        executor = self.executor
         inner = executor.transport, executor.sums
         executor.pace, executor.transport = self.rank, self.transport
         executor.sums = self.sums or executor.sums
@@ -221,10 +219,7 @@ class Emulation:
 
     def report(self) -> EmulationReport | None:
         """All ranks: on rank 0 what the steps took; None elsewhere, or if there were none."""
-        ranks = self.timed.control.gather(
-            self.timed.steps, "gathering what the emulated steps took"
-        )
-        setup = self.setup
+        ranks, setup = self.timed.gathered(), self.setup
         if not ranks:
             return None
         if not setup.request.order.flushes:

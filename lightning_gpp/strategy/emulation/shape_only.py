@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
-from torch import Tensor, nn
+from torch import nn
+
+from lightning_gpp.tensor_places import exchange_tensors
 
 META = torch.device("meta")
 
@@ -27,23 +28,7 @@ _NOTE = (
 
 def drop_values(module: nn.Module) -> None:
     """Puts all parameters and buffers of a module on the ``meta`` device; tied ones stay tied."""
-    found: dict[int, tuple[Tensor, Tensor]] = {}
-    for part in module.modules():
-        tables: tuple[Any, ...] = (part._parameters, part._buffers)
-        for table in tables:
-            for key, tensor in table.items():
-                if tensor is not None and not tensor.is_meta:
-                    pair = found.setdefault(id(tensor), (tensor, _without_values(tensor)))
-                    table[key] = pair[1]
-
-
-def _without_values(tensor: Tensor) -> Tensor:
-    empty = tensor.detach().to(META)
-    if not isinstance(tensor, nn.Parameter):
-        return empty
-    parameter = nn.Parameter(empty, requires_grad=tensor.requires_grad)
-    parameter.__dict__.update(tensor.__dict__)
-    return parameter
+    exchange_tensors(module, lambda tensor: None if tensor.is_meta else tensor.detach().to(META))
 
 
 def refuse_decisions(trainer: pl.Trainer) -> None:

@@ -33,7 +33,6 @@ def model_in_chunks(
     example: Mapping[str, Tensor] | None,
     flags: Mapping[str, bool],
     control: Control,
-    num_ranks: int,
 ) -> ChunkedModel:
     """All ranks: the model in chunks of the graph that it is called with.
 
@@ -46,21 +45,20 @@ def model_in_chunks(
         example: those that it was captured with, if these are others.
         flags: training flags of the sub-modules in training mode.
         control: between the ranks.
-        num_ranks: how many there are.
 
     Raises:
         GraphTrainingError: the arguments are no single graph, or the model does not run in chunks,
             or the ways do not divide the ranks.
     """
-    if num_ranks % asked.ways:
+    if control.num_ranks % asked.ways:
         raise GraphTrainingError(
-            f"ways={asked.ways} has to divide the number of devices, which is {num_ranks}"
+            f"ways={asked.ways} has to divide the number of devices, which is {control.num_ranks}"
         )
     edges, num_vertices = the_graph(tensors)
     chunks: Chunks | None = None
     if control.is_leader:
         seed = torch.initial_seed() if asked.seed is None else asked.seed
-        num_chunks = asked.num_chunks(num_ranks)
+        num_chunks = asked.num_chunks(control.num_ranks)
         chunks = partition(edges, num_vertices, num_chunks, seed % 2**31, asked.ways)
         check_in_chunks(captured, tensors, chunks.one_way(), flags, example)
     shared: Chunks = control.share(chunks, "waiting for rank 0's division of the graph")

@@ -49,7 +49,6 @@ def measure_kinds(
     *,
     found: Sequence[DeviceAtHand],
     control: Control,
-    rank: int,
     device: torch.device,
     chunked: ChunkedModel | None = None,
 ) -> Measured | None:
@@ -62,13 +61,12 @@ def measure_kinds(
         kwargs: its keyword arguments.
         found: on rank 0 the devices of all ranks, by rank.
         control: between the ranks.
-        rank: this rank.
         device: of this rank.
         chunked: the model in chunks of one graph, if that is how it runs.
     """
     ranks: dict[str, int] = control.share(measuring_ranks(found), "hearing which ranks measure")
     own = None
-    if rank in ranks.values():
+    if control.rank in ranks.values():
         args, kwargs = placed((tuple(args), dict(kwargs)), device)
         if chunked is None:
             own = PlanCache(settings.cache).costs(

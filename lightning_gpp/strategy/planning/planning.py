@@ -111,7 +111,7 @@ def plan_pipeline(
     Raises:
         ValueError: the model cannot be planned like this.
     """
-    if settings.is_asynchronous and not settings.policy.drains:
+    if settings.overlaps:
         settings = replace(settings, use_all_devices=False)
     num_devices = at_hand.num_devices
     chosen = settings.cluster

@@ -21,10 +21,17 @@ class Control:
         transport: moves them.
         timeout_s: limit of every wait.
         failures: of this run.
+
+    Attributes:
+        rank: this rank.
+        num_ranks: how many there are.
+        is_leader: whether this is rank 0, which reads data and computes the loss.
     """
 
     def __init__(self, transport: Transport, timeout_s: float, failures: FailureWatch) -> None:
         self._transport = transport
+        self.rank, self.num_ranks = transport.rank, transport.num_ranks
+        self.is_leader = self.rank == 0
         self._timeout_s = timeout_s
         self._failures = failures
         self._alone: str | None = None
@@ -79,14 +86,9 @@ class Control:
         """Name of the user code that runs on rank 0 and nowhere else; None if there is none."""
         return self._alone
 
-    @property
-    def is_leader(self) -> bool:
-        """Whether this is rank 0, which reads data and computes the loss."""
-        return self._transport.rank == 0
-
     def tell(self, obj: Any) -> None:
         """Rank 0: sends an object (tensors welcome) to every other rank, without waiting."""
-        others = range(1, self._transport.num_ranks)
+        others = range(1, self.num_ranks)
         payload = pack_object(obj) if others else None
         for rank in others:
             assert payload is not None
@@ -148,7 +150,7 @@ class Control:
             self._transport.flush()
             return []
         gathered = [obj]
-        for rank in range(1, self._transport.num_ranks):
+        for rank in range(1, self.num_ranks):
             if store is not None:
                 self.send_to(rank, None)
             found = self.receive_from(rank, purpose)

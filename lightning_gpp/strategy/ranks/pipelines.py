@@ -31,7 +31,6 @@ class JoinedPipelines:
 
     Attributes:
         world: this pipeline's.
-        num_pipelines: how many there are.
         peers: of this rank.
         store: of all ranks.
         host: address of the first rank of this rank's pipeline, on that rank.
@@ -39,7 +38,6 @@ class JoinedPipelines:
     """
 
     world: dist.ProcessGroup
-    num_pipelines: int
     peers: Peers
     store: Store
     host: str
@@ -47,10 +45,11 @@ class JoinedPipelines:
 
     def again(self, timeout_s: float) -> JoinedPipelines:
         """All ranks: the same for another run, whatever has become of the last one."""
-        run, mine = self.run + 1, self.peers.pipeline
-        self.peers.leave()
+        run, before = self.run + 1, self.peers
+        before.leave()
         store = PrefixStore(f"place {dist.get_rank()}, run {run}", self.store)
-        return replace(self, peers=Peers(store, mine, self.num_pipelines, timeout_s), run=run)
+        peers = Peers(store, before.pipeline, before.num_pipelines, timeout_s)
+        return replace(self, peers=peers, run=run)
 
     def tell_failure(self, text: str) -> None:
         """Tells the other pipelines of a failure in this one; the first that is told counts."""
@@ -89,7 +88,7 @@ def join_pipelines(
     """
     global _joined
     if dist.is_initialized():
-        if is_joined(_joined) and _joined.num_pipelines == num_pipelines:
+        if is_joined(_joined) and _joined.peers.num_pipelines == num_pipelines:
             _joined = _joined.again(timeout_s)
             return _joined
         raise RuntimeError(_OTHER_LAYOUT.format(num_pipelines))
@@ -113,7 +112,7 @@ def join_pipelines(
     world = dist.group.WORLD
     assert world is not None
     host = own_address(environment.main_address)
-    _joined = JoinedPipelines(world, num_pipelines, peers, store, host)
+    _joined = JoinedPipelines(world, peers, store, host)
     return _joined
 
 

@@ -22,14 +22,14 @@ from lightning_gpp.strategy.recording.timeline_stages import timeline_stages
 
 
 @dataclass(frozen=True)
-class StepQuestion:
-    """A step that was run, and the question that its plan answers.
+class Question:
+    """What was run, and the question that its plan answers.
 
     Attributes:
         program: what was run.
-        plan: with the number of micro-batches that the step had.
-        request: with as many samples as the step had.
-        step: what the step is taken to cost besides, where that is known.
+        plan: what the program is of.
+        request: the question that it answers.
+        step: what a step is taken to cost besides, where that is known.
         stages: what timelines show of them.
         rank_of_device: rank of every device.
     """
@@ -40,6 +40,26 @@ class StepQuestion:
     step: StepCosts
     stages: tuple[TimelineStage, ...]
     rank_of_device: tuple[int, ...]
+
+    def predicted(self, found: Refit | None = None) -> Timeline:
+        """The program as it is simulated: with the costs of the plan, or refitted."""
+        request, step = self.request, self.step
+        if found is not None:
+            request = found.request(request)
+            step = found.step_costs(self.plan, request.graph, base=step)
+        costs = program_costs(self.plan, request, step=step)
+        return predicted_timeline(
+            simulate(self.program, costs), stages=self.stages, rank_of_device=self.rank_of_device
+        )
+
+
+def known_step(known: Refit | None, plan: Plan, request: PlanRequest) -> StepCosts:
+    """What a step costs besides, as far as a refit that was planned with says."""
+    return StepCosts() if known is None else known.step_costs(plan, request.graph)
+
+
+class StepQuestion(Question):
+    """A step that was run; plan and request have as many micro-batches and samples as it had."""
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> StepQuestion | None:
@@ -54,22 +74,10 @@ class StepQuestion:
             return None
         plan = replace(pipeline.plan, num_microbatches=len(sizes))
         request = replace(planned.request, minibatch_size=sum(sizes), num_microbatches=None)
-        known = planned.refit
-        step = StepCosts() if known is None else known.step_costs(plan, request.graph)
+        step = known_step(planned.refit, plan, request)
         stages, ranks = timeline_stages(pipeline), pipeline.rank_of_device
         return cls(program, plan, request, step, stages, ranks)
 
-    def predicted(self, found: Refit | None = None) -> Timeline:
-        """The predicted step: with the costs of the plan, or refitted."""
-        request, step = self.request, self.step
-        if found is not None:
-            request = found.request(request)
-            step = found.step_costs(self.plan, request.graph, base=step)
-        costs = program_costs(self.plan, request, step=step)
-        return predicted_timeline(
-            simulate(self.program, costs), stages=self.stages, rank_of_device=self.rank_of_device
-        )
-
-    def refit(self, timelines: Sequence[Timeline], *, skip_steps: int) -> Refit:
+    def refit(self, timelines: Sequence[Timeline]) -> Refit:
         """What recorded steps of the same program say."""
-        return refit(timelines, self.program, self.plan, self.request, skip_steps=skip_steps)
+        return refit(timelines, self.program, self.plan, self.request)

@@ -24,13 +24,15 @@ class StepRecorder:
     Attributes:
         is_on: whether it records.
         is_cut: whether it does not any more, because the pipeline began to fill anew.
+        on_record: the user's own, gets a record of every action, too.
     """
 
     def __init__(self) -> None:
+        self.on_record: Callable[[ActionRecord], None] | None = None
         self.is_on = False
         self.is_cut = False
         self._runs: list[RunRecord] = []
-        self._begun: list[Run | None] = []
+        self._begun: list[Run] = []
         self._marks: list[Mark] = []
         self._open: Mark | None = None
         self._last_read: Mark | None = None
@@ -84,32 +86,20 @@ class StepRecorder:
             self._open = None
 
     @contextlib.contextmanager
-    def run(self, executor: Executor) -> Iterator[None]:
-        """Records the actions of a program that runs in the body; others still get theirs."""
-        if not self.is_on:
-            yield
-            return
-        with self._recording(executor) as records:
-            yield
-        self._note_run(None, records, SpanKind.FINISH)
-
-    @contextlib.contextmanager
     def part(self, run: Run, *, is_second: bool, still_ns: int = 0) -> Iterator[None]:
-        """Records one of the two parts of a run; between them is the user's step.
+        """Records a run, or one of its two parts; between them is the user's step.
 
         Args:
-            run: whose part runs in the body.
-            is_second: whether it is the backward part.
+            run: what runs in the body, or a part of it.
+            is_second: whether it is over after this.
             still_ns: how long emulated time stood still before it; there is no such time in what
                 is recorded.
         """
-        if not self.is_on:
-            yield
-            return
         with self._recording(run.executor) as records:
             yield
-        turn = SpanKind.WAIT if run.boundary is None else SpanKind.LOSS
-        self._note_run(run, records, SpanKind.FINISH if is_second else turn, still_ns)
+        if self.is_on:
+            turn = SpanKind.WAIT if run.boundary is None else SpanKind.LOSS
+            self._note_run(run, records, SpanKind.FINISH if is_second else turn, still_ns)
 
     @contextlib.contextmanager
     def window(self, run: Run, number: int, found: WindowRecord) -> Iterator[None]:
@@ -126,15 +116,15 @@ class StepRecorder:
         if self.is_on and self._runs and found.since == 0:
             self.end()
             self.is_on, self.is_cut = False, True
-        if not self.is_on:
-            yield
-            return
-        if not self._runs:
-            self._first_number = number + run.shift
-        self._window = len(self._runs)
+        if self.is_on:
+            self._window = len(self._runs)
+            if not self._runs:
+                self._first_number = number + run.shift
         pace, shift = run.executor.pace, run.shift - self._first_number
         with self._recording(run.executor, None if pace is None else pace.timed) as records:
             yield
+        if not self.is_on:
+            return
         end_ns = time.monotonic_ns()
         is_paced = pace is not None and records
         self._runs.append(
@@ -148,14 +138,14 @@ class StepRecorder:
 
     def _note_run(
         self,
-        run: Run | None,
+        run: Run,
         records: Sequence[ActionRecord],
         then: SpanKind,
         still_ns: int = 0,
     ) -> None:
         """Actions were run, of a run that was begun before or not; what comes then begins."""
         end_ns = time.monotonic_ns()
-        same = (i for i, other in enumerate(self._begun) if run is not None and other is run)
+        same = (i for i, other in enumerate(self._begun) if other is run)
         place = next(same, len(self._runs))
         if place == len(self._runs):
             self._begun.append(run)
@@ -164,24 +154,39 @@ class StepRecorder:
             self._runs[place] = self._runs[place].followed_by(records, end_ns, still_ns)
         self._open = Mark(then, end_ns, end_ns, place)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody gets records."""
+        return self.is_on or self.on_record is not None
+
+    @contextlib.contextmanager
+    def heard(self, executor: Executor) -> Iterator[None]:
+        """Actions that run in the body are told to the user's own, and not recorded here."""
+        executor.on_record = self.on_record
+        try:
+            yield
+        finally:
+            executor.on_record = None
+
     @contextlib.contextmanager
     def _recording(
         self, executor: Executor, timed: Callable[[ActionRecord], ActionRecord] | None = None
     ) -> Iterator[list[ActionRecord]]:
-        self.end()
+        """Gives the records of actions that run in the body; none where this is off."""
         records: list[ActionRecord] = []
-        also = executor.on_record
+        is_on, also = self.is_on, self.on_record
+        if is_on:
+            self.end()
 
         def on_record(record: ActionRecord) -> None:
             records.append(record if timed is None else timed(record))
             if also is not None:
                 also(record)
 
-        executor.on_record = on_record
-        try:
+        with self.heard(executor):
+            if is_on:
+                executor.on_record = on_record
             yield records
-        finally:
-            executor.on_record = also
 
 
 def _numbered(record: ActionRecord, shift: int) -> ActionRecord:

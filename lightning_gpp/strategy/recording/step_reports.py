@@ -46,8 +46,7 @@ class StepReports:
     """Reports on the steps of a run, one after the other; on rank 0."""
 
     def __init__(self) -> None:
-        self._recorded: list[tuple[Program, int, Timeline]] = []
-        self._windows: list[tuple[Plan, int, Timeline]] = []
+        self._recorded: list[tuple[Program | Plan, int, Timeline]] = []
 
     def report(self, pipeline: Pipeline, timeline: Timeline) -> StepReport | str:
         """The report on the step that was run last, or why there is none.
@@ -66,25 +65,11 @@ class StepReports:
             check_program(timeline, question.program)
         except ValueError:
             return "Not compared with a prediction: it did not go once forward and once backward."
-        key = question.program, question.request.minibatch_size
-        earlier = [t for *known, t in self._recorded if tuple(known) == key]
-        before = _name(pipeline)
-        predicted = {before[0]: question.predicted()}
-        notes = [before[1]]
-        if timeline.source == "emulated":  # its costs are known, they are those of its cluster
-            return self._made(timeline, predicted, notes, None)
-        if timeline.step < WARM_UP_STEPS:
-            notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
-            return self._made(timeline, predicted, notes, None)
-        self._recorded.append((*key, timeline))
-        if earlier:
-            found = question.refit(earlier, skip_steps=WARM_UP_STEPS)
-            predicted["refit"] = question.predicted(found)
-            notes.append(f"refit: of the steps recorded before ({_steps(earlier)}).")
-        last = question.refit([*earlier, timeline], skip_steps=WARM_UP_STEPS)
-        if not earlier:
-            predicted["fit"] = question.predicted(last)
-            notes.append("fit: the same refitted to this step, so no prediction of it.")
+        name, note = _name(pipeline)
+        predicted, notes = {name: question.predicted()}, [note]
+        last = None
+        if timeline.source != "emulated":  # there costs are known, they are those of the cluster
+            last = self._refit(question, question.program, timeline, predicted, notes)
         return self._made(timeline, predicted, notes, last)
 
     def report_windows(
@@ -103,19 +88,9 @@ class StepReports:
         predicted, notes = {name: question.predicted()}, [note]
         if _actions(timeline) != _actions(predicted[name]):
             return "Not compared with a prediction: other actions ran than those of the program."
-        if timeline.step < WARM_UP_STEPS:
-            notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
+        last = self._refit(question, question.plan, timeline, predicted, notes)
+        if last is None:
             return self._made(timeline, predicted, notes, None)
-        key = question.plan, question.request.minibatch_size
-        earlier = [t for *known, t in self._windows if tuple(known) == key]
-        self._windows.append((*key, timeline))
-        last = question.refit([*earlier, timeline])
-        if earlier:
-            predicted["refit"] = question.predicted(question.refit(earlier))
-            notes.append(f"refit: of the steps recorded before (from {_steps(earlier)} on).")
-        else:
-            predicted["fit"] = question.predicted(last)
-            notes.append("fit: the same with the seconds of these steps, so no prediction of them.")
         if pace_s(timeline) is not None:
             paces = "".join(f", {name} {_pace(each)}" for name, each in predicted.items())
             notes.append(f"From the end of a step to that of the next: {_pace(timeline)}{paces}.")
@@ -124,6 +99,39 @@ class StepReports:
             "the optimizer's."
         )
         return self._made(timeline, predicted, notes, last)
+
+    def _refit(
+        self,
+        question: StepQuestion | WindowsQuestion,
+        same: Program | Plan,
+        timeline: Timeline,
+        predicted: dict[str, Timeline],
+        notes: list[str],
+    ) -> Refit | None:
+        """The refit to all that was recorded so far; None while the run is warming up.
+
+        Args:
+            question: of what was recorded.
+            same: what recordings have in common that are refitted together.
+            timeline: what was recorded.
+            predicted: gets the prediction of a refit to what was recorded before, if there is any.
+            notes: get what it is.
+        """
+        assert timeline.step is not None
+        if timeline.step < WARM_UP_STEPS:
+            notes.append(f"Steps before step {WARM_UP_STEPS} are warming up: no refit.")
+            return None
+        key = same, question.request.minibatch_size
+        earlier = [t for *known, t in self._recorded if tuple(known) == key]
+        self._recorded.append((*key, timeline))
+        last = question.refit([*earlier, timeline])
+        if earlier:
+            predicted["refit"] = question.predicted(question.refit(earlier))
+            notes.append(f"refit: of the steps recorded before ({_steps(earlier)}).")
+        else:
+            predicted["fit"] = question.predicted(last)
+            notes.append("fit: the same refitted to what was recorded, so no prediction of it.")
+        return last
 
     def _made(
         self,

@@ -10,19 +10,16 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lightning_gpp.reports import write_step
 from lightning_gpp.runtime.clock import measure_offset
 from lightning_gpp.runtime.measured import RankRecord, WindowRecord, measured_timeline
-from lightning_gpp.simulate import SpanKind, Timeline, shares
-from lightning_gpp.simulate.timeline.windows import pace_s
+from lightning_gpp.simulate import SpanKind, Timeline
 from lightning_gpp.strategy.graphpipe import GraphPipeStrategy
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
-from lightning_gpp.strategy.planning.plan_cache import PlanCache
 from lightning_gpp.strategy.recording.recorder import StepRecorder
+from lightning_gpp.strategy.recording.shown_steps import ShownSteps
 from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports
 from lightning_gpp.strategy.recording.timeline_stages import timeline_stages
 from lightning_gpp.strategy.report import show
-from lightning_gpp.units_of_measure import seconds_text
 
 TYPICAL_OF = (3, 4, 5, 6, 7)
 """Steps of which the median is shown: few, and after the warm-up of allocators and optimizers."""
@@ -103,15 +100,13 @@ class TimelineCallback(pl.Callback):
         self.timelines: dict[int, Timeline] = {}
         self.reports: dict[int, StepReport] = {}
         self._is_typical = steps is None
-        self._recorded: list[tuple[Timeline, StepReport | str, int]] = []
         self._reports = StepReports()
+        self._shown: ShownSteps | None = None
         self._done: set[int] = set()
         self._step = -1
         self._run: PipelinedRun | None = None
         self._overlaps = False
         self._hooks: list[Any] = []
-
-    # When ------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Finds the folder, on all ranks together."""
@@ -122,12 +117,19 @@ class TimelineCallback(pl.Callback):
             )
             return
         self._run = trainer.strategy.session.run
-        settings = trainer.strategy.settings
-        self._overlaps = settings.is_asynchronous and not settings.policy.drains
+        self._overlaps = trainer.strategy.settings.overlaps
         if self._is_typical and not self._done:
             self.steps = tuple(trainer.global_step + step for step in TYPICAL_OF)
         if self.dirpath is None:
             self.dirpath = Path(trainer.log_dir or trainer.default_root_dir)
+        self._shown = ShownSteps(
+            trainer,
+            self._run,
+            self.dirpath,
+            {"picture": self.picture, "page": self.page, "trace": self.trace},
+            num_to_choose_from=len(self.steps) if self._is_typical else None,
+            are_in_one_timeline=self._are_in_one_timeline,
+        )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """What was read before belongs to no step."""
@@ -185,7 +187,26 @@ class TimelineCallback(pl.Callback):
             timeline = _gather(run, record, self._step)
             if timeline is not None:
                 windows = [each.window for each in record.runs if each.window is not None]
-                self._show(trainer, timeline, windows)
+                self._take(run, timeline, windows)
+
+    def _take(self, run: PipelinedRun, timeline: Timeline, windows: Sequence[WindowRecord]) -> None:
+        """Rank 0: keeps a timeline, and shows it beside its prediction.
+
+        Args:
+            run: that was recorded.
+            timeline: of the step.
+            windows: where the pipeline was, if it does not drain.
+        """
+        self.timelines[self._step] = timeline
+        report: StepReport | str = ""
+        if self.predict and windows:
+            report = self._reports.report_windows(run.built, timeline, windows)
+        elif self.predict:
+            report = self._reports.report(run.built, timeline)
+        if isinstance(report, StepReport):
+            self.reports[self._step] = report
+        assert self._shown is not None, "training has begun"
+        self._shown.take(timeline, report, len(windows))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A validation may come between the mini-batches of a step."""
@@ -208,8 +229,7 @@ class TimelineCallback(pl.Callback):
             self._stop(self._run.recorder)
         if not trainer.is_global_zero:
             return
-        if self._recorded:
-            self._show_typical(trainer)
+        if self._shown is not None and self._shown.choose_typical():
             return
         missing = [step for step in self.steps if step not in self._done]
         if never := [str(step) for step in missing if step >= trainer.global_step]:
@@ -232,154 +252,19 @@ class TimelineCallback(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Lets go of the run."""
-        self._run = None
+        self._run = self._shown = None
+
+    @property
+    def _are_in_one_timeline(self) -> bool:
+        """Whether all chosen steps are."""
+        are_in_a_row = self.steps[-1] - self.steps[0] == len(self.steps) - 1
+        return len(self.steps) == 1 or (self._overlaps and are_in_a_row)
 
     def _stop(self, recorder: StepRecorder) -> RankRecord:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         return recorder.stop()
-
-    # What ------------------------------------------------------------------------------------
-
-    def _show(
-        self, trainer: pl.Trainer, timeline: Timeline, windows: Sequence[WindowRecord]
-    ) -> None:
-        """Rank 0: shows a step, or keeps it until the typical one of several is known.
-
-        Args:
-            trainer: of the run.
-            timeline: of the step.
-            windows: where the pipeline was, if it does not drain.
-        """
-        assert timeline.step is not None
-        self.timelines[timeline.step] = timeline
-        report = self._predicted(timeline, windows) if self.predict else ""
-        if len(windows) > 1:
-            what = f"{len(windows)} mini-batches that overlap, from step {timeline.step} on,"
-            self._tell(trainer, timeline, report, report, what)
-        elif windows or not self._is_typical:
-            self._tell(trainer, timeline, report, report, f"Step {timeline.step}")
-        else:
-            assert self._run is not None and self._run.pipeline is not None
-            num_samples = sum(self._run.pipeline.last_sizes)
-            self._recorded.append((timeline, report, num_samples))
-            if len(self._recorded) == len(self.steps):
-                self._show_typical(trainer)
-
-    def _show_typical(self, trainer: pl.Trainer) -> None:
-        """Shows the step of median length, and forgets all.
-
-        It is one with a whole mini-batch, and with a refit of others, which the first has not.
-        """
-        most = max(num_samples for *_, num_samples in self._recorded)
-        whole = [found for found in self._recorded if found[2] == most]
-        refitted = [found for found in whole if _has_refit(found[1])]
-        by_length = sorted(refitted or whole, key=lambda found: found[0].step_s)
-        timeline, report, _ = by_length[len(by_length) // 2]
-        what = f"Step {timeline.step}, the median of {len(by_length)},"
-        self._recorded = []
-        self._tell(trainer, timeline, report, whole[-1][1], what)
-
-    def _tell(
-        self,
-        trainer: pl.Trainer,
-        timeline: Timeline,
-        report: StepReport | str,
-        last_report: StepReport | str,
-        what: str,
-    ) -> None:
-        """Files, loggers, and a line on the console.
-
-        Args:
-            trainer: of the run.
-            timeline: of the step.
-            report: how it compares with its prediction, or why it does not.
-            last_report: of the last such step recorded, which has the refit to all of them.
-            what: the step in words.
-        """
-        assert self.dirpath is not None and timeline.step is not None
-        self.dirpath.mkdir(parents=True, exist_ok=True)
-        shown = [timeline]
-        if isinstance(report, StepReport):
-            shown.insert(0, report.predicted)
-        written = self._write(shown, timeline.step)
-        found = shares(timeline)
-        metrics = found.metrics()
-        if (one_s := pace_s(timeline)) is not None:
-            metrics["timeline/minibatch_s"] = one_s
-        predicted = ""
-        if isinstance(report, StepReport):
-            metrics |= report.comparison.metrics()
-            sources = report.comparison.predicted.items()
-            (source,) = (name for name, shown_too in sources if shown_too is report.predicted)
-            predicted = f", {seconds_text(report.predicted.step_s)} by the {source}"
-        if isinstance(last_report, StepReport):
-            written += self._keep(last_report)
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=timeline.step)
-        line = (
-            f"{what} took {seconds_text(timeline.step_s)} ({timeline.source}{predicted}), "
-            f"{found.bubble_share:.0%} of it bubble"
-        )
-        if written:
-            line += f"\n  {', '.join(path.name for path in written)} in {self.dirpath}"
-        show(line)
-        assert self._run is not None
-        if not isinstance(report, StepReport):
-            if report:
-                show(report)
-        elif self._run.settings.report == "full":
-            show(report.describe())
-
-    def _write(self, shown: list[Timeline], step: int) -> list[Path]:
-        """Picture, page and trace."""
-        assert self.dirpath is not None
-        return write_step(
-            shown,
-            self.dirpath,
-            suffix="" if self._is_only_one else f"-step{step}",
-            picture=self.picture,
-            page=self.page,
-            trace=self.trace,
-        )
-
-    @property
-    def _is_only_one(self) -> bool:
-        """Whether all chosen steps are in one timeline."""
-        if self._is_typical:
-            return True
-        are_in_a_row = self.steps[-1] - self.steps[0] == len(self.steps) - 1
-        return len(self.steps) == 1 or (self._overlaps and are_in_a_row)
-
-    def _predicted(self, timeline: Timeline, windows: Sequence[WindowRecord]) -> StepReport | str:
-        """How the step compares with its prediction, or why it does not."""
-        assert self._run is not None and self._run.pipeline is not None
-        assert timeline.step is not None
-        if windows:
-            report = self._reports.report_windows(self._run.pipeline, timeline, windows)
-        else:
-            report = self._reports.report(self._run.pipeline, timeline)
-        if isinstance(report, StepReport):
-            self.reports[timeline.step] = report
-        return report
-
-    def _keep(self, report: StepReport) -> list[Path]:
-        """Keeps the refit for the next run of this model; on emulated devices none is kept."""
-        run, found = self._run, report.refit
-        assert run is not None and run.pipeline is not None and self.dirpath is not None
-        if found is None or report.comparison.measured.source != "measured":
-            return []
-        assert run.pipeline.planned is not None
-        PlanCache(run.settings.cache).keep_refit(run.pipeline.planned.refit_key, found)
-        path = self.dirpath / "refit.json"
-        path.write_text(found.to_json(), encoding="utf-8")
-        return [path]
-
-
-def _has_refit(report: StepReport | str) -> bool:
-    """Whether a step is shown beside a refit of those before it."""
-    return isinstance(report, StepReport) and "refit" in report.comparison.predicted
 
 
 def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None:

@@ -76,13 +76,8 @@ class ShardedOptimizer(PartialOptimizer):
     def whole_groups(self, module: Any, held: Sequence[nn.Parameter]) -> Iterator[None]:
         """Groups have all parameters of one device while the body runs; parts stay parts."""
         partition = self._divided
-        for group, parameters in zip(
-            self.optimizer.param_groups, self._all_parameters(partition), strict=True
-        ):
-            group["params"] = parameters
-        yield
-        again = PartialOptimizer.keep(self.optimizer, partition, held)
-        self.names, self.kept = again.names, again.kept
+        with PartialOptimizer.whole_groups(self, partition, held):
+            yield
         self.divide_state()
 
     def adopt_new_groups(self, module: Any, held: Callable[[], Sequence[nn.Parameter]]) -> None:
@@ -120,11 +115,3 @@ class ShardedOptimizer(PartialOptimizer):
                 value = partition.join(name, [each[key] for each in parts])
             joined[key] = value
         return joined
-
-    def make_whole(self, module: nn.Module, state: dict[str, Any]) -> None:
-        """Gives the optimizer all parameters of the whole module back, with their state."""
-        parameters = dict(module.named_parameters())
-        for group, names in zip(self.optimizer.param_groups, self.names, strict=True):
-            group["params"] = [parameters[name] for name in names]
-        self.optimizer.state.clear()
-        self.optimizer.load_state_dict(state)

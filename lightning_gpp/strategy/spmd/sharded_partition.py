@@ -29,8 +29,6 @@ class ShardedPartition(Partition):
             module belongs to rank 0.
         shards: how parts are dealt.
         control: how to reach the other ranks.
-        rank: this rank.
-        num_ranks: number of ranks.
         device: where this rank's tensors are.
     """
 
@@ -40,21 +38,11 @@ class ShardedPartition(Partition):
         storage: Mapping[str, Placement],
         shards: Shards,
         control: Control,
-        *,
-        rank: int,
-        num_ranks: int,
         device: torch.device,
     ) -> None:
-        readers = {name: range(num_ranks) for name in storage}
-        super().__init__(
-            module,
-            ownership(module, readers),
-            control,
-            rank=rank,
-            num_ranks=num_ranks,
-            device=device,
-        )
-        names = [name for name, where in storage.items() if where.is_shard and name in self._slots]
+        readers = {name: range(control.num_ranks) for name in storage}
+        super().__init__(module, ownership(module, readers), control, device)
+        names = [name for name, where in storage.items() if where.is_shard and name in self._places]
         self.storage = {name: storage[name] for name in names}
         self.shards = shards
         self._parts: dict[str, Tensor] = {}
@@ -69,7 +57,7 @@ class ShardedPartition(Partition):
         for name, placement in self.storage.items():
             whole = self._tensor(name)
             self._parts[name] = whole
-            part = self.shards.cut(whole.detach(), placement, self._rank).clone()
+            part = self.shards.cut(whole.detach(), placement, self.rank).clone()
             self._replace(name, torch.empty_like(whole, device="meta"))
             whole.data = part
             self._agreed[name] = whole.requires_grad
@@ -120,8 +108,8 @@ class ShardedPartition(Partition):
 
     def _put(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
-            for slot in self._slots[name]:
-                slot.table[slot.key] = tensor
+            for place in self._places[name]:
+                place.put(tensor)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that an optimizer has of the module, this rank's parts among them."""
@@ -182,7 +170,7 @@ class ShardedPartition(Partition):
             if name in values:
                 whole = values[name].to(part.device)
                 with torch.no_grad():
-                    part.copy_(self.shards.cut(whole, self.storage[name], self._rank))
+                    part.copy_(self.shards.cut(whole, self.storage[name], self.rank))
 
     @property
     def is_partial(self) -> bool:
@@ -191,11 +179,11 @@ class ShardedPartition(Partition):
 
     def held_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank holds, or has parts of, each once."""
-        tensors = (self.stored(name) for name in self.owners.held_by(self._rank))
+        tensors = (self.stored(name) for name in self.owners.held_by(self.rank))
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
 
     def counted_parameters(self) -> list[nn.Parameter]:
         """Parameters that count on this rank: parts on all, whole ones on one."""
-        whole = [name for name in self.owners.counted_by(self._rank) if name not in self.storage]
+        whole = [name for name in self.owners.counted_by(self.rank) if name not in self.storage]
         tensors = [self._tensor(name) for name in whole] + list(self._parts.values())
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]

@@ -22,15 +22,13 @@ from lightning_gpp.capture.tracing.reads import Read, check_reads, is_as_read, w
 from lightning_gpp.instance_attribute import taken_away
 from lightning_gpp.spmd.run.export import CallForm, ExportedForward, export_forward
 from lightning_gpp.spmd.run.node_reader import ExportError
-from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.report import waiting_for
 from lightning_gpp.strategy.spmd.call_key import call_key
 from lightning_gpp.strategy.spmd.spmd_model import ProgramPackage, SpmdBoundary
 from lightning_gpp.strategy.spmd.spmd_run import SpmdForward, SpmdRun
 from lightning_gpp.strategy.state.held_elsewhere import lifted
-from lightning_gpp.strategy.step.forward_calls import ForwardCalls, LedCall
-from lightning_gpp.strategy.step.pipelined_call import PipelinedCall
+from lightning_gpp.strategy.step.forward_calls import ForwardCalls
 
 NO_AUTOCAST = (
     "an SPMD program is of operators with the types that they were exported with, which autocast "
@@ -80,7 +78,7 @@ class SpmdCalls(ForwardCalls):
         run = self._divided_run
         if is_autocast():
             raise NotImplementedError(NO_AUTOCAST)
-        target = pipelined_module(run.module, run.settings.module)
+        target = run.target
         if run.divided is not None:
             run.divided.partition.agree_on_gradients()
         is_trained = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
@@ -104,9 +102,8 @@ class SpmdCalls(ForwardCalls):
         """The results by name."""
         run = self._divided_run
         needs = frozenset(n for n, t in inputs.items() if t.requires_grad and is_trained)
-        number = self._num_calls if is_trained else None
         message = SpmdForward(
-            number,
+            self._num_calls if is_trained else None,
             [1],
             target.training,
             needs,
@@ -115,14 +112,11 @@ class SpmdCalls(ForwardCalls):
             seed=seed,
         )
         boundary = SpmdBoundary.whole(inputs, needs)
+        if is_trained:
+            return self._led(message, boundary, inputs)
         run.lead(message)
-        if number is None:
-            run.run_forward(message, boundary)
-            return boundary.take_outputs()
-        self._num_calls += 1
-        call = LedCall(run, number, run.open_call(message, boundary), run.dropped)
-        node = PipelinedCall(boundary, tuple(inputs), call.forward, call.backward, self._anchor)
-        return node(inputs)
+        run.run_forward(message, boundary)
+        return boundary.take_outputs()
 
     def _known(self, target: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Known:
         """The export for a call; made, and given to all ranks, if there is none yet."""

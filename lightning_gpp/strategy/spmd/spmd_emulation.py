@@ -35,14 +35,12 @@ class SpmdEmulation:
         options: what the user asked for.
         cluster: the devices.
         control: between the ranks.
-        rank: this one.
         timed: the steps of this rank, once emulated time has begun.
     """
 
     options: Emulated
     cluster: Cluster
     control: Control
-    rank: int
     timed: EmulatedSteps | None = None
     _machine: Machine = field(init=False)
     _first: Interpreter | None = None
@@ -114,8 +112,8 @@ class SpmdEmulation:
             time.monotonic_ns() if self.control.is_leader else None,
             "waiting for rank 0 to begin emulated time",
         )
-        cursor = EmulatedCursor(self.rank, EmulatedClock(origin_ns, time_scale))
-        self.timed = EmulatedSteps(cursor, self.control, self.cluster.num_devices)
+        cursor = EmulatedCursor(self.control.rank, EmulatedClock(origin_ns, time_scale))
+        self.timed = EmulatedSteps(cursor, self.control)
 
     def abort(self, error: BaseException) -> None:
         """Ends every sleep of this rank with an error."""

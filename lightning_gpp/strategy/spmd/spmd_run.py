@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,6 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
     resolve_cluster,
 )
 from lightning_gpp.strategy.lightning_private import tell_device
-from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Forward
 from lightning_gpp.strategy.report import waiting_for
@@ -125,8 +124,8 @@ class SpmdRun(PipelinedRun):
         if settings.emulated is not None:
             assert settings.cluster is not None, "the accelerator has seen to it"
             cluster = resolve_cluster(settings.cluster, num_ranks)
-            rank = self.transport.rank
-            self.emulation = SpmdEmulation(settings.emulated, cluster, self.control, rank)
+            self.emulation = SpmdEmulation(settings.emulated, cluster, self.control)
+        self._held: list[Parameter] = []
         self._has_trained = False
         self.on_program: Callable[[SpmdProgram], None] = lambda program: None
 
@@ -240,21 +239,12 @@ class SpmdRun(PipelinedRun):
 
     def _divide(self, package: ProgramPackage) -> None:
         """The module's parameters become this rank's parts."""
-        settings, program = self.settings, package.program
-        prefix = f"{settings.module}." if settings.module else ""
-        target = pipelined_module(self.module, settings.module)
+        program, prefix, target = package.program, self.settings.prefix, self.target
         names = [n for n, _ in target.named_parameters()] + [n for n, _ in target.named_buffers()]
         storage = {prefix + name: program.stored(name) for name in names}
-        partition = ShardedPartition(
-            self.module,
-            storage,
-            Shards(program.shares),
-            self.control,
-            rank=self.transport.rank,
-            num_ranks=self.transport.num_ranks,
-            device=self.device,
-        )
-        held = partition.held_parameters()
+        shards = Shards(program.shares)
+        partition = ShardedPartition(self.module, storage, shards, self.control, self.device)
+        self._held = held = partition.held_parameters()
         optimizers = [ShardedOptimizer.of(each, partition, held) for each in self._optimizers]
         self.partial_optimizers = [*optimizers]
         partition.spread()
@@ -263,7 +253,6 @@ class SpmdRun(PipelinedRun):
         partition.check_copies()
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
-        self._stash_parameters = held
         self.own_gradients = OwnGradients(partition.held_with_others())
         changing = {prefix + name for name in written_buffers(package.graph, package.calls)}
         holders = partition.owners.holders
@@ -279,9 +268,8 @@ class SpmdRun(PipelinedRun):
     def open_call(self, message: Forward, boundary: Boundary | None) -> OpenCall:
         """A call of the forward that backwards may follow; nothing of it runs yet."""
         halves = self._halves(message, boundary)
-        assert self._stash_parameters is not None
         assert self.divided is not None
-        stash = PartsStash(self._stash_parameters, self.divided.partition)
+        stash = PartsStash(self._held, self.divided.partition)
         return OpenCall(halves, stash, self._alone_in)
 
     @contextmanager
@@ -315,12 +303,8 @@ class SpmdRun(PipelinedRun):
     @contextmanager
     def whole_optimizers(self) -> Iterator[None]:
         """Optimizers have the parameters of one device while the body runs."""
-        with ExitStack() as stack:
-            if self.divided is not None:
-                held = self.divided.partition.held_parameters()
-                for partial in self.partial_optimizers:
-                    stack.enter_context(partial.whole_groups(self.module, held))
-                stack.enter_context(self.divided.partition.parts_in_place())
+        placed = nullcontext() if self.divided is None else self.divided.partition.parts_in_place()
+        with super().whole_optimizers(), placed:
             yield
 
     def _abort(self, error: BaseException) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_gpp.runtime.executor import Run
-from lightning_gpp.runtime.gradients import GradientStash
+from lightning_gpp.runtime.gradients import GradientStash, add_gradient
 from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.sums.reduction import GradientReduction
 from lightning_gpp.schedule import Program
@@ -103,7 +103,9 @@ class AveragedGradients:
             means = self._means(None) if begun is None else begun[0]
             means.finish(None, self._peers.timeout_s, _PURPOSE)
             self._multiply(means.parameters, _only_factor(early) * num_pipelines)
-            _add(held, late)
+            for parameter, gradient in zip(held, late, strict=True):
+                if gradient is not None:
+                    add_gradient(parameter, gradient)
         return bool(ends)
 
     def _average_late(
@@ -140,12 +142,3 @@ def _only_factor(early: Tensor) -> float:
             "the training step, or use schedule='gpipe'"
         )
     return factors.pop()
-
-
-def _add(parameters: Sequence[Parameter], gradients: Sequence[Tensor | None]) -> None:
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is not None:
-            if parameter.grad is None:
-                parameter.grad = gradient
-            else:
-                parameter.grad.add_(gradient)

@@ -42,9 +42,8 @@ class HeldAverage:
 
     def _state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """All ranks: on rank 0 the state dict of all; elsewhere with ``meta`` tensors."""
-        self._partition.make_whole(self._partition.whole_values())
-        state: dict[str, Any] = type(self._average).state_dict(self._average, *args, **kwargs)
-        self._partition.make_partial()
+        with self._partition.whole():
+            state: dict[str, Any] = type(self._average).state_dict(self._average, *args, **kwargs)
         return state
 
     def _to(self, device: Any) -> nn.Module:

@@ -10,12 +10,14 @@ from weakref import WeakSet
 
 from torch import nn
 
+from lightning_gpp.tensor_places import has_meta, own_places
+
 _left_partial: WeakSet[nn.Module] = WeakSet()
 
 
 def note_lost_weights(module: nn.Module) -> None:
     """Remembers which parts of a module were left with meta tensors."""
-    _left_partial.update(part for part in module.modules() if _meta_keys(part))
+    _left_partial.update(part for part in module.modules() if has_meta(part))
 
 
 def refuse_lost_weights(module: nn.Module) -> None:
@@ -25,10 +27,11 @@ def refuse_lost_weights(module: nn.Module) -> None:
         RuntimeError: names the first of them.
     """
     lost = [
-        f"{path}.{key}" if path else key
+        place.name
         for path, part in module.named_modules()
         if part in _left_partial
-        for key in _meta_keys(part)
+        for place in own_places(part, path)
+        if place.tensor.is_meta
     ]
     if lost:
         name = type(module).__name__
@@ -37,8 +40,3 @@ def refuse_lost_weights(module: nn.Module) -> None:
             "ended in an error of a rank that held them. Build the module anew, and load the last "
             f"checkpoint ({name}.load_from_checkpoint, or a new module and ckpt_path=...)."
         )
-
-
-def _meta_keys(part: nn.Module) -> list[str]:
-    tables = (part._parameters, part._buffers)
-    return [key for table in tables for key, t in table.items() if t is not None and t.is_meta]

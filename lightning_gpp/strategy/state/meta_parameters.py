@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.mapped_tensor import empty_mapped
+from lightning_gpp.tensor_places import exchange_tensors, has_meta
 
 
 def give_values(module: nn.Module) -> None:
@@ -21,7 +22,7 @@ def give_values(module: nn.Module) -> None:
     Raises:
         TypeError: a module does not know how.
     """
-    lacking = [(path, part) for path, part in module.named_modules() if _has_meta(part)]
+    lacking = [(path, part) for path, part in module.named_modules() if has_meta(part)]
     for path, part in lacking:
         if not callable(getattr(part, "reset_parameters", None)):
             name = f"{type(part).__name__} ({path!r})" if path else type(part).__name__
@@ -30,27 +31,12 @@ def give_values(module: nn.Module) -> None:
                 "that draws them. Write one, or make the layers in configure_model, without "
                 'torch.device("meta"): no process gets the memory of all then, either'
             )
-    made: dict[int, tuple[Tensor, Tensor]] = {}  # with the old one, whose id stays taken
-    for _, part in lacking:
-        for table in (part._parameters, part._buffers):
-            for key, tensor in table.items():
-                if tensor is not None and tensor.is_meta:
-                    pair = made.setdefault(id(tensor), (tensor, _empty(tensor)))
-                    table[key] = pair[1]
+    exchange_tensors(module, _drawn)
     with torch.no_grad():
         for _, part in lacking:
             part.reset_parameters()
 
 
-def _has_meta(part: nn.Module) -> bool:
-    tensors = (*part._parameters.values(), *part._buffers.values())
-    return any(tensor is not None and tensor.is_meta for tensor in tensors)
-
-
-def _empty(tensor: Tensor) -> Tensor:
-    empty = empty_mapped(tuple(tensor.shape), tensor.dtype)
-    if not isinstance(tensor, nn.Parameter):
-        return empty
-    parameter = nn.Parameter(empty, requires_grad=tensor.requires_grad)
-    parameter.__dict__.update(tensor.__dict__)
-    return parameter
+def _drawn(tensor: Tensor) -> Tensor | None:
+    """Memory for one without values."""
+    return empty_mapped(tuple(tensor.shape), tensor.dtype) if tensor.is_meta else None

@@ -7,7 +7,7 @@ the indices they have on one device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +20,6 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.mapped_tensor import in_memory
 from lightning_gpp.strategy.ranks.control import Control
-
-_STATE = Mapping[int, dict[str, Any]]
 
 
 class NamesParameters(Protocol):
@@ -64,26 +62,14 @@ class PartialOptimizer:
                 "LBFGS takes inner products over all parameters, which are spread over ranks here; "
                 "use an optimizer that treats every parameter by itself (SGD, Adam, AdamW, ...)"
             )
-        name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-        held_ids = {id(parameter) for parameter in held}
-        names, kept = [], []
-        for group in optimizer.param_groups:
-            if any(id(parameter) not in name_of for parameter in group["params"]):
-                raise ValueError(
-                    "the optimizer holds a parameter that is no parameter of the LightningModule; "
-                    "make what it belongs to an attribute of the module"
-                )
-            names.append([name_of[id(p)] for p in group["params"]])
-            kept.append([i for i, p in enumerate(group["params"]) if id(p) in held_ids])
-            for parameter in group["params"]:
-                if id(parameter) not in held_ids:
-                    optimizer.state.pop(parameter, None)
-            group["params"] = [p for p in group["params"] if id(p) in held_ids]
+        found = cls(optimizer, [], [])
+        for parameter in found._drop_from_groups(module, held):
+            optimizer.state.pop(parameter, None)
         for parameter in held:
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor) and value.dim() > 0:
                     optimizer.state[parameter][key] = in_memory(value).to(parameter.device)
-        return cls(optimizer, names, kept)
+        return found
 
     @contextmanager
     def whole_groups(self, module: NamesParameters, held: Sequence[nn.Parameter]) -> Iterator[None]:
@@ -91,10 +77,7 @@ class PartialOptimizer:
 
         The body may add groups and load state; what this rank does not hold is dropped after.
         """
-        for group, parameters in zip(
-            self.optimizer.param_groups, self._all_parameters(module), strict=True
-        ):
-            group["params"] = parameters
+        self._fill_groups(module)
         yield
         whole = PartialOptimizer.keep(self.optimizer, module, held)
         self.names, self.kept = whole.names, whole.kept
@@ -103,15 +86,27 @@ class PartialOptimizer:
         self, module: NamesParameters, held: Callable[[], Sequence[nn.Parameter]]
     ) -> None:
         """Drops what this rank does not hold from groups that were added since."""
-        new = self.optimizer.param_groups[len(self.names) :]
-        if not new:
-            return
+        if len(self.optimizer.param_groups) > len(self.names):
+            self._drop_from_groups(module, held())
+
+    def _drop_from_groups(
+        self, module: NamesParameters, held: Sequence[nn.Parameter]
+    ) -> list[nn.Parameter]:
+        """Drops what is not held from groups that are not known yet; returns it."""
         name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-        held_ids = {id(parameter) for parameter in held()}
-        for group in new:
+        held_ids = {id(parameter) for parameter in held}
+        dropped: list[nn.Parameter] = []
+        for group in self.optimizer.param_groups[len(self.names) :]:
+            if any(id(parameter) not in name_of for parameter in group["params"]):
+                raise ValueError(
+                    "the optimizer holds a parameter that is no parameter of the LightningModule; "
+                    "make what it belongs to an attribute of the module"
+                )
             self.names.append([name_of[id(p)] for p in group["params"]])
             self.kept.append([i for i, p in enumerate(group["params"]) if id(p) in held_ids])
+            dropped += [p for p in group["params"] if id(p) not in held_ids]
             group["params"] = [p for p in group["params"] if id(p) in held_ids]
+        return dropped
 
     def state_by_index(self) -> dict[int, dict[str, Any]]:
         """State of the parameters of this rank by their index on one device, on the CPU."""
@@ -192,18 +187,16 @@ class PartialOptimizer:
 
     def make_whole(self, module: nn.Module, state: dict[str, Any]) -> None:
         """Gives the optimizer all parameters of the whole module back, with their state."""
-        for group, parameters in zip(
-            self.optimizer.param_groups, self._all_parameters(module), strict=True
-        ):
-            group["params"] = parameters
+        self._fill_groups(module)
         self.optimizer.load_state_dict(state)
 
-    def _all_parameters(self, module: NamesParameters) -> list[list[nn.Parameter]]:
+    def _fill_groups(self, module: NamesParameters) -> None:
+        """Groups get all parameters that they have on one device."""
         parameters = dict(module.named_parameters())
-        groups = []
         for group, names, kept in zip(
             self.optimizer.param_groups, self.names, self.kept, strict=True
         ):
             own = dict(zip(kept, group["params"], strict=True))
-            groups.append([own[i] if i in own else parameters[n] for i, n in enumerate(names)])
-        return groups
+            group["params"] = [
+                own[index] if index in own else parameters[name] for index, name in enumerate(names)
+            ]

@@ -8,6 +8,7 @@ tensors on the ``meta`` device, so that names, shapes and keys stay complete. Wh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from lightning_gpp.mapped_tensor import in_memory, in_pieces, is_mapped, mapped
 from lightning_gpp.strategy.ranks.control import Control
+from lightning_gpp.tensor_places import TensorPlace, tensor_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,12 @@ def ownership(module: nn.Module, readers: Mapping[str, Iterable[int]]) -> Owners
         module: the whole LightningModule.
         readers: name of a parameter or buffer (any of its names) -> ranks whose stages read it.
     """
-    first_name = {id(tensor): name for name, tensor in reversed(list(_named_tensors(module)))}
-    tensors = dict(_named_tensors(module))
-    ranks: dict[str, set[int]] = {first_name[id(tensor)]: set() for tensor in tensors.values()}
+    places = list(tensor_places(module, remove_duplicate=False))
+    first_name = {id(place.tensor): place.name for place in reversed(places)}
+    first_of = {place.name: first_name[id(place.tensor)] for place in places}
+    ranks: dict[str, set[int]] = {name: set() for name in first_of.values()}
     for name, reading in readers.items():
-        ranks[first_name[id(tensors[name])]].update(reading)
+        ranks[first_of[name]].update(reading)
     holders = {name: tuple(sorted(found)) or (0,) for name, found in ranks.items()}
     return Ownership(holders, frozenset(name for name, found in ranks.items() if found))
 
@@ -63,9 +66,10 @@ class Partition:
         module: the whole LightningModule.
         owners: who holds what.
         control: how to reach the other ranks.
-        rank: this rank.
-        num_ranks: number of ranks.
         device: where this rank's stages run.
+
+    Attributes:
+        rank: this rank.
     """
 
     def __init__(
@@ -73,37 +77,33 @@ class Partition:
         module: nn.Module,
         owners: Ownership,
         control: Control,
-        *,
-        rank: int,
-        num_ranks: int,
         device: torch.device,
     ) -> None:
         self.module = module
         self.owners = owners
         self._control = control
-        self._rank = rank
-        self._num_ranks = num_ranks
+        self.rank = control.rank
         self._device = device
-        self._slots = _slots(module)
-        self._mapped = {name for name in self._slots if is_mapped(self._tensor(name))}
-        self._lacks_some = any(rank not in ranks for ranks in owners.holders.values())
+        self._places = _places(module)
+        self._mapped = {name for name in self._places if is_mapped(self._tensor(name))}
+        self._lacks_some = any(self.rank not in ranks for ranks in owners.holders.values())
 
     def of_copy(self, module: nn.Module) -> Partition:
         """The same ranks hold the same names of a copy of the module, where it is."""
         device = next((parameter.device for parameter in module.parameters()), self._device)
-        return Partition(
-            module,
-            self.owners,
-            self._control,
-            rank=self._rank,
-            num_ranks=self._num_ranks,
-            device=device,
-        )
+        return Partition(module, self.owners, self._control, device)
 
     def move(self, device: torch.device) -> None:
         """Moves what this rank holds."""
-        for name in self.owners.held_by(self._rank):
+        for name in self.owners.held_by(self.rank):
             _move(self._tensor(name), device)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """All ranks: the module is whole on rank 0 while the body runs."""
+        self.make_whole(self.whole_values())
+        yield
+        self.make_partial()
 
     def reunite(self, *, on_all_ranks: bool) -> None:
         """All ranks: the module is whole again on rank 0, or everywhere."""
@@ -114,19 +114,19 @@ class Partition:
     def spread(self) -> None:
         """Makes the module partial: rank 0's values go to who holds them, the rest to ``meta``."""
         if self._control.is_leader:
-            for rank in range(1, self._num_ranks):
+            for rank in range(1, self._control.num_ranks):
                 tensors = [self._tensor(name).detach() for name in self.owners.held_by(rank)]
                 for piece in in_pieces(tensor.nbytes for tensor in tensors):
                     self._control.send_to(rank, tensors[piece])
                     self._control.flush()  # one rank's, and of these a few, at a time
         else:
-            names = self.owners.held_by(self._rank)
+            names = self.owners.held_by(self.rank)
             while names:
                 values = self._control.receive_from(0, "waiting for the initial weights of rank 0")
                 self._fill(names[: len(values)], values)
                 names = names[len(values) :]
-        held = set(self.owners.held_by(self._rank))
-        for name in self._slots:
+        held = set(self.owners.held_by(self.rank))
+        for name in self._places:
             tensor = self._tensor(name)
             if name in held:
                 _move(tensor, self._device)
@@ -142,7 +142,7 @@ class Partition:
             RuntimeError: on rank 0, when two differ; the text names the first.
         """
         shared = self.copies()
-        held = set(self.owners.held_by(self._rank))
+        held = set(self.owners.held_by(self.rank))
         own = {name: _checksum(self._tensor(name)) for name in shared if name in held}
         found = self._control.gather(own, "comparing the weights of replicas")
         for name in shared if found else ():
@@ -159,15 +159,15 @@ class Partition:
 
     def whole_values(self) -> dict[str, Tensor]:
         """All ranks: on rank 0 the CPU values of what it does not hold, elsewhere nothing."""
-        names = self.owners.counted_by(self._rank)
+        names = self.owners.counted_by(self.rank)
         own = {} if self._control.is_leader else {n: self._tensor(n).detach().cpu() for n in names}
         gathered = self._control.gather(own, "gathering the weights on rank 0", self._stored)
         return {name: value for values in gathered for name, value in values.items()}
 
     def counted_state_dict(self) -> dict[str, Any]:
         """Entries of the module's state dict that count on this rank: over all ranks, each once."""
-        counted = {id(self._tensor(name)) for name in self.owners.counted_by(self._rank)}
-        elsewhere = {id(self._tensor(name)) for name in self._slots} - counted
+        counted = {id(self._tensor(name)) for name in self.owners.counted_by(self.rank)}
+        elsewhere = {id(self._tensor(name)) for name in self._places} - counted
         return {
             name: value.detach() if isinstance(value, Tensor) else value
             for name, value in self.module.state_dict(keep_vars=True).items()
@@ -184,7 +184,7 @@ class Partition:
         One at a time where they lie in files, so that no process has all in its memory.
         """
         purpose, is_leader = "waiting for the trained weights", self._control.is_leader
-        parts = [[name] for name in self._slots] if self._mapped else [list(self._slots)]
+        parts = [[name] for name in self._places] if self._mapped else [list(self._places)]
         for names in parts:
             mine = {n: self._tensor(n).detach().cpu() for n in names} if is_leader else {}
             self.make_whole(self._stored(self._control.share(mine, purpose)))
@@ -198,22 +198,17 @@ class Partition:
 
     def make_whole(self, values: Mapping[str, Tensor]) -> None:
         """Puts given values where this rank holds none; user code may have put its own there."""
-        held = set(self.owners.held_by(self._rank))
+        held = set(self.owners.held_by(self.rank))
         for name, value in values.items():
             if self._tensor(name).is_meta or name not in held:
                 self._replace(name, value)
 
     def make_partial(self) -> None:
         """Undoes :meth:`make_whole`."""
-        held = set(self.owners.held_by(self._rank))
-        for name in self._slots:
+        held = set(self.owners.held_by(self.rank))
+        for name in self._places:
             if name not in held:
                 self._replace(name, torch.empty_like(self._tensor(name), device="meta"))
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._rank
 
     @property
     def is_partial(self) -> bool:
@@ -222,13 +217,13 @@ class Partition:
 
     def stage_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank's stages read, each once."""
-        names = self.owners.held_by(self._rank)
+        names = self.owners.held_by(self.rank)
         tensors = (self._tensor(name) for name in names if name in self.owners.read)
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
 
     def held_parameters(self) -> list[nn.Parameter]:
         """Parameters that this rank holds, each once."""
-        tensors = (self._tensor(name) for name in self.owners.held_by(self._rank))
+        tensors = (self._tensor(name) for name in self.owners.held_by(self.rank))
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
 
     def held_values(self, among: Collection[str] | None = None) -> list[Tensor]:
@@ -237,7 +232,7 @@ class Partition:
         Args:
             among: names to look for; None for all.
         """
-        names = self.owners.held_by(self._rank)
+        names = self.owners.held_by(self.rank)
         return [self._tensor(name) for name in names if among is None or name in among]
 
     def held_with_others(self) -> dict[str, nn.Parameter]:
@@ -245,20 +240,17 @@ class Partition:
         found = {}
         for name in self.copies():
             tensor = self._tensor(name)
-            if self._rank in self.owners.holders[name] and isinstance(tensor, nn.Parameter):
+            if self.rank in self.owners.holders[name] and isinstance(tensor, nn.Parameter):
                 found[name] = tensor
         return found
 
     def counted_parameters(self) -> list[nn.Parameter]:
         """Parameters that count on this rank: over all ranks, each once."""
-        tensors = (self._tensor(name) for name in self.owners.counted_by(self._rank))
+        tensors = (self._tensor(name) for name in self.owners.counted_by(self.rank))
         return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
 
     def _tensor(self, name: str) -> Tensor:
-        slot = self._slots[name][0]
-        tensor = slot.table[slot.key]
-        assert tensor is not None
-        return tensor
+        return self._places[name][0].tensor
 
     def _fill(self, names: Iterable[str], values: Iterable[Tensor]) -> None:
         with torch.no_grad():
@@ -266,7 +258,7 @@ class Partition:
                 tensor = self._tensor(name)
                 if tensor.shape != value.shape or tensor.dtype != value.dtype:
                     raise ValueError(
-                        f"{name!r} is {tuple(tensor.shape)} {tensor.dtype} on rank {self._rank} "
+                        f"{name!r} is {tuple(tensor.shape)} {tensor.dtype} on rank {self.rank} "
                         f"but {tuple(value.shape)} {value.dtype} on rank 0; all ranks must build "
                         "the same model"
                     )
@@ -277,38 +269,16 @@ class Partition:
         new = value
         if isinstance(old, nn.Parameter):
             new = nn.Parameter(value, requires_grad=old.requires_grad)
-        for slot in self._slots[name]:
-            slot.table[slot.key] = new
+        for place in self._places[name]:
+            place.put(new)
 
 
-@dataclass(frozen=True, slots=True)
-class _TableSlot:
-    """A place in a module's table of parameters or buffers."""
-
-    table: dict[str, Tensor | None]
-    key: str
-
-
-def _slots(module: nn.Module) -> dict[str, list[_TableSlot]]:
-    """First name of every tensor -> all places that hold it (tied ones have several)."""
-    places: dict[int, list[_TableSlot]] = {}
-    names: dict[int, str] = {}
-    for prefix, part in module.named_modules():
-        for table in (part._parameters, part._buffers):
-            for key, tensor in table.items():
-                if tensor is not None:
-                    names.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
-                    places.setdefault(id(tensor), []).append(_TableSlot(table, key))
-    return {names[key]: slots for key, slots in places.items()}
-
-
-def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and buffer under every name."""
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        for table in (part._parameters, part._buffers):
-            for key, tensor in table.items():
-                if tensor is not None:
-                    yield (f"{prefix}.{key}" if prefix else key), tensor
+def _places(module: nn.Module) -> dict[str, list[TensorPlace]]:
+    """First name of every tensor -> all places that hold it."""
+    found: dict[int, list[TensorPlace]] = {}
+    for place in tensor_places(module):
+        found.setdefault(id(place.tensor), []).append(place)
+    return {places[0].name: places for places in found.values()}
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}

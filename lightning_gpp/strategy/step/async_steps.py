@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.measured import WindowRecord
 from lightning_gpp.runtime.run_state import RunState
@@ -34,7 +35,7 @@ from lightning_gpp.strategy.step.step_boundaries import StepBoundaries
 from lightning_gpp.strategy.step.weight_versions import WeightVersions
 
 
-class _OpenSteps:
+class _OpenSteps(Boundary):
     """Rank 0: the steps of all batches in flight, by the number of their mini-batch."""
 
     def __init__(self) -> None:
@@ -51,10 +52,6 @@ class _OpenSteps:
         step = self.steps[microbatch]
         with step.intercepting():
             return step.finish(0, outputs)
-
-    def output_gradients(self, microbatch: int) -> Mapping[str, Sequence[Tensor | None]]:
-        """Not asked for: every mini-batch has a loss."""
-        raise AssertionError("the backward of a mini-batch starts at its loss")
 
     def abandon(self, numbers: Sequence[int]) -> None:
         """Ends steps that wait for their outputs."""
@@ -196,14 +193,16 @@ class AsyncSteps:
         if message.drops:
             assert self._last is not None
             shift = self._number - 1 - self._last.number
-            run.drop_ahead(self._last, self._state, shift)
+            run.programs.drop_ahead(self._last, self._state, shift)
             self._versions.put_back_buffers(self._number)
         if message.since == 0:
             self._fill_anew(is_epoch=message.is_epoch)
         window = self._windows.window(message.since, message.remaining)
         shift = self._number - window.number
         record = WindowRecord(message.since, message.remaining, self._versions.all_updates)
-        stash = run.window(window, self._state, shift, boundary, record, message.resumption)
+        stash = run.programs.window(
+            window, self._state, shift, boundary, record, message.resumption
+        )
         self._last = window
         self._number += 1
         self._since = message.since + 1

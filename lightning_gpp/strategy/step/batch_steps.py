@@ -16,13 +16,13 @@ from lightning_gpp.capture.checks.rollback import ModuleState
 from lightning_gpp.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import keep_results
 from lightning_gpp.strategy.logging.logs import LedLog, recording, replay
-from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import BackwardEnd, HookEnd, StepEnd, StepPerMicrobatch
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.forward_calls import BeginAnewError, ForwardCalls
 from lightning_gpp.strategy.step.loaders import LedDataloaderIter
+from lightning_gpp.strategy.step.losses import check_is_here, loss_in, with_loss
 from lightning_gpp.strategy.torch_private import when_backward_ends
 
 
@@ -33,16 +33,10 @@ class BatchSteps:
         run: whose pipeline runs the calls of the forward.
         follower: what other ranks do.
         forward: stands in for the pipelined forward on rank 0.
-
-    Attributes:
-        forward: stands in for the pipelined forward on rank 0.
-        follower: what other ranks do.
     """
 
     def __init__(self, run: PipelinedRun, follower: Follower, forward: ForwardCalls) -> None:
-        self._run = run
-        self.forward = forward
-        self.follower = follower
+        self._run, self._follower, self._forward = run, follower, forward
 
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Rank 0: runs the user's step; returns what it returns.
@@ -67,29 +61,29 @@ class BatchSteps:
             before.restore()
             run.lead(StepPerMicrobatch())
             raise
-        loss = _loss(result) if name == "training_step" else None
+        loss = loss_in(result) if name == "training_step" else None
+        loss = loss if isinstance(loss, Tensor) else None
         looked_up = None if isinstance(batch, LedDataloaderIter) else batch
         calls = [] if run.is_alone else log.calls(looked_up)
         run.lead_end(calls, None if loss is None else loss.detach())
         if loss is None or not run.module.automatic_optimization:
             return result
-        self._check(loss)
-        loss = led_backward(loss, run)
-        return {**result, "loss": loss} if isinstance(result, Mapping) else loss
+        check_is_here(loss, is_shape_only=run.is_shape_only)
+        return with_loss(result, led_backward(loss, run))
 
     @contextlib.contextmanager
     def _leading(self, name: str, log: LedLog) -> Iterator[None]:
         """Rank 0: user code runs in this, here and nowhere else."""
         run = self._run
-        target = pipelined_module(run.module, run.settings.module)
-        self.forward.inner = target.__dict__.get("forward")
-        functools.update_wrapper(self.forward, target.forward, updated=())
+        target = run.target
+        self._forward.inner = target.__dict__.get("forward")
+        functools.update_wrapper(self._forward, target.forward, updated=())
         elsewhere = run.held_elsewhere()
         seeing = elsewhere if isinstance(elsewhere, HeldElsewhere) else None
         with (
             run.control.alone(name),
             run.leader_state.watching(name, seeing),
-            instance_attribute(target, "forward", self.forward),
+            instance_attribute(target, "forward", self._forward),
             instance_attribute(target, "_compiled_call_impl", None),  # it is that of its stages
             nullcontext() if run.is_alone and not run.is_shape_only else recording(run.module, log),
             elsewhere,
@@ -112,30 +106,22 @@ class BatchSteps:
 
     def follow_hook(self, name: str) -> Any:
         """Other ranks: what it returned."""
-        end = self.follower.until(HookEnd, doing=name)
+        end = self._follower.until(HookEnd, doing=name)
         replay(self._run.module, end.logs)
         return end.answer
-
-    def _check(self, loss: Tensor) -> None:
-        if loss.is_meta and not self._run.is_shape_only:
-            raise RuntimeError(
-                "the loss depends on parameters that another rank holds (a penalty over "
-                "self.parameters(), say). Use the optimizer's weight_decay, or compute it inside "
-                "the pipelined forward."
-            )
 
     def follow(self, name: str) -> StepPerMicrobatch | Tensor | None:
         """Other ranks: a loss whose backward follows rank 0's; None if the step has none."""
         run = self._run
-        end = self.follower.until(StepEnd, StepPerMicrobatch, doing=name)
+        end = self._follower.until(StepEnd, StepPerMicrobatch, doing=name)
         if not isinstance(end, StepEnd):
             return StepPerMicrobatch()
         run.follow_end(end)
-        value = self.follower.value
+        value = self._follower.value
         if not isinstance(value, Tensor) or name != "training_step":
             return None
         value = value.to(run.device)
-        return self.follower.loss(value) if run.module.automatic_optimization else value
+        return self._follower.loss(value) if run.module.automatic_optimization else value
 
 
 class _Before:
@@ -147,12 +133,6 @@ class _Before:
     def restore(self) -> None:
         self._state.restore()
         self._put_back()
-
-
-def _loss(result: Any) -> Tensor | None:
-    """The loss in what a training step returns."""
-    loss = result.get("loss") if isinstance(result, Mapping) else result
-    return loss if isinstance(loss, Tensor) else None
 
 
 def led_backward(loss: Tensor, run: PipelinedRun) -> Tensor:

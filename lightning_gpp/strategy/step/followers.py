@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
+from lightning_gpp.runtime.gradients import loss_that_calls
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import (
     Backward,
@@ -40,7 +40,6 @@ class Follower:
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
         self._calls: dict[int, OpenCall] = {}
-        self._anchor = torch.zeros((), requires_grad=True)
         self.value: Any = None
         self.batches: Any = None
         self.manual: Callable[[Any], None] | None = None
@@ -93,17 +92,4 @@ class Follower:
 
     def loss(self, value: Tensor) -> Tensor:
         """A loss with this value whose backward follows rank 0's."""
-        loss: Tensor = _Followed.apply(self._anchor, value, self)  # type: ignore[no-untyped-call]
-        return loss
-
-
-class _Followed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, value: Tensor, follower: Follower) -> Tensor:
-        ctx.follower = follower
-        return value.detach().clone()
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[None, None, None]:
-        ctx.follower.until(BackwardEnd, doing="backward")
-        return None, None, None
+        return loss_that_calls(value, lambda _: self.until(BackwardEnd, doing="backward"))

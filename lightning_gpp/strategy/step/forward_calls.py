@@ -23,7 +23,6 @@ from lightning_gpp.gnn import ChunkedModel
 from lightning_gpp.instance_attribute import taken_away
 from lightning_gpp.runtime.stage_run import StageCall, run_forward
 from lightning_gpp.strategy.cutting.cutting import Values, call_size, input_slices
-from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.example import example_of
 from lightning_gpp.strategy.ranks.messages import Autocast, Backward, Build, Forward
@@ -58,7 +57,6 @@ class ForwardCalls:
         self._run = run
         self._is_separable: dict[bool, bool] = {}
         self._num_calls = 0
-        self._anchor = torch.zeros((), requires_grad=True)
         self.inner: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +73,7 @@ class ForwardCalls:
     def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Builds the pipeline, on all ranks; this call is the example."""
         run = self._run
-        target = pipelined_module(run.module, run.settings.module)
+        target = run.target
         autocast = Autocast.current(run.device)
         with (
             taken_away(target, "forward", self.inner),
@@ -165,16 +163,20 @@ class ForwardCalls:
         units: list[int],
         chunks: tuple[int, ...] = (),
     ) -> Values:
-        run, number = self._run, self._num_calls
-        self._num_calls += 1
         needs = frozenset(name for name, tensor in inputs.items() if tensor.requires_grad)
-        sizes = run.built.step_sizes(units)
+        sizes = self._run.built.step_sizes(units)
         boundary = CallBoundary.of(captured, inputs, sizes, needs)
-        message = replace(self._forward(captured, number, units, needs), chunks=chunks)
-        run.lead(message)
-        call = LedCall(run, number, run.open_call(message, boundary), run.dropped)
-        node = PipelinedCall(boundary, tuple(inputs), call.forward, call.backward, self._anchor)
-        return node(inputs)
+        message = replace(self._forward(captured, self._num_calls, units, needs), chunks=chunks)
+        return self._led(message, boundary, inputs)
+
+    def _led(
+        self, message: Forward, boundary: CallBoundary, inputs: Mapping[str, Tensor]
+    ) -> Values:
+        """Runs a call that backwards may follow, on all ranks; its outputs by name."""
+        number, self._num_calls = self._num_calls, self._num_calls + 1
+        self._run.lead(message)
+        call = LedCall(self._run, number, self._run.open_call(message, boundary))
+        return PipelinedCall(boundary, tuple(inputs), call.forward, call.backward)(inputs)
 
 
 class LedCall:
@@ -184,11 +186,10 @@ class LedCall:
         run: of this rank.
         number: of the call.
         call: this rank's part of it.
-        dropped: gets the number when autograd lets go of the call.
     """
 
-    def __init__(self, run: PipelinedRun, number: int, call: OpenCall, dropped: list[int]) -> None:
-        self._run, self._number, self._call, self._dropped = run, number, call, dropped
+    def __init__(self, run: PipelinedRun, number: int, call: OpenCall) -> None:
+        self._run, self._number, self._call, self._dropped = run, number, call, run.dropped
         self._is_over = False
 
     def __del__(self) -> None:

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.suspend import (
     Paused,
     Returned,
@@ -33,9 +34,9 @@ from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.logging.logs import LogCall, MicrobatchLog, recording
 from lightning_gpp.strategy.ranks.messages import Autocast
 from lightning_gpp.strategy.step.loss_check import OutputGradients
+from lightning_gpp.strategy.step.losses import OR_ONCE, microbatch_loss
 
 CPU = torch.device("cpu")
-_OR = "or use schedule='gpipe', which runs the step once on the whole batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class ForwardCall:
     kwargs: dict[str, Any]
 
 
-class MicrobatchBoundary:
+class MicrobatchBoundary(Boundary):
     """Runs the user's step for every micro-batch and joins it to the pipeline.
 
     Args:
@@ -115,7 +116,7 @@ class MicrobatchBoundary:
                 raise NotImplementedError(
                     "the pipelined forward was called under another torch.autocast than the "
                     "Trainer's precision has, which would not reach its stages with the schedule "
-                    f"'1f1b'; put it inside of forward, use Trainer(precision=...), {_OR}"
+                    f"'1f1b'; put it inside of forward, use Trainer(precision=...), {OR_ONCE}"
                 )
             return ask(ForwardCall(args, kwargs))
 
@@ -139,7 +140,7 @@ class MicrobatchBoundary:
                     "training_step returned without calling the pipelined forward of "
                     f"{type(self._target).__name__}. With the schedule '1f1b' it has to call it "
                     "(self(...)); name the sub-module that it calls (GraphPipeStrategy("
-                    f"module='...')), {_OR}"
+                    f"module='...')), {OR_ONCE}"
                 )
             assert isinstance(event.question, ForwardCall)
             self._calls[microbatch] = event.question
@@ -187,20 +188,16 @@ class MicrobatchBoundary:
         if isinstance(event, Paused):
             raise RuntimeError(
                 "training_step called the pipelined forward a second time. With the schedule "
-                f"'1f1b' it can be called once: concatenate the inputs of both calls, {_OR}"
+                f"'1f1b' it can be called once: concatenate the inputs of both calls, {OR_ONCE}"
             )
         # A result with its graph would keep what the last stage read and its gradients.
         self._results[microbatch] = pytree.tree_map_only(Tensor, Tensor.detach, event.value)
-        loss = loss_of(event.value, is_shape_only=self._is_shape_only)
+        loss = microbatch_loss(event.value, is_shape_only=self._is_shape_only)
         total = sum(self._sizes)
         loss = loss * (self._sizes[microbatch] / total) if total else loss
         if self.seen is not None:
             self.seen.take(microbatch, outputs, loss)
         return loss if self.loss_scale == 1 else loss * self.loss_scale
-
-    def output_gradients(self, microbatch: int) -> Mapping[str, Sequence[Tensor | None]]:
-        """Not asked for: every micro-batch has a loss."""
-        raise AssertionError("the backward of a micro-batch starts at its loss")
 
     def result(self) -> Any:
         """What the step returns for the whole mini-batch, gradients cut off."""
@@ -210,33 +207,3 @@ class MicrobatchBoundary:
     def log_calls(self, batch: Any) -> list[LogCall]:
         """The step's ``self.log`` calls, joined over the micro-batches of this mini-batch."""
         return self._log.calls(batch)
-
-
-def loss_of(result: Any, *, is_shape_only: bool = False) -> Tensor:
-    """The loss that a step returned, which other ranks can be sent back from.
-
-    Raises:
-        TypeError, RuntimeError, ValueError: it is none; the text says why.
-    """
-    loss = result.get("loss") if isinstance(result, Mapping) else result
-    if not isinstance(loss, Tensor):
-        raise TypeError(
-            f"training_step returned {type(result).__name__} for a micro-batch; with the schedule "
-            f"'1f1b' it has to return a loss tensor or a dict with the key 'loss', {_OR}"
-        )
-    if loss.is_meta and not is_shape_only:
-        raise RuntimeError(
-            "the loss depends on parameters that another rank holds (a penalty over "
-            "self.parameters(), say). Use the optimizer's weight_decay, or compute it inside the "
-            "pipelined forward."
-        )
-    if loss.numel() != 1:
-        raise ValueError(
-            f"the loss of a micro-batch has shape {tuple(loss.shape)}; expected one number"
-        )
-    if not loss.requires_grad:
-        raise RuntimeError(
-            "the loss that training_step returned requires no gradient, so nothing would be "
-            "trained; was it made under torch.no_grad(), detached, or are all parameters frozen?"
-        )
-    return loss.reshape(())

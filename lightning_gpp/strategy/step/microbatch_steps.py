@@ -18,14 +18,14 @@ from lightning_gpp.strategy.cutting.microbatches import (
     refuse_full_graph,
 )
 from lightning_gpp.strategy.logging.logs import LedLog, recording
-from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import Minibatch, StepEnd
 from lightning_gpp.strategy.state.precision import loss_scale
 from lightning_gpp.strategy.step.followers import Follower
 from lightning_gpp.strategy.step.loaders import LedDataloaderIter
 from lightning_gpp.strategy.step.loss_check import Cadence, CannotCompareError, OutputGradients
-from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary, loss_of
+from lightning_gpp.strategy.step.losses import microbatch_loss
+from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
 from lightning_gpp.strategy.step.step_boundaries import StepBoundaries
 from lightning_gpp.strategy.step.trials import why_not_cut
 
@@ -86,7 +86,7 @@ class MicrobatchSteps:
             boundary.loss_scale = loss_scale(run.module.trainer.precision_plugin)
             minibatch = Minibatch(units, boundary.needs(), boundary.loss_scale)
             run.lead(minibatch)
-            stash = run.train(minibatch, boundary)
+            stash = run.programs.train(minibatch, boundary)
             if boundary.seen is not None:
                 self._check_loss(step, batch, boundary, units)
         return self._boundaries.returned(boundary, batch, stash)
@@ -94,7 +94,8 @@ class MicrobatchSteps:
     def follow(self, name: str) -> Tensor:
         """Other ranks: the loss."""
         run, follower = self._run, self._follower
-        stash = run.train(follower.until(Minibatch, doing=name), None)
+        minibatch = follower.until(Minibatch, doing=name)
+        stash = run.programs.train(minibatch, None)  # which are built by now
         end = follower.until(StepEnd, doing=f"result of {name}")
         run.follow_end(end)
         return stash.loss(follower.value.to(run.device))
@@ -117,7 +118,7 @@ class MicrobatchSteps:
         """
         run, captured, seen = self._run, self._run.built.captured, boundary.seen
         assert seen is not None
-        target = pipelined_module(run.module, run.settings.module)
+        target = run.target
 
         both = cut_batch(batch, [size for size in seen.cut if size])[1 if seen.cut[0] else 0]
 
@@ -128,7 +129,7 @@ class MicrobatchSteps:
                 return captured.output(outputs)
 
             with instance_attribute(target, "forward", forward):
-                return loss_of(step(copy_tensors(both)))
+                return microbatch_loss(step(copy_tensors(both)))
 
         why = None
         try:

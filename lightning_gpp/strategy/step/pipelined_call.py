@@ -160,6 +160,7 @@ class PipelinedCall:
         names: of the arguments, in the order in which autograd has them.
         run_forward: runs the forward part on all ranks.
         run_backward: runs the backward part on all ranks: (retain, hands out).
+        forms: of the outputs, once there are any.
         anchor: stands for the parameters in the user's autograd graph.
     """
 
@@ -167,8 +168,8 @@ class PipelinedCall:
     names: tuple[str, ...]
     run_forward: Callable[[], None]
     run_backward: Callable[[bool, bool], None]
-    anchor: Tensor
     forms: dict[str, _Form] = field(default_factory=dict)
+    anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Values:
         """The outputs by name, for the arguments by name."""

@@ -12,10 +12,10 @@ from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.suspend import StepThreads
 from lightning_gpp.strategy.cutting.microbatches import copy_tensors, cut_batch
 from lightning_gpp.strategy.logging.logs import replay
-from lightning_gpp.strategy.pipeline import pipelined_module
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
+from lightning_gpp.strategy.step.losses import loss_in, with_loss
 from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
 
 Step = Callable[[Any], Any]
@@ -57,7 +57,7 @@ class StepBoundaries:
         run = self._run
         return MicrobatchBoundary(
             run.module,
-            pipelined_module(run.module, run.settings.module),
+            run.target,
             step,
             microbatches=parts,
             sizes=sizes,
@@ -96,10 +96,9 @@ class StepBoundaries:
         """
         result, calls = boundary.result(), boundary.log_calls(batch)
         replay(self._run.module, calls)
-        value = result["loss"] if isinstance(result, Mapping) else result
+        value = loss_in(result)
         self._run.lead_end(calls, value)
-        loss = stash.loss(value)
-        return {**result, "loss": loss} if isinstance(result, Mapping) else loss
+        return with_loss(result, stash.loss(value))
 
     def close(self) -> None:
         """Ends the threads of the steps."""

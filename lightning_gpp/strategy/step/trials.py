@@ -194,7 +194,6 @@ def take_part(
         On rank 0 the errors, those of stages that got nothing from others last.
     """
     pipeline = run.built
-    pipeline.record(None)
     whole = [sum(trial.units)]
     errors: list[str] = []
     boundaries = boundaries or [None] * (trial.num_whole + trial.is_cut)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+from helpers.threads.transport import ThreadHub
+
 from lightning_gpp.runtime.clock import (
     Clock,
     ClockOffset,
@@ -13,7 +15,6 @@ from lightning_gpp.runtime.clock import (
     host_clock,
     measure_offset,
 )
-from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 
 
 def test_the_quickest_exchange_counts_and_bounds_the_error() -> None:

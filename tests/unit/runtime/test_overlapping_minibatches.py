@@ -1,4 +1,4 @@
-"""Two mini-batches without draining in between: weights as the definition says.
+"""Mini-batches without draining in between: weights as the definition says.
 
 An experiment that shows that an order which does not flush is one more value of a schedule. Every
 micro-batch runs forward with the newest weights of its stage; its backward meets the same ones
@@ -8,18 +8,20 @@ micro-batch runs forward with the newest weights of its stage; its backward meet
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from helpers.stage_dags import ToyBoundary, ToyStages
+from helpers.stage_dags import ToyBoundary, ToyStages, is_drained
+from helpers.threads.transport import ThreadHub
 from torch import Tensor
 
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.run_state import RunState
-from lightning_gpp.runtime.transport.thread_transport import ThreadHub
-from lightning_gpp.runtime.value_pieces import Cutter
+from lightning_gpp.runtime.stage_run import StageCall, StageCode
 from lightning_gpp.schedule import (
     ONE_F_ONE_B_ASYNC,
     Kind,
@@ -46,12 +48,17 @@ class Stashing:
         self.name = f"w{stage}"
         self.weights = toy.weights
 
-    def given(self, stage: int, microbatch: int) -> dict[str, Tensor]:
-        """A copy with today's values whose gradient goes to the parameter itself."""
-        own = self.weights[self.name]
-        return {self.name: own + torch.zeros_like(own)}
+    def stashed(self, code: StageCode) -> StageCode:
+        """The stage with a copy of today's weights, whose gradient goes to the parameter itself."""
 
-    def update(self, minibatch: int) -> None:
+        def function(values: Sequence[Any], call: StageCall) -> Sequence[Any]:
+            own = self.weights[self.name]
+            copy = {self.name: own + torch.zeros_like(own)}
+            return code.function(values, replace(call, weights=copy))
+
+        return replace(code, function=function)
+
+    def update(self) -> None:
         own = self.weights[self.name]
         assert own.grad is not None
         with torch.no_grad():
@@ -66,44 +73,6 @@ def run_threads(work: Callable[[int], None], count: int) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def train(program: Program, toy: ToyStages, x: Tensor, *, stashes: bool = True) -> ToyBoundary:
-    """One thread per stage; afterwards the toy has the trained weights."""
-    count = program.num_stages
-    hub = ThreadHub(count)
-    boundary = ToyBoundary(x, [2] * program.num_microbatches, f"v{count - 1}")
-    errors: list[BaseException] = []
-
-    def work(stage: int) -> None:
-        stashing = Stashing(toy, stage)
-        state = RunState()
-        executor = Executor(
-            transport=hub.transport(stage),
-            rank_of_device=range(count),
-            stages={stage: toy.code(stage)},
-            output_names=(f"v{count - 1}",),
-            cutter=Cutter({name: (0,) for edge in program.edges for name in edge.values}),
-            timeout_s=20,
-            weights=stashing.given if stashes else None,
-            update=stashing.update,
-        )
-        mine = boundary if stage == count - 1 else None
-        sizes = [2] * program.num_microbatches
-        try:
-            run = executor.begin(program, sizes, training=True, boundary=mine, state=state)
-            run.whole()
-            run.update()
-            assert state.is_drained
-        except BaseException as error:
-            errors.append(error)
-            for mailbox in hub.mailboxes:
-                mailbox.fail(error)
-
-    run_threads(work, count)
-    if errors:
-        raise errors[0]
-    return boundary
 
 
 def by_definition(
@@ -155,36 +124,8 @@ def by_definition(
     return losses
 
 
-@pytest.mark.parametrize("per_minibatch", [1, 2])
-def test_two_minibatches_overlap(per_minibatch: int) -> None:
-    program = build_program(
-        DIAMOND,
-        devices=range(4),
-        num_microbatches=2 * per_minibatch,
-        num_minibatches=2,
-        schedule=ONE_F_ONE_B_ASYNC,
-    )
-    toy = ToyStages(DIAMOND)
-    reference, drained = toy.copy(), toy.copy()
-    x = torch.randn(4 * per_minibatch, 3, generator=torch.Generator().manual_seed(3)).double()
-    boundary = train(program, toy, x)
-    losses = by_definition(program, reference, x)
-    assert boundary.losses == pytest.approx(losses, rel=1e-12)
-    for name, weight in toy.weights.items():
-        torch.testing.assert_close(weight, reference.weights[name], rtol=1e-12, atol=1e-12)
-    # The definition differs from draining: the second mini-batch began with older weights.
-    flushed = build_program(
-        DIAMOND, devices=range(4), num_microbatches=2 * per_minibatch, num_minibatches=2
-    )
-    train(flushed, drained, x)
-    by_definition(flushed, again := ToyStages(DIAMOND), x)
-    for name, weight in drained.weights.items():
-        torch.testing.assert_close(weight, again.weights[name], rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(toy.weights["w0"], drained.weights["w0"], rtol=1e-6)
-
-
 def train_in_windows(
-    toy: ToyStages, x: Tensor, count: int, drops_after: int | None = None
+    toy: ToyStages, x: Tensor, count: int, drops_after: int | None = None, *, stashes: bool = True
 ) -> list[float]:
     """One run of a window per mini-batch, as a loop outside asks for them; one thread per stage."""
     stages = toy.stages
@@ -192,14 +133,13 @@ def train_in_windows(
     boundary = ToyBoundary(x, [2] * count, f"v{stages.num_stages - 1}")
 
     def work(stage: int) -> None:
-        stashing, state = Stashing(toy, stage), RunState()
+        stashing, state, code = Stashing(toy, stage), RunState(), toy.code(stage)
         executor = Executor(
             transport=hub.transport(stage),
             rank_of_device=range(stages.num_stages),
-            stages={stage: toy.code(stage)},
+            stages={stage: stashing.stashed(code) if stashes else code},
             output_names=(f"v{stages.num_stages - 1}",),
             timeout_s=20,
-            weights=stashing.given,
         )
         mine = boundary if stage == stages.num_stages - 1 else None
         windows, since = Windows(asynchronous, most_ahead(stages)), 0
@@ -211,13 +151,13 @@ def train_in_windows(
                     window.program, sizes, training=True, boundary=mine, state=state, shift=shift
                 )
                 run.window(window.number)
-                stashing.update(number)
+                stashing.update()
                 since += 1
                 if number == drops_after:
                     run.drop_ahead(window.number)
-                    assert state.is_drained
+                    assert is_drained(state)
                     since = 0
-            assert state.is_drained
+            assert is_drained(state)
             assert not hub.mailboxes[stage]._messages
         except BaseException as error:
             errors.append(error)
@@ -257,15 +197,11 @@ def test_a_loop_that_asks_for_windows_trains_as_the_program(drops_after: int | N
 
 def test_without_versions_autograd_refuses() -> None:
     """An update between forward and backward is an error and no silent mixture."""
-    program = build_program(
-        DIAMOND, devices=range(4), num_microbatches=2, num_minibatches=2, schedule=ONE_F_ONE_B_ASYNC
-    )
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        train(program, ToyStages(DIAMOND), torch.ones(4, 3).double(), stashes=False)
+        train_in_windows(ToyStages(DIAMOND), torch.ones(4, 3).double(), 2, stashes=False)
 
 
-def test_an_update_is_needed() -> None:
-    program = build_program(DIAMOND, devices=range(4), num_microbatches=2, num_minibatches=2)
+def test_windows_are_needed() -> None:
     executor = Executor(ThreadHub(4).transport(0), range(4), {})
-    with pytest.raises(ValueError, match="several mini-batches needs the executor's `update`"):
-        executor.begin(program, [1, 1], training=True).whole()
+    with pytest.raises(ValueError, match="several mini-batches runs in windows"):
+        executor.begin(asynchronous(2), [1, 1], training=True).whole()

@@ -7,6 +7,7 @@ chain: 0 - 1 - 2 - 3        diamond:  0 < 1 > 3        skip: 0 - 1 - 2, and 0 - 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 from helpers.delayed_updates import train_delayed, train_one_behind
 from helpers.stage_dags import ToyStages
+from helpers.threads.transport import ThreadHub
 from torch import Tensor, nn
 from torch.optim import (
     SGD,
@@ -32,7 +34,6 @@ from lightning_gpp.graph import FEED, StageEdge, StageGraph
 from lightning_gpp.planner.base import HeldVersions
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.run_state import RunState
-from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.schedule import (
     ONE_F_ONE_B_ASYNC,
     Program,
@@ -44,8 +45,8 @@ from lightning_gpp.schedule import (
 from lightning_gpp.schedule.in_flight import in_flight_units
 from lightning_gpp.strategy.step.weight_versions import VersionedStage, WeightVersions
 from lightning_gpp.weights.last_steps import LastSteps
-from lightning_gpp.weights.policies import POLICIES
-from lightning_gpp.weights.versions import StageWeights
+from lightning_gpp.weights.policies import POLICIES, Place
+from lightning_gpp.weights.versions import ForwardWeights, StageWeights
 
 NUM_BATCHES = 14
 EACH = [name for name, policy in POLICIES.items() if not policy.is_one_behind]
@@ -126,6 +127,35 @@ class Boundary:
         return loss / self.per_update
 
 
+class CountedWeights(StageWeights):
+    """Weights of a stage of which the copies are counted."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._copies: list[weakref.ref[Tensor]] = []
+
+    def forward(self, place: Place) -> ForwardWeights:
+        found = super().forward(place)
+        self._copies += map(weakref.ref, found.weights.values())
+        return found
+
+    def _keep_newest(self) -> None:
+        newest = None if self._newest is None else self._newest()
+        super()._keep_newest()
+        for version in (newest, self._before):
+            self._copies += map(weakref.ref, version.values.values() if version else ())
+
+    @property
+    def num_versions(self) -> int:
+        """Copies of the weights that are alive, the parameters included."""
+        one = sum(parameter.numel() for parameter in self._parameters.values())
+        alive = [copy for ref in self._copies if (copy := ref()) is not None]
+        held = {copy.data_ptr(): copy.numel() for copy in (*alive, *self._kept())}
+        own = {parameter.data_ptr() for parameter in self._parameters.values()}
+        copied = sum(numel for place, numel in held.items() if place not in own)
+        return 1 + (round(copied / one) if one else 0)
+
+
 def train(
     stages: StageGraph,
     toy: ToyStages,
@@ -145,7 +175,7 @@ def train(
         own = toy.weights[f"w{stage}"]
         optimizer, state = make([own]), RunState()
         versions = WeightVersions(per_update=per_update)
-        weights = StageWeights(POLICIES[policy], {f"w{stage}": own}, [LastSteps(optimizer)])
+        weights = CountedWeights(POLICIES[policy], {f"w{stage}": own}, [LastSteps(optimizer)])
         code = toy.code(stage)
         versioned = VersionedStage(
             code.function, weights, versions, ahead[stage], windows.most_ahead

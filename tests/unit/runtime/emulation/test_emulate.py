@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.stage_dags import ToyBoundary, ToyStages, edges_to_graph, run_on_threads
+from helpers.threads.emulate import emulate
+from helpers.threads.ranks import RankWork
+from helpers.threads.shapes import emulate_shapes
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.graph import (
@@ -19,7 +22,6 @@ from lightning_gpp.graph import (
     Variation,
 )
 from lightning_gpp.planner import Plan, Stage, plan_graph
-from lightning_gpp.runtime.emulation import RankWork, emulate, emulate_shapes
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program, build_program
 from lightning_gpp.simulate import SpanKind, simulate

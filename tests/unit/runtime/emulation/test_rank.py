@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.fake_time import FakeTime
+from helpers.threads.reservations import LocalReservations
+from helpers.threads.sums import ThreadSumHub, ThreadSums
+from helpers.threads.transport import ThreadHub
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
@@ -13,12 +16,9 @@ from lightning_gpp.runtime.emulation import (
     EmulatedRank,
     EmulatedSums,
     EmulatedTransport,
-    LocalReservations,
     Slip,
 )
 from lightning_gpp.runtime.payload import pack
-from lightning_gpp.runtime.sums.sums import ThreadSumHub, ThreadSums
-from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.schedule import Action, Program, build_program
 from lightning_gpp.simulate.program_costs import (
     Bucket,

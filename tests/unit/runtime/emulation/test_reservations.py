@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.threads.reservations import LocalReservations
 
 from lightning_gpp.runtime.emulation import (
-    LocalReservations,
     Meeting,
     Reservations,
     SharedReservations,

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from helpers.graphs import literal_graph, profile_of
+from helpers.threads.shapes import emulate_shapes
 
 from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan
 from lightning_gpp.planner.plan.plan_graph import plan_graph
-from lightning_gpp.runtime.emulation import emulate_shapes
 from lightning_gpp.simulate import Simulation, TaskKind, program_costs, simulate_plan
 
 #   x ──▶ a ──▶ b ──▶ c     a and b on two devices, one of them twice as fast; c on a third

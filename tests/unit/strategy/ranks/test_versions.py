@@ -6,8 +6,8 @@ import threading
 from typing import Any
 
 import pytest
+from helpers.threads.transport import ThreadHub
 
-from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.strategy.ranks import versions
 from lightning_gpp.strategy.ranks.control import Control
 

@@ -10,6 +10,7 @@ from itertools import groupby
 import pytest
 import torch
 from helpers.stage_dags import ToyBoundary, ToyStages
+from helpers.threads.transport import ThreadHub
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.graph import FEED, StageEdge, StageGraph
@@ -21,7 +22,6 @@ from lightning_gpp.runtime.clock import ClockOffset
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.measured import RankRecord, WindowRecord, measured_timeline
 from lightning_gpp.runtime.run_state import RunState
-from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.schedule import (
     ONE_F_ONE_B_ASYNC,
     Program,

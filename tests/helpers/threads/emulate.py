@@ -2,7 +2,7 @@
 
 The executor, the transport, the messages and the sums are the real ones; only the durations are
 those of the emulated cluster. Tensors may be real, or shapes alone
-(:mod:`lightning_gpp.runtime.emulation.shapes`).
+(:mod:`helpers.threads.shapes`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from helpers.threads.ranks import RankSteps, RankThreads, RankWork
 from lightning_gpp.runtime.clock import ClockOffset
 from lightning_gpp.runtime.emulation.clock import EmulatedClock
 from lightning_gpp.runtime.emulation.slip import SlipReport
-from lightning_gpp.runtime.emulation.threads import RankSteps, RankThreads, RankWork
 from lightning_gpp.runtime.emulation.time_scale import choose_time_scale
 from lightning_gpp.runtime.measured import measured_timeline
 from lightning_gpp.runtime.value_pieces import Cutter

@@ -1,4 +1,4 @@
-"""Collectives among threads of one process: for tests, notebooks and emulation."""
+"""Collectives among threads of one process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gpp.runtime.collectives.process_collectives import late_collective
 from lightning_gpp.runtime.transport.transport import TransportError
 
 
@@ -64,15 +65,6 @@ class ThreadCollectiveHub:
         with self.changed:
             self.error = self.error or error
             self.changed.notify_all()
-
-
-def late_collective(purpose: str, missing: Sequence[int], timeout_s: float) -> TransportError:
-    """The error of a collective that took too long."""
-    ranks = f" with rank {', '.join(map(str, missing))}" if missing else ""
-    return TransportError(
-        f"{purpose}: the collective{ranks} did not end within {timeout_s:g} s; "
-        "raise `timeout` if the work before it can take longer"
-    )
 
 
 class ThreadCollectives:

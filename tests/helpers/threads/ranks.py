@@ -7,26 +7,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch.nn import Parameter
 
+from helpers.threads.reservations import LocalReservations
+from helpers.threads.sums import ThreadSumHub, ThreadSums
+from helpers.threads.transport import ThreadHub
 from lightning_gpp.graph import FEED
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.emulation.clock import EmulatedClock
 from lightning_gpp.runtime.emulation.rank import EmulatedRank
-from lightning_gpp.runtime.emulation.reservations import LocalReservations
 from lightning_gpp.runtime.emulation.slip import SlipReport
 from lightning_gpp.runtime.emulation.sums import EmulatedSums
 from lightning_gpp.runtime.emulation.transport import EmulatedTransport
-from lightning_gpp.runtime.executor import Executor, Run
+from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
 from lightning_gpp.runtime.payload import pack
 from lightning_gpp.runtime.stage_run import StageCode
-from lightning_gpp.runtime.sums.sums import ThreadSumHub, ThreadSums
-from lightning_gpp.runtime.transport.thread_transport import ThreadHub
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import SpanKind
@@ -112,7 +111,6 @@ class RankThreads:
                 sums=EmulatedSums(ThreadSums(sum_hub, rank), pace),
                 timeout_s=timeout_s,
                 pace=pace,
-                update=partial(_update, work[rank]),
             )
             for rank, pace in enumerate(self._paces)
         ]
@@ -159,31 +157,39 @@ class RankThreads:
                 self._read(pace)
             with _marked(marks, SpanKind.PREPARE):
                 pace.spend("prepare", costs.prepare_s)
-        running = self._run(rank, marks)
+        self._run(rank, marks)
         run = RunRecord(tuple(actions), time.monotonic_ns())
         if costs.finish_s:
             with _marked(marks, SpanKind.FINISH):
                 self._finish(rank, pace)
         with _marked(marks, SpanKind.OPTIMIZER):
-            running.update()
+            self._update(rank, pace)
         found.ends_s.append(self._clock.now_s())
         found.records.append(RankRecord((run,), tuple(marks)))
         found.slips.append(pace.take_slips())
 
-    def _run(self, rank: int, marks: list[Mark]) -> Run:
+    def _update(self, rank: int, pace: EmulatedRank) -> None:
+        """The update that ends the program."""
+        program = self._program
+        done = len(program.before_update(rank))
+        with pace.run(program, rank, has_sums=False):
+            for action in program.device_actions(rank)[done:]:
+                with pace.action(action):
+                    self._work[rank].step()
+
+    def _run(self, rank: int, marks: list[Mark]) -> None:
         """The program up to its last update; in two parts where the user has a turn."""
         executor, boundary = self._executors[rank], self._work[rank].boundary
         run = executor.begin(self._program, self._unit_sizes, training=True, boundary=boundary)
         turn_s = self._costs.step.turn_s
         if turn_s <= 0 or not self._program.has_turn:
             run.whole()
-            return run
+            return
         run.forward_half()
         if rank == self._program.device(FEED):
             with _marked(marks, SpanKind.LOSS):
                 self._paces[rank].spend("your step", turn_s)
         run.backward_half(retain=False)
-        return run
 
     def _read(self, pace: EmulatedRank) -> None:
         """The device of the feed gets the mini-batch, now or as the host has read it ahead."""
@@ -213,10 +219,6 @@ class RankThreads:
             assert through is not None
             pace.wait_until(through.item())
         pace.spend("finish", self._costs.step.finish_s.get(rank, 0.0))
-
-
-def _update(work: RankWork, _: int) -> None:
-    work.step()
 
 
 @contextmanager

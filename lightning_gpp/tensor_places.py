@@ -1,0 +1,90 @@
+"""Where the parameters and buffers of modules are: places in the tables of sub-modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """A place that holds a parameter or buffer; of a tied one there are several.
+
+    Attributes:
+        table: parameters or buffers of a module.
+        key: of the tensor in it.
+        name: qualified name of the tensor.
+    """
+
+    table: dict[str, Any]
+    key: str
+    name: str
+
+    @property
+    def tensor(self) -> Tensor:
+        """What is there."""
+        found: Tensor = self.table[self.key]
+        return found
+
+    def put(self, tensor: Tensor) -> None:
+        """Puts another one there."""
+        self.table[self.key] = tensor
+
+
+def own_places(module: nn.Module, path: str = "") -> Iterator[TensorPlace]:
+    """The places of a module, without those of its sub-modules.
+
+    Args:
+        module: whose.
+        path: its qualified name.
+    """
+    tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+    for table in tables:
+        for key, tensor in table.items():
+            if tensor is not None:
+                yield TensorPlace(table, key, f"{path}.{key}" if path else key)
+
+
+def tensor_places(module: nn.Module, *, remove_duplicate: bool = True) -> Iterator[TensorPlace]:
+    """The places of a module and its sub-modules.
+
+    Args:
+        module: whose.
+        remove_duplicate: whether a sub-module that has several names has only the first.
+    """
+    for path, part in module.named_modules(remove_duplicate=remove_duplicate):
+        yield from own_places(part, path)
+
+
+def has_meta(module: nn.Module) -> bool:
+    """Whether a module itself has a parameter or buffer without values."""
+    return any(place.tensor.is_meta for place in own_places(module))
+
+
+def exchange_tensors(module: nn.Module, other: Callable[[Tensor], Tensor | None]) -> None:
+    """Puts others in the place of parameters and buffers; tied ones stay tied.
+
+    Args:
+        module: whose.
+        other: what comes in the place of a tensor; None leaves it.
+    """
+    made: dict[int, tuple[Tensor, Tensor | None]] = {}  # with the old one, whose id stays taken
+    for place in tensor_places(module):
+        old = place.tensor
+        if id(old) not in made:
+            made[id(old)] = old, _alike(old, other(old))
+        new = made[id(old)][1]
+        if new is not None:
+            place.put(new)
+
+
+def _alike(old: Tensor, new: Tensor | None) -> Tensor | None:
+    """The new tensor is a parameter if the old one is, with what user code noted on that."""
+    if new is None or not isinstance(old, nn.Parameter):
+        return new
+    parameter = nn.Parameter(new, requires_grad=old.requires_grad)
+    parameter.__dict__.update(old.__dict__)
+    return parameter
