@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_gpp.runtime.emulation import Slip, SlipReport
-from lightning_gpp.units_of_measure import seconds_text
+from lightning_gpp.units_of_measure import number_text, seconds_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ class EmulationReport:
             f"({count if len(self.step_s) > 1 else 'one step'}), {percent} against the "
             f"{seconds_text(self.predicted_s)} that were predicted.",
             *self._slip_lines(),
-            f"An emulated second took {self.time_scale:.3g} real ones. Reading data, the optimizer "
-            "and what else is between steps take no emulated time.",
+            f"An emulated second took {number_text(self.time_scale)} real ones. Reading data, the "
+            "optimizer and what else is between steps take no emulated time.",
         ]
         if self.num_unpaced:
             lines.append(
