@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_gpp.runtime.emulation import Slip, SlipReport
+from lightning_gpp.text_table import wrapped
 from lightning_gpp.units_of_measure import number_text, seconds_text
+
+WIDTH = 100
+"""Columns of its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class EmulationReport:
     def text(self) -> str:
         """A few lines for a person."""
         low, high = seconds_text(min(self.step_s)), seconds_text(max(self.step_s))
-        percent = f"{self.error:+.1%}".replace("%", " %")
+        percent = f"{round(self.error, 3) + 0.0:+.1%}".replace("%", " %")  # never -0.0
         kind = "median" if self.bound_s is None else "mean"
         count = f"{kind} of {len(self.step_s)} steps, {low} to {high}"
         lines = [
@@ -128,7 +132,7 @@ class EmulationReport:
                 "the captured graph was compared with the model by shapes alone, and stages make "
                 "the shapes that it knows instead of running their operators."
             )
-        return "\n".join(lines)
+        return wrapped(lines, WIDTH)
 
     def _slip_lines(self) -> list[str]:
         """What slipped, and how busy the busiest device was where steps overlap."""
