@@ -68,12 +68,13 @@ class BatchSteps:
             run.lead(StepPerMicrobatch())
             raise
         loss = _loss(result) if name == "training_step" else None
+        if loss is not None:
+            self._check(loss)  # before others are told of it
         looked_up = None if isinstance(batch, LedDataloaderIter) else batch
         calls = [] if run.is_alone else log.calls(looked_up)
         run.lead_end(calls, None if loss is None else loss.detach())
         if loss is None or not run.module.automatic_optimization:
             return result
-        self._check(loss)
         loss = led_backward(loss, run)
         return {**result, "loss": loss} if isinstance(result, Mapping) else loss
 
