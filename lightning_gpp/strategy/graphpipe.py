@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gpp.capture import BlockGraph
+from lightning_gpp.checks import check_whole
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.planner import GRAPHPIPE, Plan
@@ -173,8 +174,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             precision_plugin=precision_plugin,
         )
         check_name("state_dict_type", state_dict_type, get_args(StateDictType))
-        if pipelines < 1:
-            raise ValueError(f"pipelines must be at least 1, got {pipelines}")
+        check_name("start_method", start_method, get_args(StartMethod))
+        check_whole("pipelines", pipelines)
         if schedule == _ASYNC and num_microbatches is None:
             num_microbatches = 1
         self.settings = Settings(
