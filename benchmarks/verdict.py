@@ -4,8 +4,8 @@ Every recipe trains on processes of this machine (``--ranks``), nothing known of
 then in one process with as many threads. Columns:
 
 - planned: a step by the plan, from operators and messages alone, and how far it is from a batch;
-- said: what a batch takes, as the verdict says it (median of twelve after the first one);
-- batch: the median of all batches after those, and how far what was said is from it;
+- said: what a batch takes, as the verdict says it (median of the first second of batches);
+- batch: the median of the batches after those, and how far what was said is from it;
 - one process, said: what the verdict says of one process, from the measured operators and
   the rest of a batch;
 - one process: its median batch, and how far what was said is from it.
@@ -38,7 +38,7 @@ from lightning_gpp.jobs.train import build_recipe
 from lightning_gpp.strategy.report import verdict_on
 
 WARM_UP = 20
-"""Batches before the first that counts."""
+"""Batches before the first that counts, at least."""
 
 
 class Batches(pl.Callback):
@@ -51,16 +51,20 @@ class Batches(pl.Callback):
     def __init__(self, cells: Path) -> None:
         self.cells = cells
         self.begun_s: list[float] = []
+        self.num_before = WARM_UP
 
-    def on_train_batch_start(self, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """A batch begins."""
         self.begun_s.append(time.monotonic())
+        strategy = trainer.strategy
+        if isinstance(strategy, GraphPipeStrategy) and strategy._reports.batch_times is None:
+            self.num_before = max(WARM_UP, len(self.begun_s))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Writes what batches took, and what was said of them."""
         if not trainer.is_global_zero:
             return
-        counted = self.begun_s[WARM_UP:]
+        counted = self.begun_s[self.num_before :]
         times_s = [statistics.median(b - a for a, b in zip(counted, counted[1:], strict=False))]
         strategy = trainer.strategy
         if isinstance(strategy, GraphPipeStrategy):
@@ -126,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     names = ("multimodal", "dlrm", "gnn")
     parser.add_argument("--recipes", nargs="+", choices=names, default=[*names])
-    parser.add_argument("--batches", type=int, default=60)
+    parser.add_argument("--batches", type=int, default=500)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--busy", type=int, default=0)
     arguments = parser.parse_args()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from lightning_gpp.cluster.this_machine import CPU, num_cores
 from lightning_gpp.jobs.console_width import console_width
 from lightning_gpp.jobs.files import save_metrics, written_to
 from lightning_gpp.jobs.options import as_list
@@ -59,7 +60,7 @@ def run(config: DictConfig, folder: Path) -> dict[str, float]:
     print(f"{problem.describe(max_width=width)}\n", flush=True)
     chosen = chosen_plan(config, problem)
     save_plan(chosen.evaluation.plan, folder / "plan.json")
-    for part in explanation(chosen, names, width):
+    for part in explanation(chosen, names, width, verdict_of(config, problem, chosen).text(width)):
         print(f"{part}\n", flush=True)
     if config.job.side_by_side:
         found = compared_side_by_side(chosen_planner(config), problem)
@@ -137,10 +138,25 @@ def _by_hand(plan: Plan, problem: PlanningProblem) -> Chosen:
     return Chosen(evaluation, answered.request, searched, answered.notes)
 
 
-def explanation(chosen: Chosen, names: Sequence[str], width: int) -> Iterator[str]:
+def verdict_of(config: DictConfig, problem: PlanningProblem, chosen: Chosen) -> PlanVerdict:
+    """What the plan gains over one device; for processes here, with what one of them measures."""
+    cluster = problem.request.cluster
+    hosts = {device.host for device in cluster.devices}
+    is_here = config.graph is None and cluster.kinds == (CPU,) and len(hosts) == 1
+    cores = num_cores() if is_here else None
+    verdict = PlanVerdict.of(chosen.evaluation, chosen.request, num_cores=cores)
+    if not is_here or verdict.num_devices == 1 or config.costs is not None:
+        return verdict
+    from lightning_gpp.jobs.problem.alone import batches_alone
+
+    alone = batches_alone(config, cluster, verdict.one_device_s)
+    return verdict if alone is None else replace(verdict, own_s=alone.own_s)
+
+
+def explanation(chosen: Chosen, names: Sequence[str], width: int, verdict: str) -> Iterator[str]:
     """Texts that say what the plan is and why; each is made when it is asked for."""
     found, request, searched = chosen.evaluation, chosen.request, chosen.searched
-    yield PlanVerdict.of(found, request).text(width)
+    yield verdict
     yield describe_plan(found, request, max_width=width)
     notes = [*chosen.notes, *forks_and_joins(found.plan, request.graph)]
     notes += memory_limit_note(searched, request)

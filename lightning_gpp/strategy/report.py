@@ -53,7 +53,7 @@ def describe_planned(
     """
     evaluation, found = evaluate_plan(planned.plan, planned.request), verdict_on(planned, settings)
     verdict = WITHHELD if waits else found.text(WIDTH, last)
-    if last is not None and last.pipeline_s is not None:
+    if last is not None and last.own_s is not None:
         verdict = found.measured_text(last, WIDTH, is_earlier=True)
     if settings.report == "full":
         described = describe_plan(evaluation, planned.request, max_width=WIDTH)
@@ -85,9 +85,10 @@ class PlanReports:
     def __init__(self) -> None:
         self.shown_plan = ""
         self._clock: BatchClock | None = None
+        self._verdict: PlanVerdict | None = None
         self._cache = PlanCache(False)
         self._run_key: dict[str, Any] = {}
-        self._withheld: PlanVerdict | None = None
+        self._waits = False
 
     def built(self, planned: Planned, settings: Settings, *, can_time: bool = False) -> None:
         """A pipeline of this plan has been built.
@@ -98,23 +99,25 @@ class PlanReports:
             can_time: whether batches will be trained and their time in the pipeline be known.
         """
         is_emulated = settings.emulated is not None  # which has a report of its own
-        verdict = verdict_on(planned, settings)
-        self._clock = None if is_emulated else BatchClock(verdict)
+        self._verdict = verdict_on(planned, settings)
+        self._clock = None if is_emulated else BatchClock()
         self._cache = PlanCache(settings.cache)
         self._run_key = plan_run_key(planned.plan, planned.request, planned.refit_key)
         shown = repr((planned.plan, planned.request.schedule))
         if shown != self.shown_plan:
             self.shown_plan = shown
             last = self._cache.batch_times(self._run_key)
-            waits = can_time and not is_emulated and last is None and verdict.num_devices > 1
-            self._withheld = verdict if waits else None
-            show(describe_planned(planned, settings, last, waits=waits))
+            is_alone = self._verdict.num_devices == 1
+            self._waits = can_time and not is_emulated and last is None and not is_alone
+            show(describe_planned(planned, settings, last, waits=self._waits))
 
     def training_ends(self) -> None:
-        """A verdict that still waits for batches to be timed is said as it was predicted."""
-        verdict, self._withheld = self._withheld, None
-        if verdict is not None:
-            show(verdict.text(WIDTH))
+        """What batches took is said of fewer, too; if there were none, what was predicted is."""
+        if self._clock is not None and self._clock.end():
+            self._show_measured(self._clock)
+        elif self._waits and self._verdict is not None:
+            show(self._verdict.text(WIDTH))
+        self._waits = False
 
     @property
     def batch_times(self) -> BatchTimes | None:
@@ -123,14 +126,15 @@ class PlanReports:
 
     def batch_begins(self, *, is_recorded: bool, in_pipeline_s: float) -> None:
         """A batch is trained; whether it is recorded, and how long calls took so far."""
-        if self._clock is None:
-            return
-        text = self._clock.begin(is_recorded=is_recorded, in_pipeline_s=in_pipeline_s)
-        if text is not None:
-            assert self._clock.found is not None
-            self._withheld = None
-            self._cache.keep_batch_times(self._run_key, self._clock.found)
-            show(text)
+        clock = self._clock
+        if clock is not None and clock.begin(is_recorded=is_recorded, in_pipeline_s=in_pipeline_s):
+            self._show_measured(clock)
+
+    def _show_measured(self, clock: BatchClock) -> None:
+        assert clock.found is not None and self._verdict is not None
+        self._waits = False
+        self._cache.keep_batch_times(self._run_key, clock.found)
+        show(self._verdict.measured_text(clock.found, WIDTH))
 
 
 def show(text: str) -> None:

@@ -53,14 +53,15 @@ def messages_of(name: str) -> Iterator[list[str]]:
 
 
 STEP_S, LAYER_S = 0.03, 0.01
-"""Seconds that the step of a :class:`_Sleeping` sleeps, and its first layer."""
+"""Seconds that the step of a :class:`Sleeping` sleeps, and its first layer."""
 
 
-class _Sleeping(ChainModel):
+class Sleeping(ChainModel):
     """Sleeps in its step, and in a layer of the forward."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.double()
         self.layers[0].register_forward_hook(lambda *_: time.sleep(LAYER_S))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -68,6 +69,15 @@ class _Sleeping(ChainModel):
         loss = super().training_step(batch, batch_idx)
         time.sleep(STEP_S / 2)
         return loss
+
+
+class SleepingData(pl.LightningDataModule):
+    """Few batches for it."""
+
+    def train_dataloader(self) -> Any:
+        return DataSpec().loader()
+
+    val_dataloader = train_dataloader
 
 
 class _Times(pl.Callback):
@@ -88,5 +98,5 @@ def said_in_fit(
     with quiet(), mock.patch.object(report, "show", said.append):
         trainer = make_trainer({"timeout": 30.0} | strategy, num_ranks, max_steps=num_steps)
         trainer.callbacks.append(times := _Times())
-        trainer.fit(_Sleeping().double(), DataSpec(num_samples=8 * 20).loader())
+        trainer.fit(Sleeping(), DataSpec(num_samples=8 * 20).loader())
     return said, times.found

@@ -291,6 +291,7 @@ def test_an_edited_plan_of_a_recipe_trains(
     )  # fmt: skip
     assert "MultimodalClassifier: 30 operators for 2 devices (cpu)" in printed
     assert "measured on cpu" in printed
+    assert "Lightning's loop take one process (measured)" in " ".join(printed.split())
     plan = load_plan(run_folder / "run" / "plan.json")
     assert plan.num_stages == 2
 

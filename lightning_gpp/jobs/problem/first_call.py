@@ -1,4 +1,4 @@
-"""A training up to the first call of the pipelined forward."""
+"""A training on one device, up to the first call of the pipelined forward or somewhat further."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hydra.utils import instantiate
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from omegaconf import DictConfig
 from torch import nn
 
@@ -20,8 +20,31 @@ Step = Callable[..., Any]
 """A ``training_step``."""
 
 
-class _SeenError(Exception):
+class SeenError(Exception):
     """Ends a training that has shown what it was asked for."""
+
+
+def on_one_device(
+    config: DictConfig, **options: Any
+) -> tuple[Trainer, LightningModule, LightningDataModule]:
+    """A recipe's module and data, and a Trainer that leaves nothing behind.
+
+    Args:
+        config: of the run.
+        **options: further ones of the Trainer.
+    """
+    QuietConsole()
+    module, data = build_recipe(config)
+    alone = {"devices": 1, "strategy": "auto", "callbacks": [], "logger": False} | options
+    trainer: Trainer = instantiate(
+        config.trainer,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        **alone,
+    )
+    return trainer, module, data
 
 
 def until_first_call(
@@ -39,19 +62,7 @@ def until_first_call(
     Raises:
         ValueError: the step never calls the forward.
     """
-    QuietConsole()
-    module, data = build_recipe(config)
-    trainer: Trainer = instantiate(
-        config.trainer,
-        devices=1,
-        strategy="auto",
-        callbacks=[],
-        logger=False,
-        num_sanity_val_steps=0,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    trainer, module, data = on_one_device(config)
     target = pipelined_module(module, strategy_option(config, "module"))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -60,7 +71,7 @@ def until_first_call(
             watch(target, args, kwargs)
         finally:
             target.__dict__["forward"] = own
-        raise _SeenError
+        raise SeenError
 
     with (
         instance_attribute(module, "training_step", wrapped(module)),
@@ -68,7 +79,7 @@ def until_first_call(
     ):
         try:
             trainer.fit(module, datamodule=data)
-        except _SeenError:
+        except SeenError:
             return
     raise ValueError(
         f"training_step of {type(module).__name__} did not call the pipelined forward of "

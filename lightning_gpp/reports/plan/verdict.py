@@ -28,13 +28,13 @@ class BatchTimes:
     Attributes:
         batch_s: their median, from the beginning of one to that of the next.
         num_batches: how many they were.
-        pipeline_s: seconds of it in the pipeline: the forward, its backward, and telling other
-            ranks what to do; None where they cannot be told from the user's own step.
+        own_s: median seconds of it that are the user's: the step, the data, the optimizer and the
+            loop; None where they cannot be told from the pipeline.
     """
 
     batch_s: float
     num_batches: int
-    pipeline_s: float | None = None
+    own_s: float | None = None
 
     def alone_s(self, forward_backward_s: float) -> float | None:
         """What a batch would take one process, about; None where that cannot be told.
@@ -45,9 +45,7 @@ class BatchTimes:
         Args:
             forward_backward_s: of the whole model.
         """
-        return (
-            None if self.pipeline_s is None else self.batch_s - self.pipeline_s + forward_backward_s
-        )
+        return None if self.own_s is None else self.own_s + forward_backward_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +53,9 @@ class PlanVerdict:
     """A plan beside one device of the same cluster that runs the whole model.
 
     Both are predicted from operators and messages alone: the user's step, the data, the optimizer
-    and Lightning's loop are in neither, nor is what processes do beside. Steps of some milliseconds
-    consist of that, so :meth:`measured_text` has the better verdict where batches could be timed.
+    and Lightning's loop are in neither unless they were measured in one process, and what processes
+    do beside never is. Steps of some milliseconds consist of that, so :meth:`measured_text` has the
+    better verdict where batches could be timed.
 
     Attributes:
         num_devices: that the plan uses.
@@ -72,6 +71,8 @@ class PlanVerdict:
             devices of its own.
         num_cores: cores that they share.
         on_processes: whether processes on CPUs run it, which lose most to what is in neither.
+        own_s: seconds of a batch outside of operators, measured in one process, which both have
+            beside; None where it was not measured.
     """
 
     num_devices: int
@@ -86,6 +87,7 @@ class PlanVerdict:
     num_sharing: int = 0
     num_cores: int = 0
     on_processes: bool = False
+    own_s: float | None = None
 
     @classmethod
     def of(
@@ -121,14 +123,25 @@ class PlanVerdict:
     @property
     def speedup(self) -> float:
         """How many times as fast as one device."""
-        return self.one_device_s / self.step_s
+        return self.alone_s / self.batch_s
+
+    @property
+    def batch_s(self) -> float:
+        """Seconds of a step by the plan, with what it has outside of operators if that is known."""
+        return self.step_s + (self.own_s or 0.0)
+
+    @property
+    def alone_s(self) -> float:
+        """The same on one device."""
+        return self.one_device_s + (self.own_s or 0.0)
 
     @property
     def most_here(self) -> float:
         """The same at best where processes share cores, which compute no more than they can."""
         if not self.num_sharing:
             return self.speedup
-        return self.one_device_s / max(self.step_s, self.compute_s / self.num_cores)
+        least_s = max(self.step_s, self.compute_s / self.num_cores)
+        return self.alone_s / (least_s + (self.own_s or 0.0))
 
     def text(self, max_width: int = 100, last: BatchTimes | None = None) -> str:
         """A sentence; more where processes share cores, and where batches were timed before.
@@ -162,7 +175,7 @@ class PlanVerdict:
         batch = f"{seconds_text(took.batch_s)} a batch"
         predicted = f"{self._how}: {seconds_text(self.step_s)}"
         one_s = took.alone_s(self.one_device_s)
-        if self.num_devices == 1 or one_s is None or took.pipeline_s is None:
+        if self.num_devices == 1 or one_s is None or took.own_s is None:
             yield f"{when.capitalize()}: {batch} (median of {took.num_batches}),"
             if self.num_devices == 1:
                 yield f"of which operators take {seconds_text(self.step_s)} ({self._how})."
@@ -181,10 +194,10 @@ class PlanVerdict:
             yield f"({batch}; one about {seconds_text(one_s)}), with {self._memory}."
         else:
             yield f"{processes} {self._no_room} ({batch})."
-        rest_s = took.batch_s - took.pipeline_s
+        pipeline_s = took.batch_s - took.own_s
         yield (
-            f"Of a batch {seconds_text(took.pipeline_s)} are in the pipeline ({predicted}), "
-            f"{seconds_text(rest_s)} in your step, data, optimizer and Lightning's loop."
+            f"Of a batch {seconds_text(pipeline_s)} are in the pipeline ({predicted}), "
+            f"{seconds_text(took.own_s)} in your step, data, optimizer and Lightning's loop."
         )
 
     def _beside_one(self, gain_of_one: float) -> str:
@@ -218,14 +231,15 @@ class PlanVerdict:
             return
         devices = count_text(self.num_devices, "device")
         own = " of their own" if self.num_sharing else ""
-        steps = f"{seconds_text(self.step_s)} a step, one {seconds_text(self.one_device_s)}"
+        steps = f"{seconds_text(self.batch_s)} a step, one {seconds_text(self.alone_s)}"
         if not self.one_device_fits:
-            took = seconds_text(self.step_s)
+            took = seconds_text(self.batch_s)
             yield f"Verdict: {devices}{own} {self._no_room}, {took} a step ({self._how})."
         elif self.speedup >= AS_FAST:
+            at_best = "at best " if self.on_processes else ""
             yield (
-                f"Verdict: {devices}{own} are {number_text(round(self.speedup, 2))} times as fast "
-                f"as one ({self._how}: {steps}), with {self._memory}."
+                f"Verdict: {devices}{own} are {at_best}{number_text(round(self.speedup, 2))} times "
+                f"as fast as one ({self._how}: {steps}), with {self._memory}."
             )
         else:
             yield self._no_gain(devices, steps)
@@ -234,7 +248,12 @@ class PlanVerdict:
                 f"Here {self.num_sharing} processes share {count_text(self.num_cores, 'core')}: "
                 f"at best {number_text(round(self.most_here, 2))} times one process."
             )
-        if self.on_processes:
+        if self.own_s is not None:
+            yield (
+                f"In both are the {seconds_text(self.own_s)} that your step, data, optimizer and "
+                "Lightning's loop take one process (measured), but not what processes do beside."
+            )
+        elif self.on_processes:
             yield (
                 "Your step, data, optimizer, Lightning's loop and what processes do beside are in "
                 "neither: of short steps they are the larger part, which training tells."

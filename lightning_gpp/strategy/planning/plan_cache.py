@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 OF_EARLIER_RUN = " is of an earlier run"
 
-BATCHES = JsonFormat("lightning_gpp.batch_times", 1)
+BATCHES = JsonFormat("lightning_gpp.batch_times", 2)
 
 _measured_here: set[Path] = set()
 """Profiles that this process has made: later loops of a Trainer plan with the same."""

@@ -5,38 +5,36 @@ from __future__ import annotations
 import statistics
 import time
 
-from lightning_gpp.reports import BatchTimes, PlanVerdict
+from lightning_gpp.reports import BatchTimes
 
 NUM_WARM_UP = 1
 """Batches that are not counted: building the pipeline, allocations, lazy optimizer state."""
 
-NUM_COUNTED = 12
-"""Batches of which the median is told: a validation between two of them, or the first ones, which
-may still be a little slower, do not move it."""
+ENOUGH_S = 1.0
+"""As many batches are counted as take so long: short ones, which differ most from each other, are
+many. Their median is told: a validation between two of them, or the first ones, which may still be
+a little slower, do not move it."""
 
-FEWEST_COUNTED, LONG_S = 3, 2.0
-"""Of long batches so many suffice, once they take so many seconds together."""
+FEWEST_COUNTED = 3
+"""However long they are."""
 
 
 class BatchClock:
     """Notes when batches begin, until there are enough of them; then costs a comparison per batch.
 
-    Args:
-        verdict: what was predicted.
-
     Attributes:
         found: what they took, once there are enough of them.
     """
 
-    def __init__(self, verdict: PlanVerdict) -> None:
+    def __init__(self) -> None:
         self.found: BatchTimes | None = None
-        self._verdict = verdict
         self._num_begun = 0
         self._last: tuple[float, float] | None = None
         self._took: list[tuple[float, float]] = []
+        self._counted_s = 0.0
 
-    def begin(self, *, is_recorded: bool = False, in_pipeline_s: float = 0.0) -> str | None:
-        """A batch begins. What the batches before it took, once there are enough of them.
+    def begin(self, *, is_recorded: bool = False, in_pipeline_s: float = 0.0) -> bool:
+        """A batch begins; whether that was the last that counts.
 
         Args:
             is_recorded: whether it is recorded: it takes longer, and is followed by the gathering
@@ -45,20 +43,26 @@ class BatchClock:
                 user's step runs within it.
         """
         if self.found is not None:
-            return None
+            return False
         now = time.monotonic(), in_pipeline_s
         if self._last is not None:
-            self._took.append((now[0] - self._last[0], now[1] - self._last[1]))
+            batch_s, pipeline_s = (end - start for end, start in zip(now, self._last, strict=True))
+            self._took.append((batch_s, batch_s - pipeline_s))
+            self._counted_s += batch_s
         self._num_begun += 1
         self._last = None if is_recorded or self._num_begun <= NUM_WARM_UP else now
-        if not self._is_enough():
-            return None
-        batch_s, pipeline_s = (statistics.median(times) for times in zip(*self._took, strict=True))
-        self.found = BatchTimes(batch_s, len(self._took), pipeline_s or None)
-        return self._verdict.measured_text(self.found)
+        return self._is_enough() and self.end()
+
+    def end(self) -> bool:
+        """No more batches will count; whether they were enough to tell what one takes."""
+        if self.found is not None or len(self._took) < FEWEST_COUNTED:
+            return False
+        batch_s, own_s = (statistics.median(times) for times in zip(*self._took, strict=True))
+        self.found = BatchTimes(batch_s, len(self._took), own_s if own_s < batch_s else None)
+        return True
 
     def _is_enough(self) -> bool:
-        if len(self._took) < FEWEST_COUNTED:
+        if self._counted_s < ENOUGH_S:  # not even with a validation among them
             return False
         typical_s = statistics.median(batch_s for batch_s, _ in self._took)
-        return len(self._took) == NUM_COUNTED or typical_s * len(self._took) >= LONG_S
+        return typical_s * len(self._took) >= ENOUGH_S

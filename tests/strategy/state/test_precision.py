@@ -92,7 +92,8 @@ def test_random_models(
     plan_seed: int,
     clips: bool,
 ) -> None:
-    training = training_of(spec, precision)
+    # With a scale of 65536 the gradient of a whole batch may overflow where those of parts do not.
+    training = training_of(spec, precision, trainer=options(precision, init_scale=16.0))
     graph = captured_graph(training)
     if clips:
         training = replace(training, trainer={**training.trainer, "gradient_clip_val": 0.3})

@@ -38,7 +38,9 @@ def verdict(request: PlanRequest, **options: int) -> PlanVerdict:
 def test_branches_side_by_side_are_a_gain() -> None:
     found = verdict(question())
     assert found.speedup == pytest.approx(1.5)
-    assert found.text(200).startswith("Verdict: 2 devices are 1.5 times as fast as one (predicted:")
+    assert found.text(200).startswith(
+        "Verdict: 2 devices are at best 1.5 times as fast as one (predicted:"
+    )
     assert "Larger batches" not in found.text()
 
 
@@ -91,13 +93,13 @@ def test_the_gain_over_one_device_does_not_depend_on_how_many_batches_overlap() 
     ("took", "says"),
     [
         (
-            BatchTimes(2.0, 10, 1.5),
+            BatchTimes(2.0, 10, 0.5),
             "are slower than one, which would be about 1.33 times as fast (measured: 2.00 s a "
             "batch, median of 10; one about 1.50 s), with 50 % of its memory. Of a batch 1.50 s "
             "are in the pipeline (predicted: 500 ms), 500 ms in your step",
         ),
-        (BatchTimes(1.0, 10, 0.6), "are about 1.4 times as fast as one (measured: 1.00 s a batch"),
-        (BatchTimes(1.0, 10, 1.02), "are about as fast as one (measured: 1.00 s a batch"),
+        (BatchTimes(1.0, 10, 0.4), "are about 1.4 times as fast as one (measured: 1.00 s a batch"),
+        (BatchTimes(1.0, 10, 0.0), "are about as fast as one (measured: 1.00 s a batch"),
     ],
 )
 def test_the_verdict_by_what_was_measured(took: BatchTimes, says: str) -> None:
@@ -121,6 +123,19 @@ def test_predictions_for_processes_say_what_is_not_in_them() -> None:
     says = "what processes do beside are in neither"
     assert says in found.text(400)  # the devices of the question are CPUs
     assert says not in replace(found, on_processes=False).text(400)
+
+
+def test_what_one_process_measured_is_in_both() -> None:
+    found = replace(verdict(question()), one_device_s=1.0, step_s=0.5, own_s=0.5)
+    text = found.text(400)
+    assert (
+        "2 devices are at best 1.5 times as fast as one (predicted: 1.00 s a step, one 1.50 s)"
+        in text
+    )
+    assert "In both are the 500 ms that your step" in text
+    assert "which training tells" not in text
+    shared = replace(found, num_sharing=2, num_cores=1, compute_s=1.0)
+    assert shared.most_here == 1.0
 
 
 def test_what_batches_took_last_is_told_at_once() -> None:
