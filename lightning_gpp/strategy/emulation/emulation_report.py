@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_gpp.runtime.emulation import Slip, SlipReport
+from lightning_gpp.strategy.report import width
 from lightning_gpp.text_table import wrapped
 from lightning_gpp.units_of_measure import number_text, seconds_text
-
-WIDTH = 100
-"""Columns of its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,7 @@ class EmulationReport:
                 "the captured graph was compared with the model by shapes alone, and stages make "
                 "the shapes that it knows instead of running their operators."
             )
-        return wrapped(lines, WIDTH)
+        return wrapped(lines, width())
 
     def _slip_lines(self) -> list[str]:
         """What slipped, and how busy the busiest device was where steps overlap."""

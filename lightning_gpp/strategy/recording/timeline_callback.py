@@ -21,8 +21,9 @@ from lightning_gpp.strategy.planning.plan_cache import PlanCache
 from lightning_gpp.strategy.recording.recorder import StepRecorder
 from lightning_gpp.strategy.recording.step_reports import StepReport, StepReports
 from lightning_gpp.strategy.recording.timeline_stages import timeline_stages
-from lightning_gpp.strategy.report import show
-from lightning_gpp.units_of_measure import seconds_text
+from lightning_gpp.strategy.report import show, width
+from lightning_gpp.text_table import wrapped
+from lightning_gpp.units_of_measure import percent_text, seconds_text
 
 TYPICAL_OF = (3, 4, 5, 6, 7)
 """Steps of which the median is shown: few, and after the warm-up of allocators and optimizers."""
@@ -318,9 +319,12 @@ class TimelineCallback(pl.Callback):
             written += self._keep(last_report)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=timeline.step)
-        line = (
-            f"{what} took {seconds_text(timeline.step_s)} ({timeline.source}{predicted}), "
-            f"{found.bubble_share:.0%} of it bubble"
+        line = wrapped(
+            [
+                f"{what} took {seconds_text(timeline.step_s)} ({timeline.source}{predicted}), "
+                f"{percent_text(found.bubble_share, 1)} of it bubble"
+            ],
+            width(),
         )
         if written:
             line += f"\n  {', '.join(path.name for path in written)} in {self.dirpath}"
