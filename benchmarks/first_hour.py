@@ -4,9 +4,10 @@
     python benchmarks/first_hour.py FOLDER --installed     # with the environment of this Python
     python benchmarks/first_hour.py FOLDER --suite         # the whole tests, too: half an hour more
 
-In FOLDER: ``transcript.md`` with every command, its seconds, exit code and output, as terminals of
-80 and of 120 columns show it; ``pictures/`` with what the runs drew, and how Chromium shows their
-pages, where it is installed. Ends with 1 if a command failed (or a mistaken one did not).
+In FOLDER: ``transcript.md`` with every command, its seconds, how long it said nothing, exit code
+and output, as terminals of 80 and of 120 columns show it; ``pictures/`` with what the runs drew,
+and how Chromium shows their pages, where it is installed. Ends with 1 if a command failed (or a
+mistaken one did not).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,12 +79,14 @@ class Hour:
         folder: where everything is.
         scripts: the folder of ``python``, ``pip`` and ``graphpipe``.
         waits: seconds and what was waited for.
+        silences: the longest of each command without a new line, likewise.
         failed: commands that failed.
     """
 
     folder: Path
     scripts: Path
     waits: list[tuple[float, str]] = field(default_factory=list)
+    silences: list[tuple[float, str]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
     def say(self, text: str) -> None:
@@ -101,28 +105,50 @@ class Hour:
             "PATH": f"{self.scripts}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": str(columns),
             "PIP_QUIET": "1",
+            "PYTHONUNBUFFERED": "1",  # what is printed is there when it is
             "LIGHTNING_GPP_CACHE": str(self.folder / "cache"),
         }
         begin_s = time.monotonic()
-        done = subprocess.run(
+        with subprocess.Popen(
             ["bash", "-c", command],
             cwd=self.folder / at,
             env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        ) as process:
+            text, silent_s = _read(process)
         took_s = time.monotonic() - begin_s
-        text = done.stdout.decode(errors="replace")
         self.waits.append((took_s, command))
-        if bool(done.returncode) != is_mistaken:
+        self.silences.append((silent_s, command))
+        if bool(process.returncode) != is_mistaken:
             self.failed.append(command)
-        print(f"{took_s:7.1f} s  {done.returncode}  {command}", flush=True)
+        print(f"{took_s:7.1f} s  {process.returncode}  {command}", flush=True)
         self.say(
-            f"## `{command}`\n\n{took_s:.1f} s, exit code {done.returncode}, {columns} columns\n\n"
+            f"## `{command}`\n\n{took_s:.1f} s, at most {silent_s:.1f} s of them without a word, "
+            f"exit code {process.returncode}, {columns} columns\n\n"
             f"```text\n{_as_shown(text)}\n```"
         )
+
+    def say_longest(self, what: str, of: list[tuple[float, str]]) -> None:
+        """Writes the five longest."""
+        rows = [f"- {seconds:.1f} s: `{command}`" for seconds, command in sorted(of)[:-6:-1]]
+        self.say("\n".join([f"# {what}", "", *rows]))
+
+
+def _read(process: subprocess.Popen[bytes]) -> tuple[str, float]:
+    """What a command says until it ends, and the seconds of its longest silence."""
+    assert process.stdout is not None
+    limit = threading.Timer(LIMIT_S, process.kill)
+    limit.start()
+    said, silent_s, last_s = b"", 0.0, time.monotonic()
+    while True:
+        part = os.read(process.stdout.fileno(), 1 << 16)
+        now_s = time.monotonic()
+        silent_s, last_s = max(silent_s, now_s - last_s), now_s
+        said += part
+        if not part:
+            limit.cancel()
+            return said.decode(errors="replace"), silent_s
 
 
 def _as_shown(text: str) -> str:
@@ -188,7 +214,7 @@ def pictures(hour: Hour) -> None:
         elif path.suffix == ".html" and browser is not None:
             screenshot = f"--screenshot={target / name}.png"
             flags = "--headless --no-sandbox --window-size=1400,900"
-            hour.run(f"{browser} {flags} {screenshot} file://{path}")
+            hour.run(f"{browser} {flags} {screenshot} file://{path} 2>> browser.log")
 
 
 def main() -> None:
@@ -212,8 +238,8 @@ def main() -> None:
     if arguments.suite:
         hour.run("pytest -n 2 --dist worksteal", at="clone")
     pictures(hour)
-    longest = "\n".join(f"- {s:.1f} s: `{what}`" for s, what in sorted(hour.waits)[:-6:-1])
-    hour.say(f"# Longest waits\n\n{longest}")
+    hour.say_longest("Longest waits", hour.waits)
+    hour.say_longest("Longest silences", hour.silences)
     print(f"{hour.folder / 'transcript.md'}; {len(hour.failed)} commands failed")
     sys.exit(1 if hour.failed else 0)
 

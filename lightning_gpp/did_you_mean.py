@@ -70,6 +70,8 @@ def suggestion(name: str, value: str, job: str, known: Known) -> str | None:
     >>> known = Known({"recipe": ["dlrm"]}, options)
     >>> suggestion("recipe", "dlmr", "train", known)
     'recipe=dlmr: did you mean recipe=dlrm?'
+    >>> suggestion("recipe", "[dlrm,dlmr]", "train", known)
+    'recipe=[dlrm,dlmr]: did you mean recipe=[dlrm,dlrm]?'
     >>> suggestion("sed", "1", "train", known)
     'sed=1: did you mean seed=1?'
     >>> suggestion("graph", "mmt", "train", known)
@@ -98,8 +100,9 @@ def suggestion(name: str, value: str, job: str, known: Known) -> str | None:
 def _choice(group: str, value: str, job: str, known: Known) -> str | None:
     wrong = [item for item in re.findall(r"[\w-]+", value) if item not in known.choices[group]]
     if wrong and value != "null":
-        near = _near(wrong[0], known.choices[group])
-        return f"{group}={value}: did you mean {group}={near[0]}?" if near else None
+        near = {item: found[0] for item in wrong if (found := _near(item, known.choices[group]))}
+        meant = re.sub(r"[\w-]+", lambda item: near.get(item[0], item[0]), value)
+        return f"{group}={value}: did you mean {group}={meant}?" if near else None
     if group in known.options.get(job, ()):
         return None
     jobs = _jobs_with(group, known)

@@ -5,12 +5,14 @@ Hydra makes of ``name=value`` whatever the value looks like: a text, a number, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from lightning_gpp.checks import is_number
+from lightning_gpp.checks import is_number, is_whole
 
 
 def as_list(name: str, value: Any) -> list[Any] | None:
@@ -76,6 +78,43 @@ def as_limit_s(name: str, value: Any) -> float | None:
     if not is_number(value) or value <= 0:
         raise _wrong(name, "a number of seconds above 0, or null", _plain(value))
     return float(value)
+
+
+def as_seed(name: str, value: Any) -> int | None:
+    """What random numbers begin with; None for another in every run.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if value is None or (is_whole(value) and 0 <= value < 2**32):
+        seed: int | None = value
+        return seed
+    raise _wrong(name, "a whole number from 0 to 4294967295, or null", _plain(value))
+
+
+def check_names(group: str, given: Iterable[str], known: Callable[..., Any]) -> None:
+    """Refuses options that a class or function does not take, before anything is started.
+
+    Args:
+        group: that they are of.
+        given: their names.
+        known: the class or function.
+
+    Raises:
+        ValueError: the text says what may have been meant.
+
+    >>> check_names("trainer", ["_target_", "nam"], lambda name: None)
+    Traceback (most recent call last):
+    ValueError: trainer.nam is no option; did you mean trainer.name?
+    """
+    taken = inspect.signature(known).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return
+    for name in given:
+        if name not in taken and not name.startswith("_"):
+            near = difflib.get_close_matches(name, taken, n=1)
+            meant = f"; did you mean {group}.{near[0]}?" if near else ""
+            raise ValueError(f"{group}.{name} is no option{meant}")
 
 
 def _plain(value: Any) -> Any:

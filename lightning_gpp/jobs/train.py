@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.job_scope import is_sweep, refuse_script_launcher
 from lightning_gpp.jobs.files import save_metrics, written_to
+from lightning_gpp.jobs.options import as_seed, check_names
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -58,8 +59,10 @@ def build_run(
         watching: callbacks beside its own.
 
     Raises:
-        ValueError: the processes would run a sweep again, or the data need a folder.
+        ValueError: the processes would run a sweep again, the data need a folder, or the Trainer
+            has no such option.
     """
+    check_names("trainer", config.trainer, get_object(config.trainer._target_))
     callbacks = instances(config.get("callbacks"))
     module, data = build_recipe(config)
     trainer: Trainer = instantiate(
@@ -122,7 +125,7 @@ def build_recipe(config: DictConfig) -> tuple[LightningModule, LightningDataModu
     from lightning.pytorch import seed_everything
 
     check_data_folder(config)
-    seed_everything(config.seed, workers=True, verbose=False)
+    seed_everything(as_seed("seed", config.seed), workers=True, verbose=False)
     data = instantiate(config.data)
     # A recipe builds its module for the data; a module that needs none says takes_data: false.
     arguments = [data] if config.recipe.get("takes_data", True) else []

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gpp.capture import BlockGraph
+from lightning_gpp.checks import check_whole
 from lightning_gpp.graph import StageGraph
 from lightning_gpp.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.planner import GRAPHPIPE, Plan
@@ -60,7 +61,7 @@ from lightning_gpp.strategy.refusals import (
     refuse_callbacks,
     refuse_for_sharded,
 )
-from lightning_gpp.strategy.report import PlanReports, show
+from lightning_gpp.strategy.report import PlanReports, show, waiting_for
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.settings import PlanLike, Report, Settings
 from lightning_gpp.strategy.state.finetuning import finetuning_hooks
@@ -173,8 +174,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             precision_plugin=precision_plugin,
         )
         check_name("state_dict_type", state_dict_type, get_args(StateDictType))
-        if pipelines < 1:
-            raise ValueError(f"pipelines must be at least 1, got {pipelines}")
+        check_name("start_method", start_method, get_args(StartMethod))
+        check_whole("pipelines", pipelines)
         if schedule == _ASYNC and num_microbatches is None:
             num_microbatches = 1
         self.settings = Settings(
@@ -258,16 +259,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         is_mixed = isinstance(self.accelerator, PoolAccelerator)
         is_gloo = is_mixed or self.root_device.type == "cpu"
         backend = "gloo" if is_gloo else "cpu:gloo,cuda:nccl"
-        host = self.cluster_environment.main_address
-        if self.num_pipelines > 1:
-            self.joined = join_pipelines(
-                self.cluster_environment, backend, self.num_pipelines, self.settings.timeout_s
-            )
-            host = self.joined.host
-        else:
-            refuse_pipelines_of_before()
-            timeout = timedelta(seconds=self.settings.timeout_s)
-            init_dist_connection(self.cluster_environment, backend, timeout=timeout)
+        with self._starting():
+            host = self._join(backend)
         self._session = self._new_session(host)
         self._session.run.on_built = self._show
         self._session.on_emulated = self._show_emulated
@@ -276,6 +269,27 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         if self.lightning_module is not None:
             loaders = led_loaders(self.lightning_module.trainer, self._session.run)
             self._scopes.enter_context(loaders)
+
+    def _starting(self) -> contextlib.AbstractContextManager[None]:
+        """Says on rank 0 that others are waited for; a launcher of processes has said so."""
+        if self.lightning_module is None or isinstance(self._launcher, ProcessLauncher):
+            return contextlib.nullcontext()
+        return waiting_for(f"Starting {self.world_size} processes", self.lightning_module)
+
+    def _join(self, backend: str) -> str:
+        """Connects the ranks; the address of rank 0 of this pipeline."""
+        assert self.cluster_environment is not None
+        timeout_s = self.settings.timeout_s
+        if self.num_pipelines > 1:
+            self.joined = join_pipelines(
+                self.cluster_environment, backend, self.num_pipelines, timeout_s
+            )
+            return self.joined.host
+        refuse_pipelines_of_before()
+        init_dist_connection(
+            self.cluster_environment, backend, timeout=timedelta(seconds=timeout_s)
+        )
+        return self.cluster_environment.main_address
 
     def _new_session(self, host: str) -> Session:
         """What this rank keeps until the teardown."""
@@ -300,6 +314,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         """Prepares what does not need data; the pipeline is built at the first batch."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
+        _ignore_what_nobody_can_act_on(is_alone=self.joined is None)
         module, session = self._module(), self.session
         place_precision(self.precision_plugin, META if self.is_shape_only else self.root_device)
         if not self.is_shape_only:
@@ -318,7 +333,6 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
             if self.settings.is_asynchronous:
                 refuse_for_async(trainer, self.settings)
         self.setup_precision_plugin()
-        _ignore_what_nobody_can_act_on(is_alone=self.joined is None)
         compute_alike(module, session.run.peers)
         # After a fit the Trainer still has its optimizers; another module is no concern of theirs.
         optimizers = self.optimizers if self._optimized is module else []

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
+from lightning_gpp.checks import check_whole, is_number
 from lightning_gpp.planner import PLANNERS
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, SCHEDULES
 from lightning_gpp.strategy.devices.devices_at_hand import check_cluster
@@ -60,15 +61,17 @@ def check_settings(settings: Settings) -> None:
                 f"got schedule={schedule!r}"
             )
     num_microbatches = settings.num_microbatches
-    if num_microbatches is not None and num_microbatches < 1:
-        raise ValueError(f"num_microbatches must be at least 1, got {num_microbatches}")
+    if num_microbatches is not None:
+        check_whole("num_microbatches", num_microbatches)
     if settings.is_asynchronous and num_microbatches not in (None, 1):
         raise ValueError(
             f"schedule={schedule!r} has whole mini-batches in flight, so num_microbatches is 1, "
             f"got {num_microbatches}"
         )
-    if settings.timeout_s <= 0:
-        raise ValueError(f"timeout is in seconds and must be positive, got {settings.timeout_s}")
+    if not is_number(settings.timeout_s) or settings.timeout_s <= 0:
+        raise ValueError(f"timeout is in seconds and must be positive, got {settings.timeout_s!r}")
+    if not isinstance(settings.use_all_devices, bool):
+        raise ValueError(f"use_all_devices must be True or False, got {settings.use_all_devices!r}")
     check_cluster(settings.cluster)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from tqdm.auto import tqdm
 
 from lightning_gpp.cluster import num_cores
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.progress import doing
 from lightning_gpp.reports import BatchTimes, PlanVerdict, describe_plan, describe_what
+from lightning_gpp.strategy.between_bars import between_bars
 from lightning_gpp.strategy.planning.plan_cache import (
     PlanCache,
     is_of_earlier_run,
@@ -25,8 +26,13 @@ from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.text_table import wrapped
 from lightning_gpp.units_of_measure import bytes_text, count_text, devices_text, stages_text
 
-WIDTH = 100
+WIDEST = 100
 """Columns."""
+
+
+def width() -> int:
+    """Columns of the terminal, no more than people read."""
+    return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
 def verdict_on(planned: Planned, settings: Settings) -> PlanVerdict:
@@ -52,11 +58,11 @@ def describe_planned(
         waits: whether the verdict waits until batches have been timed.
     """
     evaluation, found = evaluate_plan(planned.plan, planned.request), verdict_on(planned, settings)
-    verdict = WITHHELD if waits else found.text(WIDTH, last)
+    verdict = WITHHELD if waits else found.text(width(), last)
     if last is not None and last.own_s is not None:
-        verdict = found.measured_text(last, WIDTH, is_earlier=True)
+        verdict = found.measured_text(last, width(), is_earlier=True)
     if settings.report == "full":
-        described = describe_plan(evaluation, planned.request, max_width=WIDTH)
+        described = describe_plan(evaluation, planned.request, max_width=width())
         return "\n\n".join((verdict, described, *planned.notes))
     pace, fullest = evaluation.bottlenecks, max(evaluation.devices, key=lambda d: d.memory_bytes)
     devices = sorted({device for found in pace for device in found.stage.devices})
@@ -72,7 +78,7 @@ def describe_planned(
         *notes[:1],
         f'More: report="full" of the strategy, or `graphpipe job=plan`{also}{earlier}.',
     )
-    return f"{verdict}\n{wrapped(lines, WIDTH)}"
+    return f"{verdict}\n{wrapped(lines, width())}"
 
 
 class PlanReports:
@@ -116,7 +122,7 @@ class PlanReports:
         if self._clock is not None and self._clock.end():
             self._show_measured(self._clock)
         elif self._waits and self._verdict is not None:
-            show(self._verdict.text(WIDTH))
+            show(self._verdict.text(width()))
         self._waits = False
 
     @property
@@ -134,12 +140,12 @@ class PlanReports:
         assert clock.found is not None and self._verdict is not None
         self._waits = False
         self._cache.keep_batch_times(self._run_key, clock.found)
-        show(self._verdict.measured_text(clock.found, WIDTH))
+        show(self._verdict.measured_text(clock.found, width()))
 
 
 def show(text: str) -> None:
     """Prints on rank 0, between progress bars instead of into them."""
-    with tqdm.external_write_mode():
+    with between_bars():
         rank_zero_info(text)
 
 

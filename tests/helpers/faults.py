@@ -61,6 +61,16 @@ class FailingStepModel(ExportableModel):
         raise ArithmeticError("training_step is out of order")
 
 
+class PenaltyOnAllModel(ExportableModel):
+    """Its loss depends on parameters that other ranks hold."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        for parameter in self.parameters():
+            loss = loss + parameter.square().sum()
+        return loss
+
+
 class FailingAfterForwardModel(FailingStepModel):
     """Fails between forward and backward."""
 
@@ -296,6 +306,9 @@ FAULTS = {
         "training_step is out of order", FailingAfterForwardModel
     ),
     "backward of the loss": Fault("the hook on the output is out of order", FailingHookModel),
+    "penalty on the parameters of others": Fault(
+        "the loss depends on parameters that another rank holds", PenaltyOnAllModel
+    ),
     "second derivatives": Fault(
         "create_graph=True asks for second derivatives", SecondDerivativeModel, schedules=ONCE
     ),

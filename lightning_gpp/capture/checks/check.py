@@ -118,7 +118,8 @@ def compare(expected: Result, got: Result, what: str) -> None:
             f"{what}: forward returns {structure}, the captured graph {got_structure}"
         )
     for path, leaf, got_leaf in zip(structure.paths(), leaves, got_leaves, strict=True):
-        _compare_leaf(leaf, got_leaf, f"{what}: output {[step.key for step in path] or ''}")
+        place = f" {[step.key for step in path]}" if path else ""
+        _compare_leaf(leaf, got_leaf, f"{what}: output{place}")
     for name, gradient in expected.gradients.items():
         other = got.gradients[name]
         if not isinstance(gradient, Digest) or not isinstance(other, Digest):

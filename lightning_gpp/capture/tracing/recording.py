@@ -189,6 +189,8 @@ class Recording:
             is_decision = name in _DECISIONS and not origin.node.meta["is_constant"]
             if is_decision or (isinstance(leaf, bool) and name is None):
                 self.guard(self._node_at(origin), leaf)
+            if name == "numpy" and not origin.node.meta["is_constant"]:
+                raise self._frozen(name)
             return leaf
         if origin.node.meta["is_constant"]:
             return leaf
@@ -197,7 +199,10 @@ class Recording:
             return TracedInt(self, self._node_at(origin), leaf)
         if is_number and isinstance(leaf, float):
             return TracedFloat(self, self._node_at(origin), leaf)
-        raise KeepWholeError(
+        raise self._frozen(name)
+
+    def _frozen(self, name: str | None) -> KeepWholeError:
+        return KeepWholeError(
             f"{user_location()} reads a number out of a tensor ({name}), which would be frozen "
             f"into the graph: {REMEDY}",
             self.recorder.scope,

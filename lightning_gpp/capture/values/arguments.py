@@ -140,10 +140,16 @@ class Arguments:
         expected = self.frozen[position]
         if not _same(expected, leaf):
             got = "a tensor" if isinstance(leaf, Tensor) else repr(leaf)
+            is_number = isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
+            remedy = (
+                "pass what changes from call to call as a tensor, from the first call on"
+                if is_number or isinstance(leaf, Tensor)
+                else "call it alike in all steps (let it always return everything, say), or "
+                "pipeline a sub-module by GraphPipeStrategy(module=...)"
+            )
             raise ValueError(
                 f"argument {self.paths[position]!r} was {expected!r} when the model was captured "
-                f"and is frozen in its graph, got {got}: pass what changes from call to call as "
-                "a tensor, from the first call on"
+                f"and is frozen in its graph, got {got}: {remedy}"
             )
 
     def _check_tensor(self, name: str, position: int, leaf: Any) -> Tensor:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from lightning_gpp.cluster import Cluster
+from lightning_gpp.cluster.this_machine import CPU
 from lightning_gpp.jobs.options import as_mapping, as_text
 from lightning_gpp.jobs.problem.full_graph_problem import (
     FullGraphProblem,
@@ -57,7 +58,7 @@ def full_graph_problem_of(config: DictConfig, folder: Path) -> FullGraphProblem 
     Raises:
         ValueError: likewise.
     """
-    cluster: Cluster = instantiate(config.cluster)
+    cluster = cluster_of(config)
     if config.graph in WORKLOADS:
         workload = _workload_of(config)
         if isinstance(workload, FullGraphWorkload):
@@ -81,13 +82,23 @@ def problem_without_policy(config: DictConfig, folder: Path) -> PlanningProblem:
     Raises:
         ValueError: a file is missing or broken, a name is unknown, or the numbers make no sense.
     """
-    cluster: Cluster = instantiate(config.cluster)
+    cluster = cluster_of(config)
     if config.graph is None:
         # Imports torch and Lightning, which graphs of files do not need.
         from lightning_gpp.jobs.problem.recipe_problem import recipe_problem
 
         return recipe_problem(config, cluster, folder)
     return workload_problem(_workload_of(config), cluster, config)
+
+
+def cluster_of(config: DictConfig) -> Cluster:
+    """The devices to plan for: for a recipe on this machine, as many as training would start."""
+    ranks = OmegaConf.select(config, "trainer.devices")
+    is_open = config.cluster.get("name") == CPU and config.cluster.num_devices is None
+    trains = config.graph is None and isinstance(ranks, int) and ranks > 0
+    options = {"num_devices": ranks} if is_open and trains else {}
+    cluster: Cluster = instantiate(config.cluster, **options)
+    return cluster
 
 
 def _workload_of(config: DictConfig) -> Workload:

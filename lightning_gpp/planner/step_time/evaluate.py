@@ -187,6 +187,11 @@ class PlanEvaluation:
         return tuple(found for found in self.stages if busiest & {*found.stage.devices})
 
     @property
+    def pacemaker(self) -> StageEvaluation:
+        """The slowest of those stages: what bounds it bounds the pace."""
+        return max(self.bottlenecks, key=lambda stage: stage.seconds_per_sample)
+
+    @property
     def peak_memory_bytes(self) -> int:
         """Bytes on the fullest device."""
         return max(device.memory_bytes for device in self.devices)

@@ -20,8 +20,7 @@ def describe_bounds(evaluation: PlanEvaluation, *, max_width: int = 100) -> str:
 
 
 def _pace(evaluation: PlanEvaluation) -> str:
-    pace = evaluation.bottlenecks
-    stage = max(pace, key=lambda found: found.seconds_per_sample)
+    pace, stage = evaluation.bottlenecks, evaluation.pacemaker
     parts = [
         f"compute {seconds_text(stage.compute_s)}",
         f"messages {seconds_text(stage.communication_s)}",

@@ -80,7 +80,7 @@ def _subtitle(evaluation: PlanEvaluation) -> str:
     return (
         f"predicted step {seconds_text(evaluation.minibatch_s)} for {samples}, "
         f"{number_text(evaluation.throughput)} samples/s; "
-        f"pace: {stages_text([found.stage.id for found in pace])} ({pace[0].bound})"
+        f"pace: {stages_text([found.stage.id for found in pace])} ({evaluation.pacemaker.bound})"
     )
 
 

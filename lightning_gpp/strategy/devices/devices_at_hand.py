@@ -71,7 +71,7 @@ def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:
 
     >>> here = DeviceAtHand("cpu", "cpu", 8_000_000_000, "here")
     >>> [(d.name, d.memory_bytes) for d in cluster_at_hand([here, here]).devices]
-    [('rank0 (cpu)', 4000000000), ('rank1 (cpu)', 4000000000)]
+    [('rank 0 (cpu)', 4000000000), ('rank 1 (cpu)', 4000000000)]
     """
     sharing = Counter(_memory_of(each) for each in found)
     names = dict.fromkeys(each.host for each in found)
@@ -81,7 +81,7 @@ def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:
         memory_bytes: int | None = each.memory_bytes
         if memory_bytes is not None:
             memory_bytes //= sharing[_memory_of(each)]
-        name = f"rank{rank} ({each.name})"
+        name = f"rank {rank} ({each.name})"
         devices.append(Device(name, each.kind, memory_bytes, hosts[each.host]))
     is_cpu = any(each.kind == "cpu" for each in found)
     return Cluster(tuple(devices), DEFAULT_LINK if is_cpu else GPU_HOST_LINK, NETWORK_LINK)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_gpp.runtime.emulation import Slip, SlipReport
-from lightning_gpp.units_of_measure import seconds_text
+from lightning_gpp.strategy.report import width
+from lightning_gpp.text_table import wrapped
+from lightning_gpp.units_of_measure import number_text, seconds_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class EmulationReport:
     def text(self) -> str:
         """A few lines for a person."""
         low, high = seconds_text(min(self.step_s)), seconds_text(max(self.step_s))
-        percent = f"{self.error:+.1%}".replace("%", " %")
+        percent = f"{round(self.error, 3) + 0.0:+.1%}".replace("%", " %")  # never -0.0
         kind = "median" if self.bound_s is None else "mean"
         count = f"{kind} of {len(self.step_s)} steps, {low} to {high}"
         lines = [
@@ -114,8 +116,8 @@ class EmulationReport:
             f"({count if len(self.step_s) > 1 else 'one step'}), {percent} against the "
             f"{seconds_text(self.predicted_s)} that were predicted.",
             *self._slip_lines(),
-            f"An emulated second took {self.time_scale:.3g} real ones. Reading data, the optimizer "
-            "and what else is between steps take no emulated time.",
+            f"An emulated second took {number_text(self.time_scale)} real ones. Reading data, the "
+            "optimizer and what else is between steps take no emulated time.",
         ]
         if self.num_unpaced:
             lines.append(
@@ -128,7 +130,7 @@ class EmulationReport:
                 "the captured graph was compared with the model by shapes alone, and stages make "
                 "the shapes that it knows instead of running their operators."
             )
-        return "\n".join(lines)
+        return wrapped(lines, width())
 
     def _slip_lines(self) -> list[str]:
         """What slipped, and how busy the busiest device was where steps overlap."""

@@ -40,6 +40,9 @@ OF_EARLIER_RUN = " is of an earlier run"
 
 BATCHES = JsonFormat("lightning_gpp.batch_times", 2)
 
+_measured_here: set[Path] = set()
+"""Profiles that this process has made: later loops of a Trainer plan with the same."""
+
 _PROFILE_ROOMS = ("capture", "cost", "graph")
 _REFIT_ROOMS = (*_PROFILE_ROOMS, "planner", "schedule", "simulate")
 _PLAN_ROOMS = ("graph", "cluster", "cost", "schedule", "planner")
@@ -62,7 +65,8 @@ class PlanCache:
     ) -> tuple[Costs, tuple[str, ...]]:
         """The costs of a model on a device, with notes: of an earlier run, or of a busy machine.
 
-        Costs of a machine that was busy are measured again when they are found; the better remain.
+        Costs of a machine that was busy are measured again when a later process finds them; the
+        better remain.
         """
 
         def timed() -> TimedCosts:
@@ -72,8 +76,11 @@ class PlanCache:
             made = timed()
             return made.costs, made.notes
         key = profile_key(captured, device)
+        path = self._documents.path("profile", key)
+        is_known = path in _measured_here
+        _measured_here.add(path)
         found, notes = self._find("profile", key, TimedCosts.from_json, TimedCosts.to_json, timed)
-        if notes and found.is_of_busy_machine:
+        if notes and found.is_of_busy_machine and not is_known:
             again = timed()
             if again.slowness < found.slowness:
                 found, notes = again, ()

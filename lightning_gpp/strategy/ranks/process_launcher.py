@@ -12,6 +12,7 @@ from lightning_gpp.runtime.processes.rank_processes import end_with_starter, end
 from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher, SIGTERMException
 from lightning_gpp.strategy.ranks.failure import PeerError
 from lightning_gpp.strategy.ranks.handed_back import handed_back, take_back
+from lightning_gpp.strategy.report import show
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
@@ -23,6 +24,8 @@ class ProcessLauncher(MultiProcessingLauncher):
 
     def launch(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a function on all ranks and returns what it returns on rank 0."""
+        if self._start_method != "fork":  # each imports torch and Lightning, for seconds
+            show(f"Starting {self._our_strategy.num_processes} processes ...")
         with ended_after_error():
             return super().launch(*args, **kwargs)
 

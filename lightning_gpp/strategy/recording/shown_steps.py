@@ -13,8 +13,9 @@ from lightning_gpp.simulate.timeline.windows import pace_s
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.plan_cache import PlanCache
 from lightning_gpp.strategy.recording.step_reports import StepReport
-from lightning_gpp.strategy.report import show
-from lightning_gpp.units_of_measure import seconds_text
+from lightning_gpp.strategy.report import show, width
+from lightning_gpp.text_table import wrapped
+from lightning_gpp.units_of_measure import percent_text, seconds_text
 
 
 class ShownSteps:
@@ -116,9 +117,12 @@ class ShownSteps:
             written += self._keep(last_report)
         for logger in self._trainer.loggers:
             logger.log_metrics(metrics, step=timeline.step)
-        line = (
-            f"{what} took {seconds_text(timeline.step_s)} ({timeline.source}{predicted}), "
-            f"{found.bubble_share:.0%} of it bubble"
+        line = wrapped(
+            [
+                f"{what} took {seconds_text(timeline.step_s)} ({timeline.source}{predicted}), "
+                f"{percent_text(found.bubble_share, 1)} of it bubble"
+            ],
+            width(),
         )
         if written:
             line += f"\n  {', '.join(path.name for path in written)} in {self._folder}"

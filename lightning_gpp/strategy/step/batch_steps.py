@@ -63,12 +63,13 @@ class BatchSteps:
             raise
         loss = loss_in(result) if name == "training_step" else None
         loss = loss if isinstance(loss, Tensor) else None
+        if loss is not None:
+            check_is_here(loss, is_shape_only=run.is_shape_only)  # before others are told of it
         looked_up = None if isinstance(batch, LedDataloaderIter) else batch
         calls = [] if run.is_alone else log.calls(looked_up)
         run.lead_end(calls, None if loss is None else loss.detach())
         if loss is None or not run.module.automatic_optimization:
             return result
-        check_is_here(loss, is_shape_only=run.is_shape_only)
         return with_loss(result, led_backward(loss, run))
 
     @contextlib.contextmanager

@@ -211,16 +211,20 @@ def test_the_report_leaves_the_first_step_out_and_takes_the_median() -> None:
         for rank, rows in steps.items()
     ]
     report = emulation_report(
-        ranks, num_microbatches=4, predicted_s=2.0, time_scale=5.0, kinds=["abacus"]
+        ranks, num_microbatches=4, predicted_s=2.0, time_scale=1190.4, kinds=["abacus"]
     )
     assert report is not None
     assert report.step_s == (2.0, 2.5, 3.5) and report.median_s == 2.5
     assert report.slip.slips == (late,) and report.error == pytest.approx(0.25)
-    text = report.text()
+    assert max(map(len, report.text().split("\n"))) <= 100
+    close = dataclasses.replace(report, predicted_s=2.500_01)
+    assert ", +0.0 % against" in " ".join(close.text().split())
+    text = " ".join(report.text().split())
     assert (
         "2.50 s per step (median of 3 steps, 2.00 s to 3.50 s), +25.0 % against the 2.00 s" in text
     )
     assert "slip 20.0 % of the step" in text and "1B3 on rank 1" in text
+    assert "An emulated second took 1190 real ones." in text
     assert (
         emulation_report(
             [rank[2:3] for rank in ranks],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.jobs import lines_of_fit, plan_of_fit
@@ -104,6 +105,23 @@ def test_a_training_that_ends_before_says_what_was_predicted(pool: WorkerPool) -
     assert "predicted: " in said[1] and "measured" not in said[1]
     (said, _), _ = pool.run(said_in_fit, {"schedule": "1f1b"}, FEWEST_COUNTED, 2, num_ranks=2)
     assert "predicted: " in said[0] and len(said) == 1  # the step runs in the pipeline
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"num_microbatches": 3.5}, "num_microbatches must be a whole number .* got 3.5"),
+        ({"num_microbatches": 0}, "num_microbatches must be at least 1, got 0"),
+        ({"pipelines": "two"}, "pipelines must be a whole number .* got 'two'"),
+        ({"timeout": "long"}, "timeout is in seconds .* got 'long'"),
+        ({"use_all_devices": "no"}, "use_all_devices must be True or False, got 'no'"),
+        ({"start_method": "pop"}, "unknown start_method 'pop'; .* popen"),
+    ],
+)
+def test_numbers_and_flags_that_make_no_sense(option: dict[str, Any], said: str) -> None:
+    """They ended in a bare TypeError on a rank, or ``"no"`` meant yes."""
+    with pytest.raises(ValueError, match=said):
+        GraphPipeStrategy(**option)
 
 
 def test_mistakes_are_found_at_once() -> None:

@@ -46,6 +46,8 @@ def test_a_number_read_out_of_data_is_refused_with_its_line() -> None:
     message = str(caught.value)
     assert "torch.fx: TraceError" in message
     assert f"concrete: {line_of(ReadsNumber.forward, '# reads')} reads a number" in message
+    # The captured module itself cannot be a leaf; a sub-module that decides stays whole by itself.
+    assert "put this line into a sub-module of its own" in message
     assert "leaf_modules=[...]" in message
     assert "blocks=BlockGraph(...)" in message
 
@@ -64,6 +66,31 @@ def test_the_remedy_works(leaf: type | str) -> None:
     captured = capture(Outer(), (torch.randn(4, 3),), {}, leaf_modules=[leaf])
     assert [operator.name for operator in captured.graph] == ["inner", "head"]
     assert captured.graph.operators[0].parameters == ("inner.a.weight", "inner.a.bias")
+
+
+class ThroughNumpy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(torch.from_numpy(x.numpy() * 2))  # leaves
+
+
+class AroundNumpy(Outer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = ThroughNumpy()
+
+
+def test_arrays_of_numpy_are_numbers_that_are_read() -> None:
+    """They were frozen into the graph, and the error named no line."""
+    x = torch.randn(4, 3)
+    with pytest.raises(CaptureError, match=line_of(ThroughNumpy.forward, "# leaves")):
+        capture(ThroughNumpy(), (x,), {})
+    captured = capture(AroundNumpy(), (x,), {})
+    assert [operator.name for operator in captured.graph] == ["inner", "head"]
+    torch.testing.assert_close(run(captured, x), captured.module(x))
 
 
 def test_unknown_leaf_name() -> None:

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lightning_gpp.jobs.options import as_flag, as_limit_s, as_list, as_mapping, as_text
+from lightning_gpp.jobs.options import (
+    as_flag,
+    as_limit_s,
+    as_list,
+    as_mapping,
+    as_seed,
+    as_text,
+    check_names,
+)
+from lightning_gpp.jobs.train import build_run
 
 
 def of(text: str) -> Any:
@@ -31,6 +40,8 @@ def of(text: str) -> Any:
         (as_flag, "true", True),
         (as_limit_s, "null", None),
         (as_limit_s, "60", 60.0),
+        (as_seed, "7", 7),
+        (as_seed, "null", None),
     ],
 )
 def test_values(read: Callable[[str, Any], Any], text: str, value: Any) -> None:
@@ -49,6 +60,8 @@ def test_values(read: Callable[[str, Any], Any], text: str, value: Any) -> None:
         (as_flag, "1", "true or false, got 1"),
         (as_limit_s, "x", "a number of seconds above 0, or null, got 'x'"),
         (as_limit_s, "0", "a number of seconds above 0, or null, got 0"),
+        (as_seed, "abc", "a whole number from 0 to 4294967295, or null, got 'abc'"),
+        (as_seed, "-1", "a whole number from 0 to 4294967295, or null, got -1"),
     ],
 )
 def test_mistakes_name_the_option(
@@ -56,3 +69,23 @@ def test_mistakes_name_the_option(
 ) -> None:
     with pytest.raises(ValueError, match=f"job.option: expected {expected}"):
         read("job.option", of(text))
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (
+            "trainer.gradient_clip_valu=1",
+            r"trainer\.gradient_clip_valu .* mean trainer\.gradient_clip_val\?",
+        ),
+        ("trainer.entirely_unlike=1", r"trainer\.entirely_unlike is no option$"),
+    ],
+)
+def test_an_option_that_was_added_to_the_trainer_must_be_one(option: str, said: str) -> None:
+    config = OmegaConf.from_dotlist(["trainer._target_=lightning.pytorch.Trainer", option])
+    with pytest.raises(ValueError, match=said):
+        build_run(config)
+
+
+def test_what_takes_any_option_is_given_any() -> None:
+    check_names("trainer", ["anything"], lambda **options: options)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
 import pytest
 from helpers.graphs import literal_graph, profile_of
@@ -16,6 +18,7 @@ from lightning_gpp.planner import (
 )
 from lightning_gpp.planner.step_time.device_time import device_times
 from lightning_gpp.reports import describe_plan
+from lightning_gpp.reports.plan import plan_picture
 from lightning_gpp.reports.plan.bounds import describe_bounds
 from lightning_gpp.reports.plan.describe import describe_source
 from lightning_gpp.reports.plan.describe_shares import shares_text
@@ -82,6 +85,22 @@ def test_every_stage_that_sets_the_pace_is_named():
     assert "Pace: stage 3 (device 1) sets it" in text
     assert "; stages 1-3 together 3.00 ms per sample" in text
     assert [found.stage.id for found in FOUND.bottlenecks] == [3]
+
+
+def test_text_and_picture_say_alike_what_sets_the_pace(tmp_path: Path) -> None:
+    """Of the stages of the busiest device the first is held up by messages, the slowest is not."""
+    stages = tuple(replace(stage, devices=(0,)) for stage in PLAN.stages)
+    found = evaluate_plan(replace(PLAN, stages=stages), REQUEST)
+    first = replace(found.stages[0], communication_s=4e-3)
+    found = replace(found, stages=(first, *found.stages[1:]))
+    assert found.bottlenecks[0].bound == "communication" and found.pacemaker.stage.id == 3
+    with (
+        mock.patch.object(plan_picture, "stage_graph_picture") as drawn,
+        mock.patch.object(plan_picture, "write_png"),
+    ):
+        plan_picture.write_plan_picture(tmp_path / "plan.png", found, REQUEST)
+    assert drawn.call_args.kwargs["subtitle"].endswith("; pace: stages 0-3 (compute)")
+    assert "Pace: stage 3 (device 0) sets it by compute" in describe_bounds(found)
 
 
 def test_the_whole_text():

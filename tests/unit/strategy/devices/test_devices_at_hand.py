@@ -79,5 +79,5 @@ def test_a_rank_on_a_device_of_another_kind_is_reported(recwarn):
     plan = Plan((Stage(0, ("a",), (2,)), Stage(1, ("b",), (1,)), Stage(2, ("c",), (0,))))
     warn_of_misplaced(cluster, (1, 2, 0))
     assert not recwarn.list
-    with pytest.warns(UserWarning, match=r"for rank1 \(cpu\) \(cpu\) run on rank0 \(cuda:0"):
+    with pytest.warns(UserWarning, match=r"for rank 1 \(cpu\) \(cpu\) run on rank 0 \(cuda:0"):
         warn_of_misplaced(cluster, rank_of_device(plan, 3))
