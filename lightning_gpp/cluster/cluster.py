@@ -118,6 +118,12 @@ class Cluster:
         if len({kind.name for kind in self.device_kinds}) != len(self.device_kinds):
             raise ValueError("device_kinds: there are two of one name; keep one")
 
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The links at every level, and those of hosts that have their own."""
+        levels = (self.host_link, self.rack_link, self.spine_link)
+        return (*filter(None, levels), *(own.link for own in self.host_links))
+
     @cached_property
     def _link_of_host(self) -> dict[str, Link]:
         return {own.host: own.link for own in self.host_links}

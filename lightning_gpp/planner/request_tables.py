@@ -55,6 +55,8 @@ class RequestTables:
         costs: what the operators cost.
 
     Attributes:
+        num_ports: through which a device sends: messages over links of one direction at a time
+            leave through another one than those over links of both.
         stage_sums: what :func:`lightning_gpp.planner.step_time.gradients.stage_sums` has found.
     """
 
@@ -70,6 +72,7 @@ class RequestTables:
         self._links_from: dict[tuple[int, Devices], Mapping[Link | None, int]] = {}
         self._sums: dict[Devices, AllReduceLines] = {}
         self.stage_sums: dict[Hashable, Any] = {}
+        self.num_ports = len({link.is_full_duplex for link in cluster.links})
         self._place = {operator.name: place for place, operator in enumerate(graph)}
 
     def profile(self, size: float, kind: str) -> Profile:

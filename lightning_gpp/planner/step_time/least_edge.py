@@ -73,7 +73,7 @@ class LeastEdge(NamedTuple):
     def _sent_s(
         self, sender: EdgeEnd, receiver: EdgeEnd, least_s: float, size_bytes: float
     ) -> float:
-        """Seconds that any replica of a stage sends in a step, at least.
+        """Seconds that any replica of a stage sends in a step through its busiest port, at least.
 
         One device sends as much to every replica; of several each has its part of the messages.
 
@@ -86,8 +86,10 @@ class LeastEdge(NamedTuple):
         num_senders, num_receivers = len(sender.devices), len(receiver.devices)
         if num_senders > 1 or num_receivers == 1:
             each = self.num_units / num_senders / sender.share
-            return each * max(1, sender.share // receiver.share) * least_s
+            count = each * max(1, sender.share // receiver.share)
+            return count * least_s / self.tables.num_ports
         each = self.num_units / num_receivers / receiver.share
         count = each * max(1, receiver.share // sender.share)
         links = self.tables.links_from(sender.devices[0], receiver.devices)
-        return count * sum([n * transfer_s(link, size_bytes) for link, n in links.items()])
+        all_s = count * sum([n * transfer_s(link, size_bytes) for link, n in links.items()])
+        return all_s / self.tables.num_ports

@@ -300,6 +300,4 @@ def _paces(replicas: Sequence[tuple[float, float]]) -> tuple[float, ...]:
 
 def are_alone(cluster: Cluster) -> bool:
     """Whether every message has the port of its device for itself, as no link is shared."""
-    links = [cluster.host_link, cluster.rack_link, cluster.spine_link]
-    links += [own.link for own in cluster.host_links]
-    return not any(link and (link.is_shared or not link.is_full_duplex) for link in links)
+    return not any(link.is_shared or not link.is_full_duplex for link in cluster.links)
