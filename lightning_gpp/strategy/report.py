@@ -73,7 +73,7 @@ def describe_planned(
     lines = (
         describe_what(evaluation, planned.request),
         f"Pace: {stages_text([found.stage.id for found in pace])} ({devices_text(devices)}), by "
-        f"{pace[0].bound}. Fullest: device {fullest.device}, "
+        f"{evaluation.pacemaker.bound}. Fullest: device {fullest.device}, "
         f"{bytes_text(fullest.memory_bytes)}{limit}.",
         *notes[:1],
         f'More: report="full" of the strategy, or `graphpipe job=plan`{also}{earlier}.',
@@ -82,7 +82,7 @@ def describe_planned(
 
 
 class PlanReports:
-    """Prints a plan once per Trainer, and once per fit what batches by it take; on rank 0.
+    """Prints a plan once per Trainer, with what batches by it take once that is known; on rank 0.
 
     Attributes:
         shown_plan: the plan that a person has seen last.
@@ -94,6 +94,7 @@ class PlanReports:
         self._verdict: PlanVerdict | None = None
         self._cache = PlanCache(False)
         self._run_key: dict[str, Any] = {}
+        self._is_told = True
         self._waits = False
 
     def built(self, planned: Planned, settings: Settings, *, can_time: bool = False) -> None:
@@ -113,6 +114,7 @@ class PlanReports:
         if shown != self.shown_plan:
             self.shown_plan = shown
             last = self._cache.batch_times(self._run_key)
+            self._is_told = last is not None
             is_alone = self._verdict.num_devices == 1
             self._waits = can_time and not is_emulated and last is None and not is_alone
             show(describe_planned(planned, settings, last, waits=self._waits))
@@ -138,9 +140,10 @@ class PlanReports:
 
     def _show_measured(self, clock: BatchClock) -> None:
         assert clock.found is not None and self._verdict is not None
-        self._waits = False
         self._cache.keep_batch_times(self._run_key, clock.found)
-        show(self._verdict.measured_text(clock.found, width()))
+        if not self._is_told:
+            show(self._verdict.measured_text(clock.found, width()))
+        self._is_told, self._waits = True, False
 
 
 def show(text: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.graphs import model_graphs, profiles
+from helpers.plan_bounds import least_step_s
 from helpers.plan_cases import is_valid
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -15,17 +16,11 @@ from lightning_gpp.cluster import Cluster, Device, Link
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.graph import ModelGraph
 from lightning_gpp.planner import Plan, PlanRequest, Stage, evaluate_plan
-from lightning_gpp.planner.step_time.pipeline_run import pipeline_run
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.simulate import simulate_plan
 
 WITHIN = 0.02
 """As in ``test_judge.py``: the order of the first replica of the last stage may be from a rule."""
-
-
-def least_step_s(plan: Plan, request: PlanRequest) -> float:
-    """What the busiest device computes."""
-    return pipeline_run(plan, request).busiest_s()
 
 
 def slower(profile: Profile, times: float) -> Profile:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 from helpers.graphs import literal_graph, profile_of
+from helpers.plan_bounds import least_step_s
 
 from lightning_gpp.cluster import Link, uniform_cluster
 from lightning_gpp.cost import Costs
 from lightning_gpp.planner import Plan, PlanRequest, Stage, plan_request
-from lightning_gpp.planner.graphpipe.place.drafted import draft_of
-from lightning_gpp.planner.graphpipe.place.least import DraftBounds
-from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
 from lightning_gpp.planner.step_time.evaluate import evaluate_plan
 
 MESSAGE_S = 100.0
@@ -26,14 +24,6 @@ def question() -> PlanRequest:
         minibatch_size=16,
         costs=Costs((profile_of(graph),)),
     )
-
-
-def least_step_s(plan: Plan, request: PlanRequest) -> float:
-    """The lower bound of a plan of the climb."""
-    tables = UnitTables(request)
-    draft = draft_of(plan, tables)
-    assert draft is not None
-    return DraftBounds(tables).least_s(draft)
 
 
 @pytest.mark.parametrize("replicas", [2, 4])

@@ -1,0 +1,15 @@
+"""Lower bounds of plans, as the climb asks for them before it plays a plan."""
+
+from __future__ import annotations
+
+from lightning_gpp.planner import Plan, PlanRequest
+from lightning_gpp.planner.graphpipe.place.drafted import draft_of
+from lightning_gpp.planner.graphpipe.place.least import DraftBounds
+from lightning_gpp.planner.graphpipe.place.unit_tables import UnitTables
+
+
+def least_step_s(plan: Plan, request: PlanRequest) -> float:
+    """Seconds that a step takes at least; 0 where a plan cuts what the climb keeps whole."""
+    tables = UnitTables(request)
+    draft = draft_of(plan, tables)
+    return 0.0 if draft is None else DraftBounds(tables).least_s(draft)
