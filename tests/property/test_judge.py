@@ -25,9 +25,9 @@ from lightning_gpp.schedule import GPIPE_REVERSED, ONE_F_ONE_B_ASYNC, SCHEDULES,
 from lightning_gpp.simulate import simulate_plan
 
 ASYNC = ONE_F_ONE_B_ASYNC.name
-WITHIN = 0.02
-"""The merged order of the first replica of the last stage and the loss is taken from a rule; where
-replicas begin at different times the program may merge them otherwise, which costs little."""
+ROUNDING, WITHIN = 1e-9, 0.02
+"""The judge plays what the program does. Where the pipeline does not drain it is only near: it
+feeds all mini-batches at the start, and a program one after the other."""
 
 
 @st.composite
@@ -83,6 +83,7 @@ def test_the_judge_finds_the_step_of_the_simulator(planner, schedule, data):
     if plan is None or (schedule == ASYNC and plan_graph(plan, graph).stages.shared_parameters):
         return
     found, simulation = evaluate_plan(plan, request), simulate_plan(plan, request)
-    assert found.step_s == pytest.approx(simulation.step_s, rel=WITHIN)
-    assert found.minibatch_s == pytest.approx(simulation.minibatch_s, rel=WITHIN)
+    within = WITHIN if schedule == ASYNC else ROUNDING
+    assert found.step_s == pytest.approx(simulation.step_s, rel=within)
+    assert found.minibatch_s == pytest.approx(simulation.minibatch_s, rel=within)
     assert least_step_s(plan, request) <= found.step_s * (1 + 1e-9)

@@ -31,7 +31,7 @@ def merged_lines(work: Numbering, num_devices: int) -> list[list[int]]:
     return merge_queues(
         [*queues, feed],
         _needs(work),
-        _lengths(work) if work.has_halves else None,
+        replica_paths(work) if work.has_halves else None,
         num_devices=num_devices,
         num_works=work.first[-1] + count,
     )
@@ -69,7 +69,7 @@ def _needs(work: Numbering) -> Iterator[tuple[int, int]]:
                 yield source + receiver, target + sender
 
 
-def _lengths(work: Numbering) -> PathLengths:
+def replica_paths(work: Numbering) -> PathLengths:
     """The longest paths through the replicas of all stages."""
     first = list(accumulate((share.num_replicas for share in work.shares), initial=0))
     edges = [

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from lightning_gpp.cluster import Cluster, all_reduce_channels, channels
 from lightning_gpp.graph import FEED, StageEdge
 from lightning_gpp.planner.base import PlanRequest
 from lightning_gpp.planner.plan.plan_graph import PlanGraph
-from lightning_gpp.planner.step_time.merged_lines import endless_lines, merged_lines
+from lightning_gpp.planner.step_time.merged_lines import (
+    endless_lines,
+    merged_lines,
+    replica_paths,
+)
 from lightning_gpp.planner.step_time.numbering import Numbering
 from lightning_gpp.planner.step_time.shares import EdgeMessages
 from lightning_gpp.planner.step_time.timing import Send, Sum, Work
@@ -72,6 +77,11 @@ class StepWork(Numbering):
         work.feed_line = self.graph.devices[FEED][0]
         self.forwards(work)
         self.backwards(work)
+        if self.ways:
+            work.sends[:] = [
+                tuple(sorted(sends, key=lambda send: -self.ways.get(send[0], 0.0)))
+                for sends in work.sends
+            ]
         homes = [self.graph.devices[stage] for stage, found in enumerate(buckets) if found]
         summing = [device for home in homes for device in home]
         self.has_common_sums = len(set(summing)) < len(summing)
@@ -119,7 +129,7 @@ class StepWork(Numbering):
     def forwards(self, work: Work) -> None:
         """Adds the messages with activations."""
         edges = self.graph.stages.edges
-        feeds: list[tuple[int, int, Send]] = []
+        feeds: list[tuple[int, float, int, Send]] = []
         if self.has_halves:
             edges = self.graph.path_lengths.forward_sends(edges)
         for rank, edge in enumerate(edges):
@@ -130,10 +140,11 @@ class StepWork(Numbering):
                 continue
             for sender, receiver, kind in messages.each:
                 if (send := sends[kind]) is not None:
-                    work.missing[target + receiver] += 1
-                    feeds.append((sender, rank, (target + receiver, *send)))
-        feeds.sort(key=lambda item: item[:2])
-        work.feeds += [send for _, _, send in feeds]
+                    waiting = target + receiver
+                    work.missing[waiting] += 1
+                    feeds.append((sender, -self.ways.get(waiting, 0.0), rank, (waiting, *send)))
+        feeds.sort(key=lambda item: item[:3])
+        work.feeds += [send for *_, send in feeds]
 
     def backwards(self, work: Work) -> None:
         """Adds the messages with gradients."""
@@ -149,6 +160,27 @@ class StepWork(Numbering):
                 receiver = self.first[edge.source] + self.shares[edge.source].num_microbatches
             messages = self.edge_messages(edge)[1]
             work.exchange(messages, self.sends(edge, messages, is_gradient=True), sender, receiver)
+
+    @cached_property
+    def ways(self) -> Mapping[int, float]:
+        """How far it is from work of replicas that take unequal shares; the feed is at the end.
+
+        Where all forwards come first, messages with the longest way to go are sent first. From
+        replicas of equal shares it is equally far, so edges alone are put in order.
+        """
+        if not (self.has_halves and self.is_uneven):
+            return {}
+        paths = replica_paths(self)
+        replicas = [
+            (first + 2 * replica * share.num_microbatches, share.num_microbatches)
+            for first, share in zip(self.first, self.shares)
+            for replica in range(share.num_replicas)
+        ]
+        return {
+            first + number: paths.forward[replica] if number < count else paths.backward[replica]
+            for replica, (first, count) in enumerate(replicas)
+            for number in range(2 * count)
+        }
 
     def shared(self, work: Work) -> None:
         """Adds the sums of gradients of parameters that different stages share.
@@ -246,14 +278,25 @@ class StepWork(Numbering):
         """Channels by number."""
         return tuple(self.numbers.setdefault(name, len(self.numbers)) for name in names)
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether a stage has replicas that take unequal shares."""
+        return any(len(set(share.units)) > 1 for share in self.shares)
+
+    @property
+    def loss_reads_others(self) -> bool:
+        """Whether the loss waits for stages before the last one, too."""
+        edges = self.graph.stages.edges
+        return any(e.target == self.num_stages != e.source + 1 and e.source != FEED for e in edges)
+
     def lines(self) -> list[list[int]]:
         """The work of every device in order."""
         graph = self.graph
         used = [device for home in graph.devices[: self.num_stages] for device in home]
         lines: list[list[int]] = [[] for _ in range(1 + max(used))]
         has_loss = self.num_stages < len(self.shares)
-        is_uneven = any(len(set(share.units)) > 1 for share in self.shares)
-        if len(set(used)) < len(used) or self.num_feed_backwards or (has_loss and is_uneven):
+        is_late = has_loss and (self.is_uneven or self.loss_reads_others)
+        if len(set(used)) < len(used) or self.num_feed_backwards or is_late:
             make = merged_lines if self.request.order.flushes else endless_lines
             return make(self, len(lines))
         for stage in range(self.num_stages):
@@ -270,8 +313,9 @@ class StepWork(Numbering):
     def with_loss(self, steps: Steps) -> Iterator[int]:
         """The order of the first replica of the last stage, which computes the loss, too.
 
-        As merging by unit times has it: all replicas end the forward of a micro-batch at the same
-        time, and what can start then is a backward first, and the lower micro-batch.
+        As merging by unit times has it where the loss reads that stage alone and its shares are
+        equal: all replicas end the forward of a micro-batch at the same time, and what can start
+        then is a backward first, and the lower micro-batch.
         """
         stage = self.num_stages - 1
         own, loss = self.first[stage], self.first[stage + 1]
