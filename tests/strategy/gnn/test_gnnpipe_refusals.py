@@ -110,7 +110,7 @@ def test_values_of_an_adjacency_that_a_layer_takes_no_weights_for(pool: WorkerPo
     module = OfAdjacency("sage", True, torch.sparse_csr)
     (found,) = pool.run(refusal, random_graph(), module, {}, num_ranks=1)
     assert "OfAdjacency.forward cannot be captured" in found
-    assert "output  differs by" in found
+    assert "output differs by" in found
 
 
 def test_a_graph_that_is_a_shape_alone() -> None:
