@@ -21,8 +21,12 @@ from lightning_gpp.strategy.recording.step_reports import StepReport, StepReport
 from lightning_gpp.strategy.recording.timeline_stages import timeline_stages
 from lightning_gpp.strategy.report import show
 
-TYPICAL_OF = (3, 4, 5, 6, 7)
-"""Steps of which the median is shown: few, and after the warm-up of allocators and optimizers."""
+TYPICAL_OF = (3, 6, 9, 12, 15)
+"""Steps of which the median is shown: few, after the warm-up of allocators and optimizers, and with
+others between, as the step behind a recorded one is longer."""
+
+OVERLAPPING = (3, 4, 5, 6, 7)
+"""Where the pipeline does not drain: in a row, as they are shown together."""
 
 
 class TimelineCallback(pl.Callback):
@@ -119,7 +123,8 @@ class TimelineCallback(pl.Callback):
         self._run = trainer.strategy.session.run
         self._overlaps = trainer.strategy.settings.overlaps
         if self._is_typical and not self._done:
-            self.steps = tuple(trainer.global_step + step for step in TYPICAL_OF)
+            chosen = OVERLAPPING if self._overlaps else TYPICAL_OF
+            self.steps = tuple(trainer.global_step + step for step in chosen)
         if self.dirpath is None:
             self.dirpath = Path(trainer.log_dir or trainer.default_root_dir)
         self._shown = ShownSteps(

@@ -228,21 +228,21 @@ def test_steps_are_counted_from_0(steps: object) -> None:
 
 def test_by_default_the_typical_step_is_shown(pool: WorkerPool, tmp_path: Path) -> None:
     callback = {"dirpath": tmp_path, "picture": False, "page": False}
-    first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2, num_steps=9, num_samples=29)
-    assert tuple(first.timelines) == TYPICAL_OF == (3, 4, 5, 6, 7)
+    first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2, num_steps=17, num_samples=29)
+    assert tuple(first.timelines) == TYPICAL_OF == (3, 6, 9, 12, 15)
     (row,) = (row for row in first.logged if "timeline/bubble_share" in row)
-    # Four mini-batches an epoch: those of steps 3 and 7 are smaller; 4 has no refit of others.
-    lengths_s = sorted(first.timelines[step].step_s for step in (5, 6))
+    # Four mini-batches an epoch: those of steps 3 and 15 are smaller; 6 has no refit of others.
+    lengths_s = sorted(first.timelines[step].step_s for step in (9, 12))
     assert row["timeline/step_s"] == lengths_s[1]
     assert first.timelines[row["step"]].step_s == row["timeline/step_s"]
-    assert load_refit(tmp_path / "refit.json").steps == (4, 5, 6)
+    assert load_refit(tmp_path / "refit.json").steps == (6, 9, 12)
 
 
 def test_a_short_training_has_a_typical_step_of_those_that_there_are(
     pool: WorkerPool, tmp_path: Path
 ) -> None:
     callback = {"dirpath": tmp_path, "picture": False, "page": False}
-    first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2, num_steps=5)
+    first, _ = pool.run(fit_with_timeline, 2, callback, num_ranks=2, num_steps=8)
     assert tuple(first.timelines) == TYPICAL_OF[:2]
     assert sum("timeline/bubble_share" in row for row in first.logged) == 1
 
@@ -259,8 +259,8 @@ def test_a_run_that_goes_on_has_a_typical_step_of_its_own(pool: WorkerPool, tmp_
         2,
         callback,
         num_ranks=2,
-        num_steps=25,
+        num_steps=28,
         checkpoint=tmp_path / "before.ckpt",
     )
-    assert tuple(first.timelines) == (23, 24)
+    assert tuple(first.timelines) == (23, 26)
     assert sum("timeline/bubble_share" in row for row in first.logged) == 1
