@@ -166,12 +166,12 @@ class PlanVerdict:
         Args:
             took: what they took.
             max_width: columns.
-            is_earlier: whether an earlier run says so.
+            is_earlier: whether an earlier run says so, which has told what a batch consists of.
         """
         when = "measured in an earlier run" if is_earlier else "measured"
-        return wrapped([" ".join(self._measured(took, when))], max_width)
+        return wrapped([" ".join(self._measured(took, when, in_parts=not is_earlier))], max_width)
 
-    def _measured(self, took: BatchTimes, when: str) -> Iterator[str]:
+    def _measured(self, took: BatchTimes, when: str, *, in_parts: bool) -> Iterator[str]:
         batch = f"{seconds_text(took.batch_s)} a batch"
         predicted = f"{self._how}: {seconds_text(self.step_s)}"
         one_s = took.alone_s(self.one_device_s)
@@ -194,6 +194,8 @@ class PlanVerdict:
             yield f"({batch}; one about {seconds_text(one_s)}), with {self._memory}."
         else:
             yield f"{processes} {self._no_room} ({batch})."
+        if not in_parts:
+            return
         pipeline_s = took.batch_s - took.own_s
         yield (
             f"Of a batch {seconds_text(pipeline_s)} are in the pipeline ({predicted}), "
