@@ -97,7 +97,7 @@ def stage_lines(stages: Sequence[TimelineStage], columns: int) -> list[list[str]
         of_plan = stage.title.partition(".")[0]
         replicas.setdefault((of_plan, stage.label), []).append(stage.name)
     texts = [
-        f"{of_plan}: {label}" + (f", replicas {names[0]} to {names[-1]}" if len(names) > 1 else "")
+        of_plan + (f" ({names[0]} to {names[-1]})" if len(names) > 1 else "") + f": {label}"
         for (of_plan, label), names in replicas.items()
         if label
     ]
