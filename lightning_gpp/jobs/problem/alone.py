@@ -42,7 +42,7 @@ def batches_alone(config: DictConfig, cluster: Cluster, one_device_s: float) -> 
         return None
     timed = _Timed()
     endless = {"max_epochs": -1, "max_steps": -1, "limit_val_batches": 0}
-    trainer, module, data = on_one_device(config, callbacks=[timed], **endless)
+    trainer, module, data = on_one_device(config, callbacks=[timed], accelerator="cpu", **endless)
     target = pipelined_module(module, strategy_option(config, "module"))
     forward = target.forward
 
