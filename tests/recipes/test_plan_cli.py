@@ -287,7 +287,7 @@ def test_an_edited_plan_of_a_recipe_trains(
     recipe = ["data=digits", "recipe.module.encoder_width=16", "data.batch_size=64"]
     printed = graphpipe(
         "job=plan", *recipe, "cluster.num_devices=2", "hydra.run.dir=run", "job.picture=false",
-        "planner=balanced", "job.alternatives=[]",
+        "planner=balanced", "job.alternatives=[]", "trainer=emulated",
     )  # fmt: skip
     assert "MultimodalClassifier: 30 operators for 2 devices (cpu)" in printed
     assert "measured on cpu" in printed

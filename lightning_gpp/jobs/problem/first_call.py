@@ -7,7 +7,7 @@ from typing import Any
 
 from hydra.utils import instantiate
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from lightning_gpp.console import QuietConsole
@@ -36,6 +36,9 @@ def on_one_device(
     QuietConsole()
     module, data = build_recipe(config)
     alone = {"devices": 1, "strategy": "auto", "callbacks": [], "logger": False} | options
+    accelerator = config.trainer.get("accelerator")
+    if OmegaConf.is_config(accelerator) or accelerator in ("emulated", "pool"):
+        alone.setdefault("accelerator", "cpu")  # those that only pipelines run on
     trainer: Trainer = instantiate(
         config.trainer,
         num_sanity_val_steps=0,
