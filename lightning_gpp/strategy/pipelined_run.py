@@ -404,8 +404,13 @@ class PipelinedRun:
         ]
         prefix = self.settings.prefix
         self._changing = frozenset(prefix + name for name in pipeline.captured.changing)
-        with waiting_for("Giving every rank its parameters", self.module):
+        with waiting_for("Giving every rank its parameters", self.module), torch.inference_mode(False):
             self._spread(pipeline)
+        for partial in self.partial_optimizers:  # GPUFIX: parameters have moved since
+            for parameter, state in partial.optimizer.state.items():
+                for key, value in state.items():
+                    if isinstance(value, Tensor) and value.dim() > 0:
+                        state[key] = value.to(parameter.device)
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
         share_parameters(pipeline, self.target)

@@ -171,7 +171,7 @@ class ProcessGroupTransport:
             self._post(data, target, self._groups.headers, _DATA_TAG)
         for tensor in payload.tensors:
             if has_data(tensor):
-                data = self._staging.to_host(tensor) if self._staging else tensor.contiguous()
+                data = self._staging.to_host(tensor) if self._staging else self._on_the_wire(tensor)
                 self._post(data, target, self._payload_group(target), _DATA_TAG)
 
     def receive(self, *, source: int, tag: Tag, timeout_s: float, purpose: str) -> Payload:
@@ -234,6 +234,10 @@ class ProcessGroupTransport:
         for listener in self._listeners.values():
             listener.join(max(0.0, deadline - time.monotonic()))
         self._lines.close()
+
+    def _on_the_wire(self, tensor: Tensor) -> Tensor:
+        is_nccl = self._groups.upward is not self._groups.headers
+        return (tensor.to(self._device) if is_nccl else tensor).contiguous()
 
     def _payload_group(self, peer: int, *, receiving: bool = False) -> dist.ProcessGroup:
         upward = (peer > self.rank) != receiving

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from lightning_gpp.strategy.state.held_elsewhere import lifted
+
 
 class EarlyModules:
     """Moves what is called of a module to a device, from :meth:`start` to :meth:`stop`.
@@ -40,14 +42,16 @@ class EarlyModules:
             self._hook.remove()
             self._hook = None
         for tensor in self._moved:
-            tensor.data = tensor.data.cpu()
+            with torch.inference_mode(False):
+                tensor.data = tensor.data.cpu()
         self._moved = []
 
     def _before(self, module: nn.Module, _: Any) -> None:
         if id(module) not in self._members:
             return
         # Layers may read the weights of modules in them without calling these.
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.device.type == "cpu":
-                tensor.data = tensor.data.to(self._device)
-                self._moved.append(tensor)
+        with lifted(), torch.inference_mode(False):  # moving is no change of the user's
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor.device.type == "cpu":
+                    tensor.data = tensor.data.to(self._device)
+                    self._moved.append(tensor)
