@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.runtime.arrival import Arrival
+
 
 @dataclass(slots=True)
 class Payload:
@@ -23,11 +25,22 @@ class Payload:
             that does not exist).
         requires_grad: for each tensor whether the receiver has to send a gradient back.
         structure: pickled form of values that are not single tensors; None when all are.
+        is_control: whether its tensors are on the CPU and stay there, on whatever device ranks are.
+        arrival: when its tensors are complete; None where they are.
     """
 
     tensors: list[Tensor | None]
     requires_grad: list[bool]
     structure: bytes | None = None
+    is_control: bool = False
+    arrival: Arrival | None = None
+
+    def settle(self) -> Payload:
+        """Makes this thread's stream wait until the tensors are complete; the payload itself."""
+        if self.arrival is not None:
+            self.arrival.wait()
+            self.arrival = None
+        return self
 
     @classmethod
     def nothing(cls) -> Payload:
@@ -165,13 +178,25 @@ def _sparse(*parts: Any) -> Tensor:
 def pack_object(obj: object) -> Payload:
     """The message that carries any object that can be pickled; no gradient comes back for it.
 
-    Its tensors travel beside it, wherever they are in it. Much faster than :func:`pack` where there
-    is more to an object than tensors, and a tensor that is in it twice is one tensor afterwards.
+    Its tensors travel beside it, wherever they are in it, and are on the CPU afterwards. Much
+    faster than :func:`pack` where there is more to an object than tensors, and a tensor that is in
+    it twice is one tensor afterwards.
     """
     file = io.BytesIO()
     pickler = _ObjectPickler(file)
     pickler.dump(obj)
-    return _beside(pickler.tensors, file.getvalue())
+    payload = _beside(_on_host(pickler.tensors), file.getvalue())
+    payload.is_control = True
+    return payload
+
+
+def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors on the CPU; the host waits once for all that are on a device."""
+    devices = {t.device for t in tensors if t.device.type not in ("cpu", "meta")}
+    found = [t.to("cpu", non_blocking=True) if t.device in devices else t for t in tensors]
+    for device in devices:
+        torch.get_device_module(device).current_stream(device).synchronize()
+    return found
 
 
 def _leaves(payload: Payload) -> list[Tensor | None]:

@@ -102,7 +102,7 @@ class StayingInputs:
         """
         if payload.structure is not None or self.names.isdisjoint(names):
             return payload
-        tensors = list(payload.tensors)
+        tensors = list(payload.settle().tensors)
         for index, (name, tensor) in enumerate(zip(names, payload.tensors, strict=True)):
             if self._may_stay(name, payload.requires_grad[index]):
                 if (

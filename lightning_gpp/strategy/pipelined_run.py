@@ -366,10 +366,16 @@ class PipelinedRun:
         is_there = self.is_shape_only or self.device.type == "cpu"
         return batch if is_there else move_data_to_device(batch, "cpu")
 
+    def on_device(self, value: Any) -> Any:
+        """What came with a message, which brings it to the CPU, on this rank's device."""
+        is_there = self.is_shape_only or self.device.type == "cpu"
+        return value if is_there else move_data_to_device(value, self.device)
+
     def build(self, example: Example | None) -> None:
         """Captures, plans, partitions. Rank 0 gives the example."""
         is_in_files = any(map(is_mapped, self.module.parameters()))
-        with freed_at_once() if is_in_files else collecting_only_new():
+        collecting = freed_at_once() if is_in_files else collecting_only_new()
+        with collecting, torch.inference_mode(False):  # what moves would be inference tensors
             self._build(example)
 
     def _build(self, example: Example | None) -> None:
@@ -379,7 +385,6 @@ class PipelinedRun:
         logged = LedLog(self.module, makes_calls=False)
         with (
             recording(self.module, logged),
-            torch.inference_mode(False),
             torch.enable_grad(),
             lifted(),
         ):
@@ -404,13 +409,10 @@ class PipelinedRun:
         ]
         prefix = self.settings.prefix
         self._changing = frozenset(prefix + name for name in pipeline.captured.changing)
-        with waiting_for("Giving every rank its parameters", self.module), torch.inference_mode(False):
+        with waiting_for("Giving every rank its parameters", self.module):
             self._spread(pipeline)
-        for partial in self.partial_optimizers:  # GPUFIX: parameters have moved since
-            for parameter, state in partial.optimizer.state.items():
-                for key, value in state.items():
-                    if isinstance(value, Tensor) and value.dim() > 0:
-                        state[key] = value.to(parameter.device)
+        for partial in self.partial_optimizers:
+            partial.place_state()
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
         share_parameters(pipeline, self.target)

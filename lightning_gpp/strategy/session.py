@@ -267,7 +267,8 @@ class Session:
         partition.reunite(on_all_ranks=on_all_ranks)
         for average in self.run.averages:
             average.reunite(on_all_ranks=on_all_ranks)
-        if self.run.control.is_leader:
+        if self.run.control.is_leader or on_all_ranks:
             self.run.module.cpu()
+        if self.run.control.is_leader:
             for partial, state in zip(self.run.partial_optimizers, states, strict=True):
                 partial.make_whole(self.run.module, state)

@@ -56,7 +56,10 @@ class Transport(Protocol):
         """
 
     def flush(self) -> None:
-        """Waits until everything sent so far has left; its tensors may change afterwards."""
+        """Waits until everything sent so far has left; its tensors may change afterwards.
+
+        Of tensors on a device they may in what this thread queues there from now on.
+        """
 
     def abort(self, error: BaseException) -> None:
         """Makes every waiting and every later ``receive`` raise ``error``."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -101,7 +102,8 @@ class MetricStates:
     def apply(self, place: tuple[str, str], change: Any) -> None:
         """Other ranks: makes one of rank 0's changes."""
         metric = self._module.get_submodule(place[0])
-        values = vars(metric)
+        assert isinstance(metric, Metric)
+        values, change = vars(metric), move_data_to_device(change, metric.device)
         if isinstance(change, tuple):
             start, items = change
             kept = values[place[1]][:start]
