@@ -210,7 +210,7 @@ def _leaves(payload: Payload) -> list[Tensor | None]:
 
 def unpack(payload: Payload) -> list[Any]:
     """The values of a message; its tensors are leaves that require a gradient where asked for."""
-    leaves = _leaves(payload)
+    leaves = _leaves(payload.settle())
     if payload.structure is None:
         return leaves
     values: list[Any] = pytree.tree_map(
@@ -232,8 +232,8 @@ def _taken_apart(leaf: Any) -> Any:
 
 
 def _put_together(part: Any) -> Any:
-    if isinstance(part, _PackedParts):
-        return PackedSequence(*part)
+    if isinstance(part, _PackedParts):  # sizes are numbers for the host, as torch has them
+        return PackedSequence(part.data, part.batch_sizes.cpu(), *part[2:])
     if not isinstance(part, _SparseParts):
         return part
     return torch.sparse_coo_tensor(

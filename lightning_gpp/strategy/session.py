@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_gpp.runtime.processes.meeting import meet
 from lightning_gpp.strategy.built_model import BuiltModel
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
 from lightning_gpp.strategy.emulation.shape_only import noting
@@ -232,7 +232,7 @@ class Session:
             self._report_emulation(model)
             if not self.run.is_shape_only:
                 self._make_whole(model, on_all_ranks)
-        dist.barrier()
+        meet()
         if model is not None:
             model.close()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-import transport_contract as contract
+from helpers import transport_contract as contract
 from helpers.threads.transport import ThreadHub
 from helpers.workers import WorkerPool
 

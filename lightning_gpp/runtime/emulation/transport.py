@@ -37,7 +37,7 @@ class EmulatedTransport:
     def send(self, payload: Payload, *, target: int, tag: Tag) -> None:
         """Hands a message over; it leaves when its channels are free."""
         arrival_s = self._emulated.send(tag, self._rank_of_device.index(target))
-        stamp = torch.tensor(arrival_s, dtype=torch.float64)
+        stamp = torch.tensor(arrival_s, dtype=torch.float64, device="cpu")
         stamped = replace(
             payload,
             tensors=[*payload.tensors, stamp],

@@ -60,7 +60,7 @@ class DeviceCopies:
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Host memory for a tensor."""
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
     def to_host(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
         """Begins to copy tensors into host memory; the event says when they are there."""

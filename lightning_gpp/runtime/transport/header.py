@@ -65,7 +65,7 @@ def encode_first(
     head_bytes = aligned(8 * (_BEFORE_SHAPES + len(shapes)))
     if head_bytes > FIRST_BYTES:
         part = numbers_to_bytes([number, _SHAPES_FOLLOW, *fixed])
-        return FirstPart(_tensor_of(part), False, torch.tensor(shapes))
+        return FirstPart(_tensor_of(part), False, torch.tensor(shapes, device="cpu"))
     if is_far or piece_bytes(payload, shapes) > FIRST_BYTES:
         part = numbers_to_bytes([number, 0, *fixed, *shapes])
         return FirstPart(_tensor_of(part), False)

@@ -390,11 +390,11 @@ class ProcessGroupTransport:
         """A message of which the data follow its first part."""
         shapes = None
         if count := shapes_that_follow(head):
-            shapes = torch.empty(count, dtype=torch.int64)
+            shapes = torch.empty(count, dtype=torch.int64, device="cpu")
             self._receive_into(shapes, peer, _DATA_TAG)
         message, structure = decode_first(first, head, shapes), None
         if message.structure_bytes >= 0:
-            data = torch.empty(message.structure_bytes, dtype=torch.uint8)
+            data = torch.empty(message.structure_bytes, dtype=torch.uint8, device="cpu")
             if message.structure_bytes:
                 self._receive_into(data, peer, _DATA_TAG)
             structure = data.numpy().tobytes()
@@ -430,7 +430,7 @@ class ProcessGroupTransport:
         if self._copies and head.is_on_device:
             tensor = self._copies.buffer(head.shape, head.dtype)
         else:
-            tensor = torch.empty(head.shape, dtype=head.dtype)
+            tensor = torch.empty(head.shape, dtype=head.dtype, device="cpu")
         self._receive_into(tensor, peer, _DATA_TAG)
         return tensor
 
