@@ -13,6 +13,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gpp.host_copies import to_device
 from lightning_gpp.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
@@ -189,7 +190,9 @@ class PipelinedRun:
             self.control.tell((message, news, value))
 
     def _take_dropped(self) -> list[int]:
-        taken, self.dropped[:] = list(self.dropped), []
+        dropped, taken = self.dropped, list[int]()
+        while dropped:  # garbage collection may append to it at any moment
+            taken.append(dropped.pop())
         return taken
 
     def lead_end(self, calls: list[LogCall], value: Tensor | None) -> None:
@@ -215,7 +218,7 @@ class PipelinedRun:
         for name, gradient in gradients.items():
             parameter = self.module.get_parameter(name)
             if not parameter.is_meta:
-                parameter.grad = gradient.to(parameter.device)
+                parameter.grad = to_device(gradient, parameter.device)
 
     @contextmanager
     def backward(self) -> Iterator[None]:
@@ -404,7 +407,10 @@ class PipelinedRun:
         ]
         prefix = self.settings.prefix
         self._changing = frozenset(prefix + name for name in pipeline.captured.changing)
-        with waiting_for("Giving every rank its parameters", self.module), torch.inference_mode(False):
+        with (
+            waiting_for("Giving every rank its parameters", self.module),
+            torch.inference_mode(False),
+        ):
             self._spread(pipeline)
         for partial in self.partial_optimizers:  # GPUFIX: parameters have moved since
             for parameter, state in partial.optimizer.state.items():

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lightning_gpp.runtime.payload import pack_object, unpack_object
+from lightning_gpp.host_copies import to_host
+from lightning_gpp.runtime.payload import Payload, pack_object, unpack_object
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.strategy.ranks.failure import FailureWatch, Raised
 
@@ -89,7 +90,7 @@ class Control:
     def tell(self, obj: Any) -> None:
         """Rank 0: sends an object (tensors welcome) to every other rank, without waiting."""
         others = range(1, self.num_ranks)
-        payload = pack_object(obj) if others else None
+        payload = _packed(obj) if others else None
         for rank in others:
             assert payload is not None
             self._transport.send(payload, target=rank, tag=_STEP)
@@ -118,7 +119,7 @@ class Control:
 
     def send_to(self, rank: int, obj: Any) -> None:
         """Sends an object to one rank."""
-        self._transport.send(pack_object(obj), target=rank, tag=_GATHER)
+        self._transport.send(_packed(obj), target=rank, tag=_GATHER)
 
     def receive_from(self, rank: int, purpose: str) -> Any:
         """The next object that one rank sends with :meth:`send_to`."""
@@ -156,3 +157,10 @@ class Control:
             found = self.receive_from(rank, purpose)
             gathered.append(found if store is None else store(found))
         return gathered
+
+
+def _packed(obj: Any) -> Payload:
+    """The message of an object; all tensors that leave a device for it do so together."""
+    payload = pack_object(obj)
+    payload.tensors = [*to_host(t for t in payload.tensors if t is not None)]
+    return payload

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.capture.checks.rollback import ModuleState
+from lightning_gpp.host_copies import to_device
 from lightning_gpp.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import keep_results
 from lightning_gpp.strategy.logging.logs import LedLog, recording, replay
@@ -121,7 +122,7 @@ class BatchSteps:
         value = self._follower.value
         if not isinstance(value, Tensor) or name != "training_step":
             return None
-        value = value.to(run.device)
+        value = to_device(value, run.device)
         return self._follower.loss(value) if run.module.automatic_optimization else value
 
 
