@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.host_copies import to_host
 from lightning_gpp.runtime.arrival import Arrival
 
 
@@ -185,18 +186,8 @@ def pack_object(obj: object) -> Payload:
     file = io.BytesIO()
     pickler = _ObjectPickler(file)
     pickler.dump(obj)
-    payload = _beside(_on_host(pickler.tensors), file.getvalue())
-    payload.is_control = True
-    return payload
-
-
-def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors on the CPU; the host waits once for all that are on a device."""
-    devices = {t.device for t in tensors if t.device.type not in ("cpu", "meta")}
-    found = [t.to("cpu", non_blocking=True) if t.device in devices else t for t in tensors]
-    for device in devices:
-        torch.get_device_module(device).current_stream(device).synchronize()
-    return found
+    asked = [tensor.requires_grad for tensor in pickler.tensors]
+    return Payload([*to_host(pickler.tensors)], asked, file.getvalue(), is_control=True)
 
 
 def _leaves(payload: Payload) -> list[Tensor | None]:

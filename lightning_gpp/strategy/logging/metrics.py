@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lightning_gpp.host_copies import to_device
 from lightning_gpp.runtime.processes.peers import Peers
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -103,7 +103,7 @@ class MetricStates:
         """Other ranks: makes one of rank 0's changes."""
         metric = self._module.get_submodule(place[0])
         assert isinstance(metric, Metric)
-        values, change = vars(metric), move_data_to_device(change, metric.device)
+        values = vars(metric)
         if isinstance(change, tuple):
             start, items = change
             kept = values[place[1]][:start]
@@ -112,7 +112,9 @@ class MetricStates:
                     f"the metric {place[0]!r} has another state on this rank than on rank 0; do "
                     "not update or reset metrics on some ranks only"
                 )
-            change = kept + items
+            change = kept + [to_device(item, metric.device) for item in items]
+        elif isinstance(change, Tensor):
+            change = to_device(change, metric.device)
         values[place[1]] = change
         values["_computed"] = None
 

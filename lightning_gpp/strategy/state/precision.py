@@ -16,6 +16,7 @@ from lightning.pytorch.plugins import (
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gpp.host_copies import to_host
 from lightning_gpp.strategy.state.loss_scale import AgreedScaler
 
 
@@ -115,19 +116,20 @@ class _ClipsOverRanks:
         own = {id(parameter) for parameter in counted}
         gradients = [p.grad for p in held if id(p) in own and p.grad is not None]
         norm = _norm_over_ranks(gradients)
-        factor = (clip_val / (norm + 1e-6)).clamp(max=1.0)
-        for parameter in held:
-            assert parameter.grad is not None
-            parameter.grad.mul_(factor.to(parameter.grad))
+        factor = (clip_val / (norm + 1e-6)).clamp(max=1.0).item()
+        if factor != 1 and held:  # NaN is another
+            torch._foreach_mul_([parameter.grad for parameter in held], factor)
 
 
 def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
-    """On the CPU, where ranks on devices of any type can add it up."""
-    squares = torch.zeros((), dtype=torch.float64)
-    for gradient in gradients:
-        values = gradient.coalesce().values() if gradient.is_sparse else gradient
-        squares = squares + values.double().square().sum()
-    squares = squares.cpu()
+    """On the CPU, where ranks on devices of any type can add it up; each waits once for its own."""
+    norms = [
+        torch.linalg.vector_norm(
+            gradient.coalesce().values() if gradient.is_sparse else gradient, dtype=torch.float64
+        )
+        for gradient in gradients
+    ]
+    squares = torch.stack([torch.zeros((), dtype=torch.float64), *to_host(norms)]).square().sum()
     if dist.is_initialized():
         dist.all_reduce(squares)
     return squares.sqrt()
