@@ -233,6 +233,7 @@ class Builder:
             staying=StayingInputs(captured.graph.staying),
             sums=ProcessSums(groups, settings.timeout_s, self.device) if groups else None,
             timeout_s=settings.timeout_s,
+            device=self.device,
         )
         pipeline = Pipeline(captured, plan, schedule, stages, planned, ranks, partition, executor)
         pipeline.chunked = chunked

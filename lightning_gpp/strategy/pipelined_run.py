@@ -96,7 +96,7 @@ class PipelinedRun:
         self.control = Control(self.transport, settings.timeout_s, self.failures)
         self.on_built: Callable[[Pipeline], None] | None = None
         self.on_terminated: Callable[[int], None] = lambda rank: None
-        self.recorder = StepRecorder()
+        self.recorder = StepRecorder(self.device)
         self.clock = PipelineClock(lambda: self.can_time)
         self.own_gradients = OwnGradients({})
         self.full_batch = 0

@@ -21,11 +21,19 @@ class SideStream:
 
     Args:
         device: whose.
+
+    Raises:
+        NotImplementedError: torch has no streams for devices of its type.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._of_device = torch.get_device_module(device)
+        if not hasattr(self._of_device, "Stream"):
+            raise NotImplementedError(
+                f"messages between ranks on devices of type {device.type!r} need streams, which "
+                f"torch.{device.type} does not have; use one such device, or CPUs"
+            )
         self._stream = self._of_device.Stream(device=device)
 
     def current(self) -> AbstractContextManager[Any]:

@@ -61,6 +61,7 @@ from lightning_gpp.runtime.transport.message import (
     piece_bytes,
 )
 from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError, late
+from lightning_gpp.torch_device import is_accelerator, set_current, synchronize
 
 SMALL_BYTES = 1 << 17
 """Messages of tensors on CPUs of up to so many bytes go over sockets."""
@@ -160,9 +161,10 @@ class ProcessGroupTransport:
     ) -> None:
         self._groups = groups
         self._device = device
-        self._on_cpu = device.type in ("cpu", "meta")
-        self._copies = None if self._on_cpu or not groups.is_staged else DeviceCopies(device)
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        self._on_cpu = not is_accelerator(device)
+        is_staged = groups.is_staged and not self._on_cpu and self.num_ranks > 1
+        self._copies = DeviceCopies(device) if is_staged else None
         self._mailbox = Mailbox()
         self._in_order = _InOrder()
         self._num_sent: Counter[int] = Counter()
@@ -200,7 +202,7 @@ class ProcessGroupTransport:
                 group.send([token], target, _DATA_TAG).wait()
             elif self.rank == target:
                 group.recv([token], source, _DATA_TAG).wait()
-        torch.get_device_module(self._device).current_stream(self._device).synchronize()
+        synchronize(self._device)
 
     def send(self, payload: Payload, *, target: int, tag: Tag) -> None:
         """Posts the message and returns."""
@@ -361,8 +363,7 @@ class ProcessGroupTransport:
         self._in_order.put(peer, number, lambda: self._mailbox.put(peer, tag, payload))
 
     def _listen(self, peer: int) -> None:
-        if not self._on_cpu:  # or this thread allocates pinned memory through the first device
-            torch.get_device_module(self._device).set_device(self._device)
+        set_current(self._device)  # or this thread pins memory through the first device
         far = None if self._on_cpu or self._copies else SideStream(self._device)
         try:
             first = bytearray(FIRST_BYTES)

@@ -21,6 +21,7 @@ from lightning_gpp.host_copies import to_host
 from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
 from lightning_gpp.strategy.cutting.results import mean_over_samples
 from lightning_gpp.strategy.cutting.slices import Slices
+from lightning_gpp.torch_device import widened
 
 _OF_FLOAT32 = 1e-4
 _FEW_ROUNDINGS = 4
@@ -171,7 +172,7 @@ def _is_untouched(first: Tensor, again: Tensor, beside_others: Tensor) -> bool:
         return True
     if not first.is_floating_point():
         return not torch.equal(first, again)  # nothing can be told
-    first, again, other = (t.double().nan_to_num() for t in (first, again, beside_others))
+    first, again, other = (widened(t).nan_to_num() for t in (first, again, beside_others))
     noise = _FEW_ROUNDINGS * torch.finfo(beside_others.dtype).eps * float(first.abs().max())
     noise += _FEW_ROUNDINGS * float((again - first).abs().max())
     return float((other - first).abs().max()) <= noise

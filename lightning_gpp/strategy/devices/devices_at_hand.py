@@ -24,6 +24,7 @@ from lightning_gpp.cluster import (
     load_cluster,
 )
 from lightning_gpp.runtime.processes.rank_devices import RankDevice
+from lightning_gpp.torch_device import memory_bytes
 
 GPU_HOST_LINK = Link(bandwidth_bytes_per_s=20e9, latency_s=20e-6)
 """Between GPUs of one host where nobody says more: PCIe 4.0 x16, assumed; NVLink is faster."""
@@ -42,9 +43,11 @@ class DeviceAtHand:
     Attributes:
         name: as torch calls it.
         kind: as profiles name it.
-        memory_bytes: of the device; of a CPU all of the host's; None where it is not known.
+        memory_bytes: of the device; of one without its own (CPUs, Apple's GPUs) all of the
+            host's; None where it is not known.
         host: name of the machine.
-        identity: tells a GPU from all others; ranks may share one. Empty of a CPU.
+        identity: tells a device with its own memory from all others; ranks may share one. Empty
+            of others.
     """
 
     name: str
@@ -56,12 +59,10 @@ class DeviceAtHand:
     @classmethod
     def of(cls, device: torch.device) -> DeviceAtHand:
         """What this rank has."""
-        if device.type == "cuda":
-            memory_bytes: int | None = torch.cuda.get_device_properties(device).total_memory
-        else:
-            memory_bytes = host_memory_bytes()
-        identity = RankDevice.of(device).identity if device.type == "cuda" else ""
-        return cls(str(device), device_kind(device), memory_bytes, socket.gethostname(), identity)
+        name, host = str(device), socket.gethostname()
+        if (own_bytes := memory_bytes(device)) is None:
+            return cls(name, device_kind(device), host_memory_bytes(), host)
+        return cls(name, device_kind(device), own_bytes, host, RankDevice.of(device).identity)
 
 
 def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:
@@ -89,7 +90,7 @@ def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:
 
 def _memory_of(device: DeviceAtHand) -> tuple[str, str]:
     """Equal for ranks that have the same memory."""
-    return device.host, device.identity or device.name
+    return device.host, device.identity
 
 
 def resolve_cluster(given: ClusterLike, num_devices: int) -> Cluster:

@@ -16,8 +16,9 @@ from lightning.pytorch.plugins import (
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gpp.host_copies import to_host
 from lightning_gpp.strategy.state.loss_scale import AgreedScaler
+from lightning_gpp.strategy.torch_private import foreach_norm
+from lightning_gpp.torch_device import widest_float
 
 
 class HoldsParameters(Protocol):
@@ -122,14 +123,13 @@ class _ClipsOverRanks:
 
 
 def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
-    """On the CPU, where ranks on devices of any type can add it up; each waits once for its own."""
-    norms = [
-        torch.linalg.vector_norm(
-            gradient.coalesce().values() if gradient.is_sparse else gradient, dtype=torch.float64
-        )
-        for gradient in gradients
-    ]
-    squares = torch.stack([torch.zeros((), dtype=torch.float64), *to_host(norms)]).square().sum()
+    """On the CPU, where ranks on devices of any type can add it up."""
+    values = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    reals = [torch.view_as_real(each) if each.is_complex() else each for each in values]
+    squares = torch.zeros((), dtype=torch.float64)
+    if reals:
+        norms = foreach_norm(reals, widest_float(reals[0].device))
+        squares = torch.stack(norms).cpu().double().square().sum()
     if dist.is_initialized():
         dist.all_reduce(squares)
     return squares.sqrt()

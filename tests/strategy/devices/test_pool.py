@@ -69,7 +69,7 @@ def test_gpus_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
         (2, TypeError, r'devices="cuda:0,cuda:1,cpu" .* got devices=2'),
         ([0, "cpu"], TypeError, "the entry 0"),
         ("cpu,gpu0", ValueError, "unknown device 'gpu0'"),
-        ("cpu,mps", ValueError, "only cuda and cpu can be mixed"),
+        ("cpu,mtia", ValueError, "got 'mtia', for which Lightning has no accelerator; it has cpu,"),
         ("cpu:1", ValueError, "name 'cpu' once for every process"),
     ],
 )
@@ -80,7 +80,7 @@ def test_what_is_no_pool_is_refused(devices: Any, error: type[Exception], text: 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match="names cuda:0, but there is no GPU here"):
+    with pytest.raises(ValueError, match="names cuda:0, but there is none here"):
         lp.Trainer(accelerator="pool", devices="cuda:0,cpu", strategy="graphpipe")
     with pytest.raises(ValueError, match="got no devices"):
         lp.Trainer(accelerator="pool", strategy="graphpipe")
