@@ -31,6 +31,7 @@ from lightning_gpp.runtime.sums.sums import Sums
 from lightning_gpp.runtime.transport.transport import Tag, Transport
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Action, Kind, Program, Window
+from lightning_gpp.torch_device import synchronize
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class Executor:
         sparse: names of those whose gradients are sparse.
         sums: sums the gradients of replicas; not needed where no stage has replicas.
         timeout_s: limit of every wait.
+        device: where the stages compute; recorded actions are waited for there.
         on_record: gets a record of every action when set.
         pace: makes the actions last as long as those of an emulated device, when set.
         forward_context: what forwards of stages run in, and backwards do not (autocast).
@@ -63,6 +65,7 @@ class Executor:
     sparse: frozenset[str] = frozenset()
     sums: Sums | None = None
     timeout_s: float = 1800.0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     on_record: Callable[[ActionRecord], None] | None = None
     pace: Pace | None = None
     forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -213,8 +216,7 @@ class Run:
         self.message_bytes = self.loss_start_ns = None
         start_ns = time.monotonic_ns()
         self.perform(action)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
+        synchronize(self.executor.device)
         end_ns = time.monotonic_ns()
         return ActionRecord(action, start_ns, end_ns, self.message_bytes, self.loss_start_ns)
 
@@ -397,7 +399,7 @@ class Run:
                 [self.executor.rank_of_device[device] for device in group.devices],
                 action.microbatch,
                 self.executor.transport,
-                lambda rank, tag: self._receive(rank, tag, action),
+                lambda rank, tag: self._receive(rank, tag, action).settle(),
             )
 
     def step(self, action: Action) -> None:

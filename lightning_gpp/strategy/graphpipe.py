@@ -26,6 +26,7 @@ from lightning_gpp.graph import StageGraph
 from lightning_gpp.mapped_tensor import freed_at_once, mapping_modules
 from lightning_gpp.planner import GRAPHPIPE, Plan
 from lightning_gpp.runtime.action_record import ActionRecord
+from lightning_gpp.runtime.processes.rank_devices import device_backend
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC
 from lightning_gpp.strategy.devices.accelerators import OurStrategy
 from lightning_gpp.strategy.devices.devices_at_hand import ClusterLike
@@ -257,8 +258,9 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         check_pipelines(self.settings, self.num_pipelines, self.num_nodes * self.num_processes)
         # Ranks of a pool may be on devices of several types: gloo is what all of them speak.
         is_mixed = isinstance(self.accelerator, PoolAccelerator)
-        is_gloo = is_mixed or self.root_device.type == "cpu"
-        backend = "gloo" if is_gloo else "cpu:gloo,cuda:nccl"
+        backend = "gloo" if is_mixed else device_backend(self.root_device)
+        if backend != "gloo":
+            backend = f"cpu:gloo,{self.root_device.type}:{backend}"
         with self._starting():
             host = self._join(backend)
         self._session = self._new_session(host)

@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_gpp.runtime.processes.meeting import meet
 from lightning_gpp.strategy.built_model import BuiltModel
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
 from lightning_gpp.strategy.emulation.shape_only import noting
@@ -232,7 +232,7 @@ class Session:
             self._report_emulation(model)
             if not self.run.is_shape_only:
                 self._make_whole(model, on_all_ranks)
-        dist.barrier()
+        meet()
         if model is not None:
             model.close()
 
@@ -267,7 +267,8 @@ class Session:
         partition.reunite(on_all_ranks=on_all_ranks)
         for average in self.run.averages:
             average.reunite(on_all_ranks=on_all_ranks)
-        if self.run.control.is_leader:
+        if self.run.control.is_leader or on_all_ranks:
             self.run.module.cpu()
+        if self.run.control.is_leader:
             for partial, state in zip(self.run.partial_optimizers, states, strict=True):
                 partial.make_whole(self.run.module, state)

@@ -32,3 +32,11 @@ def innermost_function_mode() -> TorchFunctionMode | None:
 def when_backward_ends(call: Callable[[], None]) -> None:
     """Inside of a backward: calls this when all of it is done."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def foreach_norm(tensors: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The 2-norm of every tensor, accumulated in ``dtype``; few kernels for all of them.
+
+    ``torch.nn.utils.get_total_norm`` calls it, too, but accumulates in the tensors' own dtype.
+    """
+    return torch._foreach_norm(tensors, 2, dtype=dtype)

@@ -14,6 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_gpp.torch_device import (
+    accelerator_random_states,
+    set_accelerator_random_states,
+)
+
 _CONTAINERS = frozenset(
     {list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict}
 )
@@ -95,15 +100,13 @@ class _RandomStates:
     def __init__(self) -> None:
         self._numpy = sys.modules.get("numpy")
         self._torch, self._python = torch.random.get_rng_state(), random.getstate()
-        is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        self._cuda = torch.cuda.get_rng_state_all() if is_cuda else []
+        self._accelerators = accelerator_random_states()
         self._numpy_state = self._numpy.random.get_state() if self._numpy else None
 
     def restore(self) -> None:
         torch.random.set_rng_state(self._torch)
         random.setstate(self._python)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
+        set_accelerator_random_states(self._accelerators)
         if self._numpy:
             self._numpy.random.set_state(self._numpy_state)
 

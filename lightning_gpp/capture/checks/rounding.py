@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lightning_gpp.torch_device import types_in_use
+
 COARSE = 2e-2
 """In half precision (a unit in the last place of bfloat16 is 0.8 %)."""
 
@@ -30,4 +32,4 @@ def relative_tolerance(dtype: torch.dtype, *, of_float32: float) -> float:
 
 def is_autocast() -> bool:
     """Whether computations are cast on any type of device."""
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    return any(torch.is_autocast_enabled(kind) for kind in types_in_use())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture.errors import CaptureError
+from lightning_gpp.torch_device import widened
 
 
 class _State(NamedTuple):
@@ -37,7 +38,7 @@ def _total(tensor: Tensor) -> float:
         size_bytes = tensor.numel() * tensor.element_size()
         if not size_bytes % 8 and not tensor.data_ptr() % 8:
             return int(tensor.view(-1).view(torch.int64).sum())
-    return float(tensor.abs().double().sum())
+    return float(widened(tensor.abs()).sum())
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.cost import OpProfile
 from lightning_gpp.graph import OpNode
+from lightning_gpp.torch_device import synchronize
 
 MOST_REPEATS = 9
 """Measured runs of an operator whose times do not settle (a loaded machine)."""
@@ -172,7 +173,7 @@ class OperatorProbe:
         return max(taken_s - _engine_start_s(self.device), LEAST_PART * taken_s)
 
     def _now_s(self) -> float:
-        _synchronize(self.device)
+        synchronize(self.device)
         return time.perf_counter()
 
 
@@ -183,17 +184,12 @@ def _engine_start_s(device: torch.device) -> float:
     for _ in range(20):
         leaf = torch.zeros(1, device=device, requires_grad=True)
         view, seed = leaf.view_as(leaf), torch.ones(1, device=device)
-        _synchronize(device)
+        synchronize(device)
         start_s = time.perf_counter()
         torch.autograd.backward([view], [seed])
-        _synchronize(device)
+        synchronize(device)
         times_s.append(time.perf_counter() - start_s)
     return min(times_s)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _has_settled(runs: Sequence[OpProfile]) -> bool:

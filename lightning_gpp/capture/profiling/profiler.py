@@ -17,6 +17,7 @@ from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
 from lightning_gpp.capture.profiling.shared_work import SharedWork
 from lightning_gpp.capture.values.samples import Sample, first_sample, resized
 from lightning_gpp.cost import Costs, Profile
+from lightning_gpp.torch_device import device_name
 
 DEFAULT_BUDGET_S = 60.0
 """Seconds after which an operator runs once and no further micro-batch size begins."""
@@ -129,10 +130,7 @@ def profile_probes(
 
 def device_kind(device: torch.device) -> str:
     """The kind of a device, as profiles and clusters name it."""
-    if device.type == "cuda":
-        name: str = torch.cuda.get_device_name(device)
-        return name
-    return device.type
+    return device_name(device)
 
 
 def _sizes(captured: CapturedModel, sample: Sample, count: int) -> list[int]:

@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from lightning_gpp.capture.errors import GuardError, user_location
 from lightning_gpp.capture.tracing.keep_whole import HostDraws
 from lightning_gpp.capture.values.structure import Structure
+from lightning_gpp.torch_device import types_in_use
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +136,9 @@ class DeviceAutocast(NamedTuple):
 
 def autocast_state() -> tuple[DeviceAutocast, ...]:
     """The state of autocast now."""
-    types = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     return tuple(
         DeviceAutocast(name, torch.get_autocast_dtype(name), torch.is_autocast_enabled(name))
-        for name in types
+        for name in types_in_use()
     )
 
 

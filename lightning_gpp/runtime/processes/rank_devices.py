@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_gpp.runtime.processes.rank_sockets import host_identity
+from lightning_gpp.torch_device import device_uuid, is_accelerator
 
 
 class Wire(enum.Enum):
@@ -29,7 +30,7 @@ class RankDevice:
     """The device of one rank.
 
     Attributes:
-        type: as torch has it (``"cpu"``, ``"cuda"``).
+        type: as torch has it (``"cpu"``, ``"cuda"``, ``"xpu"``).
         identity: tells it from every other device of the job; of a CPU it names the host.
     """
 
@@ -39,9 +40,10 @@ class RankDevice:
     @classmethod
     def of(cls, device: torch.device) -> RankDevice:
         """What this rank has; a GPU is known by its UUID, since every process may count its own."""
-        if device.type == "cuda":
-            return cls("cuda", str(torch.cuda.get_device_properties(device).uuid))
-        return cls(device.type, host_identity())
+        host = host_identity()
+        if not is_accelerator(device):
+            return cls(device.type, host)
+        return cls(device.type, device_uuid(device) or f"{host} {device}")
 
 
 def gather_rank_devices(device: torch.device) -> tuple[RankDevice, ...]:
@@ -49,6 +51,11 @@ def gather_rank_devices(device: torch.device) -> tuple[RankDevice, ...]:
     found: list[RankDevice | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, RankDevice.of(device))
     return tuple(each for each in found if each is not None)
+
+
+def device_backend(device: torch.device) -> str:
+    """What ``torch.distributed`` moves tensors of a device with; gloo is for those of the CPU."""
+    return dist.get_default_backend_for_device(device) if is_accelerator(device) else "gloo"
 
 
 def choose_wire(devices: Sequence[RankDevice]) -> Wire:

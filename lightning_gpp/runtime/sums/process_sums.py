@@ -18,8 +18,6 @@ from torch import Tensor
 from lightning_gpp.runtime.processes.rank_devices import Wire, choose_wire, gather_rank_devices
 from lightning_gpp.runtime.processes.work_waits import WorkWaits
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, late_sum
-from lightning_gpp.runtime.transport import host_staging
-from lightning_gpp.runtime.transport.host_staging import HostStaging
 
 CPU = torch.device("cpu")
 
@@ -31,7 +29,6 @@ class ProcessSums:
         groups: sets of ranks that will sum; all ranks of the world make the same ones together.
         timeout_s: limit that ``torch.distributed`` itself keeps.
         device: where this rank's tensors are.
-        staging: copies them through host memory; by default where that is needed.
     """
 
     def __init__(
@@ -39,7 +36,6 @@ class ProcessSums:
         groups: Iterable[Ranks],
         timeout_s: float,
         device: torch.device = CPU,
-        staging: HostStaging | None = None,
     ) -> None:
         devices = gather_rank_devices(device)
         by_nccl = {
@@ -51,24 +47,22 @@ class ProcessSums:
             ranks: dist.new_group(list(ranks), timeout=timeout, backend="nccl" if nccl else "gloo")
             for ranks, nccl in by_nccl.items()
         }
-        if staging is None and host_staging.needs_staging(device):
-            staging = HostStaging(device)
-        self._staging = {ranks: None if nccl else staging for ranks, nccl in by_nccl.items()}
+        self._by_nccl = by_nccl
         self._rank = dist.get_rank()
         self._waits = WorkWaits()
 
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Begins an all-reduce."""
-        summed = self._on_the_wire(tensor, self._staging[ranks])
+        summed = self._on_the_wire(tensor, self._by_nccl[ranks])
         work = dist.all_reduce(summed, group=self._groups[ranks], async_op=True)
         assert work is not None
         return _ProcessSum(self._waits, work, ranks, tensor, summed)
 
     @staticmethod
-    def _on_the_wire(tensor: Tensor, staging: HostStaging | None) -> Tensor:
+    def _on_the_wire(tensor: Tensor, by_nccl: bool) -> Tensor:
         if tensor.is_meta:
             return torch.zeros(1)  # ranks meet, there is nothing to add up
-        return tensor if staging is None else staging.to_host(tensor)
+        return tensor if by_nccl else tensor.cpu()
 
     def abort(self, error: BaseException) -> None:
         """Makes every wait raise ``error``."""

@@ -20,6 +20,7 @@ from torch.nn import Parameter
 
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.graph import StageGraph
+from lightning_gpp.host_copies import to_host
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
 from lightning_gpp.schedule import Action, Program, last_backward
 
@@ -55,12 +56,26 @@ class GradientBucket:
         self._give(self.had_gradient)  # so that no gradient is held twice
         self.pending = sums.start(self.flat, self.ranks)
 
-    def finish(self, timeout_s: float, purpose: str) -> None:
-        """Waits for the sum; parameters that have a gradient on some replica have it on all."""
-        assert self.pending is not None and self.flat is not None
+    def wait(self, timeout_s: float, purpose: str) -> None:
+        """Waits for the sum; parameters that had a gradient have its sum."""
+        assert self.pending is not None
         self.pending.wait(timeout_s, purpose)
-        flags = self.flat[-len(self.parameters) :]
-        self._give(self.had_gradient if flags.is_meta else flags.tolist())  # shapes hold no numbers
+        self._give(self.had_gradient)
+
+    @property
+    def lacks_some(self) -> bool:
+        """Whether other replicas may have gradients that there are none of here."""
+        return not all(self.had_gradient)
+
+    @property
+    def num_gradients(self) -> Tensor:
+        """For each parameter on how many replicas it has a gradient, once all are summed."""
+        assert self.flat is not None
+        return self.flat[-len(self.parameters) :]
+
+    def take_over(self, num_gradients: Tensor) -> None:
+        """Parameters that have a gradient on some replica have it on all."""
+        self._give(self.had_gradient if num_gradients.is_meta else num_gradients.tolist())
 
     def _give(self, has_gradient: Sequence[float]) -> None:
         """Gradients are pieces of the flat tensor, where there are any."""
@@ -210,9 +225,12 @@ class GradientReduction:
         for bucket in self._buckets:
             bucket.missing.clear()
         self._start()
-        for bucket in self._buckets:
-            if number in (bucket.number, None):
-                bucket.finish(timeout_s, purpose)
+        due = [bucket for bucket in self._buckets if number in (bucket.number, None)]
+        for bucket in due:
+            bucket.wait(timeout_s, purpose)
+        lacking = [bucket for bucket in due if bucket.lacks_some]
+        for bucket, found in zip(lacking, to_host(b.num_gradients for b in lacking), strict=True):
+            bucket.take_over(found)
 
     def _hook(self, bucket: GradientBucket, name: str) -> Callable[[Tensor], None]:
         def came(_: Tensor) -> None:

@@ -30,6 +30,7 @@ from lightning_gpp.spmd.run.operator_calls import OperatorCall
 from lightning_gpp.spmd.run.options import look_up_rows, mean_of_part, sufficient_factors
 from lightning_gpp.spmd.run.program_run import Key, LocalGraph, ProgramRun, cut
 from lightning_gpp.spmd.run.shards import Shards
+from lightning_gpp.torch_device import forked_random
 
 _DRAWING = threading.Lock()
 """Devices that are threads of one process share its generator of random numbers."""
@@ -149,7 +150,7 @@ class Interpreter:
         if call.is_random:
             is_sharded = any(placement.is_shard for placement in computation.outputs)
             own = 1 + self.collectives.rank if is_sharded else 0
-            with _DRAWING, torch.random.fork_rng(_cuda(self.device)):
+            with _DRAWING, forked_random(self.device):
                 torch.manual_seed(((seed * 1_000_003 + place) * 8191 + own) % 2**63)
                 made = self._called(call, operator, computation, tensors)
         else:
@@ -232,10 +233,6 @@ def _reads(instruction: Instruction, graph: SpmdGraph) -> list[Key]:
             return [(instruction.value, instruction.placement)]
         case _:
             return []
-
-
-def _cuda(device: torch.device) -> list[torch.device]:
-    return [device] if device.type == "cuda" else []
 
 
 def _check_buffers(

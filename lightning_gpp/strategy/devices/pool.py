@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
+from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
 
 from lightning_gpp.strategy.devices.accelerators import OurAccelerator
+from lightning_gpp.torch_device import is_accelerator
 
 _EXPECTED = (
     'accelerator="pool" takes the list of its devices, one rank per entry: '
@@ -26,8 +27,8 @@ def parse_pool(devices: Any) -> list[torch.device]:
     """The devices that a ``devices`` flag names, in order.
 
     Args:
-        devices: names separated by commas, or a sequence of names or devices. ``cuda`` stands for
-            ``cuda:0``.
+        devices: names separated by commas, or a sequence of names or devices, of all types that
+            torch and Lightning know. ``cuda`` stands for ``cuda:0``.
 
     Raises:
         TypeError: it is no list of devices.
@@ -52,10 +53,13 @@ def _device(entry: Any) -> torch.device:
         device = torch.device(entry)
     except RuntimeError:
         raise ValueError(f"{_EXPECTED}; got the unknown device {entry!r}") from None
-    if device.type == "cuda":
-        return _cuda_device(device.index or 0)
-    if device.type != "cpu":
-        raise ValueError(f"{_EXPECTED}; got {entry!r}, but only cuda and cpu can be mixed")
+    if device.type not in AcceleratorRegistry:
+        raise ValueError(
+            f"{_EXPECTED}; got {entry!r}, for which Lightning has no accelerator; it has "
+            f"{', '.join(sorted(AcceleratorRegistry.available_accelerators()))}"
+        )
+    if is_accelerator(device):
+        return _numbered(device)
     if device.index is not None:
         raise ValueError(
             f"{_EXPECTED}; got {entry!r}: name 'cpu' once for every process that is to run on it"
@@ -63,15 +67,22 @@ def _device(entry: Any) -> torch.device:
     return device
 
 
-def _cuda_device(index: int) -> torch.device:
-    count = torch.cuda.device_count()
+def _numbered(device: torch.device) -> torch.device:
+    kind, index = device.type, device.index or 0
+    count = torch.get_device_module(device).device_count()
     if index >= count:
-        there = f"only cuda:0 to cuda:{count - 1} are there" if count else "there is no GPU here"
+        there = f"only {kind}:0 to {kind}:{count - 1} are there" if count else "there is none here"
         raise ValueError(
-            f"the pool names cuda:{index}, but {there} (as torch.cuda.device_count() sees it; "
-            "CUDA_VISIBLE_DEVICES may hide some)"
+            f"the pool names {kind}:{index}, but {there} (as torch.{kind}.device_count() sees it; "
+            "CUDA_VISIBLE_DEVICES, or what your devices have in its place, may hide some)"
         )
-    return torch.device("cuda", index)
+    return torch.device(kind, index)
+
+
+def _of(device: torch.device) -> Accelerator:
+    """Lightning's own accelerator for a device."""
+    found: Accelerator = AcceleratorRegistry.get(device.type)
+    return found
 
 
 class PoolAccelerator(OurAccelerator):
@@ -80,22 +91,22 @@ class PoolAccelerator(OurAccelerator):
     kind = "pool"
     description = "A mixed list of real devices"
 
+    def __init__(self) -> None:
+        self._own: Accelerator | None = None
+
     def setup_device(self, device: torch.device) -> None:
-        """Makes a GPU this rank's current one; nothing on a CPU."""
-        self._kind(device).setup_device(device)
+        """As Lightning's own accelerator does for the device of this rank."""
+        self._own = _of(device)
+        self._own.setup_device(device)
 
     def get_device_stats(self, device: str | int | torch.device) -> dict[str, Any]:
         """What Lightning knows to tell of such a device."""
-        return self._kind(torch.device(device)).get_device_stats(device)
+        return _of(torch.device(device)).get_device_stats(device)
 
     def teardown(self) -> None:
-        """Frees what torch keeps of GPU memory, where this rank used any."""
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.empty_cache()
-
-    @staticmethod
-    def _kind(device: torch.device) -> Accelerator:
-        return CUDAAccelerator() if device.type == "cuda" else CPUAccelerator()
+        """As Lightning's own accelerator does: of a GPU it frees the memory that torch keeps."""
+        if self._own is not None:
+            self._own.teardown()
 
     @staticmethod
     def parse_devices(devices: Any) -> list[torch.device]:
@@ -105,7 +116,7 @@ class PoolAccelerator(OurAccelerator):
     @staticmethod
     def get_parallel_devices(devices: list[torch.device]) -> list[torch.device]:
         """The devices by rank."""
-        if any(device.type == "cuda" for device in devices):
+        if any(map(is_accelerator, devices)):
             # Lightning takes every accelerator but its own for one without GPUs.
             warnings.filterwarnings("ignore", message="GPU available but not used")
         return devices

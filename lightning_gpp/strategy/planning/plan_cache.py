@@ -253,7 +253,7 @@ def _versions(rooms: tuple[str, ...]) -> dict[str, str]:
         "code": _code_hash(rooms),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "cuda": torch.version.cuda or "",
+        "toolkit": torch.version.cuda or torch.version.hip or torch.version.xpu or "",
     }
 
 

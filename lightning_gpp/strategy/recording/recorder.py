@@ -16,10 +16,14 @@ from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord, WindowRecord
 from lightning_gpp.simulate import SpanKind
+from lightning_gpp.torch_device import synchronize
 
 
 class StepRecorder:
     """Collects the records of one step at a time; costs next to nothing while it is off.
+
+    Args:
+        device: of this rank.
 
     Attributes:
         is_on: whether it records.
@@ -27,7 +31,8 @@ class StepRecorder:
         on_record: the user's own, gets a record of every action, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.on_record: Callable[[ActionRecord], None] | None = None
         self.is_on = False
         self.is_cut = False
@@ -78,10 +83,9 @@ class StepRecorder:
             self._open = Mark(kind, start_ns, start_ns, self._window)
 
     def end(self) -> None:
-        """It ends, if it was begun, with what it left for a GPU to do."""
+        """It ends, if it was begun, with what it left for the device to do."""
         if self._open is not None:
-            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                torch.cuda.synchronize()
+            synchronize(self._device)
             self._marks.append(replace(self._open, end_ns=time.monotonic_ns()))
             self._open = None
 

@@ -10,9 +10,14 @@ from torch import Tensor
 
 from lightning_gpp.spmd.costs.collective_times import AlphaBeta, CollectiveTimes
 from lightning_gpp.spmd.run.collectives import Collectives
+from lightning_gpp.torch_device import synchronize
 
-SMALL_BYTES, LARGE_BYTES = 1 << 12, 1 << 22
-"""Hardly more than latency; and enough for the bandwidth to show: 30 ms by 1 Gbit/s."""
+SMALL_BYTES, LARGE_BYTES, MOST_BYTES = 1 << 12, 1 << 22, 1 << 26
+"""Hardly more than latency; enough for the bandwidth to show of a wire (30 ms by 1 Gbit/s); and of
+links between GPUs (0.2 ms by 300 GB/s)."""
+
+_SHOWS = 8
+"""The bandwidth shows where a large message takes this many times as long as a small one."""
 
 _REPEATS = 5
 _FLOAT_BYTES = 4
@@ -20,6 +25,8 @@ _FLOAT_BYTES = 4
 
 def measure_collectives(group: Collectives, device: torch.device) -> CollectiveTimes:
     """All ranks: lines through the times of a small and a large message, a line per collective.
+
+    The large one is as large as it takes for the bandwidth to show.
 
     All ranks get the same: a collective takes as long as on the slowest rank.
     """
@@ -66,8 +73,11 @@ def measure_collectives(group: Collectives, device: torch.device) -> CollectiveT
 
 
 def _line(seconds: Callable[[int], float]) -> AlphaBeta:
-    small_s, large_s = seconds(SMALL_BYTES), seconds(LARGE_BYTES)
-    beta = max(0.0, (large_s - small_s) / (LARGE_BYTES - SMALL_BYTES))
+    small_s, large_bytes = seconds(SMALL_BYTES), LARGE_BYTES
+    # Times are those of the slowest rank: all ranks go on or stop here together.
+    while (large_s := seconds(large_bytes)) < _SHOWS * small_s and large_bytes < MOST_BYTES:
+        large_bytes *= 4
+    beta = max(0.0, (large_s - small_s) / (large_bytes - SMALL_BYTES))
     return AlphaBeta(max(0.0, small_s - beta * SMALL_BYTES), beta)
 
 
@@ -78,11 +88,11 @@ def _seconds(
     tensor = torch.zeros(size_bytes // _FLOAT_BYTES, device=device)
     work(tensor)
     group.all_reduce(torch.zeros(1, device=device), purpose="timing collectives")
+    synchronize(device)
     start_s = time.perf_counter()
     for _ in range(_REPEATS):
         work(tensor)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     own_s = torch.full((1,), (time.perf_counter() - start_s) / _REPEATS, device=device)
     shapes = [(1,)] * group.num_ranks
     every = group.all_gather(own_s, shapes, is_grouped=False, purpose="timing collectives")

@@ -1,4 +1,8 @@
-"""Devices timed on the machine at hand, when a run begins."""
+"""Devices timed on the machine at hand, when a run begins.
+
+An accelerator is given as much as fills it, many times in a row, and is waited for once: a wait
+after each would time launches, and what fits into its cache would not time its memory.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,19 @@ from torch.optim import Optimizer
 from lightning_gpp.spmd.costs.speeds import DeviceSpeeds, measured_speeds
 from lightning_gpp.spmd.run.collectives import Collectives
 from lightning_gpp.strategy.spmd.sharded_optimizer import ELEMENTWISE
+from lightning_gpp.torch_device import is_accelerator, synchronize
 
 _SIDE = 384
-"""Side of the matrices whose product is timed: some milliseconds on a slow core."""
+"""Side of the matrices whose product a CPU is timed with: some milliseconds on a slow core."""
 
-_COPIED_BYTES = 1 << 24
-"""More than the caches of a core."""
+_SIDES = tuple(1 << power for power in range(9, 14))
+"""On an accelerator: from 512, a launch more than a product on a large one, to 8192."""
+
+_GOLDEN = 0.6180339887
+"""The fractions of its multiples are spread over [0, 1)."""
+
+_COPIED_BYTES, _STREAMED_BYTES = 1 << 24, 1 << 28
+"""More than the caches of a core; and of an accelerator (50 MB on an H100), a power of 4 larger."""
 
 _STRETCH_S, _TURN_S = 0.1, 0.01
 """Of every kind of work in a round, and of one kind before the next has its turn: many time slices
@@ -30,23 +41,24 @@ _AGREE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
-    """A step of an optimizer like the user's, over one parameter.
+class TimedWork:
+    """A kind of work.
 
     Attributes:
-        step: takes it.
-        size_bytes: of the parameter.
+        do: does it once.
+        amount: how much that is: operations, bytes, launches.
     """
 
-    step: Callable[[], object]
-    size_bytes: int
+    do: Callable[[], object]
+    amount: float
 
 
-def typical_update(optimizers: Sequence[Optimizer], device: torch.device) -> Update | None:
-    """A step that takes as long per byte as those of some optimizers, as far as one can.
+def typical_update(optimizers: Sequence[Optimizer], device: torch.device) -> TimedWork | None:
+    """A step that takes as long per byte trained as those of some optimizers, as far as one can.
 
     Half of the bytes that they train are in parameters of this size or larger (small ones stay in
-    a core's cache), and it is the optimizer of that parameter. None where nothing is trained, and
+    a core's cache), and it is the optimizer of that parameter. On an accelerator it takes as many
+    of them together as fill it, but no more than there are. None where nothing is trained, and
     for optimizers that are not of :mod:`torch.optim`, whose arguments nobody knows.
     """
     trained = [
@@ -62,17 +74,23 @@ def typical_update(optimizers: Sequence[Optimizer], device: torch.device) -> Upd
     like, group, kind = trained[int(np.searchsorted(before, before[-1] / 2))]
     if kind not in ELEMENTWISE or kind is torch.optim.SparseAdam:
         return None
-    count = min(like.numel(), _COPIED_BYTES // like.element_size())
-    parameter = torch.nn.Parameter(torch.ones(count, dtype=like.dtype, device=device))
-    parameter.grad = torch.ones_like(parameter)
-    optimizer = kind([parameter])
+    most_bytes = _STREAMED_BYTES // 2 if is_accelerator(device) else _COPIED_BYTES
+    count = min(like.numel(), most_bytes // like.element_size())
+    copies = most_bytes // (count * like.element_size()) if is_accelerator(device) else 1
+    parameters = [
+        torch.nn.Parameter(torch.ones(count, dtype=like.dtype, device=device))
+        for _ in range(min(copies, len(trained)))
+    ]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = kind(parameters)
     options = {name: value for name, value in group.items() if name != "params"}
     optimizer.param_groups[0].update(options)
-    return Update(optimizer.step, parameter.nbytes)
+    return TimedWork(optimizer.step, sum(parameter.nbytes for parameter in parameters))
 
 
 def measure_speeds(
-    device: torch.device, group: Collectives | None = None, update: Update | None = None
+    device: torch.device, group: Collectives | None = None, update: TimedWork | None = None
 ) -> DeviceSpeeds:
     """All ranks: how fast each device is while all of them compute; all ranks get the same.
 
@@ -83,19 +101,14 @@ def measure_speeds(
     Args:
         device: of this rank.
         group: the ranks; this device alone if not given.
-        update: of the optimizer, on all of them; not timed if not given.
+        update: of the optimizer, by bytes, on all of them; not timed if not given.
     """
     times = _times(device, update)
     rounds = [_of_all(times(), group, device)]
     while not is_settled(rounds):
         rounds.append(_of_all(times(), group, device))
-    product_s, copied_s, *update_s, launch_s = np.median(rounds, axis=0).T
-    return measured_speeds(
-        2 * _SIDE**3 / product_s,
-        2 * _COPIED_BYTES / copied_s,
-        launch_s,
-        update_s[0] / update.size_bytes if update else None,
-    )
+    flop_s, byte_s, *update_s, launch_s = np.median(rounds, axis=0).T
+    return measured_speeds(1 / flop_s, 1 / byte_s, launch_s, update_s[0] if update else None)
 
 
 def is_settled(rounds: Sequence[Sequence[Sequence[float]]]) -> bool:
@@ -117,49 +130,117 @@ def _of_all(own: list[float], group: Collectives | None, device: torch.device) -
     if group is None:
         return [own]
     shapes = [(len(own),)] * group.num_ranks
-    tensor = torch.tensor(own, dtype=torch.float64, device=device)
+    tensor = torch.tensor(own, dtype=torch.float32, device=device)
     every = group.all_gather(tensor, shapes, is_grouped=False, purpose="timing the devices")
     return [each.tolist() for each in every]
 
 
-def _times(device: torch.device, update: Update | None) -> Callable[[], list[float]]:
-    """Times a product, a sum of large vectors, the optimizer's step, and a sum of small vectors."""
-    square = torch.ones(_SIDE, _SIDE, device=device)
-    long, short = torch.ones(_COPIED_BYTES // 4, device=device), torch.ones(1, device=device)
-    product, copied = torch.empty_like(square), torch.empty_like(long)
-    # Into memory that there is: new pages take longer than what is written to them.
-    works: list[Callable[[], object]] = [
-        lambda: torch.mm(square, square, out=product),
-        lambda: torch.add(long, 1, out=copied),
-    ]
-    works += [update.step] if update else []
-    works.append(lambda: short + 1)
+_Turn = Callable[[], tuple[float, int]]
+"""A turn of one kind of work: how long it took, and how often the work was done."""
+
+
+def _times(device: torch.device, update: TimedWork | None) -> Callable[[], list[float]]:
+    """Measures the seconds of one operation, of a byte of memory and of an update, of a launch."""
+    works = [_product(device), _copy(device)]
+    works += [update] if update else []
+    short = torch.ones(1, device=device)
+    works.append(TimedWork(lambda: torch.add(short, 1), 1))
+    turns = [_turn_of(work.do, device) for work in works]
 
     def measure() -> list[float]:
         """The mean of each; a median would leave out the times in which others had the core."""
         spent_s, counts = [0.0] * len(works), [0] * len(works)
         while min(spent_s) < _STRETCH_S:
-            for kind, work in enumerate(works):
-                passed_s, count = _turn(work, device)
+            for kind, turn in enumerate(turns):
+                passed_s, count = turn()
                 spent_s[kind] += passed_s
                 counts[kind] += count
-        return [seconds / count for seconds, count in zip(spent_s, counts)]
+        return [spent_s[k] / (counts[k] * work.amount) for k, work in enumerate(works)]
 
-    for work in works:
-        _turn(work, device)
     return measure
 
 
-def _turn(work: Callable[[], object], device: torch.device) -> tuple[float, int]:
-    """How long a kind of work went on, and how often it was done."""
+# Results are written into memory that there is: new pages take longer than what is written to them.
+
+
+def _product(device: torch.device) -> TimedWork:
+    """A product of matrices: on an accelerator of those among some sizes that suit it best."""
+
+    def product(side: int) -> TimedWork:
+        row = torch.arange(1, side + 1, device=device) * _GOLDEN % 1
+        square = row.outer(row)  # numbers that are all alike take less power: clocks would be high
+        out = torch.empty_like(square)
+        return TimedWork(lambda: torch.mm(square, square, out=out), 2 * side**3)
+
+    if not is_accelerator(device):
+        return product(_SIDE)
+    return product(filling_side(lambda side: _seconds(product(side), device)))
+
+
+def filling_side(seconds: Callable[[int], float]) -> int:
+    """The side of those square matrices whose product does most operations per second.
+
+    None is tried that would take longer than a round gives to all products.
+
+    Args:
+        seconds: what the product of matrices of a side takes.
+    """
+    found: dict[int, float] = {}
+    for side in _SIDES:
+        found[side] = seconds(side)
+        if 8 * found[side] > _STRETCH_S:
+            break
+    return max(found, key=lambda side: side**3 / found[side])
+
+
+def _copy(device: torch.device) -> TimedWork:
+    """A sum of large vectors, which reads as many bytes as it writes."""
+
+    def copy(size_bytes: int) -> TimedWork:
+        long = torch.ones(size_bytes // 4, device=device)
+        out = torch.empty_like(long)
+        return TimedWork(lambda: torch.add(long, 1, out=out), 2 * size_bytes)
+
+    size_bytes, work = _COPIED_BYTES, copy(_COPIED_BYTES)
+    while is_accelerator(device) and size_bytes < _STREAMED_BYTES:
+        if 4 * _seconds(work, device) > _TURN_S:
+            break  # who is so slow has no such cache
+        size_bytes *= 4
+        work = copy(size_bytes)
+    return work
+
+
+def _seconds(work: TimedWork, device: torch.device) -> float:
+    passed_s, count = _turn_of(work.do, device)()
+    return passed_s / count
+
+
+def _turn_of(do: Callable[[], object], device: torch.device) -> _Turn:
+    """Turns of a kind of work, after one that does not count."""
+    if is_accelerator(device):
+        count = 1
+        while _queued_s(do, device, count) < _TURN_S:
+            count *= 2
+        return lambda: (_queued_s(do, device, count), count)
+    _host_turn(do)
+    return lambda: _host_turn(do)
+
+
+def _host_turn(do: Callable[[], object]) -> tuple[float, int]:
     count, start_s = 0, time.perf_counter()
     while (passed_s := time.perf_counter() - start_s) < _TURN_S:
-        work()
-        _wait(device)
+        do()
         count += 1
     return passed_s, count
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _queued_s(do: Callable[[], object], device: torch.device, count: int) -> float:
+    """What an accelerator takes for work that is queued and waited for once, by its own clock."""
+    stream = torch.accelerator.current_stream(device)
+    start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
+    start.record(stream)
+    for _ in range(count):
+        do()
+    end.record(stream)
+    synchronize(device)  # a wait for the event spoils its time on Apple's GPUs before torch 2.14
+    return float(start.elapsed_time(end)) / 1e3

@@ -35,7 +35,10 @@ _FACTORIES = frozenset(
     }
 )
 _DEVICE = Tensor.device.__get__
-_IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_IS_TYPE = {
+    getattr(Tensor, f"is_{kind}").__get__: kind
+    for kind in ("cpu", "cuda", "mps", "mtia", "xla", "xpu")
+}
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _FREEZING = frozenset(
@@ -93,8 +96,8 @@ class HeldElsewhere(TorchFunctionMode):
         if args and isinstance(args[0], Tensor) and args[0].is_meta:
             if func == _DEVICE:
                 return self.device
-            if func == _IS_CUDA:
-                return self.device.type == "cuda"
+            if (kind := _IS_TYPE.get(func)) is not None:
+                return self.device.type == kind
             if func in _FACTORIES and kwargs.get("device") is None:
                 kwargs = {**kwargs, "device": self.device}
         if func in (_GET_DATA, _SET_DATA) and (args[0].is_meta or isinstance(args[0], Parameter)):

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gpp.strategy.state.loss_scale import AgreedScaler
+from lightning_gpp.strategy.torch_private import foreach_norm
+from lightning_gpp.torch_device import widest_float
 
 
 class HoldsParameters(Protocol):
@@ -115,19 +117,19 @@ class _ClipsOverRanks:
         own = {id(parameter) for parameter in counted}
         gradients = [p.grad for p in held if id(p) in own and p.grad is not None]
         norm = _norm_over_ranks(gradients)
-        factor = (clip_val / (norm + 1e-6)).clamp(max=1.0)
-        for parameter in held:
-            assert parameter.grad is not None
-            parameter.grad.mul_(factor.to(parameter.grad))
+        factor = (clip_val / (norm + 1e-6)).clamp(max=1.0).item()
+        if factor != 1 and held:  # NaN is another
+            torch._foreach_mul_([parameter.grad for parameter in held], factor)
 
 
 def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
     """On the CPU, where ranks on devices of any type can add it up."""
+    values = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    reals = [torch.view_as_real(each) if each.is_complex() else each for each in values]
     squares = torch.zeros((), dtype=torch.float64)
-    for gradient in gradients:
-        values = gradient.coalesce().values() if gradient.is_sparse else gradient
-        squares = squares + values.double().square().sum()
-    squares = squares.cpu()
+    if reals:
+        norms = foreach_norm(reals, widest_float(reals[0].device))
+        squares = torch.stack(norms).cpu().double().square().sum()
     if dist.is_initialized():
         dist.all_reduce(squares)
     return squares.sqrt()

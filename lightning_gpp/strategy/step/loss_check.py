@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from lightning_gpp.capture.checks.rounding import is_autocast
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Dims, Values, join_values
+from lightning_gpp.torch_device import widened
 
 _ROUNDINGS = 16
 """Units of the last place by which the same gradients may differ, relative to all of them: rows
@@ -199,8 +200,8 @@ def _distance(mine: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) ->
         ]
     if not pairs:
         return 0.0
-    off = sum(float((a.double() - b.double()).square().sum()) for a, b in pairs) ** 0.5
-    scale = sum(float(b.double().square().sum()) for _, b in pairs) ** 0.5
+    off = sum(float((widened(a) - widened(b)).square().sum()) for a, b in pairs) ** 0.5
+    scale = sum(float(widened(b).square().sum()) for _, b in pairs) ** 0.5
     eps = torch.finfo(pairs[0][0].dtype).eps
     relative = _COARSEST if is_autocast() else min(_ROUNDINGS * eps, _COARSEST)
     tolerance = relative * scale

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.suspend import StepThreads
@@ -17,6 +15,7 @@ from lightning_gpp.strategy.planning.planning import Example
 from lightning_gpp.strategy.ranks.messages import Autocast, Build
 from lightning_gpp.strategy.step.losses import loss_in, with_loss
 from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
+from lightning_gpp.torch_device import set_current
 
 Step = Callable[[Any], Any]
 
@@ -39,8 +38,7 @@ class StepBoundaries:
         autocast = Autocast.current(run.device)
 
         def step(batch: Any) -> Any:
-            if run.device.type == "cuda":  # this is another thread
-                torch.cuda.set_device(run.device)
+            set_current(run.device)  # this is another thread
             with autocast.on(run.device), run.held_elsewhere():
                 return method(batch, *args, **kwargs)
 

@@ -1,8 +1,23 @@
-"""How long the devices of a run are timed; the times here are made up."""
+"""How long the devices of a run are timed, and with what; the times here are made up."""
 
 from __future__ import annotations
 
-from lightning_gpp.strategy.spmd.measured_speeds import LEAST_ROUNDS, MOST_ROUNDS, is_settled
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_gpp.spmd.costs.collective_times import AlphaBeta
+from lightning_gpp.strategy.spmd import measured_collectives, measured_speeds
+from lightning_gpp.strategy.spmd.measured_speeds import (
+    LEAST_ROUNDS,
+    MOST_ROUNDS,
+    filling_side,
+    is_settled,
+    measure_speeds,
+    typical_update,
+)
 
 SLOW_SECOND = [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
 ALIKE = [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
@@ -30,3 +45,121 @@ def test_a_slip_of_all_devices_at_once_does_not_matter() -> None:
 
 def test_rounds_that_never_agree_end() -> None:
     assert is_settled([SLOW_SECOND, ALIKE] * (MOST_ROUNDS // 2))
+
+
+# Accelerators ------------------------------------------------------------------------------------
+
+META = torch.device("meta")
+MIB = 1 << 20
+
+
+class Gpu:
+    """An accelerator with the speeds of an H100: what it is given to do takes time of its own.
+
+    Attributes:
+        now_s: when it will have done everything.
+        num_given: what it was given.
+        num_waits: how often the host waited.
+    """
+
+    launch_s, flops_per_s, bytes_per_s, cache_bytes = 5e-6, 52e12, 3e12, 50 * MIB
+
+    def __init__(self) -> None:
+        self.now_s, self.num_given, self.num_waits = 0.0, 0, 0
+
+    def mm(self, left: Tensor, right: Tensor, out: Tensor) -> None:
+        filled = min(1.0, len(left) / 3000)  # smaller ones leave some of it idle
+        self._do(2 * len(left) ** 3 / (self.flops_per_s * filled))
+
+    def add(self, tensor: Tensor, other: int, out: Tensor | None = None) -> None:
+        size_bytes = 2 * tensor.nbytes
+        is_cached = size_bytes < self.cache_bytes
+        self._do(size_bytes / (self.bytes_per_s * (4 if is_cached else 1)))
+
+    def _do(self, seconds: float) -> None:
+        self.num_given += 1
+        self.now_s += max(seconds, self.launch_s)
+
+    def synchronize(self, device: torch.device) -> None:
+        self.num_waits += 1
+
+    def event(self, device: torch.device, enable_timing: bool) -> GpuEvent:
+        assert enable_timing
+        return GpuEvent(self)
+
+
+class GpuEvent:
+    """The moment when a device comes to it."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+
+    def record(self, stream: Any) -> None:
+        self.now_s = self.gpu.now_s
+
+    def elapsed_time(self, end: GpuEvent) -> float:
+        assert self.gpu.num_waits, "it may still be busy"
+        return (end.now_s - self.now_s) * 1e3
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """It computes what is on the device ``meta``."""
+    gpu = Gpu()
+    for name, function in {"mm": gpu.mm, "add": gpu.add, "Event": gpu.event}.items():
+        monkeypatch.setattr(torch, name, function)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: None)
+    monkeypatch.setattr(measured_speeds, "synchronize", gpu.synchronize)
+    monkeypatch.setattr(measured_speeds, "is_accelerator", lambda device: device == META)
+    return gpu
+
+
+def test_an_accelerator_is_timed_full_and_waited_for_once_a_turn(gpu: Gpu) -> None:
+    speeds = measure_speeds(META)
+    assert speeds.flops_per_s == pytest.approx([gpu.flops_per_s], rel=1e-3)
+    assert speeds.memory_bytes_per_s == pytest.approx([gpu.bytes_per_s], rel=1e-3)
+    assert speeds.launch_s == pytest.approx([gpu.launch_s], rel=1e-3)
+    assert gpu.num_given > 100 * gpu.num_waits
+
+
+def test_a_slow_accelerator_is_not_filled_for_long() -> None:
+    sides = []
+
+    def seconds(side: int) -> float:
+        sides.append(side)
+        return 2 * side**3 / 1e11
+
+    assert filling_side(seconds) in (512, 1024, 2048)
+    assert max(sides) <= 2048, "a product of 4096 takes a second and more"
+
+
+def test_an_optimizer_updates_as_much_as_fills_an_accelerator(gpu: Gpu) -> None:
+    layers = [nn.Linear(1024, 1024, bias=False, device="meta") for _ in range(100)]
+    optimizer = torch.optim.AdamW([layer.weight for layer in layers])
+    update = typical_update([optimizer], META)
+    assert update is not None and update.amount == 128 * MIB
+    few = typical_update([torch.optim.AdamW(layers[0].parameters())], META)
+    assert few is not None and few.amount == 4 * MIB  # there is no more
+    cpu = typical_update([optimizer], torch.device("cpu"))
+    assert cpu is not None and cpu.amount == 4 * MIB
+
+
+@pytest.mark.parametrize(
+    ("line", "largest"),
+    [
+        (AlphaBeta(100e-6, 1 / 125e6), 4 * MIB),  # 1 Gbit/s: 34 ms
+        (AlphaBeta(20e-6, 1 / 300e9), 64 * MIB),  # NVLink: 4 MiB take no longer than two small ones
+    ],
+)
+def test_messages_are_as_large_as_shows_the_bandwidth(line: AlphaBeta, largest: int) -> None:
+    sizes = []
+
+    def seconds(size_bytes: int) -> float:
+        sizes.append(size_bytes)
+        return line.alpha_s + line.beta_s_per_byte * size_bytes
+
+    found = measured_collectives._line(seconds)
+    assert (found.alpha_s, found.beta_s_per_byte) == pytest.approx(
+        (line.alpha_s, line.beta_s_per_byte)
+    )
+    assert max(sizes) == largest

@@ -75,7 +75,7 @@ def recorded(chosen: Sequence[int], drops_after: int | None = None) -> list[Rank
     boundary, toy = ToyBoundary(x, [2] * COUNT, "v3"), ToyStages(DIAMOND)
 
     def work(rank: int) -> None:
-        recorder, state, since = StepRecorder(), RunState(), 0
+        recorder, state, since = StepRecorder(torch.device("cpu")), RunState(), 0
         executor = Executor(
             hub.transport(rank),
             range(4),

@@ -1,0 +1,102 @@
+"""What every type of device has its own way to say or do in torch, in one way.
+
+An accelerator is whatever :mod:`torch.accelerator` drives: GPUs of NVIDIA, AMD (``cuda`` for torch,
+too), Intel (``xpu``) and Apple (``mps``), and what plug-ins of torch add.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Whether work on it is queued, and is not over when a call returns."""
+    return device.type not in ("cpu", "meta")
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for all that a device was given to do."""
+    if is_accelerator(device):
+        torch.accelerator.synchronize(device)
+
+
+def set_current(device: torch.device) -> None:
+    """Makes an accelerator the current one of this thread."""
+    if is_accelerator(device):
+        torch.accelerator.set_device_index(device)
+
+
+# What a device is --------------------------------------------------------------------------------
+
+
+def device_name(device: torch.device) -> str:
+    """As its maker calls it, or its type where torch does not know (CPUs, Apple's GPUs)."""
+    return str(getattr(_properties(device), "name", device.type))
+
+
+def device_uuid(device: torch.device) -> str | None:
+    """Tells it from every other device, however processes number theirs; None if it has none."""
+    uuid = getattr(_properties(device), "uuid", None)
+    return None if uuid is None else str(uuid)
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """Of its own memory; None if it has none (CPUs, Apple's GPUs) or torch does not know."""
+    size_bytes: int | None = getattr(_properties(device), "total_memory", None)
+    return size_bytes
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """In the widest floating-point format that its device computes in: not all know float64."""
+    return tensor.to(widest_float(tensor.device))
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, or float32 on Apple's GPUs and some of Intel's."""
+    has_float64 = device.type != "mps" and getattr(_properties(device), "has_fp64", True)
+    return torch.float64 if has_float64 else torch.float32
+
+
+def _properties(device: torch.device) -> Any:
+    """What torch tells of an accelerator; None if nothing."""
+    if not is_accelerator(device):
+        return None
+    ask = getattr(torch.get_device_module(device), "get_device_properties", None)
+    return None if ask is None else ask(device)
+
+
+# What goes with every type in use ----------------------------------------------------------------
+
+
+def types_in_use() -> tuple[str, ...]:
+    """The CPU, and the accelerator that this torch was built for."""
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+
+
+def accelerator_random_states() -> dict[torch.device, Tensor]:
+    """The states of the random generators of all accelerators, if any is in use."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return {}
+    module = torch.get_device_module(accelerator)
+    if not getattr(module, "is_initialized", module.is_available)():
+        return {}
+    devices = [torch.device(accelerator.type, index) for index in range(module.device_count())]
+    return {device: module.get_rng_state(device) for device in devices}
+
+
+def set_accelerator_random_states(states: dict[torch.device, Tensor]) -> None:
+    """Puts back what :func:`accelerator_random_states` gave."""
+    for device, state in states.items():
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
+def forked_random(device: torch.device) -> AbstractContextManager[None]:
+    """On exit the random generators of the CPU and of a device are as they were."""
+    devices, kind = ([device], device.type) if is_accelerator(device) else ([], "cpu")
+    return torch.random.fork_rng(devices, device_type=kind)
