@@ -6,6 +6,7 @@
 // data, and else as a defect of the stand-in, which is counted apart.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -172,6 +173,21 @@ Tensor on_meta(const Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), options);
 }
 
+// The statistics of a normalization have the dtype of the CPU's kernels, which its backward
+// expects: the input's, or float beside parameters of another dtype. The meta device tells a GPU's.
+void fit_statistics(const Signature& signature, const Stack& arguments, Stack& shapes) {
+  static const std::set<std::string> names{
+      "aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm",
+      "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit.no_stats"};
+  if (names.count(signature.name) == 0) return;
+  const at::ScalarType dtype = arguments.at(0).toTensor().scalar_type();
+  const bool is_mixed =
+      any_tensor(arguments, [dtype](const Tensor& t) { return t.scalar_type() != dtype; });
+  for (size_t r = 1; r < shapes.size(); ++r) {
+    shapes[r] = shapes[r].toTensor().to(is_mixed ? at::kFloat : dtype);
+  }
+}
+
 // Runs the operator on the meta device: its results, if they can be had without data. Gives tensors
 // that are passed for output their shapes.
 std::optional<Stack> infer(const c10::OperatorHandle& op, const Signature& signature,
@@ -194,6 +210,7 @@ std::optional<Stack> infer(const c10::OperatorHandle& op, const Signature& signa
     }
     return std::nullopt;
   }
+  fit_statistics(signature, arguments, shapes);
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!is_output(signature.arguments[i])) continue;
     std::vector<Tensor> outputs;
@@ -210,7 +227,7 @@ std::optional<Stack> infer(const c10::OperatorHandle& op, const Signature& signa
 // An argument, kept for a stream: tensors of the device by their memory, others by value.
 class Kept {
  public:
-  explicit Kept(const IValue& value) : value_(value) {
+  Kept(const IValue& value, bool is_output) : is_output_(is_output && value.isTensor()) {
     value_ = map_tensors(value, [&](const Tensor& tensor) {
       if (on_device(tensor)) {
         aliases_.emplace_back(Alias(tensor));
@@ -223,11 +240,17 @@ class Kept {
   }
 
   IValue on_host() const {
+    // Operators of the CPU may resize what they are given for output, which no alias can be.
+    if (is_output_) return at::empty({0}, at::TensorOptions().dtype(aliases_.at(0)->dtype()));
     size_t k = 0;
     return map_tensors(value_, [&](const Tensor& tensor) {
       const std::optional<Alias>& alias = aliases_.at(k++);
       return alias ? alias->on_host() : tensor;
     });
+  }
+
+  void take_output(const IValue& value) const {
+    if (is_output_ && value.toTensor().numel()) aliases_.at(0)->on_host().copy_(value.toTensor());
   }
 
  private:
@@ -238,14 +261,25 @@ class Kept {
     return copy;
   }
 
+  bool is_output_;
   IValue value_;
   std::vector<std::optional<Alias>> aliases_;
 };
 
+std::vector<Kept> keep(const Signature& signature, const Stack& arguments) {
+  std::vector<Kept> kept;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    kept.emplace_back(arguments[i], is_output(signature.arguments[i]));
+  }
+  return kept;
+}
+
 Stack run_on_host(const c10::OperatorHandle& op, const std::vector<Kept>& arguments) {
   Stack stack;
   for (const Kept& argument : arguments) stack.push_back(argument.on_host());
+  const Stack given = stack;
   op.callBoxed(&stack);
+  for (size_t i = 0; i < given.size(); ++i) arguments[i].take_output(given[i]);
   return stack;
 }
 
@@ -279,7 +313,7 @@ Stack start(const c10::OperatorHandle& op, const Signature& signature, const Sta
       fresh.push_back(made.defined() ? std::optional<Alias>(made) : std::nullopt);
     }));
   }
-  std::vector<Kept> kept(arguments.begin(), arguments.end());
+  std::vector<Kept> kept = keep(signature, arguments);
   auto work = [op, kept = std::move(kept), fresh = std::move(fresh),
                comes_back = signature.results] {
     Stack found = run_on_host(op, kept);
@@ -300,7 +334,7 @@ Stack start(const c10::OperatorHandle& op, const Signature& signature, const Sta
 // Waits for the work; its errors are the caller's.
 Stack run(const c10::OperatorHandle& op, const Signature& signature, const Stack& arguments,
           c10::DeviceIndex device) {
-  std::vector<Kept> kept(arguments.begin(), arguments.end());
+  std::vector<Kept> kept = keep(signature, arguments);
   c10::Stream stream = current_stream(device);
   Stack found;
   std::exception_ptr error;

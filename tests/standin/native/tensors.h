@@ -23,6 +23,8 @@ class Alias {
         strides_(tensor.strides().vec()),
         dtype_(tensor.scalar_type()) {}
 
+  at::ScalarType dtype() const { return dtype_; }
+
   at::Tensor on_host() const {
     return at::from_blob(start_, sizes_, strides_, at::TensorOptions().dtype(dtype_));
   }
