@@ -23,7 +23,9 @@ TORCH = "2.13"
 """The torch that the sources are written for: they use what has no stable interface."""
 CACHE = "LIGHTNING_GPP_STANDIN_CACHE"
 """Environment variable: where built libraries are kept, in place of the user's cache folder."""
-DEVICE = ("fake.cpp",)
+DEVICE = tuple(
+    f"{name}.cpp" for name in "operators kernels device interface streams memory waits".split()
+)
 NCCL = ("nccl.cpp",)
 FLAGS = ("-std=c++20", "-O0", "-g0", "-fPIC", "-fvisibility-inlines-hidden")
 

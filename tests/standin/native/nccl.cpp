@@ -1,71 +1,246 @@
-// A backend "nccl" for the stand-in: order without tags, streams of its own, lazy connections, gloo below.
-#include "fake.h"
+// A backend "nccl" over gloo, with NCCL's rules: tensors of the device only, one rank on a device,
+// messages in their order without tags, streams of its own, connections when first used.
+#include <ATen/core/ivalue.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/python.h>
-#include <map>
-#include <set>
-using namespace c10d; using at::Tensor; using W = c10::intrusive_ptr<Work>;
-struct FakeWork : Work {
-  FakeWork(OpType t, c10::Stream s, fake::SigP e, std::vector<Tensor> k) : Work(-1, t), stream(s), end(e), keep(std::move(k)) {}
-  ~FakeWork() override { if (!keep.empty()) { auto k = std::make_shared<std::vector<Tensor>>(std::move(keep)); fake::push(stream, "!unstash", [k]() mutable { k->clear(); }); } }
-  bool isCompleted() override { return end->query(); }
+#include <utility>
+#include <vector>
+
+#include "streams.h"
+#include "tensors.h"
+#include "waits.h"
+
+namespace standin {
+
+namespace {
+
+using at::Tensor;
+using c10d::Work;
+using WorkPtr = c10::intrusive_ptr<Work>;
+using Tensors = std::vector<Tensor>;
+
+constexpr int kGlooTag = 7;  // NCCL has none
+
+// What a stream does; the host waits for a barrier only.
+class StreamWork final : public Work {
+ public:
+  StreamWork(c10d::OpType kind, c10::Stream stream, Tensors tensors)
+      : Work(-1, kind),
+        stream_(stream),
+        end_(record(stream)),
+        tensors_(std::move(tensors)),
+        future_(c10::make_intrusive<c10::ivalue::Future>(
+            c10::ListType::create(c10::TensorType::get()), std::vector{stream.device()})) {
+    c10::StreamGuard guard(stream);
+    future_->markCompleted(tensors_);  // whoever takes the value waits on the stream
+  }
+
+  ~StreamWork() override { keep_until_done(); }
+
+  bool isCompleted() override { return end_->is_set(); }
   bool isSuccess() const override { return true; }
-  void synchronize() override { fake::block(fake::current(stream.device_index()), end); keep.clear(); }
-  bool wait(std::chrono::milliseconds) override { synchronize(); if (opType_ == OpType::BARRIER) { fake::count("nccl barrier", ""); end->wait(); } return true; }
-  c10::Stream stream; fake::SigP end; std::vector<Tensor> keep;
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+
+  void synchronize() override {
+    wait_in_stream(current_stream(stream_.device_index()), end_);
+    tensors_.clear();  // from here on, the current stream's order protects them
+  }
+
+  bool wait(std::chrono::milliseconds) override {
+    synchronize();
+    if (opType_ == c10d::OpType::BARRIER) {
+      count_wait("barrier");
+      end_->wait();
+    }
+    return true;
+  }
+
+ private:
+  void keep_until_done() {
+    if (tensors_.empty()) return;
+    auto kept = std::make_shared<Tensors>(std::move(tensors_));
+    enqueue(stream_, "release", Kind::kBookkeeping, [kept] { kept->clear(); });
+  }
+
+  c10::Stream stream_;
+  SignalPtr end_;
+  Tensors tensors_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
-struct FakeNccl : Backend {
-  c10::intrusive_ptr<Backend> gloo; c10::intrusive_ptr<Store> store; std::map<std::string, c10::Stream> streams; std::mutex m;
-  FakeNccl(c10::intrusive_ptr<Backend> g, c10::intrusive_ptr<Store> s, int r, int n) : Backend(r, n), gloo(g), store(s) {}
+
+class Nccl final : public c10d::Backend {
+ public:
+  Nccl(c10::intrusive_ptr<Backend> gloo, c10::intrusive_ptr<c10d::Store> store, int rank, int size)
+      : Backend(rank, size), gloo_(std::move(gloo)), store_(std::move(store)) {}
+
   const std::string getBackendName() const override { return "nccl"; }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return 0; }
   void setTimeout(std::chrono::milliseconds) override {}
-  c10::Stream connected(const std::string& key, std::vector<int> who, int dev) {
-    std::unique_lock<std::mutex> g(m);
-    auto it = streams.find(key); if (it != streams.end()) return it->second;
-    g.unlock();
-    std::string d = std::to_string(dev);  // all meet, on the host, as ncclCommInitRank does
-    store->set("c/" + key + "/" + std::to_string(rank_), std::vector<uint8_t>(d.begin(), d.end()));
-    std::set<std::string> devices;
-    for (int r : who) { auto v = store->get("c/" + key + "/" + std::to_string(r)); devices.insert(std::string(v.begin(), v.end())); }
-    TORCH_CHECK(devices.size() == who.size(), "NCCL error: invalid usage. Duplicate GPU detected : rank ", rank_, " both on CUDA device ", dev);
-    fake::count("nccl connection", key);
-    g.lock();
-    return streams.emplace(key, fake::new_stream(dev)).first->second;
+
+  WorkPtr send(Tensors& tensors, int target, int) override {
+    return message(c10d::OpType::SEND, tensors, target, [target](Backend& gloo, Tensors& data) {
+      return gloo.send(data, target, kGlooTag);
+    });
   }
-  template <class F> W run(OpType t, const std::string& key, std::vector<int> who, std::vector<Tensor> all, F f) {
-    for (auto& x : all) { TORCH_CHECK(x.device().type() == c10::kCUDA, "No backend type associated with device type cpu"); TORCH_CHECK(x.is_contiguous() || t == OpType::UNKNOWN, "Tensors must be contiguous"); }
-    int dev = all.at(0).device().index(); c10::DeviceGuard guard(all[0].device());
-    auto s = connected(key, who, dev);
-    fake::block(s, fake::record(fake::current(dev)));
-    fake::push(s, "nccl", f);
-    return c10::make_intrusive<FakeWork>(t, s, fake::record(s), std::move(all));
+
+  WorkPtr recv(Tensors& tensors, int source, int) override {
+    return message(c10d::OpType::RECV, tensors, source, [source](Backend& gloo, Tensors& data) {
+      return gloo.recv(data, source, kGlooTag);
+    });
   }
-  std::vector<int> everyone() { std::vector<int> v; for (int i = 0; i < size_; i++) v.push_back(i); return v; }
-  W all(OpType t, std::vector<Tensor> ts, std::function<W(std::vector<Tensor>&)> f) {
-    auto a = std::make_shared<std::vector<fake::Alias>>(); for (auto& x : ts) a->push_back(fake::raw(x));
-    return run(t, "all", everyone(), ts, [a, f] { std::vector<Tensor> v; for (auto& x : *a) v.push_back(x.make()); auto w = f(v); if (w) w->wait(); });
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    return collective(c10d::OpType::BROADCAST, tensors, [options](Backend& gloo, Tensors& data) {
+      return gloo.broadcast(data, options);
+    });
   }
-  std::string pair(int peer) { return std::to_string(std::min(rank_, peer)) + ":" + std::to_string(std::max(rank_, peer)); }
-  W send(std::vector<Tensor>& ts, int dst, int) override { auto a = fake::raw(ts[0]); auto g = gloo; return run(OpType::SEND, pair(dst), {rank_, dst}, ts, [a, g, dst] { std::vector<Tensor> v{a.make()}; g->send(v, dst, 7)->wait(); }); }
-  W recv(std::vector<Tensor>& ts, int src, int) override { auto a = fake::raw(ts[0]); auto g = gloo; return run(OpType::RECV, pair(src), {rank_, src}, ts, [a, g, src] { std::vector<Tensor> v{a.make()}; g->recv(v, src, 7)->wait(); }); }
-  W allreduce(std::vector<Tensor>& ts, const AllreduceOptions& o) override { auto g = gloo; return all(OpType::ALLREDUCE, ts, [g, o](std::vector<Tensor>& v) { return g->allreduce(v, o); }); }
-  W broadcast(std::vector<Tensor>& ts, const BroadcastOptions& o) override { auto g = gloo; return all(OpType::BROADCAST, ts, [g, o](std::vector<Tensor>& v) { return g->broadcast(v, o); }); }
-  W reduce(std::vector<Tensor>& ts, const ReduceOptions& o) override { auto g = gloo; return all(OpType::REDUCE, ts, [g, o](std::vector<Tensor>& v) { return g->reduce(v, o); }); }
-  W allgather(std::vector<std::vector<Tensor>>& outs, std::vector<Tensor>& in, const AllgatherOptions& o) override {
-    auto g = gloo; auto ts = outs[0]; ts.push_back(in[0]);
-    return all(OpType::ALLGATHER, ts, [g, o](std::vector<Tensor>& v) { std::vector<Tensor> i{v.back()}; std::vector<std::vector<Tensor>> os{std::vector<Tensor>(v.begin(), v.end() - 1)}; return g->allgather(os, i, o); });
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    c10d::AllreduceOptions on_gloo = options;
+    bool is_mean = options.reduceOp == c10d::ReduceOp::AVG;  // which gloo has not for integers
+    if (is_mean) on_gloo.reduceOp = c10d::ReduceOp::SUM;
+    auto run = [on_gloo, divisor = is_mean ? size_ : 1](Backend& gloo, Tensors& data) {
+      gloo.allreduce(data, on_gloo)->wait();
+      if (divisor > 1)
+        data[0].div_(divisor, at::isIntegralType(data[0].scalar_type(), true)
+                                  ? std::optional<std::string_view>("trunc")
+                                  : std::nullopt);
+      return WorkPtr();
+    };
+    return collective(c10d::OpType::ALLREDUCE, tensors, run);
   }
-  W _allgather_base(Tensor& out, Tensor& in, const AllgatherOptions& o) override { auto g = gloo; return all(OpType::_ALLGATHER_BASE, {out, in}, [g, o](std::vector<Tensor>& v) { return g->_allgather_base(v[0], v[1], o); }); }
-  W alltoall_base(Tensor& out, Tensor& in, std::vector<int64_t>& os, std::vector<int64_t>& is, const AllToAllOptions& o) override {
-    auto g = gloo; auto a = os, b = is; return all(OpType::ALLTOALL_BASE, {out, in}, [g, a, b, o](std::vector<Tensor>& v) { auto x = a, y = b; return g->alltoall_base(v[0], v[1], x, y, o); });
+
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    return collective(c10d::OpType::REDUCE, tensors, [options](Backend& gloo, Tensors& data) {
+      return gloo.reduce(data, options);
+    });
   }
-  W barrier(const BarrierOptions&) override { auto t = at::zeros({1}, at::TensorOptions().device(c10::Device(c10::kCUDA, fake_current()))); std::vector<Tensor> v{t}; auto w = allreduce(v, AllreduceOptions()); w->wait(); return w; }
-  static int fake_current() { return fake::current(-1).device_index(); }
+
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override {
+    Tensors tensors = outputs.at(0);
+    tensors.push_back(inputs.at(0));
+    return collective(c10d::OpType::ALLGATHER, tensors, [options](Backend& gloo, Tensors& data) {
+      Tensors input{data.back()};
+      std::vector<Tensors> gathered{Tensors(data.begin(), data.end() - 1)};
+      return gloo.allgather(gathered, input, options);
+    });
+  }
+
+  WorkPtr _allgather_base(Tensor& output, Tensor& input,
+                          const c10d::AllgatherOptions& options) override {
+    return collective(c10d::OpType::_ALLGATHER_BASE, {output, input},
+                      [options](Backend& gloo, Tensors& data) {
+                        return gloo._allgather_base(data[0], data[1], options);
+                      });
+  }
+
+  WorkPtr alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_sizes,
+                        std::vector<int64_t>& input_sizes,
+                        const c10d::AllToAllOptions& options) override {
+    return collective(c10d::OpType::ALLTOALL_BASE, {output, input},
+                      [output_sizes, input_sizes, options](Backend& gloo, Tensors& data) mutable {
+                        return gloo.alltoall_base(data[0], data[1], output_sizes, input_sizes,
+                                                  options);
+                      });
+  }
+
+  WorkPtr barrier(const c10d::BarrierOptions&) override {
+    Tensor nothing = at::zeros({1}, at::TensorOptions().device(device_of(-1)));
+    auto sum = [](Backend& gloo, Tensors& data) {
+      return gloo.allreduce(data, c10d::AllreduceOptions());
+    };
+    WorkPtr work = collective(c10d::OpType::BARRIER, {nothing}, sum);
+    work->wait(std::chrono::milliseconds(0));
+    return work;
+  }
+
+ private:
+  using OnGloo = std::function<WorkPtr(Backend&, Tensors&)>;
+
+  WorkPtr message(c10d::OpType kind, Tensors& tensors, int peer, OnGloo run) {
+    std::string key =
+        std::to_string(std::min(rank_, peer)) + ":" + std::to_string(std::max(rank_, peer));
+    return queue(kind, key, {rank_, peer}, {tensors.at(0)}, std::move(run));
+  }
+
+  WorkPtr collective(c10d::OpType kind, const Tensors& tensors, OnGloo run) {
+    std::vector<int> everyone(size_);
+    std::iota(everyone.begin(), everyone.end(), 0);
+    return queue(kind, "all", everyone, tensors, std::move(run));
+  }
+
+  // Queues work behind what the current stream has to do until now.
+  WorkPtr queue(c10d::OpType kind, const std::string& key, const std::vector<int>& ranks,
+                const Tensors& tensors, OnGloo run) {
+    for (const Tensor& tensor : tensors) {
+      TORCH_CHECK(on_device(tensor), "No backend type associated with device type ",
+                  tensor.device().type());
+      TORCH_CHECK(tensor.is_contiguous(), "Tensors must be contiguous");
+    }
+    c10::Device device = tensors.at(0).device();
+    c10::DeviceGuard guard(device);
+    c10::Stream stream = connected(key, ranks, device.index());
+    wait_in_stream(stream, record(current_stream(device.index())));
+    std::vector<Alias> aliases(tensors.begin(), tensors.end());
+    enqueue(stream, "nccl", Kind::kWork, [gloo = gloo_, aliases, run = std::move(run)] {
+      Tensors data;
+      for (const Alias& alias : aliases) data.push_back(alias.on_host());
+      if (WorkPtr work = run(*gloo, data)) work->wait();
+    });
+    return c10::make_intrusive<StreamWork>(kind, stream, tensors);
+  }
+
+  // The stream of a communicator. When it is first used, all of its ranks meet on the host, as in
+  // ncclCommInitRank.
+  c10::Stream connected(const std::string& key, const std::vector<int>& ranks,
+                        c10::DeviceIndex device) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto found = streams_.find(key);
+      if (found != streams_.end()) return found->second;
+    }
+    auto place = [&key](int rank) { return key + "/" + std::to_string(rank); };
+    std::string mine = std::to_string(device);
+    store_->set(place(rank_), std::vector<uint8_t>(mine.begin(), mine.end()));
+    std::set<std::vector<uint8_t>> devices;
+    for (int rank : ranks) devices.insert(store_->get(place(rank)));
+    TORCH_CHECK(devices.size() == ranks.size(),
+                "NCCL error: invalid usage. Duplicate GPU detected : rank ", rank_,
+                " both on CUDA device ", mine);
+    count_wait("connection", key);
+    std::lock_guard<std::mutex> lock(mutex_);
+    return streams_.emplace(key, new_stream(device)).first->second;
+  }
+
+  c10::intrusive_ptr<Backend> gloo_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::mutex mutex_;
+  std::map<std::string, c10::Stream> streams_;  // by the ranks of a communicator
 };
-PYBIND11_MODULE(standin_nccl, m) {
-  m.def("create", [](c10::intrusive_ptr<Backend> g, c10::intrusive_ptr<Store> s, int r, int n) -> c10::intrusive_ptr<Backend> { return c10::make_intrusive<FakeNccl>(g, s, r, n); }, py::call_guard<py::gil_scoped_release>());
+
+}  // namespace
+
+}  // namespace standin
+
+PYBIND11_MODULE(standin_nccl, module) {
+  auto create = [](c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
+                   int rank, int size) -> c10::intrusive_ptr<c10d::Backend> {
+    return c10::make_intrusive<standin::Nccl>(std::move(gloo), std::move(store), rank, size);
+  };
+  module.def("create", create, py::call_guard<py::gil_scoped_release>());
 }

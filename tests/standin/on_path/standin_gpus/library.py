@@ -10,7 +10,8 @@ from standin_gpus.start import LIBRARIES
 
 FOLDER = Path(os.environ[LIBRARIES])
 LIBRARY = ctypes.CDLL(str(FOLDER / "libstandin.so"), ctypes.RTLD_GLOBAL)
-LIBRARY.fake_bytes.restype = ctypes.c_int64
+LIBRARY.standin_allocated_bytes.restype = ctypes.c_int64
+LIBRARY.standin_peak_bytes.restype = ctypes.c_int64
 
 NUM_DEVICES = int(os.environ.get("LIGHTNING_GPP_STANDIN_DEVICES", "4"))
 MEMORY_BYTES = 8 << 30
@@ -18,12 +19,12 @@ MEMORY_BYTES = 8 << 30
 
 def current_device() -> int:
     """Index of this thread's device."""
-    return LIBRARY.fake_device()
+    return LIBRARY.standin_device()
 
 
 def set_current_device(index: int) -> None:
     """Changes this thread's device."""
-    LIBRARY.fake_set_device(index)
+    LIBRARY.standin_set_device(index)
 
 
 def exchange_device(index: int) -> int:

@@ -10,7 +10,6 @@ import torch.cuda
 
 from standin_gpus.library import LIBRARY, MEMORY_BYTES, device_index
 
-_NOW, _PEAK = 0, 1
 _KINDS = ("allocated", "reserved", "active", "requested", "inactive_split")
 _POOLS = ("all", "small_pool", "large_pool")
 
@@ -32,15 +31,15 @@ def apply() -> None:
 
 
 def _now(device: Any = None) -> int:
-    return LIBRARY.fake_bytes(device_index(device), _NOW)
+    return LIBRARY.standin_allocated_bytes(device_index(device))
 
 
 def _peak(device: Any = None) -> int:
-    return LIBRARY.fake_bytes(device_index(device), _PEAK)
+    return LIBRARY.standin_peak_bytes(device_index(device))
 
 
 def _reset_peak(device: Any = None) -> None:
-    LIBRARY.fake_reset_peak(device_index(device))
+    LIBRARY.standin_reset_peak(device_index(device))
 
 
 def _stats(device: Any = None) -> OrderedDict[str, int]:

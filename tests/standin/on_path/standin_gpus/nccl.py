@@ -44,6 +44,7 @@ def apply() -> None:
     c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = ProcessGroupNCCL
     c10d._NCCL_AVAILABLE = True
     torch._C._nccl_version = lambda: 2 << 32 | 27 << 16
+    torch._C._nccl_version_suffix = lambda: b""
     c10d._shutdown_backend = lambda group: None
     native._DEFAULT_PG_NCCL_TIMEOUT = c10d.default_pg_timeout
     for module in (c10d, torch.distributed.constants):

@@ -23,9 +23,9 @@ class Generator:
         self._seed = 0
 
     def manual_seed(self, seed: int) -> Generator:
-        LIBRARY.fake_drain(self._index)
+        LIBRARY.standin_drain(self._index)
         self._seed = int(seed) & (2**64 - 1)
-        LIBRARY.fake_seed(self._index, ctypes.c_uint64(self._seed))
+        LIBRARY.standin_seed(self._index, ctypes.c_uint64(self._seed))
         return self
 
     def seed(self) -> int:
@@ -35,17 +35,17 @@ class Generator:
         return self._seed
 
     def get_state(self) -> Tensor:
-        LIBRARY.fake_drain(self._index)
+        LIBRARY.standin_drain(self._index)
         data = ctypes.create_string_buffer(STATE_BYTES)
-        size = LIBRARY.fake_rng(self._index, data, STATE_BYTES, 0)
+        size = LIBRARY.standin_random_state(self._index, data, STATE_BYTES)
         return torch.frombuffer(bytearray(data.raw[:size]), dtype=torch.uint8)
 
     def set_state(self, state: Tensor) -> None:
         if state.device.type != "cpu" or state.dtype != torch.uint8:
             raise TypeError("RNG state must be a torch.ByteTensor")
-        LIBRARY.fake_drain(self._index)
+        LIBRARY.standin_drain(self._index)
         data = state.numpy().tobytes()
-        LIBRARY.fake_rng(self._index, ctypes.c_char_p(data), len(data), 1)
+        LIBRARY.standin_set_random_state(self._index, data, len(data))
 
     graphsafe_get_state = get_state
 

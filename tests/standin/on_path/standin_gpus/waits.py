@@ -17,7 +17,7 @@ _SIZE = 1 << 16
 _HOOK = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
 _NO_HOOK = ctypes.cast(None, _HOOK)
 
-OF_THE_STAND_IN = "(stand-in waits)"
+OF_THE_STAND_IN = "(stand-in)"
 """Cause of waits that a GPU has not: for operators whose output shapes torch cannot infer."""
 
 
@@ -41,7 +41,7 @@ class Site:
 def counts(*, reset: bool = True) -> dict[str, int]:
     """Waits by cause since the last reset, the stand-in's own left out."""
     data = ctypes.create_string_buffer(_SIZE)
-    LIBRARY.fake_counts(data, _SIZE, int(reset))
+    LIBRARY.standin_wait_counts(data, _SIZE, int(reset))
     rows = (line.split("\t") for line in data.value.decode().splitlines())
     return {cause: int(number) for cause, number in rows if cause != OF_THE_STAND_IN}
 
@@ -57,11 +57,11 @@ def sites(package: str = "lightning_gpp", depth: int = 4) -> Iterator[Counter[Si
         found[Site(cause.decode(), operator.decode(), thread, lines)] += 1
 
     hook = _HOOK(note)
-    LIBRARY.fake_set_hook(hook)
+    LIBRARY.standin_set_wait_hook(hook)
     try:
         yield found
     finally:
-        LIBRARY.fake_set_hook(_NO_HOOK)
+        LIBRARY.standin_set_wait_hook(_NO_HOOK)
 
 
 def _lines(frame: FrameType | None, package: str, depth: int) -> list[str]:
