@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.graph import StageGraph
-from lightning_gpp.host_copies import to_host
+from lightning_gpp.host_copies import to_device, to_host
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
 from lightning_gpp.schedule import Action, Program, last_backward
 
@@ -51,7 +51,8 @@ class GradientBucket:
         """Begins the sum. Where there is no gradient, zeros take part."""
         pieces = [_flat_gradient(name, p) for name, p in self.parameters.items()]
         self.had_gradient = [float(p.grad is not None) for p in self.parameters.values()]
-        self.flat = torch.cat([*pieces, pieces[0].new_tensor(self.had_gradient)])
+        flags = torch.tensor(self.had_gradient, dtype=pieces[0].dtype)
+        self.flat = torch.cat([*pieces, to_device(flags, pieces[0].device)])
         del pieces
         self._give(self.had_gradient)  # so that no gradient is held twice
         self.pending = sums.start(self.flat, self.ranks)
