@@ -24,7 +24,8 @@ TORCH = "2.13"
 CACHE = "LIGHTNING_GPP_STANDIN_CACHE"
 """Environment variable: where built libraries are kept, in place of the user's cache folder."""
 DEVICE = tuple(
-    f"{name}.cpp" for name in "operators kernels device interface streams memory waits".split()
+    f"{name}.cpp"
+    for name in ["operators", "kernels", "device", "interface", "streams", "memory", "waits"]
 )
 NCCL = ("nccl.cpp",)
 FLAGS = ("-std=c++20", "-O0", "-g0", "-fPIC", "-fvisibility-inlines-hidden")

@@ -12,7 +12,9 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun
 class Collected(list[int]):
     """A list to which a call is added while somebody copies it."""
 
-    late = [3]
+    def __init__(self, calls: list[int]) -> None:
+        super().__init__(calls)
+        self.late = [3]
 
     def __iter__(self) -> Iterator[int]:
         yield from super().__iter__()
