@@ -38,12 +38,16 @@ def on_device(tensors: Iterable[Tensor], device: torch.device) -> Iterator[None]
     away = [tensor for tensor in tensors if tensor.device != device]
     values = [tensor.data for tensor in away]
     gradients = [tensor.grad if tensor.is_leaf else None for tensor in away]
+    if not away:
+        yield
+        return
     try:
         for tensor, value in zip(away, values, strict=True):
             tensor.grad = None
             tensor.data = value.to(device)
         yield
     finally:
+        torch.clear_autocast_cache()  # which has parameters cast where they are
         for tensor, value, gradient in zip(away, values, gradients, strict=True):
             tensor.grad = None
             tensor.data = value

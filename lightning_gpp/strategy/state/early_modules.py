@@ -64,6 +64,7 @@ class EarlyModules:
         with lifted(), torch.inference_mode(False), torch.no_grad():
             for tensor, before in self._moved:
                 tensor.data = before.copy_(tensor.data)
+        torch.clear_autocast_cache()  # which has parameters cast where they were
         self._hook, self._tensors, self._moved = None, {}, []
 
     def _before(self, module: nn.Module, _: Any) -> None:
