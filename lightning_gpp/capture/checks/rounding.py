@@ -58,7 +58,7 @@ def is_tf32(device: torch.device) -> bool:
         return False
     switches = (
         torch.backends.cuda.matmul,
-        torch.backends.cudnn.conv,
+        torch.backends.cudnn.conv,  # type: ignore[attr-defined]
         torch.backends.cudnn.rnn,
     )
     return any(switch.fp32_precision == "tf32" for switch in switches)

@@ -22,7 +22,7 @@ class ParameterState(NamedTuple):
     total: float
 
     @classmethod
-    def of(cls, parameter: nn.Parameter) -> ParameterState:
+    def of(cls, parameter: Tensor) -> ParameterState:
         """What any change of the parameter changes, through ``.data`` too."""
         with torch.no_grad():
             total = math.nan if parameter.is_meta else _total(parameter.detach())

@@ -109,7 +109,7 @@ class HostWeights:
         read_attribute, named_parameters = nn.Module.__getattr__, nn.Module.named_parameters
 
         def read(module: nn.Module, name: str) -> Any:
-            value = read_attribute(module, name)
+            value: Any = read_attribute(module, name)
             return self._copy(value) if id(value) in self._read else value
 
         def named(module: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:

@@ -48,7 +48,7 @@ class EarlyModules:
         read_attribute = self._read = nn.Module.__getattr__
 
         def read(module: nn.Module, name: str) -> Any:
-            value = read_attribute(module, name)
+            value: Any = read_attribute(module, name)
             if id(value) in self._tensors:
                 self._move([value])
             return value
