@@ -19,7 +19,9 @@ from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import GuardError, user_location
 from lightning_gpp.capture.tracing.keep_whole import HostDraws
+from lightning_gpp.capture.values.host_weights import original
 from lightning_gpp.capture.values.structure import Structure
+from lightning_gpp.tensor_places import tensor_places
 from lightning_gpp.torch_device import types_in_use
 
 
@@ -55,17 +57,18 @@ class Names:
     def of(cls, module: nn.Module) -> Names:
         """The names, by the id of what they name."""
         names = cls({id(item): name for name, item in module.named_modules()})
-        for tensors in (module.named_parameters(), module.named_buffers()):
-            names.tensors |= {id(tensor): name for name, tensor in tensors}
+        for place in tensor_places(module):
+            names.tensors.setdefault(id(place.tensor), place.name)
         return names
+
+    def of_tensor(self, tensor: Tensor) -> str | None:
+        """The name of a parameter or buffer, or of what it is a copy of; None for others."""
+        return self.tensors.get(id(original(tensor)))
 
     def canonical(self, module: nn.Module) -> dict[str, str]:
         """Every name of a parameter or buffer of ``module`` -> its canonical name."""
-        found = [
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-        ]
-        return {name: self.tensors[id(tensor)] for name, tensor in found}
+        places = tensor_places(module, remove_duplicate=False)
+        return {place.name: self.tensors[id(place.tensor)] for place in places}
 
 
 @dataclass

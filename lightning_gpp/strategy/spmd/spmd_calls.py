@@ -123,6 +123,7 @@ class SpmdCalls(ForwardCalls):
         key = call_key(target, args, kwargs)
         if key not in self._exports:
             run, is_trained = self._divided_run, torch.is_grad_enabled()
+            run.stop_early_modules()
             plain = pytree.tree_map(_out_of_inference, (args, dict(kwargs)))
             is_fit = run.module.trainer.state.fn == TrainerFn.FITTING
             if run.divided is None and is_fit and not is_trained:
