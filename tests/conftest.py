@@ -28,6 +28,9 @@ sys.path.insert(0, str(TESTS))
 pytest.register_assert_rewrite("helpers.reference")
 
 from helpers.workers import WorkerPool  # noqa: E402
+from standin.switch import switch_on  # noqa: E402
+
+switch_on()
 
 # HYPOTHESIS_PROFILE=thorough searches ten times longer, with other examples in every run. How long
 # anything takes on a machine that others use as well is no reason to fail.

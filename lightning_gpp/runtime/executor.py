@@ -399,7 +399,7 @@ class Run:
                 [self.executor.rank_of_device[device] for device in group.devices],
                 action.microbatch,
                 self.executor.transport,
-                lambda rank, tag: self._receive(rank, tag, action),
+                lambda rank, tag: self._receive(rank, tag, action).settle(),
             )
 
     def step(self, action: Action) -> None:

@@ -64,7 +64,7 @@ class Handover:
         payloads = []
         for edge, index, _ in messages:
             box = self.outbox if self.program.is_local(edge) else self.inbox
-            payloads.append(box.pop(self._tag(edge, index, backward)))
+            payloads.append(box.pop(self._tag(edge, index, backward)).settle())
         if not backward and any(payload.is_nothing for payload in payloads):
             raise NothingCameError(f"{self.program.replica(edges[0].source)} has failed")
         if len(payloads) == 1:

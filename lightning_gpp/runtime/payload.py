@@ -13,6 +13,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.host_copies import to_host
+from lightning_gpp.runtime.arrival import Arrival
+
 
 @dataclass(slots=True)
 class Payload:
@@ -23,11 +26,22 @@ class Payload:
             that does not exist).
         requires_grad: for each tensor whether the receiver has to send a gradient back.
         structure: pickled form of values that are not single tensors; None when all are.
+        is_control: whether its tensors are on the CPU and stay there, on whatever device ranks are.
+        arrival: when its tensors are complete; None where they are.
     """
 
     tensors: list[Tensor | None]
     requires_grad: list[bool]
     structure: bytes | None = None
+    is_control: bool = False
+    arrival: Arrival | None = None
+
+    def settle(self) -> Payload:
+        """Makes this thread's stream wait until the tensors are complete; the payload itself."""
+        if self.arrival is not None:
+            self.arrival.wait()
+            self.arrival = None
+        return self
 
     @classmethod
     def nothing(cls) -> Payload:
@@ -165,13 +179,15 @@ def _sparse(*parts: Any) -> Tensor:
 def pack_object(obj: object) -> Payload:
     """The message that carries any object that can be pickled; no gradient comes back for it.
 
-    Its tensors travel beside it, wherever they are in it. Much faster than :func:`pack` where there
-    is more to an object than tensors, and a tensor that is in it twice is one tensor afterwards.
+    Its tensors travel beside it, wherever they are in it, and are on the CPU afterwards. Much
+    faster than :func:`pack` where there is more to an object than tensors, and a tensor that is in
+    it twice is one tensor afterwards.
     """
     file = io.BytesIO()
     pickler = _ObjectPickler(file)
     pickler.dump(obj)
-    return _beside(pickler.tensors, file.getvalue())
+    asked = [tensor.requires_grad for tensor in pickler.tensors]
+    return Payload([*to_host(pickler.tensors)], asked, file.getvalue(), is_control=True)
 
 
 def _leaves(payload: Payload) -> list[Tensor | None]:
@@ -185,7 +201,7 @@ def _leaves(payload: Payload) -> list[Tensor | None]:
 
 def unpack(payload: Payload) -> list[Any]:
     """The values of a message; its tensors are leaves that require a gradient where asked for."""
-    leaves = _leaves(payload)
+    leaves = _leaves(payload.settle())
     if payload.structure is None:
         return leaves
     values: list[Any] = pytree.tree_map(
@@ -207,8 +223,8 @@ def _taken_apart(leaf: Any) -> Any:
 
 
 def _put_together(part: Any) -> Any:
-    if isinstance(part, _PackedParts):
-        return PackedSequence(*part)
+    if isinstance(part, _PackedParts):  # sizes are numbers for the host, as torch has them
+        return PackedSequence(part.data, part.batch_sizes.cpu(), *part[2:])
     if not isinstance(part, _SparseParts):
         return part
     return torch.sparse_coo_tensor(

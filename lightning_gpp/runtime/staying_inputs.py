@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from lightning_gpp.host_copies import to_host
 from lightning_gpp.num_changes import num_changes
 from lightning_gpp.runtime.payload import Payload
 
@@ -25,11 +26,13 @@ class _LastContent:
     number: int
     copy: Tensor
 
-    def is_that_of(self, tensor: Tensor) -> bool:
+    def is_that_of(self, tensor: Tensor) -> Tensor:
         """Whether a tensor holds the same bits; without numbers, whether it is alike."""
         copy = self.copy
         alike = (copy.shape, copy.dtype, copy.device) == (tensor.shape, tensor.dtype, tensor.device)
-        return alike and (copy.is_meta or torch.equal(_bits(copy), _bits(tensor)))
+        if not alike or copy.is_meta:
+            return torch.tensor(alike)
+        return (_bits(copy) == _bits(tensor)).all()
 
 
 @dataclass(slots=True)
@@ -84,12 +87,16 @@ class StayingInputs:
         if payload.structure is not None or self.names.isdisjoint(names):
             return payload
         tensors = list(payload.tensors)
-        for index, (name, tensor) in enumerate(zip(names, payload.tensors, strict=True)):
-            if tensor is not None and self._may_stay(name, payload.requires_grad[index]):
-                number = self._number(name, tensor)
-                if self.sent.get((rank, stage, name)) == number:
-                    tensors[index] = None
-                self.sent[rank, stage, name] = number
+        looked_at = {
+            index: (name, tensor)
+            for index, (name, tensor) in enumerate(zip(names, payload.tensors, strict=True))
+            if tensor is not None and self._may_stay(name, payload.requires_grad[index])
+        }
+        numbers = self._numbers(list(looked_at.values()))
+        for (index, (name, _)), number in zip(looked_at.items(), numbers, strict=True):
+            if self.sent.get((rank, stage, name)) == number:
+                tensors[index] = None
+            self.sent[rank, stage, name] = number
         return replace(payload, tensors=tensors)
 
     def filled(self, payload: Payload, names: Sequence[str], stage: int) -> Payload:
@@ -102,7 +109,7 @@ class StayingInputs:
         """
         if payload.structure is not None or self.names.isdisjoint(names):
             return payload
-        tensors = list(payload.tensors)
+        tensors = list(payload.settle().tensors)
         for index, (name, tensor) in enumerate(zip(names, payload.tensors, strict=True)):
             if self._may_stay(name, payload.requires_grad[index]):
                 if (
@@ -115,16 +122,23 @@ class StayingInputs:
     def _may_stay(self, name: str, requires_grad: bool) -> bool:
         return name in self.names and not requires_grad
 
-    def _number(self, name: str, tensor: Tensor) -> int:
-        """The number of a tensor's content; within one run a tensor is looked at once."""
-        key = (name, tensor.data_ptr(), num_changes(tensor), tensor.shape, tensor.stride())
-        if key not in self._compared:
+    def _numbers(self, inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
+        """The numbers of their contents; in one run a tensor is looked at once, all together."""
+        keys = [(n, t.data_ptr(), num_changes(t), t.shape, t.stride()) for n, t in inputs]
+        new = {k: each for k, each in zip(keys, inputs, strict=True) if k not in self._compared}
+        flags = to_host(self._is_last(name, tensor) for name, tensor in new.values())
+        for (key, (name, tensor)), is_last in zip(new.items(), flags, strict=True):
             known = self._contents.get(name)
-            if known is None or not known.is_that_of(tensor):
+            if known is None or not is_last:
                 number = 0 if known is None else known.number + 1
                 known = self._contents[name] = _LastContent(number, _copy(tensor))
             self._compared[key] = known.number
-        return self._compared[key]
+        return [self._compared[key] for key in keys]
+
+    def _is_last(self, name: str, tensor: Tensor) -> Tensor:
+        """Whether an input holds what it held last, as a flag on its device."""
+        known = self._contents.get(name)
+        return torch.tensor(False) if known is None else known.is_that_of(tensor)
 
 
 def _copy(tensor: Tensor) -> Tensor:

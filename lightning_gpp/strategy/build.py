@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.sums import Ranks
+from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport
 from lightning_gpp.runtime.transport.transport import Transport
 from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, reduce_groups
@@ -220,6 +222,8 @@ class Builder:
         codes, readers = _codes(settings, captured, plan, stages, ranks, control.rank, chunked)
         partition = Partition(self.module, ownership(self.module, readers), control, self.device)
         groups = _sum_groups(stages, ranks)
+        if isinstance(transport, ProcessGroupTransport):
+            transport.connect(_pairs(stages, ranks))
         executor = Executor(
             transport=transport,
             rank_of_device=ranks,
@@ -254,6 +258,18 @@ def _sum_groups(placed: PlanGraph, ranks: Sequence[int]) -> dict[Ranks, tuple[in
         for group in reduce_groups(placed.stages, placed.devices)
         if group.stage is not None
     }
+
+
+def _pairs(placed: PlanGraph, ranks: Sequence[int]) -> set[tuple[int, int]]:
+    """Ranks (source, target) between which stages send values, gradients or their sums."""
+    found = set()
+    for edge in placed.stages.edges:
+        sources = (0,) if edge.source == FEED else (ranks[d] for d in placed.devices[edge.source])
+        found |= set(itertools.product(sources, (ranks[d] for d in placed.devices[edge.target])))
+    for group in reduce_groups(placed.stages, placed.devices):
+        first, *others = (ranks[device] for device in group.devices)
+        found |= {(other, first) for other in others}
+    return {pair for a, b in found if a != b for pair in ((a, b), (b, a))}
 
 
 def _relative(modes: dict[str, bool], module: str | None) -> dict[str, bool]:

@@ -12,7 +12,9 @@ import torch.distributed as dist
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
+from lightning_gpp.host_copies import to_device
 from lightning_gpp.mapped_tensor import freed_at_once, is_mapped
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.executor import Run
@@ -189,7 +191,9 @@ class PipelinedRun:
             self.control.tell((message, news, value))
 
     def _take_dropped(self) -> list[int]:
-        taken, self.dropped[:] = list(self.dropped), []
+        dropped, taken = self.dropped, list[int]()
+        while dropped:  # garbage collection may append to it at any moment
+            taken.append(dropped.pop())
         return taken
 
     def lead_end(self, calls: list[LogCall], value: Tensor | None) -> None:
@@ -215,7 +219,7 @@ class PipelinedRun:
         for name, gradient in gradients.items():
             parameter = self.module.get_parameter(name)
             if not parameter.is_meta:
-                parameter.grad = gradient.to(parameter.device)
+                parameter.grad = to_device(gradient, parameter.device)
 
     @contextmanager
     def backward(self) -> Iterator[None]:
@@ -366,10 +370,18 @@ class PipelinedRun:
         is_there = self.is_shape_only or self.device.type == "cpu"
         return batch if is_there else move_data_to_device(batch, "cpu")
 
+    def on_device(self, value: Any) -> Any:
+        """What came with a message, which brings it to the CPU, on this rank's device."""
+        is_there = self.is_shape_only or self.device.type == "cpu"
+        if is_there:
+            return value
+        return pytree.tree_map_only(Tensor, lambda each: to_device(each, self.device), value)
+
     def build(self, example: Example | None) -> None:
         """Captures, plans, partitions. Rank 0 gives the example."""
         is_in_files = any(map(is_mapped, self.module.parameters()))
-        with freed_at_once() if is_in_files else collecting_only_new():
+        collecting = freed_at_once() if is_in_files else collecting_only_new()
+        with collecting, torch.inference_mode(False):  # what moves would be inference tensors
             self._build(example)
 
     def _build(self, example: Example | None) -> None:
@@ -379,7 +391,6 @@ class PipelinedRun:
         logged = LedLog(self.module, makes_calls=False)
         with (
             recording(self.module, logged),
-            torch.inference_mode(False),
             torch.enable_grad(),
             lifted(),
         ):
@@ -404,13 +415,10 @@ class PipelinedRun:
         ]
         prefix = self.settings.prefix
         self._changing = frozenset(prefix + name for name in pipeline.captured.changing)
-        with waiting_for("Giving every rank its parameters", self.module), torch.inference_mode(False):
+        with waiting_for("Giving every rank its parameters", self.module):
             self._spread(pipeline)
-        for partial in self.partial_optimizers:  # GPUFIX: parameters have moved since
-            for parameter, state in partial.optimizer.state.items():
-                for key, value in state.items():
-                    if isinstance(value, Tensor) and value.dim() > 0:
-                        state[key] = value.to(parameter.device)
+        for partial in self.partial_optimizers:
+            partial.place_state()
         if self.device.type != "cpu":
             tell_device(self.module, self.device)
         share_parameters(pipeline, self.target)

@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_gpp.runtime.processes.meeting import meet
 from lightning_gpp.strategy.built_model import BuiltModel
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
 from lightning_gpp.strategy.emulation.shape_only import noting
@@ -232,9 +232,11 @@ class Session:
             self._report_emulation(model)
             if not self.run.is_shape_only:
                 self._make_whole(model, on_all_ranks)
-        dist.barrier()
+        meet()
         if model is not None:
             model.close()
+        if self.run.peers is not None:
+            self.run.peers.close()
 
     def _hang_up(self) -> None:
         """Ends this rank's connections and threads, at once after a failure."""
@@ -267,7 +269,8 @@ class Session:
         partition.reunite(on_all_ranks=on_all_ranks)
         for average in self.run.averages:
             average.reunite(on_all_ranks=on_all_ranks)
-        if self.run.control.is_leader:
+        if self.run.control.is_leader or on_all_ranks:
             self.run.module.cpu()
+        if self.run.control.is_leader:
             for partial, state in zip(self.run.partial_optimizers, states, strict=True):
                 partial.make_whole(self.run.module, state)

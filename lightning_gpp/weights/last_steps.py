@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
+from lightning_gpp.host_copies import KnownNumbers, to_host
+
 Group = Mapping[str, Any]
 
 
@@ -58,6 +60,7 @@ class LastSteps:
         self._optimizer = optimizer
         self.before_update: list[Callable[[], None]] = []
         self._kept: dict[Tensor, _AsKept] = {}
+        self._rates = KnownNumbers()
         self._hook = optimizer.register_step_pre_hook(self._before_step)
 
     def predicted(
@@ -90,7 +93,7 @@ class LastSteps:
         """With the momentum buffers of the optimizer's state."""
         state = self._optimizer.state
         known = [p for p in own if state.get(p, {}).get("momentum_buffer") is not None]
-        lr = float(group["lr"])
+        lr = self._rate(group)
         if anew:
             found, missing = {p: torch.empty_like(p) for p in known}, known
         else:
@@ -112,12 +115,11 @@ class LastSteps:
 
         What is kept is ``W + a Δ``; ``W + b Δ`` lies ``1 - b / a`` of the way from there to ``W``.
         """
-        found, lr = dict[Tensor, Tensor](), float(group["lr"])
+        found, lr = dict[Tensor, Tensor](), self._rate(group)
+        self._recall([p for p in own if not self._of(p).ahead], group)
         alike: dict[float, list[Tensor]] = {}
         for parameter in own:
             kept = self._of(parameter)
-            if not kept.ahead:
-                self._recall(parameter, kept, group)
             further = ahead * (lr / kept.lr if kept.lr else 1.0)
             if kept.ahead and (further or anew):
                 alike.setdefault(1 - further / kept.ahead, []).append(parameter)
@@ -133,12 +135,23 @@ class LastSteps:
             found |= zip(parameters, copies, strict=True)
         return found
 
-    def _recall(self, parameter: Tensor, kept: _AsKept, group: Group) -> None:
-        """The parameter before its last update, if that follows from the optimizer's state."""
-        state = self._optimizer.state.get(parameter, {})
-        if type(self._optimizer) in (Adam, AdamW) and "exp_avg" in state:
-            kept.values.copy_(_before_adam(parameter.detach(), group, state))
-            kept.ahead, kept.lr = -1.0, float(group["lr"])
+    def _rate(self, group: Group) -> float:
+        """The learning rate; that of a capturable optimizer may be on a device."""
+        lr = group["lr"]
+        return self._rates.of(id(group), lr) if isinstance(lr, Tensor) else float(lr)
+
+    def _recall(self, parameters: Sequence[Tensor], group: Group) -> None:
+        """Parameters before their last update, where that follows from the optimizer's state."""
+        if type(self._optimizer) not in (Adam, AdamW):
+            return
+        states = {p: self._optimizer.state.get(p, {}) for p in parameters}
+        known = {p: state for p, state in states.items() if "exp_avg" in state}
+        counts = to_host(torch.as_tensor(state["step"]) for state in known.values())
+        lr = self._rate(group)
+        for (parameter, state), count in zip(known.items(), counts, strict=True):
+            kept = self._of(parameter)
+            kept.values.copy_(_before_adam(parameter.detach(), group, state, float(count), lr))
+            kept.ahead, kept.lr = -1.0, lr
 
     def _of(self, parameter: Tensor) -> _AsKept:
         if parameter not in self._kept:
@@ -186,7 +199,7 @@ class LastSteps:
                 torch._foreach_copy_(copies, [p.detach() for p in updated])
             for parameter in updated:
                 kept = self._kept[parameter]
-                kept.ahead, kept.lr = -1.0, float(group["lr"])
+                kept.ahead, kept.lr = -1.0, self._rate(group)
 
 
 def _has_buffers(kind: type[Optimizer], group: Group) -> bool:
@@ -199,19 +212,21 @@ def _has_buffers(kind: type[Optimizer], group: Group) -> bool:
     return kind is RMSprop and bool(group["momentum"])
 
 
-def _before_adam(value: Tensor, group: Group, state: Mapping[str, Any]) -> Tensor:
+def _before_adam(
+    value: Tensor, group: Group, state: Mapping[str, Any], count: float, lr: float
+) -> Tensor:
     r"""A parameter before the update of Adam, or of AdamW, that made it this value.
 
     That subtracted :math:`m / (1 - \beta_1^t)` over :math:`\sqrt{v / (1 - \beta_2^t)} + \epsilon`
     times the learning rate.
     """
-    (first_decay, second_decay), count = group["betas"], float(state["step"])
+    first_decay, second_decay = group["betas"]
     squares = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
     roots = (squares / (1 - second_decay**count)).sqrt_().add_(group["eps"])
-    rate = float(group["lr"]) / (1 - first_decay**count)
+    rate = lr / (1 - first_decay**count)
     before = torch.addcdiv(value, state["exp_avg"], roots, value=rate)
     is_apart = group.get("decoupled_weight_decay", False)
-    return before / (1 - float(group["lr"]) * group["weight_decay"]) if is_apart else before
+    return before / (1 - lr * group["weight_decay"]) if is_apart else before
 
 
 def _add_into(

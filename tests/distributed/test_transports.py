@@ -9,13 +9,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-import transport_contract as contract
+from helpers import transport_contract as contract
 from helpers.threads.transport import ThreadHub
 from helpers.workers import WorkerPool
 
 from lightning_gpp.runtime.processes import rank_sockets
 from lightning_gpp.runtime.processes.rank_sockets import connect_hosts
-from lightning_gpp.runtime.transport.host_staging import HostStaging
 from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
 from lightning_gpp.runtime.transport.shared_memory_transport import SharedMemoryTransport
@@ -86,13 +85,6 @@ def run_contract_on_processes() -> None:
         downward=dist.new_group(backend="gloo"),
     )
     transport = ProcessGroupTransport(groups, torch.device("cpu"))
-    check_contract(transport)
-    transport.close()
-    # One rank copies through host memory, as one with a GPU among CPUs does.
-    staging = HostStaging(torch.device("cpu")) if dist.get_rank() == 0 else None
-    transport = ProcessGroupTransport(
-        TransportGroups.create("gloo"), torch.device("cpu"), staging=staging
-    )
     check_contract(transport)
     transport.close()
 

@@ -175,7 +175,7 @@ class SupervisedModule(lp.LightningModule):
 def _contrastive(out: Tensor, target: Tensor) -> Tensor:
     """Every sample against all others of its batch (CLIP, arXiv 2103.00020)."""
     logits = nn.functional.normalize(out, dim=1) @ nn.functional.normalize(target, dim=1).T
-    wanted = torch.arange(len(out))
+    wanted = torch.arange(len(out), device=out.device)
     return (
         nn.functional.cross_entropy(4 * logits, wanted)
         + nn.functional.cross_entropy(4 * logits.T, wanted)

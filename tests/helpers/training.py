@@ -14,6 +14,7 @@ import lightning.pytorch as lp
 import torch
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
+from standin.switch import devices
 from torch import Tensor
 
 from helpers.models import DataSpec
@@ -184,7 +185,7 @@ def train(training: Training, strategy: Mapping[str, Any] | None, num_ranks: int
 def make_trainer(
     strategy: Mapping[str, Any] | None, num_ranks: int = 1, **arguments: Any
 ) -> lp.Trainer:
-    """A silent Trainer on CPU, with the pipeline strategy or on one plain device."""
+    """A silent Trainer, with the pipeline strategy or on one plain device, which is the CPU."""
     chosen: Any = "auto"
     if strategy is not None:
         from lightning_gpp import strategy as ours
@@ -201,6 +202,8 @@ def make_trainer(
         "log_every_n_steps": 1,
         "logger": False,
     }
+    if strategy is not None:
+        defaults |= devices(num_ranks)
     return lp.Trainer(strategy=chosen, **(defaults | arguments))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import io
 import os
 import pickle
 import random
@@ -64,10 +65,26 @@ def _answer(call: bytes) -> bytes:
     fields["leaked"] = _leaked_threads(before)
     sys.stdout.flush()
     try:
-        return pickle.dumps(fields)
+        return _dumps(fields)
     except Exception:
         text = traceback.format_exc()
         return pickle.dumps({"error_type": "PicklingError", "error": text, "traceback": text})
+
+
+def _dumps(value: Any) -> bytes:
+    """Pickles a value with its tensors on the CPU: whoever reads it may have no such device."""
+    file = io.BytesIO()
+    _OnCpu(file).dump(value)
+    return file.getvalue()
+
+
+class _OnCpu(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        import torch
+
+        if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
+            return value.cpu().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        return NotImplemented
 
 
 def _messages(error: BaseException | None) -> Iterator[str]:

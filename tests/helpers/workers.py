@@ -19,11 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 MAX_WORKERS = 4
@@ -84,7 +85,7 @@ class WorkerError(AssertionError):
 class _Worker:
     """One process and the pipe to it."""
 
-    def __init__(self, index: int, folder: Path) -> None:
+    def __init__(self, index: int, folder: Path, environment: Mapping[str, str]) -> None:
         self.log = folder / f"worker_{index}.log"
         self.stacks = folder / f"worker_{index}.stacks"
         self.stacks.unlink(missing_ok=True)
@@ -103,7 +104,7 @@ class _Worker:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=[child.fileno()],
-                env=_worker_environment(),
+                env=_worker_environment(environment),
                 # Not in the checkout, which "-c" would put before the installed package.
                 cwd=folder,
                 start_new_session=True,
@@ -136,9 +137,14 @@ class _Worker:
 
 
 class WorkerPool:
-    """Up to :data:`MAX_WORKERS` processes on which functions run as ranks."""
+    """Up to :data:`MAX_WORKERS` processes on which functions run as ranks.
 
-    def __init__(self) -> None:
+    Args:
+        environment: what the processes have in theirs, beside what this one has.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._environment = environment
         self._folder = tempfile.TemporaryDirectory(prefix="graphpipe_tests_")
         self._workers: dict[int, _Worker] = {}
 
@@ -214,7 +220,7 @@ class WorkerPool:
     def _ready_workers(self, num_ranks: int) -> list[_Worker]:
         for index in range(num_ranks):
             if index not in self._workers:
-                self._workers[index] = _Worker(index, Path(self._folder.name))
+                self._workers[index] = _Worker(index, Path(self._folder.name), self._environment)
         workers = [self._workers[index] for index in range(num_ranks)]
         for worker in workers:
             worker.wait_until_ready()
@@ -262,7 +268,7 @@ class WorkerPool:
             if worker.is_ready or (worker.process.poll() is None and not is_hung):
                 continue
             worker.kill()
-            self._workers[index] = _Worker(index, Path(self._folder.name))
+            self._workers[index] = _Worker(index, Path(self._folder.name), self._environment)
 
 
 def free_port() -> int:
@@ -286,9 +292,10 @@ def rank_environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def _worker_environment() -> dict[str, str]:
-    environment = {key: value for key, value in os.environ.items() if "PYTEST" not in key}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+def _worker_environment(further: Mapping[str, str]) -> dict[str, str]:
+    environment = {key: value for key, value in os.environ.items() if "PYTEST" not in key} | further
+    path = [*further.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
     environment["OMP_NUM_THREADS"] = "1"
     environment["PYTHONUNBUFFERED"] = "1"
     return environment

@@ -17,7 +17,7 @@ import lightning_gpp
 EVERYWHERE = {
     *("checks", "strict_json", "data_file", "document_cache", "text_table", "units_of_measure"),
     *("_version", "instance_attribute", "num_changes", "progress", "without_collection"),
-    *("mapped_tensor", "tensor_places", "torch_device"),
+    *("host_copies", "mapped_tensor", "tensor_places", "torch_device"),
 }
 """Modules that every room may import; they import each other at most."""
 

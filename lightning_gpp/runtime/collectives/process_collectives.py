@@ -21,7 +21,6 @@ from torch import Tensor
 
 from lightning_gpp.runtime.processes.rank_devices import Wire, choose_wire, gather_rank_devices
 from lightning_gpp.runtime.processes.work_waits import WorkWaits
-from lightning_gpp.runtime.transport import host_staging
 from lightning_gpp.runtime.transport.transport import TransportError
 
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -46,7 +45,7 @@ class ProcessCollectives:
             timeout=timedelta(seconds=timeout_s), backend="nccl" if is_nccl else "gloo"
         )
         self._device, self._timeout_s = device, timeout_s
-        self._is_staged = not is_nccl and host_staging.needs_staging(device)
+        self._is_staged = not is_nccl and device.type not in ("cpu", "meta")
         self._waits_on_host = self._is_staged or device.type == "cpu"
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self._waits = WorkWaits()

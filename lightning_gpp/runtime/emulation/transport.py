@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -36,9 +37,11 @@ class EmulatedTransport:
     def send(self, payload: Payload, *, target: int, tag: Tag) -> None:
         """Hands a message over; it leaves when its channels are free."""
         arrival_s = self._emulated.send(tag, self._rank_of_device.index(target))
-        stamp = torch.tensor(arrival_s, dtype=torch.float64)
-        stamped = Payload(
-            [*payload.tensors, stamp], [*payload.requires_grad, False], payload.structure
+        stamp = torch.tensor(arrival_s, dtype=torch.float64, device="cpu")
+        stamped = replace(
+            payload,
+            tensors=[*payload.tensors, stamp],
+            requires_grad=[*payload.requires_grad, False],
         )
         self._inner.send(stamped, target=target, tag=tag)
 
@@ -48,7 +51,9 @@ class EmulatedTransport:
         stamp = stamped.tensors[-1]
         assert stamp is not None, "the last tensor is the arrival"
         self._emulated.wait_until(stamp.item())
-        return Payload(stamped.tensors[:-1], stamped.requires_grad[:-1], stamped.structure)
+        return replace(
+            stamped, tensors=stamped.tensors[:-1], requires_grad=stamped.requires_grad[:-1]
+        )
 
     def flush(self) -> None:
         """Waits until everything sent so far has left."""

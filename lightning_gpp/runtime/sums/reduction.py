@@ -11,6 +11,7 @@ the same on all that sum, whatever comes first.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from torch.nn import Parameter
 
 from lightning_gpp.cluster import BUCKET_BYTES
 from lightning_gpp.graph import StageGraph
+from lightning_gpp.host_copies import to_host
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, Sums
 from lightning_gpp.schedule import Action, Program, last_backward
 
@@ -50,17 +52,35 @@ class GradientBucket:
         """Begins the sum. Where there is no gradient, zeros take part."""
         pieces = [_flat_gradient(name, p) for name, p in self.parameters.items()]
         self.had_gradient = [float(p.grad is not None) for p in self.parameters.values()]
-        self.flat = torch.cat([*pieces, pieces[0].new_tensor(self.had_gradient)])
+        flags = (  # written where they are: a copy from the host would wait for it
+            pieces[0].new_full((len(list(run)),), flag)
+            for flag, run in itertools.groupby(self.had_gradient)
+        )
+        self.flat = torch.cat([*pieces, *flags])
         del pieces
         self._give(self.had_gradient)  # so that no gradient is held twice
         self.pending = sums.start(self.flat, self.ranks)
 
-    def finish(self, timeout_s: float, purpose: str) -> None:
-        """Waits for the sum; parameters that have a gradient on some replica have it on all."""
-        assert self.pending is not None and self.flat is not None
+    def wait(self, timeout_s: float, purpose: str) -> None:
+        """Waits for the sum; parameters that had a gradient have its sum."""
+        assert self.pending is not None
         self.pending.wait(timeout_s, purpose)
-        flags = self.flat[-len(self.parameters) :]
-        self._give(self.had_gradient if flags.is_meta else flags.tolist())  # shapes hold no numbers
+        self._give(self.had_gradient)
+
+    @property
+    def lacks_some(self) -> bool:
+        """Whether other replicas may have gradients that there are none of here."""
+        return not all(self.had_gradient)
+
+    @property
+    def num_gradients(self) -> Tensor:
+        """For each parameter on how many replicas it has a gradient, once all are summed."""
+        assert self.flat is not None
+        return self.flat[-len(self.parameters) :]
+
+    def take_over(self, num_gradients: Tensor) -> None:
+        """Parameters that have a gradient on some replica have it on all."""
+        self._give(self.had_gradient if num_gradients.is_meta else num_gradients.tolist())
 
     def _give(self, has_gradient: Sequence[float]) -> None:
         """Gradients are pieces of the flat tensor, where there are any."""
@@ -199,6 +219,12 @@ class GradientReduction:
             bucket.missing.clear()
         self._start()
 
+    def start_all(self) -> None:
+        """Begins what has not begun; by now no backward of this device is left."""
+        for bucket in self._buckets:
+            bucket.missing.clear()
+        self._start()
+
     def finish(self, number: int | None, timeout_s: float, purpose: str) -> None:
         """Waits for sums; by now no backward of this device is left.
 
@@ -207,12 +233,13 @@ class GradientReduction:
             timeout_s: limit of every wait.
             purpose: what for, for errors.
         """
-        for bucket in self._buckets:
-            bucket.missing.clear()
-        self._start()
-        for bucket in self._buckets:
-            if number in (bucket.number, None):
-                bucket.finish(timeout_s, purpose)
+        self.start_all()
+        due = [bucket for bucket in self._buckets if number in (bucket.number, None)]
+        for bucket in due:
+            bucket.wait(timeout_s, purpose)
+        lacking = [bucket for bucket in due if bucket.lacks_some]
+        for bucket, found in zip(lacking, to_host(b.num_gradients for b in lacking), strict=True):
+            bucket.take_over(found)
 
     def _hook(self, bucket: GradientBucket, name: str) -> Callable[[Tensor], None]:
         def came(_: Tensor) -> None:

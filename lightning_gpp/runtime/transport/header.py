@@ -10,6 +10,7 @@ some of them may come on another way (:mod:`~lightning_gpp.runtime.transport.lin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,13 +22,11 @@ from lightning_gpp.runtime.transport.message import (
     Description,
     aligned,
     bytes_to_numbers,
-    describe,
     in_one_piece,
     numbers_to_bytes,
     piece_bytes,
     understand,
 )
-from lightning_gpp.runtime.transport.transport import Tag
 
 FIRST_BYTES = 16384
 """Most bytes of a first part; gloo moves that many about as fast as one."""
@@ -51,23 +50,23 @@ class FirstPart:
     shapes: Tensor | None = None
 
 
-def encode_first(payload: Payload, tag: Tag, number: int) -> FirstPart:
+def encode_first(
+    payload: Payload, fixed: Sequence[int], shapes: Sequence[int], number: int, *, is_far: bool
+) -> FirstPart:
     """The first part of a message.
 
     Args:
         payload: of the message.
-        tag: likewise.
-        number: likewise.
-
-    Raises:
-        TypeError: a tensor is of a type that cannot be sent.
+        fixed: what :func:`~lightning_gpp.runtime.transport.message.describe` says of it.
+        shapes: likewise.
+        number: of the message.
+        is_far: whether some of its data are not in the memory of the CPU.
     """
-    fixed, shapes = describe(payload, tag)
     head_bytes = aligned(8 * (_BEFORE_SHAPES + len(shapes)))
     if head_bytes > FIRST_BYTES:
         part = numbers_to_bytes([number, _SHAPES_FOLLOW, *fixed])
-        return FirstPart(_tensor_of(part), False, torch.tensor(shapes))
-    if piece_bytes(payload, shapes) > FIRST_BYTES:
+        return FirstPart(_tensor_of(part), False, torch.tensor(shapes, device="cpu"))
+    if is_far or piece_bytes(payload, shapes) > FIRST_BYTES:
         part = numbers_to_bytes([number, 0, *fixed, *shapes])
         return FirstPart(_tensor_of(part), False)
     return FirstPart(_tensor_of(in_one_piece(number, payload, fixed, shapes)), True)

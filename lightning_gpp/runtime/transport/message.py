@@ -29,17 +29,22 @@ NUM_FIXED = 7
 
 _CODE = {dtype: code for code, dtype in enumerate(DTYPES)}
 _NO_TENSOR = -1
-_REQUIRES_GRAD, _IS_META = 1, 2
+_REQUIRES_GRAD, _IS_META, _IS_ON_DEVICE = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
 class TensorHead:
-    """Type and shape of a tensor; ``dtype`` None when there is none."""
+    """Type and shape of a tensor; ``dtype`` None when there is none.
+
+    Attributes:
+        is_on_device: whether it belongs on the device of the receiver, and not on its CPU.
+    """
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
     requires_grad: bool
     is_meta: bool = False
+    is_on_device: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -64,8 +69,13 @@ class Description:
     tensors: tuple[TensorHead, ...]
 
 
-def describe(payload: Payload, tag: Tag) -> tuple[list[int], list[int]]:
+def describe(payload: Payload, tag: Tag, *, on_cpu: bool) -> tuple[list[int], list[int]]:
     """The description of a message as numbers: :data:`NUM_FIXED` ones, and those of the shapes.
+
+    Args:
+        payload: of the message.
+        tag: likewise.
+        on_cpu: whether the sender computes on its CPU, so that what is there is on its device.
 
     Raises:
         TypeError: a tensor is of a type that cannot be sent.
@@ -77,7 +87,9 @@ def describe(payload: Payload, tag: Tag) -> tuple[list[int], list[int]]:
         elif tensor.dtype not in _CODE:
             raise TypeError(f"tensors of type {tensor.dtype} cannot cross between stages")
         else:
+            is_on_device = not payload.is_control and (on_cpu or tensor.device.type != "cpu")
             flags = requires_grad * _REQUIRES_GRAD + tensor.is_meta * _IS_META
+            flags += is_on_device * _IS_ON_DEVICE
             shapes += [_CODE[tensor.dtype], flags, tensor.dim(), *tensor.shape]
     size = len(payload.structure) if payload.structure is not None else -1
     return [*tag, size, len(payload.tensors), len(shapes)], shapes
@@ -102,11 +114,8 @@ def _heads(count: int, shapes: tuple[int, ...]) -> tuple[TensorHead, ...]:
             dims = shapes[position + 2]
             shape = tuple(shapes[position + 3 : position + 3 + dims])
             flags = shapes[position + 1]
-            heads.append(
-                TensorHead(
-                    DTYPES[code], shape, bool(flags & _REQUIRES_GRAD), bool(flags & _IS_META)
-                )
-            )
+            bits = (_REQUIRES_GRAD, _IS_META, _IS_ON_DEVICE)
+            heads.append(TensorHead(DTYPES[code], shape, *(bool(flags & bit) for bit in bits)))
             position += 3 + dims
     return tuple(heads)
 
@@ -192,17 +201,11 @@ def _head_bytes(num_shapes: int) -> int:
     return aligned(8 * (2 + NUM_FIXED + num_shapes))
 
 
-def out_of_one_piece(piece: bytearray) -> tuple[Tag, Payload]:
+def out_of_one_piece(piece: bytearray) -> tuple[Description, Payload]:
     """What :func:`in_one_piece` has packed; tensors lie in the piece itself."""
     _, _, *fixed = bytes_to_numbers(piece, 0, 2 + NUM_FIXED)
     description = understand(fixed, bytes_to_numbers(piece, 2 + NUM_FIXED, fixed[-1]))
-    return description.tag, read_data(piece, _head_bytes(fixed[-1]), description)
-
-
-def to_device(payload: Payload, device: torch.device) -> Payload:
-    """The payload with its tensors on a device; those without data stay as they are."""
-    payload.tensors = [t if t is None or t.is_meta else t.to(device) for t in payload.tensors]
-    return payload
+    return description, read_data(piece, _head_bytes(fixed[-1]), description)
 
 
 def numbers_to_bytes(numbers: Sequence[int]) -> bytearray:

@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 from lightning_gpp.runtime.processes.rank_devices import Wire, choose_wire, gather_rank_devices
 from lightning_gpp.runtime.processes.rank_sockets import connect_hosts, connect_local
-from lightning_gpp.runtime.transport import host_staging
-from lightning_gpp.runtime.transport.host_staging import HostStaging
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
 from lightning_gpp.runtime.transport.shared_memory_transport import SharedMemoryTransport
 
@@ -30,9 +28,8 @@ def open_transport(
     wire = choose_wire(gather_rank_devices(device))
     if wire is Wire.SHARED_MEMORY and (sockets := connect_local()) is not None:
         log.debug("messages between stages go through shared memory")
-        return SharedMemoryTransport(dist.get_rank(), sockets, device, timeout_s)
+        return SharedMemoryTransport(dist.get_rank(), sockets, timeout_s)
     backend = "nccl" if wire is Wire.NCCL else "gloo"
-    is_staged = backend == "gloo" and host_staging.needs_staging(device)
     sockets = connect_hosts(host)
     log.info(
         "messages between stages go through %s (several hosts, GPUs, or no shared memory), small "
@@ -41,9 +38,8 @@ def open_transport(
         "over TCP" if sockets else "through gloo, as ranks cannot connect to each other over TCP",
     )
     return ProcessGroupTransport(
-        TransportGroups.create(backend),
+        TransportGroups.create(backend, timeout_s),
         device,
-        staging=HostStaging(device) if is_staged else None,
         sockets=sockets,
         timeout_s=timeout_s,
     )

@@ -18,11 +18,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.transport.message import (
     NUM_FIXED,
+    Description,
     aligned,
     bytes_to_numbers,
     data_bytes,
@@ -32,7 +31,6 @@ from lightning_gpp.runtime.transport.message import (
     out_of_one_piece,
     piece_bytes,
     read_data,
-    to_device,
     understand,
     write_data,
 )
@@ -76,7 +74,6 @@ class SharedMemoryTransport:
         rank: this rank.
         sockets: connections to the others, see
             :func:`~lightning_gpp.runtime.processes.rank_sockets.connect_local`.
-        device: where received tensors go.
         timeout_s: limit of the wait for a peer that takes no packets.
 
     Attributes:
@@ -84,15 +81,8 @@ class SharedMemoryTransport:
         num_ranks: ranks in the world.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        sockets: Mapping[int, socket.socket],
-        device: torch.device,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, rank: int, sockets: Mapping[int, socket.socket], timeout_s: float) -> None:
         self.rank, self.num_ranks = rank, len(sockets) + 1
-        self._device = device
         self._timeout_s = timeout_s
         self._mailbox = Mailbox()
         self._peers = {peer: _Peer(connection) for peer, connection in sorted(sockets.items())}
@@ -107,7 +97,7 @@ class SharedMemoryTransport:
         if target == self.rank:
             raise ValueError(f"rank {target} sends message {tag} to itself; hand it over locally")
         peer = self._peers[target]
-        fixed, shapes = describe(payload, tag)
+        fixed, shapes = describe(payload, tag, on_cpu=True)
         if piece_bytes(payload, shapes) <= _SMALL_BYTES:
             peer.unsent.append((in_one_piece(_SMALL, payload, fixed, shapes), None))
             self._push(target)
@@ -240,10 +230,10 @@ class SharedMemoryTransport:
             peer.blocks[-1].forget_file()
             return
         if kind == _SMALL:
-            tag, payload = out_of_one_piece(bytearray(packet))
+            description, payload = out_of_one_piece(bytearray(packet))
         else:
-            tag, payload = _read(peer.blocks[numbers[0]], numbers[1], numbers[2])
-        self._mailbox.put(rank, tag, to_device(payload, self._device))
+            description, payload = _read(peer.blocks[numbers[0]], numbers[1], numbers[2])
+        self._mailbox.put(rank, description.tag, payload)
 
     def _lose(self, rank: int, reason: str) -> None:
         peer = self._peers[rank]
@@ -263,9 +253,9 @@ def _write(payload: Payload, numbers: list[int], head_bytes: int, slot: Slot) ->
     write_data(payload, slot.memory, head_bytes)
 
 
-def _read(block: SlotMemory, index: int, head_bytes: int) -> tuple[Tag, Payload]:
+def _read(block: SlotMemory, index: int, head_bytes: int) -> tuple[Description, Payload]:
     memory = block.read(index)
     fixed = bytes_to_numbers(memory, 0, NUM_FIXED)
     shapes = bytes_to_numbers(memory, NUM_FIXED, fixed[-1])
     description = understand(fixed, shapes)
-    return description.tag, read_data(memory, head_bytes, description)
+    return description, read_data(memory, head_bytes, description)

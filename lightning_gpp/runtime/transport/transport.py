@@ -27,7 +27,7 @@ def late(source: int, timeout_s: float, purpose: str) -> TransportError:
 class Transport(Protocol):
     """Moves messages between ranks; knows neither schedules nor models.
 
-    Contract (``tests/distributed/transport_contract.py``): sends do not wait for the receiver;
+    Contract (``tests/helpers/transport_contract.py``): sends do not wait for the receiver;
     messages with the same (source, target, tag) arrive in sending order; messages with different
     tags may be received in any order; shapes, types and structures may differ from message to
     message; ``receive`` gives up after ``timeout_s`` with a :class:`TransportError`; after
@@ -56,7 +56,10 @@ class Transport(Protocol):
         """
 
     def flush(self) -> None:
-        """Waits until everything sent so far has left; its tensors may change afterwards."""
+        """Waits until everything sent so far has left; its tensors may change afterwards.
+
+        Of tensors on a device they may in what this thread queues there from now on.
+        """
 
     def abort(self, error: BaseException) -> None:
         """Makes every waiting and every later ``receive`` raise ``error``."""

@@ -17,7 +17,9 @@ from lightning_gpp.capture.checks.rounding import relative_tolerance
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.values.graph_inputs import GraphInputs
 from lightning_gpp.capture.values.structure import flatten
+from lightning_gpp.host_copies import to_host
 from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
+from lightning_gpp.strategy.cutting.results import mean_over_samples
 from lightning_gpp.strategy.cutting.slices import Slices
 from lightning_gpp.torch_device import widened
 
@@ -212,7 +214,7 @@ def _join(
     for column in zip(*(found for found, _ in flat), strict=True):
         dim = next(of_tensors, None) if isinstance(column[0], Tensor) else None
         if averages and dim is None and _are_numbers(column):
-            joined.append(sum(t * n for t, n in zip(column, sizes, strict=True)) / sum(sizes))
+            joined.append(mean_over_samples(torch.stack(column), sizes))
         else:
             joined.append(_join_leaf(column, dim, sizes, name))
     return structure.unflatten(joined)
@@ -236,9 +238,18 @@ def _join_leaf(column: Sequence[Any], dim: int | None, sizes: Sequence[int], nam
                 return torch.cat(list(column), dim=dim)
             except RuntimeError as error:
                 raise CannotJoinError(f"output {name!r} cannot be joined: {error}") from None
-    elif all(_is_same(value, first) for value in column):
+    elif _are_same(column):
         return first
     raise CannotJoinError(f"output {name!r} is not one entry per sample")
+
+
+def _are_same(column: Sequence[Any]) -> bool:
+    """Whether all values are equal, for which the host waits once."""
+    first = column[0]
+    if not all(isinstance(v, Tensor) and v.shape == first.shape for v in column):
+        return all(_is_same(value, first) for value in column)
+    flags = [(value == first).all() for value in column[1:] if not _has_no_values(value)]
+    return all(to_host(flags))
 
 
 def _is_same(value: Any, first: Any) -> bool:

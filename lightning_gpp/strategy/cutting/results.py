@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.host_copies import to_device
+
 
 def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "result") -> Any:
     """What the step would return for the whole mini-batch, gradients cut off.
@@ -63,7 +65,9 @@ def combine_results(results: Sequence[Any], sizes: Sequence[int], place: str = "
     if all(result == first for result in results):
         return first
     if isinstance(first, numbers.Real):
-        return sum(r * n for r, n in zip(results, sizes, strict=True)) / sum(sizes)
+        plain = [r.item() if isinstance(r, np.generic) else r for r in results]
+        mean = sum(r * n for r, n in zip(plain, sizes, strict=True)) / sum(sizes)
+        return type(first)(mean) if isinstance(first, np.floating) else mean
     raise ValueError(
         f"{place}: {type(first).__name__} values differ between micro-batches and cannot be "
         "joined; return tensors or lists with one entry per sample, or use num_microbatches=1"
@@ -80,14 +84,32 @@ def _combine_tensors(tensors: Sequence[Tensor], sizes: Sequence[int], place: str
             f"{place}: tensors of shapes {shapes} for micro-batches of {list(sizes)} samples "
             "cannot be joined; return one row per sample, or use num_microbatches=1"
         )
-    if not first.is_meta and all(torch.equal(tensor, first) for tensor in tensors):
-        return first
     stacked = torch.stack(list(tensors))
-    if not stacked.is_floating_point():
-        stacked = stacked.to(torch.get_default_dtype())
-    weights = torch.tensor(sizes, dtype=stacked.dtype, device=stacked.device)
-    weights = weights.reshape(-1, *[1] * first.dim())
-    return (stacked * weights).sum(0) / weights.sum()
+    if stacked.is_floating_point() or first.is_meta:
+        return torch.where((stacked == first).all(0), first, mean_over_samples(stacked, sizes))
+    if all(torch.equal(tensor, first) for tensor in tensors):
+        return first
+    return mean_over_samples(stacked, sizes)
+
+
+def mean_over_samples(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The mean of values of micro-batches; whole numbers have one of torch's default type.
+
+    Added up in float32 at least: a float16 counts no further than to 65,504 samples, a bfloat16
+    rounds beyond 256.
+
+    Args:
+        values: one row of each.
+        sizes: samples of each.
+
+    >>> mean_over_samples(torch.tensor([1.0, 4.0]).half(), [200_000, 100_000])
+    tensor(2., dtype=torch.float16)
+    """
+    dtype = values.dtype if values.is_floating_point() else torch.get_default_dtype()
+    wide = torch.promote_types(dtype, torch.float32)
+    weights = to_device(torch.tensor(sizes, dtype=wide), values.device)
+    weighted = values.to(wide) * weights.reshape(-1, *[1] * (values.dim() - 1))
+    return (weighted.sum(0) / sum(sizes)).to(dtype)
 
 
 def _are_per_sample(results: Sequence[list[Any]], sizes: Sequence[int]) -> bool:

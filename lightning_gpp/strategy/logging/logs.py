@@ -24,6 +24,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.strategy.cutting.results import mean_over_samples
 from lightning_gpp.strategy.logging.metrics import MetricRef, reference
 from lightning_gpp.strategy.state.held_elsewhere import lifted
 
@@ -157,8 +158,7 @@ def joined(
     """
     stacked = torch.stack(list(values))
     if reduce_fx in ("mean", torch.mean):
-        weights = stacked.new_tensor(sizes) if stacked.is_floating_point() else torch.tensor(sizes)
-        return (stacked * weights).sum() / weights.sum()
+        return mean_over_samples(stacked, sizes)
     if isinstance(reduce_fx, str):
         reduce_fx = getattr(torch, reduce_fx.lower())
     assert callable(reduce_fx)

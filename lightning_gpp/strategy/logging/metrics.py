@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lightning_gpp.host_copies import to_device
 from lightning_gpp.runtime.processes.peers import Peers
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -101,6 +102,7 @@ class MetricStates:
     def apply(self, place: tuple[str, str], change: Any) -> None:
         """Other ranks: makes one of rank 0's changes."""
         metric = self._module.get_submodule(place[0])
+        assert isinstance(metric, Metric)
         values = vars(metric)
         if isinstance(change, tuple):
             start, items = change
@@ -110,7 +112,9 @@ class MetricStates:
                     f"the metric {place[0]!r} has another state on this rank than on rank 0; do "
                     "not update or reset metrics on some ranks only"
                 )
-            change = kept + items
+            change = kept + [to_device(item, metric.device) for item in items]
+        elif isinstance(change, Tensor):
+            change = to_device(change, metric.device)
         values[place[1]] = change
         values["_computed"] = None
 

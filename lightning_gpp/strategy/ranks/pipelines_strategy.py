@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
+from lightning_gpp.runtime.processes.meeting import meet
 from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.strategy.lightning_private import distributed_is_initialized
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
@@ -98,7 +99,7 @@ class PipelinesStrategy(ParallelStrategy):
         """Waits for all ranks; refused where only rank 0 is, which might wait for ever."""
         if distributed_is_initialized():
             with self.guarded():
-                dist.barrier()
+                meet()
                 if (peers := self._peers) is not None:
                     peers.meet("a barrier of all pipelines")
 

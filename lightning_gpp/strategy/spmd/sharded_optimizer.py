@@ -62,7 +62,7 @@ class ShardedOptimizer(PartialOptimizer):
         assert self.partition is not None
         return self.partition
 
-    def divide_state(self) -> None:
+    def place_state(self) -> None:
         """State of the whole parameters, out of a checkpoint, becomes that of the parts."""
         partition = self._divided
         for name, placement in partition.storage.items():
@@ -71,6 +71,7 @@ class ShardedOptimizer(PartialOptimizer):
                 if isinstance(value, Tensor) and tuple(value.shape) == partition.whole_shape(name):
                     rank = partition.rank
                     state[key] = partition.shards.cut(value, placement, rank).clone()
+        PartialOptimizer.place_state(self)
 
     @contextmanager
     def whole_groups(self, module: Any, held: Sequence[nn.Parameter]) -> Iterator[None]:
@@ -78,7 +79,6 @@ class ShardedOptimizer(PartialOptimizer):
         partition = self._divided
         with PartialOptimizer.whole_groups(self, partition, held):
             yield
-        self.divide_state()
 
     def adopt_new_groups(self, module: Any, held: Callable[[], Sequence[nn.Parameter]]) -> None:
         """Drops what this rank does not hold from groups that were added since.

@@ -51,16 +51,16 @@ class ShardedPartition(Partition):
 
     # Parts -----------------------------------------------------------------------------------
 
-    def spread(self) -> None:
-        """Takes rank 0's values over and keeps this rank's parts."""
-        super().spread()
-        for name, placement in self.storage.items():
-            whole = self._tensor(name)
-            self._parts[name] = whole
-            part = self.shards.cut(whole.detach(), placement, self.rank).clone()
-            self._replace(name, torch.empty_like(whole, device="meta"))
-            whole.data = part
-            self._agreed[name] = whole.requires_grad
+    def _keep(self, name: str) -> None:
+        """Of what is divided this rank's part goes onto its device, and not the whole."""
+        if name not in self.storage:
+            super()._keep(name)
+            return
+        self._parts[name] = whole = self._tensor(name)
+        part = self.shards.cut(whole.detach(), self.storage[name], self.rank).clone()
+        self._replace(name, torch.empty_like(whole, device="meta"))
+        whole.data = part.to(self._device)
+        self._agreed[name] = whole.requires_grad
 
     def stored(self, name: str) -> Tensor:
         """What this rank has of a parameter or buffer."""
@@ -151,7 +151,7 @@ class ShardedPartition(Partition):
             if name not in self._put_aside:
                 self._put_aside[name] = part.data, part.grad
             part.grad = None
-            part.data = value.to(part.device)
+            part.data = value  # on the CPU, where there is room for all parts
             self._put({name: part})
 
     def make_partial(self) -> None:
@@ -168,9 +168,8 @@ class ShardedPartition(Partition):
         """Takes this rank's parts of the values of whole parameters, of a checkpoint."""
         for name, part in self._parts.items():
             if name in values:
-                whole = values[name].to(part.device)
                 with torch.no_grad():
-                    part.copy_(self.shards.cut(whole, self.storage[name], self.rank))
+                    part.copy_(self.shards.cut(values[name], self.storage[name], self.rank))
 
     @property
     def is_partial(self) -> bool:

@@ -248,7 +248,7 @@ class SpmdRun(PipelinedRun):
         self.partial_optimizers = [*optimizers]
         partition.spread()
         for optimizer in optimizers:
-            optimizer.divide_state()
+            optimizer.place_state()
         partition.check_copies()
         if self.device.type != "cpu":
             tell_device(self.module, self.device)

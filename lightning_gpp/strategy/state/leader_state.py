@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gpp.host_copies import KnownNumbers
 from lightning_gpp.strategy.logging.metrics import MetricStates
 from lightning_gpp.strategy.state.attribute_watch import AttributeWatch
 from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere
@@ -130,6 +131,7 @@ class LeaderState:
         self._what = ""
         self._attributes = AttributeWatch()
         self._metrics = MetricStates(module)
+        self._rates = KnownNumbers()
         self._settled: _Watched | None = None
         self._requires_grad: bytes | None = None
         self._seeing: HeldElsewhere | None = None
@@ -276,7 +278,8 @@ class LeaderState:
                     if isinstance(value, (*_PLAIN, tuple)):
                         groups["group", index * _MAX_GROUPS + number, name] = value
                     elif isinstance(value, Tensor):  # a capturable learning rate
-                        groups["group", index * _MAX_GROUPS + number, name] = value.item()
+                        key = "group", index * _MAX_GROUPS + number, name
+                        groups[key] = self._rates.of(key, value)
         return groups
 
 
@@ -339,7 +342,7 @@ def _filled(old: Mapping[str, _Filling], new: Mapping[str, _Filling]) -> State:
         kept = before.kept_by(now)
         entries = now.values[kept : now.length]
         if (is_new or entries or now.length < before.length) and all(map(_is_number, entries)):
-            numbers = [e.detach().cpu() if isinstance(e, Tensor) else e for e in entries]
+            numbers = [e.detach() if isinstance(e, Tensor) else e for e in entries]
             changes["list", "", name] = is_new, kept, numbers
     return changes
 

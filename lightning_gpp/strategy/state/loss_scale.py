@@ -10,17 +10,23 @@ Source: dynamic loss scaling, Micikevicius et al., "Mixed precision training" (I
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from lightning_gpp.host_copies import to_host
+
 
 class AgreedScaler(GradScaler):
     """A ``GradScaler`` whose ranks agree on whether gradients are finite.
 
-    All ranks have to unscale the same optimizers in the same order.
+    All ranks have to unscale the same optimizers in the same order. Its numbers are on the CPU,
+    where ranks on devices of any type can add them up and nothing waits to look at them: the host
+    waits for the device once a step, for what was found in the gradients.
     """
 
     @classmethod
@@ -49,10 +55,28 @@ class AgreedScaler(GradScaler):
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
         """Unscales the gradients of this rank; on how many ranks one is not finite, by device."""
-        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-        count = torch.zeros(())  # on the CPU, where ranks on devices of any type can add it up
-        for own in found.values():
-            count += own.cpu()
+        found = super()._unscale_grads_(
+            optimizer, self._pinned(inv_scale), self._pinned(found_inf), allow_fp16
+        )
+        count = torch.zeros(())
+        for own in to_host(found.values()):
+            count += own
         if dist.is_initialized():
             dist.all_reduce(count)
-        return {found_inf.device: count.to(found_inf.device)}
+        return {count.device: count}
+
+    def scale(self, outputs: Any) -> Any:
+        """Outputs times the scale, which a kernel takes from the host as it is."""
+        if not (self._enabled and isinstance(outputs, Tensor)):
+            return super().scale(outputs)
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(outputs.device)
+        assert self._scale is not None
+        return outputs * self._scale
+
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+        super()._lazy_init_scale_growth_tracker(torch.device("cpu"))
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        """A number of which copies to the device are not waited for."""
+        return tensor if self._device == "cpu" else tensor.pin_memory()

@@ -65,11 +65,17 @@ class PartialOptimizer:
         found = cls(optimizer, [], [])
         for parameter in found._drop_from_groups(module, held):
             optimizer.state.pop(parameter, None)
-        for parameter in held:
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor) and value.dim() > 0:
-                    optimizer.state[parameter][key] = in_memory(value).to(parameter.device)
         return found
+
+    def place_state(self) -> None:
+        """The state of parameters goes where they are; what only counts steps, as torch has it."""
+        for group in self.optimizer.param_groups:
+            counts_there = group.get("fused") or group.get("capturable")
+            for parameter in group["params"]:
+                state = self.optimizer.state.get(parameter, {})
+                for key, value in state.items():
+                    if isinstance(value, Tensor) and (value.dim() > 0 or counts_there):
+                        state[key] = in_memory(value).to(parameter.device)
 
     @contextmanager
     def whole_groups(self, module: NamesParameters, held: Sequence[nn.Parameter]) -> Iterator[None]:
@@ -81,6 +87,7 @@ class PartialOptimizer:
         yield
         whole = PartialOptimizer.keep(self.optimizer, module, held)
         self.names, self.kept = whole.names, whole.kept
+        self.place_state()
 
     def adopt_new_groups(
         self, module: NamesParameters, held: Callable[[], Sequence[nn.Parameter]]

@@ -50,7 +50,7 @@ class OwnGradients:
         touched, self._touched = self._touched, set()
         self.note()
         found = {name: self._shared[name].grad for name in sorted(touched)}
-        return {name: gradient.cpu() for name, gradient in found.items() if gradient is not None}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
 @dataclass(frozen=True, slots=True)

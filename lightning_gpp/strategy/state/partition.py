@@ -127,13 +127,17 @@ class Partition:
                 names = names[len(values) :]
         held = set(self.owners.held_by(self.rank))
         for name in self._places:
-            tensor = self._tensor(name)
             if name in held:
-                _move(tensor, self._device)
-                if is_mapped(tensor):
-                    tensor.data = in_memory(tensor.data)
+                self._keep(name)
             else:
-                self._replace(name, torch.empty_like(tensor, device="meta"))
+                self._replace(name, torch.empty_like(self._tensor(name), device="meta"))
+
+    def _keep(self, name: str) -> None:
+        """What this rank holds goes onto its device."""
+        tensor = self._tensor(name)
+        _move(tensor, self._device)
+        if is_mapped(tensor):
+            tensor.data = in_memory(tensor.data)
 
     def check_copies(self) -> None:
         """All ranks: compares the copies of what several ranks hold (replicas, shared parameters).

@@ -117,10 +117,9 @@ class _ClipsOverRanks:
         own = {id(parameter) for parameter in counted}
         gradients = [p.grad for p in held if id(p) in own and p.grad is not None]
         norm = _norm_over_ranks(gradients)
-        factor = (clip_val / (norm + 1e-6)).clamp(max=1.0)
-        for parameter in held:
-            assert parameter.grad is not None
-            parameter.grad.mul_(factor.to(parameter.grad))
+        factor = (clip_val / (norm + 1e-6)).clamp(max=1.0).item()
+        if factor != 1 and held:  # NaN is another
+            torch._foreach_mul_([parameter.grad for parameter in held], factor)
 
 
 def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:

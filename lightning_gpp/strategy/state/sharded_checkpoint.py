@@ -273,7 +273,8 @@ def _listed(tree: Any) -> list[dict[str, Any]]:
 
 
 def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    """What training does not change, in host memory: a device may have no room for it."""
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_gpp.host_copies import to_device
 from lightning_gpp.runtime.boundary import Boundary
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.measured import WindowRecord
@@ -166,7 +167,7 @@ class AsyncSteps:
         message = follower.until(AsyncMinibatch, doing=name)
         stash = self._perform(message, None)
         run.follow_end(follower.until(StepEnd, doing=f"result of {name}"))
-        return stash.loss(follower.value.to(run.device))
+        return stash.loss(to_device(follower.value, run.device))
 
     def begin_anew(self) -> None:
         """The next step forgets what is in flight, as a run does that is resumed from here."""

@@ -109,7 +109,7 @@ class BatchSteps:
         """Other ranks: what it returned."""
         end = self._follower.until(HookEnd, doing=name)
         replay(self._run.module, end.logs)
-        return end.answer
+        return self._run.on_device(end.answer)
 
     def follow(self, name: str) -> StepPerMicrobatch | Tensor | None:
         """Other ranks: a loss whose backward follows rank 0's; None if the step has none."""
@@ -121,7 +121,7 @@ class BatchSteps:
         value = self._follower.value
         if not isinstance(value, Tensor) or name != "training_step":
             return None
-        value = value.to(run.device)
+        value = run.on_device(value)
         return self._follower.loss(value) if run.module.automatic_optimization else value
 
 

@@ -191,7 +191,7 @@ class ManualOptimization:
         """Other ranks: does what rank 0 does."""
         match message:
             case ManualBackward():
-                loss = self._follower.loss(self._follower.value)
+                loss = self._follower.loss(self._run.on_device(self._follower.value))
                 self._run.module.manual_backward(loss)
             case OptimizerStep():
                 self._follow_step(message)

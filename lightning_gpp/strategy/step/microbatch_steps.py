@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.host_copies import to_device
 from lightning_gpp.instance_attribute import instance_attribute
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Values, input_slices
 from lightning_gpp.strategy.cutting.microbatches import (
@@ -98,7 +99,7 @@ class MicrobatchSteps:
         stash = run.programs.train(minibatch, None)  # which are built by now
         end = follower.until(StepEnd, doing=f"result of {name}")
         run.follow_end(end)
-        return stash.loss(follower.value.to(run.device))
+        return stash.loss(to_device(follower.value, run.device))
 
     def close(self) -> None:
         """Ends the threads of the steps."""

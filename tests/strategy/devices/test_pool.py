@@ -20,7 +20,6 @@ from lightning.pytorch.accelerators import AcceleratorRegistry, CPUAccelerator
 from lightning_gpp import PoolAccelerator
 from lightning_gpp.cost import Costs, OpProfile, Profile
 from lightning_gpp.runtime.processes.rank_devices import RankDevice
-from lightning_gpp.runtime.transport import host_staging
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport
 from lightning_gpp.strategy.devices.devices_at_hand import DeviceAtHand
 from lightning_gpp.strategy.devices.pool import parse_pool
@@ -169,8 +168,8 @@ def test_training_equals_one_device(pool: WorkerPool, tmp_path: Any) -> None:
     assert all(torch.equal(weights[name], value) for name, value in results[0].weights.items())
 
 
-def train_as_gpu_and_cpu(training: Training, **strategy: Any) -> tuple[Result, list[bool]]:
-    """Rank 0 says that it has a GPU, and copies through host memory as one has to."""
+def train_as_gpu_and_cpu(training: Training, **strategy: Any) -> tuple[Result, int]:
+    """Rank 0 says that it has a GPU."""
     is_gpu = {True: RankDevice("cuda", "GPU-1"), False: RankDevice("cpu", "here")}
     opened: list[ProcessGroupTransport] = []
     init = ProcessGroupTransport.__init__
@@ -181,19 +180,18 @@ def train_as_gpu_and_cpu(training: Training, **strategy: Any) -> tuple[Result, l
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RankDevice, "of", lambda device: is_gpu[dist.get_rank() == 0])
-        patch.setattr(host_staging, "needs_staging", lambda device: dist.get_rank() == 0)
         patch.setattr(ProcessGroupTransport, "__init__", note)
         result = train(training, {"timeout": 30, **strategy}, 2)
-    return result, [bool(each._staging) for each in opened]
+    return result, len(opened)
 
 
 def test_mixed_ranks_meet_by_gloo_and_train_alike(pool: WorkerPool) -> None:
-    """Messages of stages, and sums of replicas, where one side is staged."""
+    """Messages of stages, and sums of replicas."""
     expected = train_one_device(TRAINING)
     replicas = [{"modules": [*TOWERS, *TOP], "devices": [0, 1]}]
     for plan in ([TOWERS, TOP], replicas):
         ranks = pool.run(train_as_gpu_and_cpu, on_pool(TRAINING), plan=plan, num_ranks=2)
-        assert [staged for _, staged in ranks] == [[True], [False]]
+        assert [opened for _, opened in ranks] == [1, 1]
         results = [result for result, _ in ranks]
         assert_same_training(results, expected, "float64")
         assert_equal_copies(results)

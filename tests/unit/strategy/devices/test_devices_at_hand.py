@@ -10,6 +10,7 @@ from lightning_gpp.cluster import cluster_preset, cluster_to_json, host_memory_b
 from lightning_gpp.planner import Plan, Stage
 from lightning_gpp.planner.plan.by_rank import rank_of_device, with_loss_on
 from lightning_gpp.strategy.devices.devices_at_hand import (
+    BESIDE_TENSORS_BYTES,
     DeviceAtHand,
     check_cluster,
     cluster_at_hand,
@@ -32,6 +33,15 @@ def test_processes_of_a_host_share_its_memory():
     assert [device.memory_bytes for device in cluster.devices] == [50, 100, 50, 100]
     assert cluster.kinds == ("cpu", "NVIDIA H200")
     assert cluster.link(0, 2) == cluster.host_link and cluster.link(0, 3) == cluster.rack_link
+
+
+def test_processes_on_a_gpu_share_what_their_contexts_leave():
+    card = DeviceAtHand("cuda:0", "NVIDIA H200", 8 * 2**30, "gpus", "GPU-1")
+    found = cluster_at_hand([card, card, replace(card, identity="GPU-2")]).devices
+    left = [4 * 2**30, 4 * 2**30, 8 * 2**30]
+    assert [device.memory_bytes for device in found] == [n - BESIDE_TENSORS_BYTES for n in left]
+    (small,) = cluster_at_hand([replace(card, memory_bytes=2**30)]).devices
+    assert small.memory_bytes == 2**29
 
 
 def test_presets_files_and_clusters_are_cut_to_the_ranks(tmp_path: Path):

@@ -1,0 +1,78 @@
+"""Copies between devices and host memory that make the host wait as seldom as may be.
+
+A copy out of a device is complete when the work before it is done, so each one that is waited for
+lets the device run dry. Copies of several tensors are waited for together. A copy to a device out
+of pinned memory is not waited for at all: the work after it, in the same stream, finds it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.num_changes import num_changes
+
+_NO_DEVICE = ("cpu", "meta")
+
+
+def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Tensors in host memory, without their graph; for each device the host waits once.
+
+    What is there already, or on ``meta``, stays what it is.
+
+    >>> to_host([torch.ones(2, requires_grad=True)])
+    [tensor([1., 1.])]
+    """
+    given = [tensor.detach() for tensor in tensors]
+    devices = {tensor.device for tensor in given if tensor.device.type not in _NO_DEVICE}
+    copies = [t.to("cpu", non_blocking=True) if t.device in devices else t for t in given]
+    for device in devices:
+        torch.accelerator.current_stream(device).synchronize()
+    return copies
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device, for work that is queued after this; the host does not wait.
+
+    One on ``meta`` stays there.
+
+    >>> to_device(torch.ones(2), torch.device("cpu"))
+    tensor([1., 1.])
+    """
+    if tensor.is_meta:
+        return tensor
+    if tensor.device.type == "cpu" and device.type not in _NO_DEVICE:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+class KnownNumbers:
+    """Numbers in tensors that seldom change (learning rates): looked at again when they have.
+
+    On the CPU they are always looked at, which costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[Tensor, int | None, float]] = {}
+
+    def of(self, place: Any, tensor: Tensor) -> float:
+        """The number of a tensor.
+
+        Args:
+            place: where it is; of every place the last tensor is remembered.
+            tensor: of one number.
+
+        >>> numbers, rate = KnownNumbers(), torch.tensor(0.5)
+        >>> numbers.of("lr", rate), numbers.of("lr", rate.mul_(2))
+        (0.5, 1.0)
+        """
+        if tensor.device.type == "cpu":
+            return tensor.item()
+        last, changes, number = self._known.get(place, (None, None, 0.0))
+        if last is not tensor or changes is None or changes != num_changes(tensor):
+            number = tensor.item()
+            self._known[place] = tensor, num_changes(tensor), number
+        return number

@@ -1,0 +1,94 @@
+"""Tensors on their way through host memory: for ranks on GPUs whose wire moves CPU memory only.
+
+Host memory is pinned, so that copies run at the speed of the bus and beside what the device
+computes: out and in have a stream each. torch keeps freed pinned memory for the next tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gpp.runtime.arrival import Arrival
+
+
+class SideStream:
+    """A stream beside the one that computes.
+
+    Args:
+        device: whose.
+
+    Raises:
+        NotImplementedError: torch has no streams for devices of its type.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._of_device = torch.get_device_module(device)
+        if not hasattr(self._of_device, "Stream"):
+            raise NotImplementedError(
+                f"messages between ranks on devices of type {device.type!r} need streams, which "
+                f"torch.{device.type} does not have; use one such device, or CPUs"
+            )
+        self._stream = self._of_device.Stream(device=device)
+
+    def current(self) -> AbstractContextManager[Any]:
+        """This thread queues on it while the body runs."""
+        return self._of_device.stream(self._stream)  # type: ignore[no-any-return]
+
+    def mark(self) -> Any:
+        """An event after what is queued so far."""
+        event = self._of_device.Event()
+        event.record(self._stream)
+        return event
+
+    def after_compute(self) -> None:
+        """What is queued from now on runs after what this thread has queued elsewhere."""
+        self._stream.wait_stream(self._of_device.current_stream(self.device))
+
+    def reads(self, tensor: Tensor) -> None:
+        """The memory of a tensor is not given to others before what is queued is over."""
+        tensor.record_stream(self._stream)
+
+
+class DeviceCopies:
+    """Copies between the memory of a device and pinned host memory, beside its compute.
+
+    Args:
+        device: not a CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._out, self._in = SideStream(device), SideStream(device)
+
+    def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Host memory for a tensor."""
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
+
+    def to_host(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
+        """Begins to copy tensors into host memory; the event says when they are there."""
+        self._out.after_compute()
+        found = []
+        with self._out.current():
+            for tensor in tensors:
+                self._out.reads(tensor)
+                found.append(self.buffer(tensor.shape, tensor.dtype))
+                found[-1].copy_(tensor, non_blocking=True)
+        return found, self._out.mark()
+
+    def to_device(self, tensors: Sequence[Tensor]) -> Arrival:
+        """Begins to copy host memory to the device."""
+        with self._in.current():
+            found = [self._pinned(each).to(self._device, non_blocking=True) for each in tensors]
+        return Arrival(self._device, self._in.mark(), found)
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        """What is not pinned would be copied while the host waits for the stream."""
+        if tensor.is_pinned():
+            return tensor
+        return self.buffer(tensor.shape, tensor.dtype).copy_(tensor)

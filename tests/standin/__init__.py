@@ -1,0 +1,1 @@
+"""Training on GPUs that are none: see the README beside this file."""

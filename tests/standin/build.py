@@ -1,0 +1,125 @@
+"""Builds the native libraries of the stand-in, once for a torch, a Python and their sources.
+
+``python tests/standin/build.py`` builds and names the folder. Imports the standard library only,
+as it runs before torch is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "native"
+TORCH = "2.13"
+"""The torch that the sources are written for: they use what has no stable interface."""
+CACHE = "LIGHTNING_GPP_STANDIN_CACHE"
+"""Environment variable: where built libraries are kept, in place of the user's cache folder."""
+DEVICE = tuple(
+    f"{name}.cpp"
+    for name in ["operators", "kernels", "device", "interface", "streams", "memory", "waits"]
+)
+NCCL = ("nccl.cpp",)
+FLAGS = ("-std=c++20", "-O0", "-g0", "-fPIC", "-fvisibility-inlines-hidden")
+
+
+def obstacle() -> str | None:
+    """Why the stand-in cannot be here, if it cannot."""
+    torch = importlib.metadata.version("torch")
+    if sys.platform != "linux":
+        return f"the stand-in for GPUs is built on Linux only, not on {sys.platform}"
+    if not torch.startswith(f"{TORCH}."):
+        return f"the stand-in for GPUs is written for torch {TORCH}, installed is {torch}"
+    if "+cu" in torch or "+rocm" in torch:
+        return f"the stand-in for GPUs needs a torch without GPUs, installed is {torch}"
+    if is_built():
+        return None
+    if shutil.which("g++") is None:
+        return "the stand-in for GPUs needs g++ to be built"
+    if not _python_headers().joinpath("Python.h").exists():
+        return "the stand-in for GPUs needs Python's headers to be built"
+    return None
+
+
+def is_built() -> bool:
+    """Whether the libraries are there."""
+    return folder().exists()
+
+
+def folder() -> Path:
+    """Where the libraries of these sources, this torch and this Python lie, built or not."""
+    given = os.environ.get(CACHE)
+    user = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return (Path(given) if given else user / "lightning_gpp" / "standin") / _key()
+
+
+def build() -> Path:
+    """Builds what is not there; processes that build at once do not disturb each other."""
+    target = folder()
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as made:
+        _build_in(Path(made))
+        Path(made).chmod(0o755)
+        try:
+            shutil.copytree(made, f"{made}.done")
+            os.rename(f"{made}.done", target)
+        except OSError:  # another process was faster
+            shutil.rmtree(f"{made}.done", ignore_errors=True)
+            if not target.exists():
+                raise
+    return target
+
+
+def _key() -> str:
+    """A name for what the libraries depend on."""
+    parts = [importlib.metadata.version("torch"), sys.version, *FLAGS]
+    digest = hashlib.sha256("\0".join(parts).encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _build_in(made: Path) -> None:
+    torch = Path(importlib.util.find_spec("torch").origin).parent
+    includes = (torch / "include", torch / "include/torch/csrc/api/include", _python_headers())
+    flags = [*FLAGS, *(f"-I{path}" for path in includes)]
+
+    def compiled(source: str) -> str:
+        _run("g++", "-c", *flags, str(SOURCES / source), "-o", str(made / f"{source}.o"))
+        return str(made / f"{source}.o")
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        objects = dict(zip((*DEVICE, *NCCL), threads.map(compiled, (*DEVICE, *NCCL))))
+    link = ("g++", "-shared", f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}")
+    device = [objects[source] for source in DEVICE]
+    _run(*link, *device, "-o", str(made / "libstandin.so"), "-lc10", "-ltorch_cpu")
+    below = (f"-L{made}", "-Wl,-rpath,$ORIGIN", "-lstandin", "-lc10", "-ltorch_cpu")
+    nccl = [objects[source] for source in NCCL]
+    output = str(made / "standin_nccl.so")
+    _run(*link, *nccl, "-o", output, *below, "-ltorch", "-ltorch_python")
+    for path in made.glob("*.o"):
+        path.unlink()
+
+
+def _python_headers() -> Path:
+    return Path(sysconfig.get_paths()["include"])
+
+
+def _run(*command: str) -> None:
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+        raise RuntimeError(f"the stand-in for GPUs cannot be built:\n{ended.stderr[-8000:]}")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{obstacle() or build()}\n")
