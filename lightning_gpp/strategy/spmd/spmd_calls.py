@@ -187,15 +187,16 @@ class SpmdCalls(ForwardCalls):
     def _export(
         self, target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ExportedForward:
-        device = self._divided_run.device.type
+        run = self._divided_run
         with (
-            waiting_for("Capturing the model", self._divided_run.module),
+            waiting_for("Capturing the model", run.module),
             taken_away(target, "forward", self.inner),
             lifted(),
             torch.inference_mode(False),
             torch.set_grad_enabled(torch.is_grad_enabled()),
-            torch.autocast(device, enabled=False),
+            torch.autocast(run.device.type, enabled=False),
         ):
+            run.stop_early_modules()  # the capture calls modules, too
             try:
                 return export_forward(target, args, kwargs)
             except ExportError as error:
