@@ -123,7 +123,7 @@ def test_a_model_is_captured_layer_by_layer(
 ) -> None:
     """The same graph as on the CPU, with a part of the model on the GPU at a time."""
     found = gpus.run(seen_of_capture, others, num_ranks=1)[0]
-    assert found.pop("part") < 0.6
+    assert found.pop("part") < 0.7
     assert found.pop("left_bytes") < WIDTH * WIDTH  # constants in the graph
     assert found.pop("gradients") == []
     assert found == dict.fromkeys(found, True)
