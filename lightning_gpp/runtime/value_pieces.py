@@ -120,7 +120,9 @@ class Cutter:
         first = found[0]
         if any(part.shape != first.shape for part in found):
             raise _not_the_same(name)
-        self.doubtful += [(name, (part == first).all()) for part in found[1:] if not part.is_meta]
+        self.doubtful.extend(
+            (name, (part == first).all()) for part in found[1:] if not part.is_meta
+        )
         if first.device.type == "cpu":
             self.check()
         return first
