@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers.workers import WorkerPool
 from torch import nn
 
+from lightning_gpp.graph import Variation
 from lightning_gpp.host_copies import KnownNumbers, to_device, to_host
 from lightning_gpp.runtime.payload import pack
 from lightning_gpp.runtime.staying_inputs import StayingInputs
 from lightning_gpp.runtime.sums.reduction import GradientBucket
+from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.strategy.cutting.cutting import join_values
+from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
 from lightning_gpp.strategy.cutting.results import combine_results
 from lightning_gpp.strategy.logging.logs import joined
 from lightning_gpp.strategy.state.loss_scale import AgreedScaler
@@ -27,7 +31,7 @@ NUM_TENSORS = 5
 
 
 def on_gpu(*values: float) -> list[torch.Tensor]:
-    return [torch.full((3,), value, device="cuda") for value in values]
+    return [torch.full((3,), float(value), device="cuda") for value in values]
 
 
 def num_waits(piece: str) -> int:
@@ -49,7 +53,7 @@ Piece = tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], None]]
 
 def expect(*values: float) -> Callable[[Any], None]:
     def check(found: Any) -> None:
-        assert [t.flatten()[0].item() for t in found] == pytest.approx(values)
+        assert [t.flatten()[0].item() for t in found] == pytest.approx(values, rel=1e-4)
 
     return check
 
@@ -169,6 +173,40 @@ def outputs_that_are_the_same() -> Piece:
     return lambda: on_gpu(2, 2, 2), run, expect(2)
 
 
+def joined_messages() -> Piece:
+    cutter = Cutter({"table": (None,)}, {"table": Variation.SAME})
+
+    def run(tensors: list[torch.Tensor]) -> list[Any]:
+        joined = [
+            cutter.join(("table",), [pack([tensors[0]]), pack([other])], [1, 1], backward=False)
+            for other in tensors
+        ]
+        return [payload.tensors[0] for payload in joined]
+
+    def check(found: list[torch.Tensor]) -> None:
+        expect(2, 2, 2)(found)
+        with pytest.raises(ValueError, match="'table' depended on no samples"):
+            cutter.check()
+        cutter.check()  # said once
+
+    return lambda: on_gpu(2, 2, 3), run, check
+
+
+def batches_of_graphs() -> Piece:
+    def prepare() -> dict[str, torch.Tensor]:
+        found = {"x": torch.ones(5, 2), "edge_index": torch.tensor([[0, 2, 3], [1, 3, 2]])}
+        found |= {"batch": torch.tensor([0, 0, 1, 1, 2]), "ptr": torch.tensor([0, 2, 4, 5])}
+        return {name: tensor.cuda() for name, tensor in found.items()}
+
+    def run(inputs: dict[str, torch.Tensor]) -> Any:
+        return graph_slices(inputs, [2, 1])
+
+    def check(found: Any) -> None:
+        assert (found["x"].lengths, found["edge_index"].lengths) == ((4, 1), (3, 0))
+
+    return prepare, run, check
+
+
 def recalled_updates() -> Piece:
     parameters = trained(1, 2, 3)
     optimizer = torch.optim.Adam(parameters, lr=0.5, capturable=True)
@@ -185,10 +223,15 @@ PIECES: dict[str, Callable[[], Piece]] = {
     for piece in (
         *(copies_to_the_host, copies_to_the_device, learning_rates, clipping, loss_scale),
         *(summed_buckets, staying_inputs, results_of_microbatches, outputs_that_are_the_same),
-        recalled_updates,
+        *(joined_messages, batches_of_graphs, recalled_updates),
     )
 }
-NO_WAIT = {"copies_to_the_device", "learning_rates", "summed_buckets", "results_of_microbatches"}
+NO_WAIT = {
+    "copies_to_the_device",
+    "learning_rates",
+    "summed_buckets",
+    "results_of_microbatches",
+} | {"joined_messages"}
 
 
 @pytest.mark.parametrize("piece", PIECES)
@@ -198,6 +241,7 @@ def test_the_host_waits_once_or_not_at_all(gpus: WorkerPool, piece: str) -> None
 
 def memory_for_a_background_save(folder: Path) -> int:
     """Bytes of the device that saving a checkpoint in the background takes."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     state = {"weight": torch.ones(1 << 20, device="cuda")}
     writer = ShardedWriter(60.0, in_background=True)
     torch.cuda.reset_peak_memory_stats()

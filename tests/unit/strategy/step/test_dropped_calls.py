@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,19 +12,17 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun
 class Collected(list[int]):
     """A list to which a call is added while somebody copies it."""
 
-    def __init__(self, calls: list[int]) -> None:
-        super().__init__(calls)
-        self.late = [3]
+    late: Sequence[int] = (3,)
 
     def __iter__(self) -> Iterator[int]:
         yield from super().__iter__()
         self.extend(self.late)
-        self.late = []
+        self.late = ()
 
     def pop(self, *args: int) -> int:
         found = super().pop(*args)
         self.extend(self.late)
-        self.late = []
+        self.late = ()
         return found
 
 
