@@ -9,11 +9,11 @@ from typing import Any
 import sums_contract as contract
 import torch
 import torch.distributed as dist
+from helpers.host_copies import HostCopies
 from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.workers import WorkerPool
 
 from lightning_gpp.runtime.sums.process_sums import ProcessSums
-from lightning_gpp.runtime.transport.host_staging import HostStaging
 
 
 def on_threads(check: Callable[..., Any], num_ranks: int) -> list[Any]:
@@ -42,18 +42,19 @@ def run_contract_on_processes() -> torch.Tensor:
     sums.close()
     dist.barrier()
     # Rank 1 copies through host memory, as one with a GPU among CPUs does.
-    staging = HostStaging(torch.device("cpu")) if rank == 1 else None
-    mixed = ProcessSums([contract.RANKS, (0, 1, 2)], timeout_s=30, staging=staging)
+    copies = HostCopies() if rank == 1 else None
+    mixed = ProcessSums([contract.RANKS, (0, 1, 2)], timeout_s=30, copies=copies)
     if rank in contract.RANKS:
         for check in contract.CHECKS:
             check(mixed, rank)
     assert torch.equal(contract.equal_bits(mixed, rank), result)
     mixed.close()
     dist.barrier()
-    aborted = ProcessSums([contract.RANKS], timeout_s=30)
-    if rank in contract.RANKS:
-        contract.abort_wakes_the_waiting(aborted, rank)
-    dist.barrier()
+    for given in (None, HostCopies()):
+        aborted = ProcessSums([contract.RANKS], timeout_s=30, copies=given)
+        if rank in contract.RANKS:
+            contract.abort_wakes_the_waiting(aborted, rank)
+        dist.barrier()
     return result
 
 

@@ -72,15 +72,15 @@ class DeviceGroup:
         torch.accelerator.current_stream(self._device).synchronize()
 
     def begin(self, tensor: Tensor, operation: Operation) -> Begun:
-        """Begins an operation on a tensor of the device, or of the CPU if it goes by gloo.
+        """Begins an operation on a tensor of the device.
 
         Args:
-            tensor: contiguous; nobody else uses it before the operation is over.
+            tensor: contiguous, or a :meth:`buffer`; nobody else uses it before the operation is over.
             operation: gets it where the group can read and write it.
         """
         self._waits.check()
         moved, copied = tensor, None
-        if self._copies is not None and tensor.device.type not in _HOSTS:
+        if self._copies is not None and tensor.device.type == self._device.type:
             (moved,), copied = self._copies.to_host([tensor])
 
         def works() -> Sequence[dist.Work]:
