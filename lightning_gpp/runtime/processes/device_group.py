@@ -21,7 +21,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from lightning_gpp.runtime.processes.rank_devices import RankDevice, Wire, choose_wire
+from lightning_gpp.runtime.processes.rank_devices import (
+    RankDevice,
+    Wire,
+    choose_wire,
+    device_backend,
+)
 from lightning_gpp.runtime.processes.work_waits import WorkWaits
 from lightning_gpp.runtime.transport.device_copies import DeviceCopies
 from lightning_gpp.runtime.transport.transport import TransportError
@@ -72,15 +77,15 @@ class DeviceGroup:
         torch.accelerator.current_stream(self._device).synchronize()
 
     def begin(self, tensor: Tensor, operation: Operation) -> Begun:
-        """Begins an operation on a tensor of the device, or of the CPU if it goes by gloo.
+        """Begins an operation on a tensor of the device.
 
         Args:
-            tensor: contiguous; nobody else uses it before the operation is over.
+            tensor: contiguous, or a :meth:`buffer`; nobody else uses it before the end.
             operation: gets it where the group can read and write it.
         """
         self._waits.check()
         moved, copied = tensor, None
-        if self._copies is not None and tensor.device.type not in _HOSTS:
+        if self._copies is not None and tensor.device.type == self._device.type:
             (moved,), copied = self._copies.to_host([tensor])
 
         def works() -> Sequence[dist.Work]:
@@ -167,9 +172,8 @@ def all_reduce(group: Any, tensor: Tensor) -> Sequence[dist.Work]:
 
 def common_backend(devices: Sequence[RankDevice]) -> str:
     """By which backend of ``torch.distributed`` some ranks exchange tensors of their devices."""
-    if choose_wire(devices) is not Wire.NCCL:
-        return "gloo"
-    return dist.get_default_backend_for_device(devices[0].type)
+    is_gloo = choose_wire(devices) is not Wire.DEVICES
+    return "gloo" if is_gloo else device_backend(torch.device(devices[0].type))
 
 
 def apart_from_world(
