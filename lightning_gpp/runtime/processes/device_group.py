@@ -76,7 +76,7 @@ class DeviceGroup:
             work.wait()
         torch.accelerator.current_stream(self._device).synchronize()
 
-    def begin(self, tensor: Tensor, operation: Operation) -> Begun:
+    def begin(self, tensor: Tensor, operation: Operation) -> PendingOperation:
         """Begins an operation on a tensor of the device.
 
         Args:
@@ -94,7 +94,7 @@ class DeviceGroup:
             return operation(self._group, moved)
 
         begun = _done(works) if self._beginner is None else self._beginner.submit(works)
-        return Begun(self._waits, begun, tensor, moved, self._is_gloo)
+        return PendingOperation(self._waits, begun, tensor, moved, self._is_gloo)
 
     def buffer(self, size: int, dtype: torch.dtype) -> Tensor:
         """Memory that the group can write; :meth:`on_device` brings it to the device."""
@@ -126,7 +126,7 @@ class DeviceGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class PendingOperation:
     """An operation that has begun.
 
     Attributes:

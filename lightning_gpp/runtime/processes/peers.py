@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lightning_gpp.runtime.processes.device_group import (
-    Begun,
     DeviceGroup,
     Operation,
+    PendingOperation,
     all_reduce,
     apart_from_world,
     common_backend,
@@ -179,7 +179,7 @@ class Peers:
         options.rootRank = root
         self._wait(self._open(purpose).broadcast([tensor], options), purpose)
 
-    def _begun(self, tensor: Tensor, operation: Operation, purpose: str) -> Begun:
+    def _begun(self, tensor: Tensor, operation: Operation, purpose: str) -> PendingOperation:
         if self._data is None:
             raise _left(purpose)
         return self._data.begin(tensor, operation)
@@ -201,7 +201,7 @@ class Peers:
         )
         return late, f"{purpose}: lost the same rank of another pipeline"
 
-    def wait_in_place(self, begun: Begun, purpose: str) -> None:
+    def wait_in_place(self, begun: PendingOperation, purpose: str) -> None:
         """Waits until a tensor holds what peers have made of it.
 
         Raises:
@@ -214,7 +214,7 @@ class Peers:
 @dataclass(frozen=True, slots=True)
 class _PendingMean:
     peers: Peers
-    begun: Begun
+    begun: PendingOperation
     tensor: Tensor
 
     def wait(self, timeout_s: float, purpose: str) -> None:

@@ -61,9 +61,9 @@ def device_backend(device: torch.device) -> str:
 def choose_wire(devices: Sequence[RankDevice]) -> Wire:
     """The fastest wire that joins some ranks; the same on all of them.
 
-    GPUs talk by their own backend; NCCL refuses two ranks on one GPU. CPUs of one host share memory.
-    Whatever is mixed uses gloo, which moves memory of CPUs only: what is on a GPU is staged through
-    it.
+    GPUs talk by their own backend; NCCL refuses two ranks on one GPU. CPUs of one host share
+    memory. Whatever is mixed uses gloo, which moves memory of CPUs only: what is on a GPU is staged
+    through it.
 
     >>> cpu, gpu, other = RankDevice("cpu", "a"), RankDevice("cuda", "b"), RankDevice("cuda", "c")
     >>> [choose_wire(ranks).value for ranks in ((cpu, cpu), (gpu, other), (gpu, gpu), (cpu, gpu))]

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gpp.runtime.processes.device_group import (
-    Begun,
     DeviceGroup,
+    PendingOperation,
     all_reduce,
     common_backend,
 )
@@ -79,7 +79,7 @@ class ProcessSums:
 
 @dataclass(frozen=True, slots=True)
 class _ProcessSum:
-    begun: Begun
+    begun: PendingOperation
     ranks: Ranks
 
     def wait(self, timeout_s: float, purpose: str) -> None:
