@@ -28,7 +28,8 @@ sys.path.insert(0, str(TESTS))
 pytest.register_assert_rewrite("helpers.reference")
 
 from helpers.workers import WorkerPool  # noqa: E402
-from standin.switch import switch_on  # noqa: E402
+from standin.switch import kind, switch_on  # noqa: E402
+from standin.unsupported import reason_to_skip  # noqa: E402
 
 switch_on()
 
@@ -48,6 +49,13 @@ RUN_FOLDERS = ("lightning_logs", "checkpoints", "outputs", "multirun")
 """What training leaves in the working directory when a test forgets to change it."""
 
 THREAD_GRACE_S = 3.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out what cannot run on the devices that the tests are sent to."""
+    for item in items:
+        if kind() is not None and (reason := reason_to_skip(item.nodeid)):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

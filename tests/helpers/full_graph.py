@@ -10,6 +10,7 @@ from typing import Any
 import lightning.pytorch as lp
 import torch
 import torch.nn.functional as F
+from standin.switch import devices
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
@@ -147,7 +148,7 @@ def fit(
     job: FullGraphJob,
     strategy: Mapping[str, Any] | None,
     num_ranks: int = 1,
-    accelerator: Any = "cpu",
+    accelerator: Any = None,
 ) -> dict[str, Any]:
     """Trains as this process's rank.
 
@@ -155,7 +156,7 @@ def fit(
         job: what is trained.
         strategy: arguments of ``GNNPipeStrategy``; None trains on one plain device.
         num_ranks: ranks of the job.
-        accelerator: of the Trainer.
+        accelerator: of the Trainer; by default the one of the switch (``standin.switch``).
 
     Returns:
         The weights, the scores of every training step and the metrics.
@@ -170,9 +171,12 @@ def fit(
         module, graph = module.float(), graph.apply(_in_float32)
     loader = DataLoader([graph], batch_size=None)  # type: ignore[arg-type]
     with quiet():
-        options = {**DEFAULTS, "accelerator": accelerator, "max_epochs": job.epochs}
-        options["precision"] = job.precision
-        trainer = lp.Trainer(strategy=chosen, devices=num_ranks, **options)
+        options = {**DEFAULTS, "max_epochs": job.epochs, "precision": job.precision}
+        if strategy is not None:
+            options |= devices(num_ranks)
+        if accelerator is not None:
+            options |= {"accelerator": accelerator, "devices": num_ranks}
+        trainer = lp.Trainer(strategy=chosen, **options)
         trainer.fit(module, loader, loader)
     return {
         "weights": {n: p.detach().clone() for n, p in module.named_parameters() if not p.is_meta},

@@ -23,11 +23,8 @@ TORCH = "2.13"
 """The torch that the sources are written for: they use what has no stable interface."""
 CACHE = "LIGHTNING_GPP_STANDIN_CACHE"
 """Environment variable: where built libraries are kept, in place of the user's cache folder."""
-DEVICE = tuple(
-    f"{name}.cpp"
-    for name in ["operators", "kernels", "device", "interface", "streams", "memory", "waits"]
-)
-NCCL = ("nccl.cpp",)
+NCCL = "nccl.cpp"
+"""A library of its own, as it needs Python; the other sources are needed before torch is."""
 FLAGS = ("-std=c++20", "-O0", "-g0", "-fPIC", "-fvisibility-inlines-hidden")
 
 
@@ -98,15 +95,16 @@ def _build_in(made: Path) -> None:
         _run("g++", "-c", *flags, str(SOURCES / source), "-o", str(made / f"{source}.o"))
         return str(made / f"{source}.o")
 
+    # The longest compilation first.
+    sources = sorted((path.name for path in SOURCES.glob("*.cpp")), key=lambda name: name != NCCL)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        objects = dict(zip((*DEVICE, *NCCL), threads.map(compiled, (*DEVICE, *NCCL))))
+        nccl, *device = threads.map(compiled, sources)
     link = ("g++", "-shared", f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}")
-    device = [objects[source] for source in DEVICE]
-    _run(*link, *device, "-o", str(made / "libstandin.so"), "-lc10", "-ltorch_cpu")
-    below = (f"-L{made}", "-Wl,-rpath,$ORIGIN", "-lstandin", "-lc10", "-ltorch_cpu")
-    nccl = [objects[source] for source in NCCL]
-    output = str(made / "standin_nccl.so")
-    _run(*link, *nccl, "-o", output, *below, "-ltorch", "-ltorch_python")
+    libraries = ("-lc10", "-ltorch_cpu")
+    _run(*link, *device, "-o", str(made / "libstandin.so"), *libraries)
+    libraries = (f"-L{made}", "-Wl,-rpath,$ORIGIN", "-lstandin", *libraries)
+    libraries = (*libraries, "-ltorch", "-ltorch_python")
+    _run(*link, nccl, "-o", str(made / "standin_nccl.so"), *libraries)
     for path in made.glob("*.o"):
         path.unlink()
 

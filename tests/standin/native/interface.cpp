@@ -5,7 +5,9 @@
 
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "generators.h"
 #include "memory.h"
@@ -34,6 +36,19 @@ int standin_device() { return standin::current_device(); }
 void standin_set_device(int device) { standin::set_current_device(index_of(device)); }
 void standin_drain(int device) { standin::drain_device(index_of(device)); }
 void standin_set_delay(int mean_us) { standin::set_delay_us(mean_us); }
+
+// The current stream does nothing more until what this returns is passed to standin_let_go.
+void* standin_hold(int device) {
+  auto signal = std::make_shared<standin::Signal>();
+  standin::wait_in_stream(standin::current_stream(index_of(device)), signal);
+  return new standin::SignalPtr(std::move(signal));
+}
+
+void standin_let_go(void* held) {
+  auto* signal = static_cast<standin::SignalPtr*>(held);
+  (*signal)->set();
+  delete signal;
+}
 
 int64_t standin_allocated_bytes(int device) { return standin::allocated_bytes(index_of(device)); }
 int64_t standin_peak_bytes(int device) { return standin::peak_bytes(index_of(device)); }

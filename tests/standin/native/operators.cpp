@@ -166,12 +166,10 @@ c10::DeviceIndex device_of_call(const Signature& signature, const Stack& argumen
 }
 
 Tensor on_meta(const Tensor& tensor) {
-  if (!tensor.defined()) return tensor;
+  bool is_number = tensor.defined() && tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  if (!tensor.defined() || is_number) return tensor;  // Python's numbers may lie beside any device
   auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(at::kMeta);
-  Tensor shape = at::empty_strided(tensor.sizes(), tensor.strides(), options);
-  bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
-  if (is_number) shape.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return shape;
+  return at::empty_strided(tensor.sizes(), tensor.strides(), options);
 }
 
 // Runs the operator on the meta device: its results, if they can be had without data. Gives tensors

@@ -12,6 +12,8 @@ FOLDER = Path(os.environ[LIBRARIES])
 LIBRARY = ctypes.CDLL(str(FOLDER / "libstandin.so"), ctypes.RTLD_GLOBAL)
 LIBRARY.standin_allocated_bytes.restype = ctypes.c_int64
 LIBRARY.standin_peak_bytes.restype = ctypes.c_int64
+LIBRARY.standin_hold.restype = ctypes.c_void_p
+LIBRARY.standin_let_go.argtypes = [ctypes.c_void_p]
 
 NUM_DEVICES = int(os.environ.get("LIGHTNING_GPP_STANDIN_DEVICES", "4"))
 MEMORY_BYTES = 8 << 30

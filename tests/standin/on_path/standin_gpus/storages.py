@@ -10,12 +10,14 @@ from torch import Tensor, UntypedStorage
 from standin_gpus.library import device_index
 
 _clone_of_host = UntypedStorage.clone
+_to_host = UntypedStorage.to
 
 
 def apply() -> None:
     """Patches copies of storages."""
     UntypedStorage.clone = _clone
     UntypedStorage.cuda = _to_cuda
+    UntypedStorage.to = _to
 
 
 def _clone(self: UntypedStorage) -> UntypedStorage:
@@ -24,6 +26,13 @@ def _clone(self: UntypedStorage) -> UntypedStorage:
 
 def _to_cuda(self: UntypedStorage, device: Any = None, non_blocking: bool = False) -> Any:
     return _copy(self, torch.device("cuda", device_index(device)))
+
+
+def _to(self: UntypedStorage, *, device: Any, non_blocking: bool = False) -> UntypedStorage:
+    device = torch.device(device)
+    if device.type == "cuda":
+        return _copy(self, torch.device("cuda", device_index(device)))
+    return _to_host(self, device=device, non_blocking=non_blocking)
 
 
 def _copy(storage: UntypedStorage, device: torch.device) -> UntypedStorage:

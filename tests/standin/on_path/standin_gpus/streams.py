@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.cuda
 
-from standin_gpus.library import current_device, device_index, set_current_device
+from standin_gpus.library import LIBRARY, current_device, device_index, set_current_device
 
 CUDA = 1
 """The type of a device in ``c10::DeviceType``."""
@@ -41,6 +43,16 @@ class Event(torch.Event):
 
     def wait(self, stream: torch.Stream | None = None) -> None:
         (_current_stream() if stream is None else stream).wait_event(self)
+
+
+@contextmanager
+def held(device: Any = None) -> Iterator[None]:
+    """The current stream of a device does nothing meanwhile of what it is given."""
+    hold = LIBRARY.standin_hold(device_index(device))
+    try:
+        yield
+    finally:
+        LIBRARY.standin_let_go(hold)
 
 
 class StreamContext:

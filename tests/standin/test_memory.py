@@ -1,0 +1,50 @@
+"""What a GPU holds: its own stages, never more of the model than that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as lp
+import torch
+from helpers.training import make_trainer, quiet
+from helpers.workers import WorkerPool
+from torch.utils.data import DataLoader
+
+from standin.test_waits import Blocks
+
+WIDTH, NUM_BLOCKS, BATCH = 256, 16, 32
+BLOCK_BYTES = (WIDTH * WIDTH + 3 * WIDTH) * 4
+ACTIVATION_BYTES = BATCH * WIDTH * 4
+OWN_BYTES = 4 * BLOCK_BYTES + 24 * ACTIVATION_BYTES
+"""Of a rank with one block: weights, gradients, momentum and a temporary; activations."""
+MODEL_BYTES = NUM_BLOCKS * BLOCK_BYTES
+PLAN = [["blocks.0"], [f"blocks.{index}" for index in range(1, NUM_BLOCKS)]]
+
+
+class Saves(lp.Callback):
+    """Saves a checkpoint of the whole model in the middle."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: lp.Trainer, *_: Any) -> None:
+        if trainer.global_step == 2:
+            trainer.save_checkpoint(self.path)
+
+
+def peak_bytes(path: str) -> int:
+    """Trains, saves, and puts the model together at the end; the most this rank's GPU held."""
+    strategy = {"plan": PLAN, "cache": False, "num_microbatches": 2}
+    with quiet():
+        trainer = make_trainer(strategy, 2, max_steps=4, callbacks=[Saves(path)])
+        batches = torch.randn(4, BATCH, WIDTH)
+        torch.cuda.reset_peak_memory_stats(trainer.strategy.root_device)
+        trainer.fit(Blocks(WIDTH, NUM_BLOCKS), DataLoader(list(batches), batch_size=None))
+    return torch.cuda.max_memory_allocated(trainer.strategy.root_device)
+
+
+def test_rank_0_holds_its_own_stage_only(gpus: WorkerPool, tmp_path: Path) -> None:
+    assert 2 * OWN_BYTES < MODEL_BYTES, "too small to show a model that passes by"
+    peak = gpus.run(peak_bytes, str(tmp_path / "model.ckpt"), num_ranks=2)[0]
+    assert peak < OWN_BYTES

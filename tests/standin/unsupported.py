@@ -1,0 +1,23 @@
+"""What cannot run on the stand-in's GPUs, and why."""
+
+from __future__ import annotations
+
+import re
+
+UNSUPPORTED: dict[str, str] = {
+    r"sparse": "the stand-in has no sparse tensors on its devices",
+    r"(?i)lstm|packed": "cells of LSTM and GRU have a kernel of their own on GPUs, which it lacks",
+    r"compile|scripted": "torch.compile makes kernels for a GPU that is not there",
+    r"strategy/emulation|emulated": "emulated devices are threads of the CPU",
+    r"test_notebook": "kernels of notebooks start without this switch",
+    r"strategy/ranks/test_hosts": "the script's ranks name the CPU as their accelerator",
+}
+"""Patterns of test ids (``re.search``) and the reason for each."""
+
+
+def reason_to_skip(test_id: str) -> str | None:
+    """Why a test cannot run on the stand-in's GPUs, if it cannot."""
+    for pattern, reason in UNSUPPORTED.items():
+        if re.search(pattern, test_id):
+            return f"on the stand-in's GPUs: {reason}"
+    return None
