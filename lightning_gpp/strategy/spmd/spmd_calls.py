@@ -141,6 +141,8 @@ class SpmdCalls(ForwardCalls):
     ) -> _Known:
         """Exports a call, plans it, and gives it to all ranks."""
         run = self._divided_run
+        with lifted():
+            run.stop_early_modules()  # or the export would contain how they move
         with watched_reads(target) as reads:
             exported = self._export(target, args, kwargs)
         number = 0 if run.divided is None else len(run.divided.interpreters)
