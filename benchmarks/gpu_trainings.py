@@ -88,6 +88,13 @@ def layers(given: Any, device: torch.device) -> nn.Sequential:
     return nn.Sequential(*blocks, nn.Linear(width, TARGETS))
 
 
+def rate(body: nn.Sequential) -> float:
+    """The learning rate: wide heads take large steps, and what diverges cannot be compared."""
+    head = body[-1]
+    assert isinstance(head, nn.Linear)
+    return 0.4 / head.in_features
+
+
 class Module(pl.LightningModule):
     """The model as a user writes it.
 
@@ -96,7 +103,7 @@ class Module(pl.LightningModule):
         memory: takes the peak of the first forward, in which the model is captured and divided.
     """
 
-    def __init__(self, body: nn.Module, memory: Memory) -> None:
+    def __init__(self, body: nn.Sequential, memory: Memory) -> None:
         super().__init__()
         self.body = body
         self.memory = memory
@@ -117,7 +124,7 @@ class Module(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Momentum."""
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        return torch.optim.SGD(self.parameters(), lr=rate(self.body), momentum=0.9)
 
 
 class Memory:
@@ -350,7 +357,7 @@ def torch_pipeline(place: Place, case: Case, folder: Path) -> dict[str, Any]:
     stage = PipelineStage(part, place.rank, 2, device)
     kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[given["schedule"]]
     schedule = kind(stage, MICROBATCHES, loss_fn=_loss)
-    optimizer = torch.optim.SGD(part.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(part.parameters(), lr=rate(body), momentum=0.9)
     batches, blocks = _samples(given, device), Blocks(device)
     is_mixed = given["precision"] == "bf16-mixed"
     while not blocks.are_over:

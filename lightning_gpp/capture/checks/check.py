@@ -200,7 +200,7 @@ class _Check:
         self, forward: Callable[[dict[str, Tensor]], Any]
     ) -> tuple[Any, dict[str, Tensor | Digest | None], bool]:
         module = self.module
-        with training_flags(module, self.flags), seeded(_SEED):
+        with training_flags(module, self.flags), seeded(_SEED), self._backward_in_eval_mode():
             inputs = self.sample.fresh()
             # a view, so that an in-place change is as legal as for an input that some layer made
             views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
@@ -226,6 +226,16 @@ class _Check:
                 if item.requires_grad
             }
             return _detached(output), gradients, draws
+
+    @contextmanager
+    def _backward_in_eval_mode(self) -> Iterator[None]:
+        """cuDNN's recurrent layers go backward in training mode alone, torch's own in both."""
+        layers = (part for part in self.module.modules() if isinstance(part, nn.RNNBase))
+        if self.backward and not all(layer.training for layer in layers):
+            with torch.backends.cudnn.flags(enabled=False):
+                yield
+        else:
+            yield
 
 
 def _any_loss(output: Any) -> Tensor | None:
