@@ -229,7 +229,7 @@ class _Check:
 
     @contextmanager
     def _backward_in_eval_mode(self) -> Iterator[None]:
-        """cuDNN's recurrent layers go backward in training mode alone, torch's own in both."""
+        """The recurrent layers of cuDNN go backward in training mode alone, torch's in both."""
         layers = (part for part in self.module.modules() if isinstance(part, nn.RNNBase))
         if self.backward and not all(layer.training for layer in layers):
             with torch.backends.cudnn.flags(enabled=False):
