@@ -3,6 +3,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <string>
 #include <vector>
 
 #include "generators.h"
@@ -115,6 +116,7 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasCUDA() const override { return true; }
+  std::string showConfig() const override { return "  - CUDA by the stand-in for GPUs\n"; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
 
   c10::DeviceIndex deviceCount() const override {
