@@ -1,4 +1,4 @@
-"""Copies to host memory on a machine without GPUs: a thread waits for them, as for those of a GPU."""
+"""Copies to host memory on a machine without GPUs, which a thread waits for as on one with them."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class DeviceGroup:
         """Begins an operation on a tensor of the device.
 
         Args:
-            tensor: contiguous, or a :meth:`buffer`; nobody else uses it before the operation is over.
+            tensor: contiguous, or a :meth:`buffer`; of nobody else before the operation is over.
             operation: gets it where the group can read and write it.
         """
         self._waits.check()
