@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -201,4 +202,5 @@ def main(given: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and no process is left behind
     sys.exit(main())
