@@ -48,10 +48,10 @@ def places(is_gpu: bool) -> dict[str, Place]:
     return {
         PLAIN: Place(PLAIN, (one,), kind, is_plain=True),
         ONE: Place(ONE, (one,), kind),
-        POOL: Place(POOL, *pool),
         LINKS[POOL]: Place(LINKS[POOL], *pool),
-        TWO: Place(TWO, *both),
+        POOL: Place(POOL, *pool),
         LINKS[TWO]: Place(LINKS[TWO], *both),
+        TWO: Place(TWO, *both),
     }
 
 
@@ -72,7 +72,8 @@ def cases(large: tuple[int, int], small: tuple[int, int]) -> dict[Key, Case]:
         add(place, name, "gpu_trainings:train", **{**given, **options})
 
     two = {"num_microbatches": MICROBATCHES}
-    for place, strategy in ((PLAIN, None), (ONE, {"num_microbatches": 1}), (POOL, two), (TWO, two)):
+    strategies = {PLAIN: None, ONE: {"num_microbatches": 1}, POOL: two, TWO: two}
+    for place, strategy in strategies.items():
         for name, precision in PRECISIONS.items():
             weights = {"keeps": name} if place == PLAIN else {"compares": name}
             if place == PLAIN and name != FLOAT32:
@@ -80,9 +81,6 @@ def cases(large: tuple[int, int], small: tuple[int, int]) -> dict[Key, Case]:
             given: dict[str, Any] = {"precision": precision, "strategy": strategy, **weights}
             add_training(place, f"large {name}", large, **given)
         add_training(place, "small", small, strategy=strategy)
-        given = {"precision": "bf16-true", "strategy": strategy, "blocks": 4}
-        given["positions"] = max(16, large[1] // 8)
-        add_training(place, "flash", (max(64, large[0] // 4), 4 * MICROBATCHES), **given)
     for place in PAIRS:
         given = {"compares": FLOAT32}
         add_training(place, "1f1b", large, strategy={**two, "schedule": "1f1b"}, **given)
@@ -103,6 +101,10 @@ def cases(large: tuple[int, int], small: tuple[int, int]) -> dict[Key, Case]:
             given = {"precision": precision, "schedule": schedule}
             given |= {"width": size[0], "batch": size[1], "blocks": 12}
             add(LINKS[TWO], f"{name} {schedule}", "gpu_trainings:torch_pipeline", **given)
+    for place, strategy in strategies.items():
+        given = {"precision": "bf16-true", "strategy": strategy, "blocks": 4}
+        given["positions"] = max(16, large[1] // 8)
+        add_training(place, "flash", (max(64, large[0] // 4), 4 * MICROBATCHES), **given)
     add(PLAIN, "speeds", "gpu_measures:speeds", side=2 * large[0])
     return found
 
@@ -124,17 +126,23 @@ def measured(
     return found
 
 
-def report(table: Sequence[Row], found: dict[Key, Outcome], has_two: bool) -> bool:
-    """Prints the table, and below it what failed; whether all is well."""
-    lines = [filled(row, found) for row in table]
-    if not has_two:
-        why = "needs two GPUs; here is one"
-        lines.append(["NCCL, torch.distributed.pipelining", "not measured", why])
-    print(text_table(["", "found", "beside"], lines, left=["", "beside"]))
+def report(table: Sequence[Row], found: dict[Key, Outcome], head: str, why: str) -> bool:
+    """Prints what failed, and then the table; whether all is well.
+
+    Args:
+        table: its rows.
+        found: of their cases.
+        head: stands above the table.
+        why: there are no rows of two devices, if there are none.
+    """
     failures = {key: each for key, each in found.items() if isinstance(each, Failure)}
     for (place, case), failure in failures.items():
-        print(f"\n== {place}, {case}: {failure.summary}\n{failure.text}")
-    return not failures and not any(line[1] == "failed" for line in lines)
+        print(f"== {place}, {case}: {failure.summary}\n{failure.text}\n")
+    lines = [filled(row, found) for row in table]
+    if why:
+        lines.append(["NCCL, torch.distributed.pipelining", "not measured", why])
+    print(f"{head}\n\n{text_table(['', 'found', 'beside'], lines, left=['', 'beside'])}")
+    return not failures
 
 
 def machine(is_gpu: bool) -> str:
@@ -193,12 +201,13 @@ def main(given: list[str] | None = None) -> int:
         parser.error(f"no row has {arguments.only!r} in its name")
     known, wanted = cases(large, small), {key for row in table for key in row.needs}
     found = measured(sorted(wanted), known, is_gpu, start_s + 60 * arguments.minutes - 5)
-    print(
+    head = (
         f"{machine(is_gpu)}\nlarge: 12 layers of {large[0]}, batches of {large[1]}; small: of "
         f"{small[0]}, {small[1]}; {MICROBATCHES} micro-batches in two stages; "
-        f"{time.monotonic() - start_s:.0f} s in all\n"
+        f"{time.monotonic() - start_s:.0f} s in all"
     )
-    return 0 if report(table, found, has_two) else 1
+    why = "" if has_two else "needs two GPUs; here is one"
+    return 0 if report(table, found, head, why) else 1
 
 
 if __name__ == "__main__":

@@ -156,12 +156,15 @@ def test_a_failure_has_its_row_and_its_text(
     table = [row for row in benchmark.rows(is_gpu=False) if row.name.startswith("messages of 4")]
     failure = benchmark.Failure("rank 1: RuntimeError: NCCL error", "the traceback")
     found = {table[0].needs[0]: [RANK, RANK], table[1].needs[0]: failure}
-    assert not benchmark.report(table, found, has_two=True)
+    assert not benchmark.report(table, found, "a card", "one GPU")
     text = capsys.readouterr().out
-    staged, nccl = text.split("─\n")[1].splitlines()[:2]
+    why = "== between ranks, NCCL, messages: rank 1: RuntimeError: NCCL error\nthe traceback\n"
+    assert text.startswith(f"{why}\na card\n")
+    staged, nccl, left_out = text.splitlines()[-3:]
     assert "1,000 per second" in staged
     assert "failed" in nccl and "NCCL error" in nccl
-    assert "== between ranks, NCCL, messages: rank 1: RuntimeError: NCCL error\nthe traceb" in text
+    assert "not measured" in left_out and "one GPU" in left_out
+    assert benchmark.report(table[:1], found | {table[1].needs[0]: [RANK]}, "a card", "")
 
 
 def test_waits_are_counted_by_line_and_thread(
