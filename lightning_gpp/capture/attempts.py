@@ -34,6 +34,7 @@ from lightning_gpp.capture.tracing.library_switches import uncompiled
 from lightning_gpp.capture.tracing.modes import check_same_graph, mode_flags
 from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.values.host_weights import HostWeights
 from lightning_gpp.capture.values.samples import first_sample
 from lightning_gpp.capture.values.withheld import withheld_outputs
 from lightning_gpp.capture.verified import Verified
@@ -62,6 +63,9 @@ def capture(
     (:mod:`.checks.references` says why that is enough). The module is left as it was, random
     generators included.
 
+    It runs on the device of the arguments. Weights that are elsewhere come there only while they
+    are read (:mod:`.values.host_weights`).
+
     Tensors on the ``meta`` device have no values: then only shapes and types are compared, and
     which buffers change is not known; the log says so (level info).
 
@@ -87,6 +91,7 @@ def capture(
         torch.inference_mode(False),
         torch.enable_grad(),
         closing(_Session(module, args, kwargs or {}, train_modes)) as session,
+        session.weights.resident(),
     ):
         if verified is None and any(item.is_meta for item in session.sample.tensors.values()):
             _logger.info(
@@ -169,7 +174,8 @@ class _Session:
                 "begin with another batch. Later ones may be empty"
             )
         self.flags = mode_flags(module, train_modes)
-        self.checks = TraceChecks(module, self.arguments, self.sample, self.flags)
+        self.weights = HostWeights(module, self.sample.device)
+        self.checks = TraceChecks(module, self.arguments, self.sample, self.flags, self.weights)
 
     def close(self) -> None:
         """Forgets all values: errors that were kept on the way refer to it from their frames."""
@@ -265,7 +271,7 @@ class _Session:
             yield "concrete", policy, self._concretely
 
     def _symbolically(self, policy: LeafPolicy, _: Observer) -> Trace:
-        return trace_symbolically(self.module, self.arguments, policy)
+        return trace_symbolically(self.module, self.arguments, policy, self.sample.device)
 
     def _concretely(self, policy: LeafPolicy, observer: Observer) -> Trace:
         inputs = self.sample.fresh()
@@ -324,7 +330,7 @@ class _Session:
         return traces
 
     def _trace(self, policy: LeafPolicy, tracer: Tracer, mode: bool) -> Trace:
-        observer = Observer(self.module)
+        observer = Observer(self.module, self.weights.source)
         with self.checks.in_mode(mode):
             trace = tracer(policy, observer)
         observations = self.checks.observed(trace, self.sample, mode, observer)

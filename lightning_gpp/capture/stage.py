@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.attention import sdpa_kernel
 
 _numbers = itertools.count()
 
@@ -173,7 +174,11 @@ class _Source:
         captured_on: torch.device,
     ) -> None:
         self.module, self.captured_on = module, captured_on
-        self.objects: dict[str, Any] = {"no_grad": torch.no_grad, "autocast": torch.autocast}
+        self.objects: dict[str, Any] = {
+            "no_grad": torch.no_grad,
+            "autocast": torch.autocast,
+            "sdpa_kernel": sdpa_kernel,
+        }
         self._names: dict[int, str] = {}
         lines = [f"def stage({', '.join(map(_variable, inputs))}):"]
         last_reader = _last_readers(nodes, keep=set(outputs))
@@ -226,6 +231,8 @@ class _Source:
         contexts = ["no_grad()"] if node.meta["no_grad"] else []
         for state in node.meta["autocast"]:
             contexts.append(f"autocast({', '.join(map(self._expression, state))})")
+        if node.meta["attention"] is not None:
+            contexts.append(f"sdpa_kernel({self._expression(node.meta['attention'])})")
         return contexts
 
     def _expression(self, value: Any) -> str:

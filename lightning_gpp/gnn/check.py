@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.rollback import rollback
-from lightning_gpp.capture.checks.rounding import relative_tolerance
+from lightning_gpp.capture.checks.rounding import of_other_sizes, relative_tolerance
 from lightning_gpp.gnn.chunked_model import ChunkedModel
 from lightning_gpp.gnn.chunks import Chunks
 from lightning_gpp.gnn.errors import GraphTrainingError
@@ -23,8 +23,6 @@ from lightning_gpp.graph import OpNode
 
 MOST_CHUNKS = 4
 """Chunks that are tried; what a layer does wrong on chunks it does on most of them."""
-
-_OF_FLOAT32 = 1e-4
 
 
 def check_in_chunks(
@@ -162,7 +160,7 @@ def _is_close(one: Tensor, other: Any) -> bool:
         return False
     if not one.is_floating_point():
         return torch.equal(one, other)
-    tolerance = relative_tolerance(one.dtype, of_float32=_OF_FLOAT32)
+    tolerance = relative_tolerance(one.dtype, of_float32=of_other_sizes(one.device))
     scale = float(one.abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from lightning_gpp.capture.errors import CaptureError, describe
 from lightning_gpp.capture.operators.normalize import normalize, protect_inputs
-from lightning_gpp.capture.operators.observe import observe
+from lightning_gpp.capture.operators.observe import Observer, observe
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
 from lightning_gpp.capture.tracing.leaves import LeafPolicy
 from lightning_gpp.capture.tracing.trace import Trace
@@ -125,9 +125,9 @@ def open_layer(
         arguments = Arguments.of(layer, args, kwargs)
         tensors = arguments.tensors(args, kwargs)
         trace = _traced(layer, arguments, tensors)
-        observations = observe(trace.graph, layer, tensors)
+        observations = observe(trace.graph, tensors, Observer(layer))
         if protect_inputs(trace, observations):
-            observations = observe(trace.graph, layer, tensors)
+            observations = observe(trace.graph, tensors, Observer(layer))
         trace = normalize(trace, observations)
     except CaptureError as error:
         raise GraphTrainingError(

@@ -200,7 +200,7 @@ class Run:
         if pace is None and on_record is None:
             for action in actions:
                 HANDLERS[action.kind](self, action)
-            self.executor.transport.flush()
+            self._end_part()
             return
         run = nullcontext() if pace is None else pace.run(self.program, self.device, has_sums)
         with run:
@@ -209,7 +209,17 @@ class Run:
                     self.perform(action)
                 else:
                     on_record(self.perform_timed(action))
-            self.executor.transport.flush()
+            self._end_part()
+
+    def _end_part(self) -> None:
+        """All actions of a part are done: what was taken on trust is looked at."""
+        self.executor.transport.flush()
+        try:
+            self.executor.cutter.check()
+        except ValueError as error:
+            if self.errors is None:
+                raise
+            self.errors.append(f"{type(error).__name__}: {error}")
 
     def perform_timed(self, action: Action) -> ActionRecord:
         """Runs one action and says when."""

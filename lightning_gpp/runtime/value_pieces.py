@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lightning_gpp.graph import Variation
+from lightning_gpp.host_copies import to_host
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.pieces import cut, join
 
@@ -39,10 +40,13 @@ class Cutter:
     Attributes:
         dims: value name -> dimension of the samples, or of the vertices, for each of its tensors.
         variations: value name -> how it goes with them; with samples, unless it says so.
+        doubtful: what should be the same in all parts and lies on a device, by name: whether it
+            is, which :meth:`check` looks at once they all have been joined.
     """
 
     dims: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     variations: Mapping[str, Variation] = field(default_factory=dict)
+    doubtful: list[tuple[str, Tensor]] = field(default_factory=list, compare=False)
 
     def cut(
         self, names: Sequence[str], payload: Payload, sizes: Sequence[int], *, backward: bool
@@ -113,12 +117,27 @@ class Cutter:
         found = [part for part in parts if part is not None]
         if back:
             return torch.stack(found).sum(0) if found else None
-        if not all(part.is_meta or torch.equal(part, found[0]) for part in found):
-            raise ValueError(
-                f"{name!r} depended on no samples when the model was captured, but differs between "
-                f"micro-batches now (a dropout, say), so they cannot be joined; {_REMEDY}"
-            )
-        return found[0]
+        first = found[0]
+        if any(part.shape != first.shape for part in found):
+            raise _not_the_same(name)
+        self.doubtful.extend(
+            (name, (part == first).all()) for part in found[1:] if not part.is_meta
+        )
+        if first.device.type == "cpu":
+            self.check()
+        return first
+
+    def check(self) -> None:
+        """Looks at what was joined on a device, for which the host waits once.
+
+        Raises:
+            ValueError: what should have been the same was not.
+        """
+        names, flags = [name for name, _ in self.doubtful], [flag for _, flag in self.doubtful]
+        self.doubtful.clear()
+        for name, is_same in zip(names, to_host(flags), strict=True):
+            if not is_same:
+                raise _not_the_same(name)
 
     def _dims(self, names: Sequence[str], count: int) -> list[tuple[str, int | None]]:
         """(value name, batch dimension) of every tensor."""
@@ -178,6 +197,13 @@ class Cutter:
                 f"{name!r} holds plain numbers, which may be counts of samples, so it cannot be "
                 f"cut or joined; {_REMEDY}"
             )
+
+
+def _not_the_same(name: str) -> ValueError:
+    return ValueError(
+        f"{name!r} depended on no samples when the model was captured, but differs between "
+        f"micro-batches now (a dropout, say), so they cannot be joined; {_REMEDY}"
+    )
 
 
 def _share(value: float, size: int, total: int, name: str) -> float:

@@ -36,6 +36,7 @@ from lightning_gpp.strategy.devices.devices_at_hand import (
 )
 from lightning_gpp.strategy.emulation.emulation import Emulation, begin_emulation
 from lightning_gpp.strategy.emulation.shape_only import META
+from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.planning.full_graph import GraphCall, model_in_chunks
 from lightning_gpp.strategy.planning.measuring import measure_kinds
@@ -163,11 +164,29 @@ class Builder:
                 staying.are_at(edge.target, ranks[edge.target], sent)
 
     def _shared(self, example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Rank 0's first micro-batch, where the model is captured."""
-        given = None if example is None else sendable((tuple(example.args), dict(example.kwargs)))
-        args, kwargs = received(self.control.share(given, "waiting for rank 0's first micro-batch"))
-        args, kwargs = placed((tuple(args), dict(kwargs)), META if self.device == META else CPU)
-        return args, kwargs
+        """Rank 0's first micro-batch, on the device where this rank captures the model."""
+        told = None
+        if example is not None:
+            given = placed((tuple(example.args), dict(example.kwargs)), self._in_messages)
+            told = sendable(given), self.device.type
+        given, leader_type = self.control.share(told, "waiting for rank 0's first micro-batch")
+        device = self._captures_on(leader_type)
+        if self.device.type not in ("cpu", "meta"):
+            tell_device(self.module, device)
+        args, kwargs = placed(received(given), device)
+        return tuple(args), dict(kwargs)
+
+    @property
+    def _in_messages(self) -> torch.device:
+        return META if self.device == META else CPU
+
+    def _captures_on(self, leader_type: str) -> torch.device:
+        """The device of this rank if it is of rank 0's type: all ranks have to see the same graph.
+
+        A graph that is divided into chunks is in host memory, and so is the model then.
+        """
+        is_alike = self.device.type == leader_type and self.settings.full_graph is None
+        return self.device if is_alike else self._in_messages
 
     def _captured(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], train_modes: dict[str, bool]

@@ -284,7 +284,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         timeout_s = self.settings.timeout_s
         if self.num_pipelines > 1:
             self.joined = join_pipelines(
-                self.cluster_environment, backend, self.num_pipelines, timeout_s
+                self.cluster_environment, backend, self.num_pipelines, timeout_s, self.root_device
             )
             return self.joined.host
         refuse_pipelines_of_before()

@@ -9,7 +9,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
@@ -136,7 +135,7 @@ class PipelinedRun:
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
         if self.control.is_leader:
-            self._early_modules = EarlyModules(module, self.device)
+            self._early_modules = EarlyModules(module, self.target, self.device)
             self._early_modules.start()
 
     @property
@@ -365,11 +364,6 @@ class PipelinedRun:
         first, second = (planned, asked) if self.settings.plan is None else (asked, planned)
         return first or second or default_microbatches(dist.get_world_size())
 
-    def where_module_is(self, batch: Any) -> Any:
-        """Rank 0: a batch for the whole module, which is on the CPU until the pipeline is built."""
-        is_there = self.is_shape_only or self.device.type == "cpu"
-        return batch if is_there else move_data_to_device(batch, "cpu")
-
     def on_device(self, value: Any) -> Any:
         """What came with a message, which brings it to the CPU, on this rank's device."""
         is_there = self.is_shape_only or self.device.type == "cpu"
@@ -483,7 +477,7 @@ class PipelinedRun:
             self._leader_state.close()
 
     def stop_early_modules(self) -> None:
-        """Modules in front of the forward stay where they are from now on."""
+        """What was moved in front of the forward is back, and nothing moves from now on."""
         if self._early_modules is not None:
             self._early_modules.stop()
 

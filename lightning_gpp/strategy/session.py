@@ -235,6 +235,8 @@ class Session:
         meet()
         if model is not None:
             model.close()
+        if self.run.peers is not None:
+            self.run.peers.close()
 
     def _hang_up(self) -> None:
         """Ends this rank's connections and threads, at once after a failure."""

@@ -1,10 +1,13 @@
-"""``benchmarks/gpu.py`` runs where there is a device, and says so where there is none."""
+"""``benchmarks/gpu.py``: its rows, its processes, and what it does where a case fails."""
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
+import importlib
 import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,19 +15,18 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.timeout(300)
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+OURS = "gpu_benchmark_cases"
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module."""
-    path = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-    spec = importlib.util.spec_from_file_location("gpu_benchmark", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The script as a module; its processes find the cases beside this file, too."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    yield importlib.import_module("gpu")
+    for name in [name for name in sys.modules if name == "gpu" or name.startswith("gpu_")]:
+        del sys.modules[name]
 
 
 def test_without_a_gpu(
@@ -37,37 +39,153 @@ def test_without_a_gpu(
     ]
 
 
-def test_the_table(
-    benchmark: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On CPUs; runs of another precision, and of one stage, are taken for those that are made."""
-    run, made = benchmark.results, {}
-
-    def results(asked: Any, folder: Path) -> Any:
-        name = asked.name.removesuffix("-bf16").replace("one", "plain")
-        if name == asked.name:
-            made[name] = run(asked, folder)
-        else:
-            shutil.copytree(folder / name, folder / asked.name)
-        return made[name]
-
-    monkeypatch.setattr(benchmark, "results", results)
-    status = benchmark.main(["--device", "cpu", "--steps", "14", "--width", "16"])
+@pytest.mark.timeout(300)
+def test_rows_on_cpus(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two processes train, are compared with plain Lightning, and with their prediction."""
+    only = "(difference|recorded step), two stages, staged, float32"
+    given = ["--device", "cpu", "--only", only, "--width", "16", "--batch", "16"]
+    status = benchmark.main(given)
     text = capsys.readouterr().out
     assert status == 0, text
-    rows = text.split("─" * 20)[-1].strip("─\n").splitlines()
-    assert len(rows) == 14
-    for row in ("two stages, float32", "messages of 4.1 kB", "memory of rank 1", "recorded step"):
-        assert row in text
-    assert made["plain"][0]["losses"] == pytest.approx(made["two"][0]["losses"], rel=1e-5)
+    equality, recorded = text.splitlines()[-2:]
+    found = equality.split("weights ")[1]
+    weights, losses = (float(each.split()[0].strip(",")) for each in found.split(", losses "))
+    assert max(weights, losses) < 1e-5
+    assert recorded.startswith("recorded step, two stages, staged, float32")
+    assert "predicted: " in recorded
 
 
-def test_a_failure_is_shown(
-    benchmark: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_every_row_has_its_cases(benchmark: ModuleType) -> None:
+    known = benchmark.cases((64, 64), (16, 16))
+    table = list(benchmark.rows(is_gpu=True))
+    assert {key for row in table for key in row.needs} == known.keys()
+    assert {place for place, _ in known} == benchmark.places(is_gpu=True).keys()
+    names = [row.name for row in benchmark.rows(is_gpu=False)]
+    assert set(names) < {row.name for row in table}
+
+
+RANK = {
+    "step_s": 0.3,
+    "losses": [1.0, 0.5],
+    "difference": 2e-7,
+    "peaks": {
+        "steps": 2_000_000,
+        "first forward": 900_000,
+        "before the checkpoint": 1_500_000,
+        "checkpoint": 1_510_000,
+    },
+    "predicted_bytes": [1_900_000, 1_000_000],
+    "model_bytes": 800_000,
+    "num_waits": 25,
+    "num_waits_in_helpers": 40,
+    "waits_at": [("transport/lines.py:7", 20), ("state/optimizers.py:9", 5)],
+    "recorded_s": 0.4,
+    "predicted_s": 0.2,
+    "4096": 1000.0,
+    "alone_s": 1.0,
+    "send_s": 0.5,
+    "other_work_s": 0.25,
+    "message_s": 0.125,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("largest difference, one stage, bf16", "weights 2.0e-07, losses 1.0e+00"),
+        ("step, small, two stages, staged", "300 ms (1.50 ×)"),
+        ("messages of 4.1 kB, NCCL", "1,000 per second | 4.1 MB per second"),
+        ("a send waits for compute before it, staged", "0.50 × | rank 0 computes for 1.00 s"),
+        ("other work waits for a late message, NCCL", "0.25 × | rank 0 computes"),
+        ("a message waits for its receiver's work, NCCL", "0.12 × | rank 1 computes"),
+        ("memory, two stages, staged, bf16, rank 1", "2.0 MB | predicted: 1.0 MB (0.50 ×)"),
+        ("memory, two stages, NCCL, rank 0 until its first", "900 kB | the whole model: 800 kB"),
+        ("memory, two stages, NCCL, rank 0 while", "10.0 kB more | than 1.5 MB before it"),
+        ("waits of the host per step, one stage", "2.5 | transport/lines.py:7 2, state/opt"),
+        ("recorded step, two stages, NCCL, bf16", "400 ms | predicted: 200 ms (0.50 ×)"),
+    ],
+)
+def test_what_rows_say(benchmark: ModuleType, name: str, cells: str) -> None:
+    (row,) = (row for row in benchmark.rows(is_gpu=True) if row.name.startswith(name))
+    plain = {**RANK, "step_s": 0.2, "losses": [1.0, 1.5], "difference": None}
+    found = {key: [plain if key[0] == benchmark.PLAIN else RANK] * 2 for key in row.needs}
+    assert " | ".join(benchmark.filled(row, found)[1:]).startswith(cells)
+
+
+def place_and_cases(benchmark: ModuleType, *names: str) -> tuple[Any, list[Any]]:
+    given = [benchmark.Case(f"{n} {i}", f"{OURS}:{n}", {"asked": i}) for i, n in enumerate(names)]
+    return benchmark.Place("two", ("cpu", "cpu"), "cpu"), given
+
+
+def test_others_go_on_where_a_case_fails(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fail(asked: Any, folder: Path) -> Any:
-        raise benchmark.RunFailedError("plain failed:\nout of memory")
+    processes = sys.modules["gpu_processes"]
+    monkeypatch.setattr(processes, "GRACE_S", 1.0)
+    place, cases = place_and_cases(benchmark, "rank", "rank", "fail", "rank")
+    ended = list(benchmark.outcomes(place, cases, tmp_path, time.monotonic() + 100))
+    assert [case for case, _ in ended] == cases
+    one, two, failed, last = (outcome for _, outcome in ended)
+    assert [each["rank"] for each in one] == [0, 1]
+    assert [each["asked"] for each in (*two, *last)] == [1, 1, 3, 3]
+    assert [each["process"] for each in one] == [each["process"] for each in two]
+    assert one[0]["process"] != last[0]["process"]
+    assert failed.summary == "rank 1: ValueError: out of memory"
+    assert "more of it" in failed.text
 
-    monkeypatch.setattr(benchmark, "results", fail)
-    assert benchmark.main(["--device", "cpu"]) == 1
-    assert "out of memory" in capsys.readouterr().out
+
+def test_a_case_that_hangs_is_ended(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys.modules["gpu_processes"], "LIMIT_S", 3.0)
+    place, cases = place_and_cases(benchmark, "hang", "rank")
+    (_, hung), (_, found) = benchmark.outcomes(place, cases, tmp_path, time.monotonic() + 100)
+    assert hung.summary == "no end after 3 s"
+    assert found[1]["rank"] == 1
+
+
+def test_nothing_begins_when_the_time_is_up(benchmark: ModuleType, tmp_path: Path) -> None:
+    place, cases = place_and_cases(benchmark, "rank", "rank")
+    ended = [outcome for _, outcome in benchmark.outcomes(place, cases, tmp_path, 0.0)]
+    assert [each.summary for each in ended] == ["not begun: the time was up"] * 2
+
+
+def test_a_failure_has_its_row_and_its_text(
+    benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = [row for row in benchmark.rows(is_gpu=False) if row.name.startswith("messages of 4")]
+    failure = benchmark.Failure("rank 1: RuntimeError: NCCL error", "the traceback")
+    found = {table[0].needs[0]: [RANK, RANK], table[1].needs[0]: failure}
+    assert not benchmark.report(table, found, "a card", "one GPU")
+    text = capsys.readouterr().out
+    why = "== between ranks, NCCL, messages: rank 1: RuntimeError: NCCL error\nthe traceback\n"
+    assert text.startswith(f"{why}\na card\n")
+    staged, nccl, left_out = text.splitlines()[-3:]
+    assert "1,000 per second" in staged
+    assert "failed" in nccl and "NCCL error" in nccl
+    assert "not measured" in left_out and "one GPU" in left_out
+    assert benchmark.report(table[:1], found | {table[1].needs[0]: [RANK]}, "a card", "")
+
+
+def test_waits_are_counted_by_line_and_thread(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", asked.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    waits = sys.modules["gpu_waits"].HostWaits(torch.device("cuda"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        waits.start()
+        torch.cuda.synchronize()
+        for _ in range(2):
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        helper = threading.Thread(target=torch.cuda.synchronize, name="listen-1")
+        helper.start()
+        helper.join()
+        waits.stop()
+        torch.cuda.synchronize()
+    assert asked == ["warn", "default"]
+    assert (waits.num(in_helpers=False), waits.num(in_helpers=True)) == (3, 1)
+    assert [count for _, count in waits.most_frequent(3)] == [2, 1]
+    assert all("strategy/test_gpu_benchmark.py:" in line for line, _ in waits.most_frequent(3))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_gpp.capture.checks.generators import Generators
 from lightning_gpp.capture.checks.large_gradients import Digest, large_gradients
 from lightning_gpp.capture.checks.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.checks.rounding import COARSE, relative_tolerance
@@ -17,6 +18,7 @@ from lightning_gpp.capture.checks.unchanged_parameters import unchanged_paramete
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.values.host_weights import HostWeights
 from lightning_gpp.capture.values.samples import Sample
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.capture.values.withheld import withhold
@@ -53,6 +55,7 @@ def reference(
     arguments: Arguments,
     sample: Sample,
     flags: Mapping[str, bool],
+    weights: HostWeights,
     *,
     backward: bool = True,
     keeps_gradients: bool = False,
@@ -63,13 +66,15 @@ def reference(
         args, kwargs = arguments.rebuild(tensors)
         return withhold(module.forward(*args, **kwargs))
 
-    return _run(forward, module, sample, flags, backward, keeps_gradients)
+    check = _Check(module, sample, flags, weights, backward, keeps_gradients, watched=True)
+    return check.result(forward)
 
 
 def replay(
     captured: CapturedModel,
     sample: Sample,
     flags: Mapping[str, bool],
+    weights: HostWeights,
     *,
     training: bool,
     backward: bool = True,
@@ -84,7 +89,9 @@ def replay(
         values = stage([tensors[name] for name in names], training=training)
         return captured.output(dict(zip(graph.outputs, values, strict=True)), training=training)
 
-    return _run(forward, captured.module, sample, flags, backward, keeps_gradients)
+    return _Check(captured.module, sample, flags, weights, backward, keeps_gradients).result(
+        forward
+    )
 
 
 class ValuesDifferError(CaptureError):
@@ -167,53 +174,68 @@ def _as_float64(tensor: Tensor) -> Tensor:
     return mapped(double) if is_mapped(tensor) else double
 
 
-def _run(
-    forward: Callable[[dict[str, Tensor]], Any],
-    module: nn.Module,
-    sample: Sample,
-    flags: Mapping[str, bool],
-    backward: bool,
-    keeps_gradients: bool,
-) -> Result:
-    with rollback(module) as changes, unchanged_parameters(module):
-        output, gradients, draws = _computed(
-            forward, module, sample, flags, backward, keeps_gradients
-        )
-        buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
-    kept = tuple(changes.kept)
-    return Result(output, gradients, buffers, tuple(changes.attributes), kept, draws)
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """What a forward, the module's or the captured graph's, is run with."""
 
+    module: nn.Module
+    sample: Sample
+    flags: Mapping[str, bool]
+    weights: HostWeights
+    backward: bool
+    keeps_gradients: bool
+    watched: bool = False
 
-def _computed(
-    forward: Callable[[dict[str, Tensor]], Any],
-    module: nn.Module,
-    sample: Sample,
-    flags: Mapping[str, bool],
-    backward: bool,
-    keeps_gradients: bool,
-) -> tuple[Any, dict[str, Tensor | Digest | None], bool]:
-    with training_flags(module, flags), seeded(_SEED):
-        inputs = sample.fresh()
-        # a view, so that an in-place change is as legal as for an input that some layer made
-        views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
-        generator = torch.get_rng_state()
-        output = forward(views)
-        draws = not torch.equal(generator, torch.get_rng_state())
-        if not backward:
-            return _detached(output), {}, draws
-        for parameter in module.parameters():
-            parameter.grad = None  # rollback puts it back
-        loss = _any_loss(output)
-        with large_gradients(module, keeps=keeps_gradients) as digests:
-            if loss is not None and torch.is_grad_enabled():
-                loss.backward()  # type: ignore[no-untyped-call]
-        sources = dict(module.named_parameters()) | inputs
-        gradients = {
-            name: digests.get(item, item.grad)
-            for name, item in sources.items()
-            if item.requires_grad
-        }
-        return _detached(output), gradients, draws
+    def result(self, forward: Callable[[dict[str, Tensor]], Any]) -> Result:
+        """What the forward gives; it leaves no traces."""
+        module, changed_copies = self.module, self.weights.changed
+        changed_copies.clear()
+        with rollback(module) as changes, unchanged_parameters(module, changed_copies):
+            output, gradients, draws = self._computed(forward)
+            buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
+        kept = tuple(changes.kept)
+        return Result(output, gradients, buffers, tuple(changes.attributes), kept, draws)
+
+    def _computed(
+        self, forward: Callable[[dict[str, Tensor]], Any]
+    ) -> tuple[Any, dict[str, Tensor | Digest | None], bool]:
+        module = self.module
+        with training_flags(module, self.flags), seeded(_SEED), self._backward_in_eval_mode():
+            inputs = self.sample.fresh()
+            # a view, so that an in-place change is as legal as for an input that some layer made
+            views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
+            generators = Generators(self.sample.device)
+            with self.weights.visiting(watched=self.watched):
+                output = forward(views)
+            draws = generators.have_drawn()
+            if not self.backward:
+                return _detached(output), {}, draws
+            for parameter in module.parameters():
+                parameter.grad = None  # rollback puts it back
+            loss = _any_loss(output)
+            with (
+                large_gradients(module, keeps=self.keeps_gradients) as digests,
+                self.weights.visiting(),
+            ):
+                if loss is not None and torch.is_grad_enabled():
+                    loss.backward()  # type: ignore[no-untyped-call]
+            sources = dict(module.named_parameters()) | inputs
+            gradients = {
+                name: digests.get(item, item.grad)
+                for name, item in sources.items()
+                if item.requires_grad
+            }
+            return _detached(output), gradients, draws
+
+    @contextmanager
+    def _backward_in_eval_mode(self) -> Iterator[None]:
+        """The recurrent layers of cuDNN go backward in training mode alone, torch's in both."""
+        layers = (part for part in self.module.modules() if isinstance(part, nn.RNNBase))
+        if self.backward and not all(layer.training for layer in layers):
+            with torch.backends.cudnn.flags(enabled=False):
+                yield
+        else:
+            yield
 
 
 def _any_loss(output: Any) -> Tensor | None:

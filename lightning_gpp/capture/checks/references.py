@@ -18,6 +18,7 @@ from torch import nn
 from lightning_gpp.capture.checks.check import Result, reference
 from lightning_gpp.capture.tracing.reads import watched_reads
 from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.values.host_weights import HostWeights
 from lightning_gpp.capture.values.samples import Sample, other_samples
 
 _logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class References:
         arguments: of its forward.
         sample: the given inputs.
         flags: training flags of the sub-modules by mode.
+        weights: how the module's weights come to the device of the inputs.
 
     Attributes:
         sample: the given inputs.
@@ -73,8 +75,10 @@ class References:
         arguments: Arguments,
         sample: Sample,
         flags: Mapping[bool, Mapping[str, bool]],
+        weights: HostWeights,
     ) -> None:
         self._module, self._arguments, self._flags = module, arguments, flags
+        self._weights = weights
         self._results: dict[_Key, Result | None] = {}
         self.sample, self.others = sample, list(other_samples(sample))
         is_smallest = all(other.num_samples >= sample.num_samples for other in self.others)
@@ -92,13 +96,26 @@ class References:
                 return replace(found, gradients={})
         found = self._results.get(_key(run))
         if found is None:
-            flags = self._flags[run.training]
-            with torch.set_grad_enabled(run.is_recorded):
-                found = reference(
-                    self._module, self._arguments, run.sample, flags, backward=run.backward
-                )
-            self._results[_key(run)] = found
+            found = self._results[_key(run)] = self.again(run)
         return found
+
+    def again(self, run: CheckedPass, *, keeps_gradients: bool = False) -> Result:
+        """What the module computes, computed once more.
+
+        Args:
+            run: in what.
+            keeps_gradients: whether those of parameters in files are kept, too.
+        """
+        with torch.set_grad_enabled(run.is_recorded):
+            return reference(
+                self._module,
+                self._arguments,
+                run.sample,
+                self._flags[run.training],
+                self._weights,
+                backward=run.backward,
+                keeps_gradients=keeps_gradients,
+            )
 
     def runs(self, sample: Sample, *, backward: bool) -> bool:
         """Whether the module runs on other inputs, in both modes."""

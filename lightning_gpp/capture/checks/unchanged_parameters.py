@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -14,14 +14,16 @@ from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.torch_device import widened
 
 
-class _State(NamedTuple):
+class ParameterState(NamedTuple):
+    """What tells whether a parameter was changed or replaced."""
+
     parameter: int
     version: int
     address: int
     total: float
 
     @classmethod
-    def of(cls, parameter: nn.Parameter) -> _State:
+    def of(cls, parameter: Tensor) -> ParameterState:
         """What any change of the parameter changes, through ``.data`` too."""
         with torch.no_grad():
             total = math.nan if parameter.is_meta else _total(parameter.detach())
@@ -42,20 +44,24 @@ def _total(tensor: Tensor) -> float:
 
 
 @contextmanager
-def unchanged_parameters(module: nn.Module) -> Iterator[None]:
+def unchanged_parameters(module: nn.Module, changed_copies: Collection[str]) -> Iterator[None]:
     """Checks that the body leaves all parameters of a module as they are.
+
+    Args:
+        module: whose.
+        changed_copies: names of those of which the body changed a copy on a device.
 
     Raises:
         CaptureError: the body changed or replaced one.
     """
-    before = {name: _State.of(item) for name, item in module.named_parameters()}
+    before = {name: ParameterState.of(item) for name, item in module.named_parameters()}
     yield
-    after = {name: _State.of(item) for name, item in module.named_parameters()}
-    changed = [
+    after = {name: ParameterState.of(item) for name, item in module.named_parameters()}
+    changed = {
         name
         for name in after.keys() | before.keys()
         if name not in after or name not in before or repr(after[name]) != repr(before[name])
-    ]
+    }.union(changed_copies)
     if changed:
         raise CaptureError(
             f"forward changes or replaces {', '.join(map(repr, sorted(changed)))}: a parameter is "

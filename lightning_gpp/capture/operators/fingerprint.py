@@ -41,6 +41,8 @@ def constant_text(value: Any) -> str:
         return f"{value.dtype}{tuple(value.shape)}{hashlib.sha256(content).hexdigest()}"
     if isinstance(value, Structure):
         return str(value)
+    if isinstance(value, torch.device):
+        return "device"  # ranks capture on their own
     if isinstance(value, nn.Module):
         return f"{type(value).__module__}.{type(value).__qualname__}"
     if callable(value):

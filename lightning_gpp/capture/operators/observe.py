@@ -53,14 +53,18 @@ class Observer:
 
     Args:
         module: the captured module; its buffers change as its forward changes them.
+        source: gives the parameter whose copy a tensor is or looks into, else the tensor.
 
     Attributes:
+        module: likewise.
         observations: of the nodes that ran.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(
+        self, module: nn.Module, source: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    ) -> None:
         self.observations: dict[fx.Node, Observation] = {}
-        self._module, self._names, self._storages = module, Names.of(module), _Storages()
+        self.module, self._names, self._storages = module, Names.of(module), _Storages(source)
         self._buffer_of = {self._storages.id(item): name for name, item in module.named_buffers()}
         self._values: dict[fx.Node, Any] = {}  # all kept: storage ids must stay unique
 
@@ -68,18 +72,20 @@ class Observer:
         self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
     ) -> Any:
         """``run(*args, **kwargs)``, which is what ``node`` does."""
-        owned = _owned_tensors(node, self._module)
+        owned = _owned_tensors(node, self.module)
         operands = [*_tensors((args, kwargs)), *owned.values()]
         watched = _Watch(operands, owned)
         value = run(*args, **kwargs)
         leaves, structure = flatten(value)
         # whoever called may change the container
-        self._values[node] = value if structure.container is None else structure.unflatten(leaves)
+        kept = value if structure.container is None else structure.unflatten(leaves)
+        if node.op != "get_attr":  # a parameter, which does not stay on the device
+            self._values[node] = kept
         results = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         changed = frozenset(map(self._storages.id, watched.changed()))
         in_buffers = frozenset(self._buffer_of[item] for item in changed & self._buffer_of.keys())
         self.observations[node] = Observation(
-            value=None if results else self._values[node],
+            value=None if results else kept,
             shapes=tuple(tuple(item.shape) for item in results),
             dtypes=tuple(item.dtype for item in results),
             is_tensor=isinstance(value, Tensor),
@@ -100,34 +106,34 @@ class Observer:
         """
         if node in self.observations:
             return
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._value)
         try:
             self.watch(
-                node, args, kwargs, lambda *a, **k: run_node(node, self._module, a, k, tensors)
+                node, args, kwargs, lambda *a, **k: run_node(node, self.module, a, k, tensors)
             )
         except GuardError as error:
             error.name = node.name
             raise
 
+    def _value(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return get_attribute(self.module, str(node.target))
+        return self._values[node]
+
 
 def observe(
-    graph: fx.Graph,
-    module: nn.Module,
-    tensors: Mapping[str, Tensor],
-    observer: Observer | None = None,
+    graph: fx.Graph, tensors: Mapping[str, Tensor], observer: Observer
 ) -> dict[fx.Node, Observation]:
     """Runs the graph node by node.
 
     Args:
-        graph: whose ``call_module`` and ``get_attr`` targets are found in ``module``.
-        module: the captured module.
+        graph: whose ``call_module`` and ``get_attr`` targets are found in the captured module.
         tensors: value per placeholder.
-        observer: has seen nodes that ran on the same tensors, which do not run again.
+        observer: nodes that it has seen, on the same tensors, do not run again.
 
     Raises:
         GuardError: a decision comes out differently; ``name`` tells which.
     """
-    observer = observer or Observer(module)
     nodes = [node for node in graph.nodes if node.op != "output"]
     for node in nodes:
         observer.run(node, tensors)
@@ -186,12 +192,17 @@ class _Watch:
 
 
 class _Storages:
-    """Small ids for storages, equal exactly for tensors that share memory."""
+    """Small ids for storages, equal exactly for tensors that share memory.
 
-    def __init__(self) -> None:
+    A copy of a parameter on the device has the storage of the parameter.
+    """
+
+    def __init__(self, source: Callable[[Tensor], Tensor]) -> None:
         self.ids: dict[Any, int] = {}
+        self._source = source
 
     def id(self, tensor: Tensor) -> int:
+        tensor = self._source(tensor)
         if tensor.layout is torch.strided:
             key = ("storage", tensor.untyped_storage()._cdata)
         else:

@@ -22,7 +22,7 @@ from torch import Tensor
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.profiling.alike import work_of
 from lightning_gpp.capture.profiling.operator_probe import OperatorProbe
-from lightning_gpp.capture.values.placed import Visits
+from lightning_gpp.capture.values.placed import on_device, tensor_at
 from lightning_gpp.capture.values.structure import leaves_of
 from lightning_gpp.cost import OpProfile
 
@@ -53,7 +53,7 @@ class SharedWork:
         deadline_s: float,
     ) -> None:
         self._probes, self._deadline_s = probes, deadline_s
-        self._visits = Visits(captured.module, device)
+        self._module, self._device = captured.module, device
         operators = captured.graph.operator
         self._works = {each.name: work_of(operators[each.name], captured) for each in probes}
         self._num_alike = Counter(self._works.values())
@@ -72,7 +72,8 @@ class SharedWork:
             values[name] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
         timed: dict[Hashable, list[_TimedOperator]] = {}
         for probe in self._probes:
-            with self._visits.of((*probe.stage.parameter_names, *probe.stage.buffer_names)):
+            names = (*probe.stage.parameter_names, *probe.stage.buffer_names)
+            with on_device([tensor_at(self._module, n) for n in names], self._device):
                 results = self._run(probe, values, timed, repeats)
             values |= zip(probe.outputs, results, strict=True)
         found = {group: _middle([each.cost for each in timed[group]]) for group in timed}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from lightning_gpp.capture.checks.generators import Generators
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.tracing.leaves import LeafPolicy
 from lightning_gpp.capture.tracing.trace import Names, Recorder, Trace
@@ -17,8 +18,16 @@ from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.structure import Structure, flatten, leaves_of
 
 
-def trace_symbolically(module: nn.Module, arguments: Arguments, policy: LeafPolicy) -> Trace:
+def trace_symbolically(
+    module: nn.Module, arguments: Arguments, policy: LeafPolicy, device: torch.device
+) -> Trace:
     """Traces ``module.forward`` in the mode the module is in.
+
+    Args:
+        module: whose forward is traced.
+        arguments: of it.
+        policy: which sub-modules stay whole.
+        device: that the module runs on.
 
     Raises:
         Exception: whatever the user's code raises when it meets symbols instead of tensors.
@@ -26,11 +35,11 @@ def trace_symbolically(module: nn.Module, arguments: Arguments, policy: LeafPoli
     if arguments.structure.has_graphs:
         raise CaptureError("a graph object tells its sizes only when it holds real tensors")
     tracer = _FxTracer(module, arguments, policy)
-    random_state = torch.random.get_rng_state()
+    generators = Generators(device)
     with whole_functions(module, tracer.whole):
         graph = tracer.trace(module)
     tracer.recorder.draws.check("")
-    if not torch.equal(random_state, torch.random.get_rng_state()):
+    if generators.have_drawn():
         raise CaptureError("random numbers that depend on no input would be frozen into the graph")
     assert tracer.output is not None
     return Trace(graph, tracer.output, tuple(tracer.recorder.entered))
@@ -98,7 +107,7 @@ class _FxTracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor):
-            name = self.names.tensors.get(id(a))
+            name = self.names.of_tensor(a)
             return a if name is None else self.create_node("get_attr", name, (), {})
         try:
             return super().create_arg(a)
@@ -106,7 +115,7 @@ class _FxTracer(fx.Tracer):
             return a
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        name = self.names.tensors.get(id(attr_val)) if isinstance(attr_val, Tensor) else None
+        name = self.names.of_tensor(attr_val) if isinstance(attr_val, Tensor) else None
         if name is None:
             return attr_val
         if name not in parameter_proxy_cache:

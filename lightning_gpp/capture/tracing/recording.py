@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from lightning_gpp.capture.checks.generators import Generators
 from lightning_gpp.capture.errors import REMEDY, CaptureError, user_location
 from lightning_gpp.capture.operators.observe import Observer
 from lightning_gpp.capture.tracing.keep_whole import KeepWholeError, only_raises
@@ -69,7 +70,7 @@ class Recording:
     """
 
     def __init__(self, module: nn.Module, observer: Observer) -> None:
-        self._observer = observer
+        self._observer, self._device = observer, torch.device("cpu")
         self.graph = fx.Graph()
         self.recorder = Recorder()
         self.names = Names.of(module)
@@ -81,6 +82,7 @@ class Recording:
     def add_input(self, name: str, tensor: Tensor) -> None:
         """A tensor that the forward takes."""
         node = self.recorder.mark(self.graph.placeholder(name))
+        self._device = tensor.device
         self.know(self._observer.watch(node, (), {}, lambda: tensor), Origin(node))
 
     def finish(self, result: Any) -> Trace:
@@ -139,12 +141,12 @@ class Recording:
         is_constant = op != "call_module" and not _depends_on_data((node_args, node_kwargs))
         node = self._node(op, target, node_args, node_kwargs)
         with torch._C.DisableTorchFunction():
-            random_state = torch.random.get_rng_state() if is_constant else None
+            generators = Generators(self._device) if is_constant else None
             if run is None:  # a module may be false
                 run = functools.partial(_run, op, target)
             result = self._observer.watch(node, _plain(args), _plain(kwargs), run)
-            if random_state is not None:
-                is_constant = torch.equal(random_state, torch.random.get_rng_state())
+            if generators is not None:
+                is_constant = not generators.have_drawn()
         node.meta["is_constant"] = is_constant
         node.meta["selected"] = _selects(name, args) or any(map(_is_selected, node.all_input_nodes))
         node.meta["of_sizes"] = not node.meta["selected"] and (
@@ -242,7 +244,7 @@ class Recording:
     def _tensor_argument(self, tensor: Tensor) -> Any:
         if id(tensor) in self._known:
             return self._node_at(self._known[id(tensor)][1])
-        name = self.names.tensors.get(id(tensor))
+        name = self.names.of_tensor(tensor)
         if name is not None:
             if name not in self._named:
                 self._named[name] = self._node("get_attr", name, (), {})

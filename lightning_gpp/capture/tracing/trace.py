@@ -9,17 +9,20 @@ holds the flat leaves of what forward returned.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_gpp.capture.errors import GuardError, user_location
 from lightning_gpp.capture.tracing.keep_whole import HostDraws
+from lightning_gpp.capture.values.host_weights import original
 from lightning_gpp.capture.values.structure import Structure
+from lightning_gpp.tensor_places import tensor_places
 from lightning_gpp.torch_device import types_in_use
 
 
@@ -55,17 +58,18 @@ class Names:
     def of(cls, module: nn.Module) -> Names:
         """The names, by the id of what they name."""
         names = cls({id(item): name for name, item in module.named_modules()})
-        for tensors in (module.named_parameters(), module.named_buffers()):
-            names.tensors |= {id(tensor): name for name, tensor in tensors}
+        for place in tensor_places(module):
+            names.tensors.setdefault(id(place.tensor), place.name)
         return names
+
+    def of_tensor(self, tensor: Tensor) -> str | None:
+        """The name of a parameter or buffer, or of what it is a copy of; None for others."""
+        return self.tensors.get(id(original(tensor)))
 
     def canonical(self, module: nn.Module) -> dict[str, str]:
         """Every name of a parameter or buffer of ``module`` -> its canonical name."""
-        found = [
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-        ]
-        return {name: self.tensors[id(tensor)] for name, tensor in found}
+        places = tensor_places(module, remove_duplicate=False)
+        return {place.name: self.tensors[id(place.tensor)] for place in places}
 
 
 @dataclass
@@ -74,10 +78,12 @@ class Recorder:
 
     Every node's ``meta`` gets ``scope`` (the module whose forward made the call), ``location``
     (the user's line), ``calls`` (the calls of modules that were running, outermost first),
-    ``no_grad``, and ``autocast`` where the forward itself switches it.
+    ``no_grad``, and, where the forward itself switches them, ``autocast`` and ``attention`` (the
+    kernels that attention may choose of).
     """
 
     autocast: tuple[DeviceAutocast, ...] = field(default_factory=lambda: autocast_state())
+    attention: tuple[SDPBackend, ...] = field(default_factory=lambda: attention_kernels())
     draws: HostDraws = field(default_factory=HostDraws)
     calls: list[Call] = field(default_factory=lambda: [Call("", 0)])
     counts: Counter[str] = field(default_factory=Counter)
@@ -116,7 +122,28 @@ class Recorder:
         node.meta["autocast"] = tuple(
             state for state in autocast_state() if state not in self.autocast
         )
+        kernels = attention_kernels()
+        node.meta["attention"] = None
+        if kernels != self.attention and _may_attend(node):
+            node.meta["attention"] = list(kernels)
         return node
+
+
+def _may_attend(node: fx.Node) -> bool:
+    return node.op == "call_module" or "attention" in getattr(node.target, "__name__", "")
+
+
+_ATTENTION: dict[SDPBackend, Callable[[], bool]] = {
+    SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
+    SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
+    SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
+    SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
+}
+
+
+def attention_kernels() -> tuple[SDPBackend, ...]:
+    """The kernels that ``scaled_dot_product_attention`` may choose of now."""
+    return tuple(kernel for kernel, is_enabled in _ATTENTION.items() if is_enabled())
 
 
 class Call(NamedTuple):
@@ -144,12 +171,14 @@ def autocast_state() -> tuple[DeviceAutocast, ...]:
 
 @contextmanager
 def context_of(node: fx.Node) -> Iterator[None]:
-    """The gradient mode and autocast in which the user's code makes the call."""
+    """The gradient mode and other switches under which the user's code makes the call."""
     with ExitStack() as stack:
         if node.meta["no_grad"]:
             stack.enter_context(torch.no_grad())
         for state in node.meta["autocast"]:
             stack.enter_context(torch.autocast(*state))
+        if node.meta["attention"] is not None:
+            stack.enter_context(sdpa_kernel(node.meta["attention"]))
         yield
 
 

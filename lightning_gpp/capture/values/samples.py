@@ -27,6 +27,11 @@ class Sample:
     num_samples: int
     graphs: GraphInputs | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Of the inputs."""
+        return next(iter(self.tensors.values())).device
+
     def fresh(self) -> dict[str, Tensor]:
         """Copies, as the caller would pass them."""
         copies = {}

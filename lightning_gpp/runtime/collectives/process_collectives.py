@@ -6,7 +6,8 @@ together. gloo's reduce-scatter cannot be waited for with a limit (its work has 
 adds in an order of its own: here the parts are exchanged, and each rank adds up its own in the
 order of the ranks. That moves the bytes of a reduce-scatter.
 
-What is on a GPU goes through host memory where the wire is gloo. (NCCL has run none of this yet.)
+What is on a GPU goes through pinned host memory where the wire is gloo: there the host waits for
+what a rank cannot go on without, but not for sums that have begun. With NCCL it waits for nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.runtime.processes.rank_devices import Wire, choose_wire, gather_rank_devices
-from lightning_gpp.runtime.processes.work_waits import WorkWaits
+from lightning_gpp.runtime.processes.device_group import (
+    DeviceGroup,
+    Operation,
+    all_reduce,
+    common_backend,
+)
+from lightning_gpp.runtime.processes.rank_devices import gather_rank_devices
+from lightning_gpp.runtime.transport.device_copies import DeviceCopies
 from lightning_gpp.runtime.transport.transport import TransportError
 
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -33,22 +41,26 @@ class ProcessCollectives:
     Args:
         timeout_s: limit of every wait.
         device: where this rank's tensors are.
+        copies: through host memory; by default where they are needed.
 
     Attributes:
         rank: this rank.
         num_ranks: number of ranks.
     """
 
-    def __init__(self, timeout_s: float, device: torch.device) -> None:
-        is_nccl = choose_wire(gather_rank_devices(device)) is Wire.NCCL
-        self._group = dist.new_group(
-            timeout=timedelta(seconds=timeout_s), backend="nccl" if is_nccl else "gloo"
-        )
-        self._device, self._timeout_s = device, timeout_s
-        self._is_staged = not is_nccl and device.type not in ("cpu", "meta")
-        self._waits_on_host = self._is_staged or device.type == "cpu"
+    def __init__(
+        self, timeout_s: float, device: torch.device, copies: DeviceCopies | None = None
+    ) -> None:
+        backend = common_backend(gather_rank_devices(device))
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        self._waits = WorkWaits()
+        self._made = dist.new_group(timeout=timedelta(seconds=timeout_s), backend=backend)
+        is_gloo = backend == "gloo"
+        self._group = DeviceGroup(self._made, device, is_gloo=is_gloo, copies=copies)
+        self._device, self._timeout_s = device, timeout_s
+        if not is_gloo:  # by sends and receives, which have connections of their own
+            one = [torch.zeros(1, device=device)] * self.num_ranks
+            ones = [(1,)] * self.num_ranks
+            self.all_to_all(one, ones, is_grouped=False, purpose="connecting the ranks")
 
     def all_gather(
         self,
@@ -60,16 +72,23 @@ class ProcessCollectives:
     ) -> list[Tensor]:
         """The tensors of all ranks."""
         sizes = [prod(shape) for shape in shapes]
-        flat = self._sent(shard)
+        flat = _flat(shard)
         if is_grouped:
-            found = [flat if r == self.rank else flat.new_empty(n) for r, n in enumerate(sizes)]
-            self._do([self._broadcast(each, r) for r, each in enumerate(found)], purpose)
+            others = [0 if rank == self.rank else size for rank, size in enumerate(sizes)]
+            found = [self._group.buffer(size, flat.dtype) for size in others]
+
+            def broadcasts(group: Any, own: Tensor) -> list[dist.Work]:
+                found[self.rank] = own
+                return [_broadcast(group, each, root) for root, each in enumerate(found)]
+
+            self._do(flat, broadcasts, purpose)
         else:
             longest = max(sizes)
-            out = flat.new_empty(self.num_ranks * longest)
-            padded = _padded(flat, longest)
-            self._do([lambda: self._all_gather(out, padded)], purpose)
-            rows = out.view(self.num_ranks, longest)
+            out = self._group.buffer(self.num_ranks * longest, flat.dtype)
+            self._do(
+                _padded(flat, longest), lambda group, own: _all_gather(group, out, own), purpose
+            )
+            rows = self._group.on_device(out).view(self.num_ranks, longest)
             found = [row[:size] for row, size in zip(rows, sizes, strict=True)]
         return [self._received(each, shape) for each, shape in zip(found, shapes, strict=True)]
 
@@ -86,14 +105,13 @@ class ProcessCollectives:
 
     def begin_all_reduce(self, tensor: Tensor, *, purpose: str) -> Callable[[], Tensor]:
         """Begins the sum over ranks, in the memory of what is given."""
-        flat = self._sent(tensor)
-        end = self._begin(
-            [lambda: dist.all_reduce(flat, group=self._group, async_op=True)], purpose
-        )
+        flat = _flat(tensor)
+        begun = self._group.begin(flat, all_reduce)
 
         def ended() -> Tensor:
-            end()
-            return self._received(flat, tuple(tensor.shape))
+            late, failed = self._errors(purpose)
+            begun.wait_in_place(self._timeout_s, late=late, failed=failed)
+            return flat.view(tensor.shape)
 
         return ended
 
@@ -110,28 +128,24 @@ class ProcessCollectives:
         Unequal parts go as they are: ``torch.distributed`` exchanges them without padding, so
         ``is_grouped`` makes no difference.
         """
-        flat = [self._sent(part) for part in parts]
         sizes = [prod(shape) for shape in shapes]
-        sent, out = torch.cat(flat), flat[0].new_empty(sum(sizes))
-        splits = [part.numel() for part in flat]
-
-        def exchange() -> dist.Work | None:
-            work: dist.Work | None = dist.all_to_all_single(
-                out, sent, sizes, splits, group=self._group, async_op=True
-            )
-            return work
-
-        self._do([exchange], purpose)
-        pieces = torch.split(out, sizes)
-        return [self._received(each, shape) for each, shape in zip(pieces, shapes, strict=True)]
+        sent = torch.cat([_flat(part) for part in parts])
+        out = self._group.buffer(sum(sizes), sent.dtype)
+        splits = [part.numel() for part in parts]
+        self._do(sent, lambda group, own: _all_to_all(group, out, own, sizes, splits), purpose)
+        pieces = torch.split(self._group.on_device(out), sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
     def broadcast(
         self, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, *, purpose: str
     ) -> Tensor:
         """Rank 0's tensor."""
-        flat = self._given(tensor, prod(shape), dtype)
-        self._do([self._broadcast(flat, 0)], purpose)
-        return self._received(flat, shape)
+        if tensor is not None and self.rank == 0:
+            flat = _flat(tensor.clone())
+        else:
+            flat = self._group.buffer(prod(shape), dtype)
+        moved = self._do(flat, lambda group, own: [_broadcast(group, own, 0)], purpose)
+        return self._received(moved, shape)
 
     def scatter(
         self,
@@ -142,8 +156,7 @@ class ProcessCollectives:
         purpose: str,
     ) -> Tensor:
         """One of rank 0's parts: an exchange in which only rank 0 sends."""
-        host = self._host()
-        nothing = torch.empty(0, dtype=dtype, device=host)
+        nothing = torch.empty(0, dtype=dtype, device=self._device)
         given = parts if parts is not None and self.rank == 0 else [nothing] * self.num_ranks
         own = shapes[self.rank]
         from_each = [own, *[(0,)] * (self.num_ranks - 1)]
@@ -167,66 +180,57 @@ class ProcessCollectives:
 
     def abort(self, error: BaseException) -> None:
         """Makes every waiting and every later call raise ``error``."""
-        self._waits.abort(error)
+        self._group.abort(error)
 
     def close(self) -> None:
         """Gives the process group back; all ranks call it."""
-        dist.destroy_process_group(self._group)
+        self._group.close()
+        dist.destroy_process_group(self._made)
 
-    # On the wire -----------------------------------------------------------------------------
-
-    def _host(self) -> torch.device:
-        return torch.device("cpu") if self._is_staged else self._device
-
-    def _sent(self, tensor: Tensor, *, copies: bool = False) -> Tensor:
-        # A column of a matrix is flat with a stride, which a broadcast of gloo does not look at.
-        flat = tensor.detach().reshape(-1).contiguous()
-        moved = flat.to(self._host())
-        return moved.clone() if copies and moved.data_ptr() == tensor.data_ptr() else moved
-
-    def _given(self, tensor: Tensor | None, size: int, dtype: torch.dtype) -> Tensor:
-        if tensor is not None and self.rank == 0:
-            return self._sent(tensor, copies=True)
-        return torch.empty(size, dtype=dtype, device=self._host())
-
-    def _received(self, flat: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return flat.to(self._device).reshape(shape)
-
-    def _broadcast(self, flat: Tensor, root: int) -> Callable[[], dist.Work | None]:
-        return lambda: dist.broadcast(flat, root, group=self._group, async_op=True)
-
-    def _all_gather(self, out: Tensor, flat: Tensor) -> dist.Work | None:
-        work: dist.Work | None = _all_gather_single(out, flat, group=self._group, async_op=True)
-        return work
-
-    def _do(self, begins: Sequence[Callable[[], dist.Work | None]], purpose: str) -> None:
-        """Begins operations together and waits for all of them.
+    def _do(self, flat: Tensor, operation: Operation, purpose: str) -> Tensor:
+        """Begins operations together and waits for all of them; what they got, where they got it.
 
         Raises:
             TransportError: they do not end in time, or another rank has gone.
         """
-        self._begin(begins, purpose)()
+        begun = self._group.begin(flat, operation)
+        late, failed = self._errors(purpose)
+        begun.wait(self._timeout_s, late=late, failed=failed)
+        return begun.moved
 
-    def _begin(
-        self, begins: Sequence[Callable[[], dist.Work | None]], purpose: str
-    ) -> Callable[[], None]:
-        """Begins operations together; calling what is returned waits for all of them."""
-        self._waits.check()
-        failed = f"{purpose}: the collective failed"
-        try:
-            works = [work for begin in begins if (work := begin()) is not None]
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise TransportError(f"{failed} ({reason})") from error
+    def _received(self, flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return self._group.on_device(flat).reshape(shape)
 
-        def end() -> None:
-            late = late_collective(purpose, (), self._timeout_s)
-            for work in works:
-                self._waits.wait(
-                    work, self._timeout_s, late=late, failed=failed, is_on_host=self._waits_on_host
-                )
+    def _errors(self, purpose: str) -> tuple[TransportError, str]:
+        """Of what did not end in time, and the text of what failed."""
+        late = late_collective(purpose, (), self._timeout_s)
+        return late, f"{purpose}: the collective failed"
 
-        return end
+
+def _flat(tensor: Tensor) -> Tensor:
+    # A column of a matrix is flat with a stride, which a broadcast of gloo does not look at.
+    return tensor.detach().reshape(-1).contiguous()
+
+
+def _broadcast(group: Any, tensor: Tensor, root: int) -> dist.Work:
+    return _begun(dist.broadcast(tensor, root, group=group, async_op=True))
+
+
+def _all_gather(group: Any, out: Tensor, tensor: Tensor) -> list[dist.Work]:
+    return [_begun(_all_gather_single(out, tensor, group=group, async_op=True))]
+
+
+def _all_to_all(
+    group: Any, out: Tensor, sent: Tensor, sizes: list[int], splits: list[int]
+) -> list[dist.Work]:
+    """Parts of some sizes come, and others go."""
+    work = dist.all_to_all_single(out, sent, sizes, splits, group=group, async_op=True)
+    return [_begun(work)]
+
+
+def _begun(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "all ranks are in the group"
+    return work
 
 
 def _padded(flat: Tensor, size: int) -> Tensor:

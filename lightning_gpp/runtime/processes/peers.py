@@ -4,6 +4,10 @@ Each pipeline is a world of its own to ``torch.distributed``, so that nothing in
 the others. What they share, they share between *peers*: the first ranks of all pipelines, the
 second ones, and so on, which hold the same stages. Peers average gradients and agree on what the
 pipelines must decide alike.
+
+What they agree on goes over gloo. Gradients, buffers and weights go over a group of their own, of
+the devices' backend where peers have different devices of one type (NCCL). Its operations keep one
+order, whichever pipelines have begun theirs early.
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ import pickle
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,6 +23,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from lightning_gpp.runtime.processes.device_group import (
+    DeviceGroup,
+    Operation,
+    PendingOperation,
+    all_reduce,
+    apart_from_world,
+    common_backend,
+)
+from lightning_gpp.runtime.processes.rank_devices import RankDevice
 from lightning_gpp.runtime.processes.work_waits import WorkWaits
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks
 from lightning_gpp.runtime.transport.transport import TransportError
@@ -30,20 +42,21 @@ _BUCKET_BYTES = 25 * 2**20
 _BUCKETS_BEGUN = 3
 """At once: gloo sums two, another one is packed or unpacked. A bucket is a copy of its tensors."""
 
+_CPU = torch.device("cpu")
+
 
 class Peers:
     """What this rank shares with its peers. All of them call the same methods in the same order.
 
-    Tensors travel through host memory. To a
-    :class:`~lightning_gpp.runtime.sums.reduction.GradientReduction` they are
-    :class:`~lightning_gpp.runtime.sums.sums.Sums` that give means; these have connections of their
-    own, so that other calls may come while some pipelines have begun them and others have not.
+    To a :class:`~lightning_gpp.runtime.sums.reduction.GradientReduction` they are
+    :class:`~lightning_gpp.runtime.sums.sums.Sums` that give means.
 
     Args:
         store: of the peers alone.
         pipeline: number of this rank's pipeline.
         num_pipelines: how many there are.
         timeout_s: limit of every wait.
+        device: of this rank.
 
     Attributes:
         pipeline: likewise.
@@ -51,49 +64,69 @@ class Peers:
         timeout_s: likewise.
     """
 
-    def __init__(self, store: Store, pipeline: int, num_pipelines: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        pipeline: int,
+        num_pipelines: int,
+        timeout_s: float,
+        device: torch.device = _CPU,
+    ) -> None:
         self.pipeline, self.num_pipelines = pipeline, num_pipelines
         self.timeout_s = timeout_s
-        timeout = timedelta(seconds=timeout_s)
-        self._group: Any
-        self._means_group: Any
-        self._group, self._means_group = (
-            dist.ProcessGroupGloo(PrefixStore(of, store), pipeline, num_pipelines, timeout)
-            for of in ("calls", "means")
-        )
-        self._waits = WorkWaits()
+        self._device, self._waits = device, WorkWaits()
+        self._control: Any = self._made("gloo", PrefixStore("control", store))
+        devices = self.gather(RankDevice.of(device), "collecting the devices of pipelines")
+        backend = common_backend(devices)
+        self._group: Any = self._made(backend, PrefixStore("data", store))
+        self._data: DeviceGroup | None
+        self._data = DeviceGroup(self._group, device, is_gloo=backend == "gloo")
+
+    def _made(self, backend: str, store: Store) -> Any:
+        own, number = self.pipeline, self.num_pipelines
+        return apart_from_world(backend, store, own, number, self.timeout_s)
 
     def __reduce__(self) -> Any:
         """Connections of a running process have no copy: a copy of peers is None."""
         return type(None), ()
 
+    def close(self) -> None:
+        """All peers after a run: they average nothing any more, but can still agree."""
+        data, self._data = self._data, None
+        if data is not None:
+            data.close()
+            self._group.shutdown()
+
     def leave(self) -> None:
         """Ends the connections after an error: the others see at once that this rank is gone."""
-        self._group = self._means_group = None
+        data, self._data = self._data, None
+        if data is not None:
+            data.abort(TransportError("this rank has left the other pipelines"))
+        self._control = self._group = None
 
     def abort(self, error: BaseException) -> None:
         """Makes this rank's wait, and every later one, raise ``error``."""
         self._waits.abort(error)
+        if self._data is not None:
+            self._data.abort(error)
 
     def mean_(self, tensors: Sequence[Tensor], purpose: str) -> None:
         """Makes tensors, dense and alike on all peers, their mean over the pipelines.
 
         Args:
-            tensors: of any floating-point types and devices.
+            tensors: of any floating-point types.
             purpose: of the sum, for errors.
         """
-        group = self._open(purpose, self._group)
-        begun: deque[tuple[_Bucket, dist.Work]] = deque()
+        begun: deque[tuple[_Bucket, PendingSum]] = deque()
 
         def finish() -> None:
-            bucket, work = begun.popleft()
-            self.wait(work, purpose)
-            bucket.flat.div_(self.num_pipelines)
+            bucket, mean = begun.popleft()
+            mean.wait(self.timeout_s, purpose)
             bucket.unpack()
 
         for part in _in_buckets(tensors):
-            bucket = _Bucket(part)
-            begun.append((bucket, group.allreduce([bucket.flat])))
+            bucket = _Bucket(part, self._device)
+            begun.append((bucket, self.start(bucket.flat, ())))
             if len(begun) == _BUCKETS_BEGUN:
                 finish()
         while begun:
@@ -101,16 +134,15 @@ class Peers:
 
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Begins to make a contiguous tensor its mean, while this rank goes on."""
-        summed = tensor.cpu()
-        group = self._open("a mean over the pipelines", self._means_group)
-        return _PendingMean(self, group.allreduce([summed]), tensor, summed)
+        begun = self._begun(tensor, all_reduce, "averaging over the pipelines")
+        return _PendingMean(self, begun, tensor)
 
     def reduced(self, tensor: Tensor, op: dist.ReduceOp.RedOpType, purpose: str) -> Tensor:
         """A tensor that is reduced over the peers, on its device."""
         options = dist.AllreduceOptions()
         options.reduceOp = op  # type: ignore[assignment]
         summed = tensor.detach().cpu().clone()
-        self.wait(self._open(purpose, self._group).allreduce([summed], options), purpose)
+        self._wait(self._open(purpose).allreduce([summed], options), purpose)
         return summed.to(tensor.device)
 
     def gather(self, obj: Any, purpose: str) -> list[Any]:
@@ -132,53 +164,73 @@ class Peers:
     def spread(self, tensors: Sequence[Tensor], purpose: str) -> None:
         """Gives the values of the first pipeline's tensors to those of the others."""
         for part in _in_buckets(tensors):
-            bucket = _Bucket(part)
-            self._broadcast(bucket.flat.view(torch.uint8), 0, purpose)
+            bucket = _Bucket(part, self._device)
+            begun = self._begun(bucket.flat.view(torch.uint8), _broadcast, purpose)
+            self.wait_in_place(begun, purpose)
             if self.pipeline != 0:
                 bucket.unpack()
 
     def meet(self, purpose: str) -> None:
         """Waits until all peers are here."""
-        self.wait(self._open(purpose, self._group).barrier(), purpose)
+        self._wait(self._open(purpose).barrier(), purpose)
 
     def _broadcast(self, tensor: Tensor, root: int, purpose: str) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = root
-        self.wait(self._open(purpose, self._group).broadcast([tensor], options), purpose)
+        self._wait(self._open(purpose).broadcast([tensor], options), purpose)
 
-    def _open(self, purpose: str, group: Any) -> Any:
-        if group is None:
-            raise TransportError(
-                f"{purpose}: after an error this rank is no longer joined with other pipelines"
-            )
-        return group
+    def _begun(self, tensor: Tensor, operation: Operation, purpose: str) -> PendingOperation:
+        if self._data is None:
+            raise _left(purpose)
+        return self._data.begin(tensor, operation)
 
-    def wait(self, work: dist.Work, purpose: str) -> None:
-        """Waits for what has begun.
+    def _open(self, purpose: str) -> Any:
+        if self._control is None:
+            raise _left(purpose)
+        return self._control
 
-        Raises:
-            TransportError: it did not end in time, or a peer is lost.
-        """
+    def _wait(self, work: dist.Work, purpose: str) -> None:
+        late, failed = self._errors(purpose)
+        self._waits.wait(work, self.timeout_s, late=late, failed=failed)
+
+    def _errors(self, purpose: str) -> tuple[TransportError, str]:
+        """Of what did not end in time, and the text of what failed."""
         late = TransportError(
             f"{purpose}: the same rank of another pipeline did not come within "
             f"{self.timeout_s:g} s; do all pipelines have as many batches?"
         )
-        failed = f"{purpose}: lost the same rank of another pipeline"
-        self._waits.wait(work, self.timeout_s, late=late, failed=failed)
+        return late, f"{purpose}: lost the same rank of another pipeline"
+
+    def wait_in_place(self, begun: PendingOperation, purpose: str) -> None:
+        """Waits until a tensor holds what peers have made of it.
+
+        Raises:
+            TransportError: it did not end in time, or a peer is lost.
+        """
+        late, failed = self._errors(purpose)
+        begun.wait_in_place(self.timeout_s, late=late, failed=failed)
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingMean:
     peers: Peers
-    work: dist.Work
+    begun: PendingOperation
     tensor: Tensor
-    summed: Tensor
 
     def wait(self, timeout_s: float, purpose: str) -> None:
-        self.peers.wait(self.work, purpose)
-        self.summed.div_(self.peers.num_pipelines)
-        if self.summed is not self.tensor:
-            self.tensor.copy_(self.summed)
+        self.peers.wait_in_place(self.begun, purpose)
+        self.tensor.div_(self.peers.num_pipelines)
+
+
+def _left(purpose: str) -> TransportError:
+    return TransportError(
+        f"{purpose}: after an error this rank is no longer joined with other pipelines"
+    )
+
+
+def _broadcast(group: Any, tensor: Tensor) -> Sequence[dist.Work]:
+    """The first pipeline's tensor."""
+    return [group.broadcast([tensor], dist.BroadcastOptions())]
 
 
 class _Bucket:
@@ -186,14 +238,15 @@ class _Bucket:
 
     Args:
         tensors: of one type.
+        device: of this rank; they may be elsewhere.
 
     Attributes:
-        flat: their values, on the CPU.
+        flat: their values, on the device.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
         self._tensors = tensors
-        self.flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).cpu()
+        self.flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).to(device)
 
     def unpack(self) -> None:
         """Puts the values back."""

@@ -21,7 +21,7 @@ class Wire(enum.Enum):
     """How messages go."""
 
     SHARED_MEMORY = "shared memory"
-    NCCL = "NCCL"
+    DEVICES = "the backend of the devices"
     GLOO = "gloo"
 
 
@@ -61,17 +61,19 @@ def device_backend(device: torch.device) -> str:
 def choose_wire(devices: Sequence[RankDevice]) -> Wire:
     """The fastest wire that joins some ranks; the same on all of them.
 
-    GPUs talk by NCCL, which refuses two ranks on one GPU; CPUs of one host share memory. Whatever
-    is mixed uses gloo, which moves memory of CPUs only: what is on a GPU is staged through it.
+    GPUs talk by their own backend; NCCL refuses two ranks on one GPU. CPUs of one host share
+    memory. Whatever is mixed uses gloo, which moves memory of CPUs only: what is on a GPU is staged
+    through it.
 
     >>> cpu, gpu, other = RankDevice("cpu", "a"), RankDevice("cuda", "b"), RankDevice("cuda", "c")
     >>> [choose_wire(ranks).value for ranks in ((cpu, cpu), (gpu, other), (gpu, gpu), (cpu, gpu))]
-    ['shared memory', 'NCCL', 'gloo', 'gloo']
+    ['shared memory', 'the backend of the devices', 'gloo', 'gloo']
     """
     types = {device.type for device in devices}
     identities = {device.identity for device in devices}
-    if types == {"cuda"} and len(identities) == len(devices):
-        return Wire.NCCL
     if types == {"cpu"} and len(identities) == 1:
         return Wire.SHARED_MEMORY
-    return Wire.GLOO
+    if len(types) > 1 or len(identities) < len(devices):
+        return Wire.GLOO
+    is_gloo = device_backend(torch.device(types.pop())) == "gloo"
+    return Wire.GLOO if is_gloo else Wire.DEVICES

@@ -7,10 +7,14 @@ which the operation sets when it is done, and :meth:`WorkWaits.abort` before.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from lightning_gpp.runtime.transport.transport import TransportError
+
+_T = TypeVar("_T")
 
 
 class WorkWaits:
@@ -54,21 +58,36 @@ class WorkWaits:
             TransportError: it did not end in time, or it failed, as another rank has gone.
             BaseException: the error of :meth:`abort`.
         """
-        if is_on_host and not self._is_done_within(timeout_s, work):
+        if is_on_host and not self._is_done_within(timeout_s, work.get_future()):
             raise late
         self.check()
         try:
             work.wait()
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise TransportError(f"{failed} ({reason})") from error
+            raise _failure(failed, error) from error
 
-    def _is_done_within(self, timeout_s: float, work: dist.Work) -> bool:
+    def result(
+        self, future: Future[_T], timeout_s: float, *, late: TransportError, failed: str
+    ) -> _T:
+        """Waits for what another thread begins; arguments and errors as of :meth:`wait`."""
+        if not future.done() and not self._is_done_within(timeout_s, future):
+            raise late
+        self.check()
+        try:
+            return future.result()
+        except RuntimeError as error:
+            raise _failure(failed, error) from error
+
+    def _is_done_within(self, timeout_s: float, future: Any) -> bool:
         woken = threading.Event()
         self._waiting.add(woken)
-        work.get_future().add_done_callback(lambda _: woken.set())
+        future.add_done_callback(lambda _: woken.set())
         if self._error is not None:
             woken.set()
         in_time = woken.wait(timeout_s)
         self._waiting.discard(woken)
         return in_time
+
+
+def _failure(failed: str, error: RuntimeError) -> TransportError:
+    return TransportError(f"{failed} ({str(error).strip().splitlines()[0]})")

@@ -1,8 +1,7 @@
 """Sums over ranks by the all-reduce of ``torch.distributed``: NCCL among GPUs, gloo otherwise.
 
-Every set of ranks has a process group of its own. gloo works on threads of its own, so a sum goes
-on while its rank computes; what a GPU adds to it is copied to host memory and the sum back. (No GPU
-has run either path yet.)
+Every set of ranks has a process group of its own. A sum goes on while its rank computes, whichever
+it is (:mod:`~lightning_gpp.runtime.processes.device_group`).
 """
 
 from __future__ import annotations
@@ -15,9 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gpp.runtime.processes.rank_devices import Wire, choose_wire, gather_rank_devices
-from lightning_gpp.runtime.processes.work_waits import WorkWaits
+from lightning_gpp.runtime.processes.device_group import (
+    DeviceGroup,
+    PendingOperation,
+    all_reduce,
+    common_backend,
+)
+from lightning_gpp.runtime.processes.rank_devices import gather_rank_devices
 from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, late_sum
+from lightning_gpp.runtime.transport.device_copies import DeviceCopies
 
 CPU = torch.device("cpu")
 
@@ -29,6 +34,7 @@ class ProcessSums:
         groups: sets of ranks that will sum; all ranks of the world make the same ones together.
         timeout_s: limit that ``torch.distributed`` itself keeps.
         device: where this rank's tensors are.
+        copies: through host memory; by default where they are needed.
     """
 
     def __init__(
@@ -36,62 +42,50 @@ class ProcessSums:
         groups: Iterable[Ranks],
         timeout_s: float,
         device: torch.device = CPU,
+        copies: DeviceCopies | None = None,
     ) -> None:
         devices = gather_rank_devices(device)
-        by_nccl = {
-            ranks: choose_wire([devices[rank] for rank in ranks]) is Wire.NCCL
-            for ranks in sorted(set(groups))
-        }
-        timeout = timedelta(seconds=timeout_s)
-        self._groups = {
-            ranks: dist.new_group(list(ranks), timeout=timeout, backend="nccl" if nccl else "gloo")
-            for ranks, nccl in by_nccl.items()
-        }
-        self._by_nccl = by_nccl
-        self._rank = dist.get_rank()
-        self._waits = WorkWaits()
+        timeout, own = timedelta(seconds=timeout_s), dist.get_rank()
+        self._made: list[dist.ProcessGroup] = []
+        self._groups: dict[Ranks, DeviceGroup] = {}
+        for ranks in sorted(set(groups)):
+            backend = common_backend([devices[rank] for rank in ranks])
+            group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+            if own in ranks:
+                assert isinstance(group, dist.ProcessGroup)
+                self._made.append(group)
+                is_gloo = backend == "gloo"
+                self._groups[ranks] = DeviceGroup(group, device, is_gloo=is_gloo, copies=copies)
 
     def start(self, tensor: Tensor, ranks: Ranks) -> PendingSum:
         """Begins an all-reduce."""
-        summed = self._on_the_wire(tensor, self._by_nccl[ranks])
-        work = dist.all_reduce(summed, group=self._groups[ranks], async_op=True)
-        assert work is not None
-        return _ProcessSum(self._waits, work, ranks, tensor, summed)
-
-    @staticmethod
-    def _on_the_wire(tensor: Tensor, by_nccl: bool) -> Tensor:
         if tensor.is_meta:
-            return torch.zeros(1)  # ranks meet, there is nothing to add up
-        return tensor if by_nccl else tensor.cpu()
+            tensor = torch.zeros(1)  # ranks meet, there is nothing to add up
+        return _ProcessSum(self._groups[ranks].begin(tensor, all_reduce), ranks)
 
     def abort(self, error: BaseException) -> None:
         """Makes every wait raise ``error``."""
-        self._waits.abort(error)
+        for group in self._groups.values():
+            group.abort(error)
 
     def close(self) -> None:
         """Gives the groups back; all ranks call it."""
-        for ranks, group in self._groups.items():
-            if self._rank in ranks:
-                dist.destroy_process_group(group)
-        self._groups = {}
+        for group in self._groups.values():
+            group.close()
+        for made in self._made:
+            dist.destroy_process_group(made)
+        self._groups, self._made = {}, []
 
 
 @dataclass(frozen=True, slots=True)
 class _ProcessSum:
-    waits: WorkWaits
-    work: dist.Work
+    begun: PendingOperation
     ranks: Ranks
-    tensor: Tensor
-    summed: Tensor
 
     def wait(self, timeout_s: float, purpose: str) -> None:
         others = ", ".join(map(str, self.ranks))
-        self.waits.wait(
-            self.work,
+        self.begun.wait_in_place(
             timeout_s,
             late=late_sum(self.ranks, timeout_s, purpose),
             failed=f"{purpose}: summing gradients over ranks {others} failed",
-            is_on_host=self.summed.device.type == "cpu",
         )
-        if self.summed is not self.tensor and not self.tensor.is_meta:
-            self.tensor.copy_(self.summed)

@@ -11,6 +11,7 @@ the same on all that sum, whatever comes first.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -51,7 +52,11 @@ class GradientBucket:
         """Begins the sum. Where there is no gradient, zeros take part."""
         pieces = [_flat_gradient(name, p) for name, p in self.parameters.items()]
         self.had_gradient = [float(p.grad is not None) for p in self.parameters.values()]
-        self.flat = torch.cat([*pieces, pieces[0].new_tensor(self.had_gradient)])
+        flags = (  # written where they are: a copy from the host would wait for it
+            pieces[0].new_full((len(list(run)),), flag)
+            for flag, run in itertools.groupby(self.had_gradient)
+        )
+        self.flat = torch.cat([*pieces, *flags])
         del pieces
         self._give(self.had_gradient)  # so that no gradient is held twice
         self.pending = sums.start(self.flat, self.ranks)
@@ -214,6 +219,12 @@ class GradientReduction:
             bucket.missing.clear()
         self._start()
 
+    def start_all(self) -> None:
+        """Begins what has not begun; by now no backward of this device is left."""
+        for bucket in self._buckets:
+            bucket.missing.clear()
+        self._start()
+
     def finish(self, number: int | None, timeout_s: float, purpose: str) -> None:
         """Waits for sums; by now no backward of this device is left.
 
@@ -222,9 +233,7 @@ class GradientReduction:
             timeout_s: limit of every wait.
             purpose: what for, for errors.
         """
-        for bucket in self._buckets:
-            bucket.missing.clear()
-        self._start()
+        self.start_all()
         due = [bucket for bucket in self._buckets if number in (bucket.number, None)]
         for bucket in due:
             bucket.wait(timeout_s, purpose)

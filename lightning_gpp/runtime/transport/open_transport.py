@@ -7,7 +7,12 @@ import logging
 import torch
 import torch.distributed as dist
 
-from lightning_gpp.runtime.processes.rank_devices import Wire, choose_wire, gather_rank_devices
+from lightning_gpp.runtime.processes.rank_devices import (
+    Wire,
+    choose_wire,
+    device_backend,
+    gather_rank_devices,
+)
 from lightning_gpp.runtime.processes.rank_sockets import connect_hosts, connect_local
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
 from lightning_gpp.runtime.transport.shared_memory_transport import SharedMemoryTransport
@@ -29,7 +34,7 @@ def open_transport(
     if wire is Wire.SHARED_MEMORY and (sockets := connect_local()) is not None:
         log.debug("messages between stages go through shared memory")
         return SharedMemoryTransport(dist.get_rank(), sockets, timeout_s)
-    backend = "nccl" if wire is Wire.NCCL else "gloo"
+    backend = device_backend(device) if wire is Wire.DEVICES else "gloo"
     sockets = connect_hosts(host)
     log.info(
         "messages between stages go through %s (several hosts, GPUs, or no shared memory), small "

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from lightning_gpp.runtime.arrival import Arrival
 from lightning_gpp.runtime.payload import Payload
+from lightning_gpp.runtime.processes.device_group import abort_group
 from lightning_gpp.runtime.transport.device_copies import DeviceCopies, SideStream
 from lightning_gpp.runtime.transport.header import (
     FIRST_BYTES,
@@ -116,7 +117,7 @@ class TransportGroups:
         """Ends what waits on devices for ranks that are gone."""
         if not self.is_staged:
             for group in (self.upward, self.downward):
-                group.abort()
+                abort_group(group)
 
     def destroy(self) -> None:
         """Gives the groups back."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gpp.capture.checks.rounding import relative_tolerance
+from lightning_gpp.capture.checks.rounding import of_other_sizes, relative_tolerance
 from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.values.graph_inputs import GraphInputs
 from lightning_gpp.capture.values.structure import flatten
@@ -23,7 +23,6 @@ from lightning_gpp.strategy.cutting.results import mean_over_samples
 from lightning_gpp.strategy.cutting.slices import Slices
 from lightning_gpp.torch_device import widened
 
-_OF_FLOAT32 = 1e-4
 _FEW_ROUNDINGS = 4
 _DEPENDS = "output {!r} of a sample depends on the other samples of its batch"
 
@@ -283,6 +282,6 @@ def _is_close(got: Any, want: Any) -> bool:
         return True
     if not (want.is_floating_point() or want.is_complex()):
         return torch.equal(got, want)
-    tolerance = relative_tolerance(want.dtype, of_float32=_OF_FLOAT32)
+    tolerance = relative_tolerance(want.dtype, of_float32=of_other_sizes(want.device))
     scale = float(want.abs().nan_to_num(0, 0, 0).max()) if want.numel() else 0.0
     return torch.allclose(got, want, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

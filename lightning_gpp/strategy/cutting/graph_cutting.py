@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.capture.values.graph_inputs import GraphInputs
+from lightning_gpp.host_copies import to_device, to_host
 from lightning_gpp.strategy.cutting.slices import Slices
 
 
@@ -37,21 +38,24 @@ def graph_slices(inputs: Mapping[str, Tensor], sizes: Sequence[int]) -> dict[str
     if of_nodes is None:
         return None
     of_edges = of_nodes[inputs[f"{graphs.prefix}edge_index"][0]]
-    if not (_is_sorted(of_nodes) and _is_sorted(of_edges)):
+    columns = (of_nodes, of_edges)
+    *are_sorted, nodes, edges = to_host(
+        [*map(_is_sorted, columns), *(_first_entries(column, sizes) for column in columns)]
+    )
+    if not all(are_sorted):
         return None
-    nodes = _lengths(of_nodes, sizes)
-    found = _Layout(graphs, sizes, nodes, _lengths(of_edges, sizes))
+    found = _Layout(graphs, sizes, nodes.diff().tolist(), edges.diff().tolist())
     return {name: found.slices(name, tensor) for name, tensor in inputs.items()}
 
 
-def _is_sorted(numbers: Tensor) -> bool:
-    return bool((numbers[1:] >= numbers[:-1]).all())
+def _is_sorted(numbers: Tensor) -> Tensor:
+    return (numbers[1:] >= numbers[:-1]).all()
 
 
-def _lengths(of_graph: Tensor, sizes: Sequence[int]) -> list[int]:
-    """How many entries belong to the graphs of each piece."""
-    counts = torch.bincount(of_graph, minlength=sum(sizes))
-    return [int(part.sum()) for part in torch.split(counts, list(sizes))]
+def _first_entries(of_graph: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Where the entries of each piece's graphs begin, and where the last ones end."""
+    first_graphs = torch.tensor([*itertools.accumulate(sizes, initial=0)], dtype=of_graph.dtype)
+    return torch.searchsorted(of_graph.contiguous(), to_device(first_graphs, of_graph.device))
 
 
 class _Layout:

@@ -33,9 +33,9 @@ NETWORK_LINK = Link(bandwidth_bytes_per_s=1.1e9, latency_s=100e-6)
 """Between hosts where nobody says more: Ethernet of 10 Gbit/s, assumed."""
 
 BESIDE_TENSORS_BYTES = 1250 * 2**20
-"""What a process holds of a GPU's memory beside tensors: on an H100 with torch 2.11 (CUDA 13) 621 MiB
-of context, 64 of cuBLAS and 564 of a first NCCL communicator. Those of pairs of GPUs come on top of
-it and were not measured."""
+"""What a process holds of a GPU beside tensors, half of a small one at most: on an H100 with torch
+2.11 (CUDA 13) 621 MiB of context, 64 of cuBLAS and 564 of a first NCCL communicator. Those of pairs
+of GPUs come on top of it and were not measured."""
 
 ClusterLike = Cluster | str | Path
 """What :func:`resolve_cluster` takes: a cluster, the name of a preset, or a cluster file."""
@@ -90,7 +90,7 @@ def cluster_at_hand(found: Sequence[DeviceAtHand]) -> Cluster:
         if memory_bytes is not None:
             memory_bytes //= sharing[_memory_of(each)]
             if each.identity:
-                memory_bytes = max(0, memory_bytes - BESIDE_TENSORS_BYTES)
+                memory_bytes = max(memory_bytes // 2, memory_bytes - BESIDE_TENSORS_BYTES)
         name = f"rank {rank} ({each.name})"
         devices.append(Device(name, each.kind, memory_bytes, hosts[each.host]))
     is_cpu = any(each.kind == "cpu" for each in found)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.capture.values.arguments import Arguments
-from lightning_gpp.capture.values.placed import placed
+from lightning_gpp.capture.values.host_weights import HostWeights
 from lightning_gpp.capture.values.samples import Sample, first_sample
+from lightning_gpp.capture.values.structure import leaves_of
 from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
 from lightning_gpp.strategy.cutting.slices import Slices
 from lightning_gpp.strategy.planning.planning import Example
@@ -60,9 +61,9 @@ def _firsts(tensors: Mapping[str, Tensor], slices: Mapping[str, Slices]) -> dict
 
 def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the forward takes these arguments; it leaves no trace."""
-    home = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-    args, kwargs = placed((tuple(args), dict(kwargs)), home)
-    with rollback(module), torch.no_grad():
+    tensors = (leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Tensor))
+    weights = HostWeights(module, next(tensors).device)
+    with rollback(module), torch.no_grad(), weights.resident(), weights.visiting():
         try:
             module.forward(*args, **kwargs)
         except Exception:  # capture shows it if the whole call fails likewise

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeGuard
 
+import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import ClusterEnvironment
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -43,12 +44,12 @@ class JoinedPipelines:
     host: str
     run: int = 0
 
-    def again(self, timeout_s: float) -> JoinedPipelines:
+    def again(self, timeout_s: float, device: torch.device) -> JoinedPipelines:
         """All ranks: the same for another run, whatever has become of the last one."""
         run, before = self.run + 1, self.peers
         before.leave()
         store = PrefixStore(f"place {dist.get_rank()}, run {run}", self.store)
-        peers = Peers(store, before.pipeline, before.num_pipelines, timeout_s)
+        peers = Peers(store, before.pipeline, before.num_pipelines, timeout_s, device)
         return replace(self, peers=peers, run=run)
 
     def tell_failure(self, text: str) -> None:
@@ -73,7 +74,11 @@ _joined: JoinedPipelines | None = None
 
 
 def join_pipelines(
-    environment: ClusterEnvironment, backend: str, num_pipelines: int, timeout_s: float
+    environment: ClusterEnvironment,
+    backend: str,
+    num_pipelines: int,
+    timeout_s: float,
+    device: torch.device,
 ) -> JoinedPipelines:
     """All ranks: joins those of the same pipeline, and the peers in the others.
 
@@ -82,6 +87,7 @@ def join_pipelines(
         backend: of ``torch.distributed``, inside of a pipeline.
         num_pipelines: how many there are; a divisor of the number of ranks.
         timeout_s: limit of every wait.
+        device: where this rank's stages run.
 
     Raises:
         RuntimeError: this process has joined other ranks in another way before.
@@ -89,7 +95,7 @@ def join_pipelines(
     global _joined
     if dist.is_initialized():
         if is_joined(_joined) and _joined.peers.num_pipelines == num_pipelines:
-            _joined = _joined.again(timeout_s)
+            _joined = _joined.again(timeout_s, device)
             return _joined
         raise RuntimeError(_OTHER_LAYOUT.format(num_pipelines))
     rank, num_ranks = environment.global_rank(), environment.world_size() // num_pipelines
@@ -108,7 +114,7 @@ def join_pipelines(
         timeout=timeout,
     )
     peers_store = PrefixStore(f"place {place}, run 0", store)
-    peers = Peers(peers_store, pipeline, num_pipelines, timeout_s)
+    peers = Peers(peers_store, pipeline, num_pipelines, timeout_s, device)
     world = dist.group.WORLD
     assert world is not None
     host = own_address(environment.main_address)

@@ -123,6 +123,7 @@ class SpmdCalls(ForwardCalls):
         key = call_key(target, args, kwargs)
         if key not in self._exports:
             run, is_trained = self._divided_run, torch.is_grad_enabled()
+            run.stop_early_modules()
             plain = pytree.tree_map(_out_of_inference, (args, dict(kwargs)))
             is_fit = run.module.trainer.state.fn == TrainerFn.FITTING
             if run.divided is None and is_fit and not is_trained:
@@ -140,6 +141,8 @@ class SpmdCalls(ForwardCalls):
     ) -> _Known:
         """Exports a call, plans it, and gives it to all ranks."""
         run = self._divided_run
+        with lifted():
+            run.stop_early_modules()  # or the export would contain how they move
         with watched_reads(target) as reads:
             exported = self._export(target, args, kwargs)
         number = 0 if run.divided is None else len(run.divided.interpreters)
@@ -186,15 +189,16 @@ class SpmdCalls(ForwardCalls):
     def _export(
         self, target: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ExportedForward:
-        device = self._divided_run.device.type
+        run = self._divided_run
         with (
-            waiting_for("Capturing the model", self._divided_run.module),
+            waiting_for("Capturing the model", run.module),
             taken_away(target, "forward", self.inner),
             lifted(),
             torch.inference_mode(False),
             torch.set_grad_enabled(torch.is_grad_enabled()),
-            torch.autocast(device, enabled=False),
+            torch.autocast(run.device.type, enabled=False),
         ):
+            run.stop_early_modules()  # the capture calls modules, too
             try:
                 return export_forward(target, args, kwargs)
             except ExportError as error:

@@ -223,7 +223,6 @@ class SpmdRun(PipelinedRun):
 
     def build(self, example: Any) -> None:
         """All ranks: takes an export over from rank 0, which gives its :class:`ProgramPackage`."""
-        self.stop_early_modules()
         package: ProgramPackage = self.control.share(example, "waiting for rank 0's program")
         if self.divided is None:
             self._divide(package)

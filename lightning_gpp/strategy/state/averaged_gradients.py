@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -87,37 +88,33 @@ class AveragedGradients:
                     f"a gradient of shape {tuple(parameter.shape)} is sparse, which is not "
                     "averaged over pipelines; use sparse=False in the embedding, or pipelines=1"
                 )
-        mine, num_pipelines = self._peers.pipeline, self._peers.num_pipelines
-        early = torch.zeros(2, num_pipelines, dtype=torch.float64)
-        if begun is not None:
-            early[:, mine] = torch.tensor([1.0, begun[1].factor])
         there = [float(parameter.grad is not None) for parameter in held]
-        flags = torch.tensor([*there, float(is_asked_to_end)], dtype=torch.float64)
-        self._peers.mean_([flags, early], _PURPOSE)
-        *shares, ends = flags.tolist()
-        late = [parameter.grad for parameter in held]
-        self._average_late(held, late, shares)
-        if early[0].any():
-            for parameter in held:
-                parameter.grad = None
+        early = torch.zeros(2, self._peers.num_pipelines, dtype=torch.float64)
+        if begun is not None:
+            early[:, self._peers.pipeline] = torch.tensor([1.0, begun[1].factor])
+        told = [*early.flatten().tolist(), float(is_asked_to_end), *there]
+        known = torch.tensor(told, dtype=torch.float64)
+        known = self._peers.reduced(known, dist.ReduceOp.SUM, _PURPOSE)
+        early = known[: early.numel()].view_as(early)
+        ends, *shares = known[early.numel() :].tolist()
+        late = [
+            torch.zeros_like(parameter) if share and parameter.grad is None else parameter.grad
+            for parameter, share in zip(held, shares, strict=True)
+        ]
+        for parameter in held:
+            parameter.grad = None
+        means = None
+        if early[0].any():  # before all others, as where they began in the backward
             means = self._means(None) if begun is None else begun[0]
+            means.start_all()
+        self._peers.mean_([gradient for gradient in late if gradient is not None], _PURPOSE)
+        if means is not None:
             means.finish(None, self._peers.timeout_s, _PURPOSE)
-            self._multiply(means.parameters, _only_factor(early) * num_pipelines)
-            for parameter, gradient in zip(held, late, strict=True):
-                if gradient is not None:
-                    add_gradient(parameter, gradient)
+            self._multiply(means.parameters, _only_factor(early))
+        for parameter, gradient in zip(held, late, strict=True):
+            if gradient is not None:
+                add_gradient(parameter, gradient)
         return bool(ends)
-
-    def _average_late(
-        self, held: Sequence[Parameter], late: list[Tensor | None], shares: Sequence[float]
-    ) -> None:
-        """What there is beside the means that began early becomes its mean, in place."""
-        for index, (parameter, share) in enumerate(zip(held, shares, strict=True)):
-            if share and late[index] is None:
-                parameter.grad = late[index] = torch.zeros_like(parameter)
-        found = [gradient for gradient in late if gradient is not None]
-        if found:
-            self._peers.mean_(found, _PURPOSE)
 
     @staticmethod
     def _multiply(parameters: Sequence[Parameter], factor: float) -> None:

@@ -1,8 +1,9 @@
-"""Rank 0 before the pipeline is built: modules in front of the pipelined forward, on its device.
+"""Rank 0 before the pipeline is built: what the step uses in front of the forward, on its device.
 
 The whole module is on the CPU until it is known which rank holds what, which the first call of the
-forward tells. Batches are on rank 0's device by then. So a module that the first step calls before
-moves there when it is called, and back before the model is captured.
+forward tells. Batches are on rank 0's device by then. So a module that the first step calls before,
+or a parameter that it reads, moves there, and back before the model is captured. The pipelined
+module itself, and what it is part of, only have their forward called, and stay where they are.
 """
 
 from __future__ import annotations
@@ -14,44 +15,66 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from lightning_gpp.strategy.lightning_private import tell_device
 from lightning_gpp.strategy.state.held_elsewhere import lifted
+from lightning_gpp.tensor_places import tensor_places
 
 
 class EarlyModules:
-    """Moves what is called of a module to a device, from :meth:`start` to :meth:`stop`.
+    """Moves what is used of a module to a device, from :meth:`start` to :meth:`stop`.
 
     Args:
-        module: whose sub-modules.
+        module: the whole LightningModule.
+        target: the module in it whose forward is pipelined.
         device: of rank 0.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._members = {id(part) for part in module.modules()}
-        self._device = device
-        self._moved: list[Tensor] = []
+    def __init__(self, module: nn.Module, target: nn.Module, device: torch.device) -> None:
+        self._module, self._device = module, device
+        around = {id(part) for part in module.modules() if target in part.modules()}
+        self._members = {id(part) for part in module.modules()} - around
+        self._tensors: dict[int, Tensor] = {}
+        self._moved: list[tuple[Tensor, Tensor]] = []
         self._hook: RemovableHandle | None = None
+        self._read = nn.Module.__getattr__
 
     def start(self) -> None:
-        """From now on they move."""
-        if self._device.type not in ("cpu", "meta"):
-            self._hook = register_module_forward_pre_hook(self._before)
+        """From now on it moves, and ``self.device`` is that device."""
+        if self._device.type in ("cpu", "meta"):
+            return
+        tell_device(self._module, self._device)
+        self._tensors = {id(place.tensor): place.tensor for place in tensor_places(self._module)}
+        self._hook = register_module_forward_pre_hook(self._before)
+        read_attribute = self._read = nn.Module.__getattr__
+
+        def read(module: nn.Module, name: str) -> Any:
+            value: Any = read_attribute(module, name)
+            if id(value) in self._tensors:
+                self._move([value])
+            return value
+
+        nn.Module.__getattr__ = read  # type: ignore[method-assign]
 
     def stop(self) -> None:
-        """They are back on the CPU."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-        for tensor in self._moved:
-            with torch.inference_mode(False):
-                tensor.data = tensor.data.cpu()
-        self._moved = []
+        """All is back on the CPU."""
+        if self._hook is None:
+            return
+        self._hook.remove()
+        nn.Module.__getattr__ = self._read  # type: ignore[method-assign]
+        with lifted(), torch.inference_mode(False), torch.no_grad():
+            for tensor, before in self._moved:
+                tensor.data = before.copy_(tensor.data)
+        torch.clear_autocast_cache()  # which has parameters cast where they were
+        self._hook, self._tensors, self._moved = None, {}, []
 
     def _before(self, module: nn.Module, _: Any) -> None:
-        if id(module) not in self._members:
-            return
-        # Layers may read the weights of modules in them without calling these.
+        if id(module) in self._members:
+            # Layers may read the weights of modules in them without calling these.
+            self._move([*module.parameters(), *module.buffers()])
+
+    def _move(self, tensors: list[Tensor]) -> None:
         with lifted(), torch.inference_mode(False):  # moving is no change of the user's
-            for tensor in (*module.parameters(), *module.buffers()):
+            for tensor in tensors:
                 if tensor.device.type == "cpu":
+                    self._moved.append((tensor, tensor.data))
                     tensor.data = tensor.data.to(self._device)
-                    self._moved.append(tensor)

@@ -73,6 +73,7 @@ class ForwardCalls:
     def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Builds the pipeline, on all ranks; this call is the example."""
         run = self._run
+        run.stop_early_modules()
         target = run.target
         autocast = Autocast.current(run.device)
         with (

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lightning_gpp.capture.checks.rounding import is_autocast
+from lightning_gpp.capture.checks.rounding import is_autocast, is_tf32, of_other_sizes
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Dims, Values, join_values
 from lightning_gpp.torch_device import widened
@@ -203,6 +203,10 @@ def _distance(mine: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) ->
     off = sum(float((widened(a) - widened(b)).square().sum()) for a, b in pairs) ** 0.5
     scale = sum(float(widened(b).square().sum()) for _, b in pairs) ** 0.5
     eps = torch.finfo(pairs[0][0].dtype).eps
-    relative = _COARSEST if is_autocast() else min(_ROUNDINGS * eps, _COARSEST)
+    relative = min(_ROUNDINGS * eps, _COARSEST)
+    if is_autocast():
+        relative = _COARSEST
+    elif is_tf32(pairs[0][0].device):
+        relative = max(relative, of_other_sizes(pairs[0][0].device))
     tolerance = relative * scale
     return off / tolerance if tolerance else float("inf" if off else 0)

@@ -70,7 +70,7 @@ class StepBoundaries:
         """
         run = self._run
         units = run.unit_sizes(num_samples)
-        parts = cut_batch(copy_tensors(run.where_module_is(batch)), units)
+        parts = cut_batch(copy_tensors(batch), units)
         boundary = self.of(step, parts, units)
         with (
             run.control.alone(name),
@@ -78,7 +78,10 @@ class StepBoundaries:
             rollback(run.module),
             boundary.active(),
         ):
-            call = boundary.call(0)
+            try:
+                call = boundary.call(0)
+            finally:
+                run.stop_early_modules()  # before buffers are put back
         autocast = Autocast.current(run.device)
         run.lead(Build(autocast))
         with autocast.while_building(run.device):

@@ -122,6 +122,26 @@ def test_joined_tensors(results: list[torch.Tensor], expected: torch.Tensor) -> 
         np.testing.assert_allclose(arrays, expected.numpy())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_means_over_more_samples_than_a_short_type_can_count(dtype: torch.dtype) -> None:
+    results = [torch.tensor(1.0, dtype=dtype), torch.tensor(4.0, dtype=dtype)]
+    joined = combine_results(results, [200_001, 100_000])
+    torch.testing.assert_close(joined, torch.tensor(600_001 / 300_001, dtype=dtype))
+    uneven = combine_results([value + 1 for value in results], [257, 3])
+    torch.testing.assert_close(uneven, torch.tensor(529 / 260, dtype=dtype))
+    assert joined.dtype == uneven.dtype == dtype
+
+
+def test_means_of_short_numbers_of_numpy() -> None:
+    joined = combine_results([np.float16(1), np.float16(4)], [200_000, 100_000])
+    assert joined == 2.0 and type(joined) is np.float16
+
+
+def test_equal_entries_stay_what_they_are() -> None:
+    value = torch.tensor([0.1, 1e38, torch.inf])
+    assert torch.equal(combine_results([value, value.clone()], [3, 7]), value)
+
+
 def test_lists_of_rows_and_of_fields() -> None:
     rows = [[torch.ones(4), torch.ones(4)], [torch.zeros(4)]]
     assert [row.shape for row in combine_results(rows, SIZES)] == [(4,)] * 3

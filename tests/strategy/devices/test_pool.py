@@ -15,6 +15,7 @@ from helpers.models import DataSpec, ExportableModel
 from helpers.reference import assert_equal_copies, assert_same_training, train_one_device
 from helpers.training import Result, Training, quiet, train
 from helpers.workers import WorkerPool
+from lightning.pytorch.accelerators import AcceleratorRegistry, CPUAccelerator
 
 from lightning_gpp import PoolAccelerator
 from lightning_gpp.cost import Costs, OpProfile, Profile
@@ -59,6 +60,31 @@ def test_gpus_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [str(device) for device in found] == ["cuda:1", "cpu", "cuda:0", "cuda:1"]
     with pytest.raises(ValueError, match=r"names cuda:2, but only cuda:0 to cuda:1 are there"):
         parse_pool("cuda:2")
+
+
+def test_devices_of_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that Lightning and torch know sets its devices up and clears them away itself."""
+    calls: list[Any] = []
+
+    class Intel(CPUAccelerator):
+        def setup_device(self, device: torch.device) -> None:
+            calls.append(device)
+
+        def teardown(self) -> None:
+            calls.append("teardown")
+
+    monkeypatch.setitem(AcceleratorRegistry, "xpu", {"accelerator": Intel, "init_params": {}})
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
+    devices = parse_pool("xpu,mps,cpu")
+    assert [str(device) for device in devices] == ["xpu:0", "mps:0", "cpu"]
+    with pytest.raises(ValueError, match="names xpu:1, but only xpu:0 to xpu:0 are there"):
+        parse_pool("xpu:1")
+    accelerator = PoolAccelerator()
+    accelerator.teardown()  # of the process that starts the others
+    accelerator.setup_device(devices[0])
+    accelerator.teardown()
+    assert calls == [devices[0], "teardown"]
 
 
 @pytest.mark.parametrize(

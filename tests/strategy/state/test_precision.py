@@ -324,3 +324,50 @@ def test_messages_have_the_precision_of_the_computation(
         found[f"{way} of {rank}"] for rank in (0, 1) for way in ("SEND_FORWARD", "SEND_BACKWARD")
     ]
     assert sorted(filter(None, sent)) == [[found["predicted"]] * 2] * 2
+
+
+# Clipping ----------------------------------------------------------------------------------------
+
+
+class _Counting(_Strategy):
+    """Counts all parameters, as the only rank does."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+
+    def counted_parameters(self) -> list[nn.Parameter]:  # type: ignore[override]
+        return self.parameters
+
+
+def clipped(gradients: list[torch.Tensor], limit: float) -> list[torch.Tensor]:
+    parameters = [nn.Parameter(torch.zeros(g.shape, dtype=g.dtype)) for g in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.clone()
+    plugin = pipeline_precision(Precision(), _Counting(parameters))
+    assert plugin is not None
+    plugin.clip_grad_by_norm(torch.optim.SGD(parameters), limit)
+    return [p.grad.to_dense() for p in parameters if p.grad is not None]
+
+
+def test_gradients_of_all_kinds_are_clipped_together() -> None:
+    """The indices of the sparse one repeat; in float16 the squares of the last are infinite."""
+    rows, values = torch.tensor([[1, 1]]), torch.tensor([[1.0, 0.0], [2.0, 4.0]])
+    sparse = torch.sparse_coo_tensor(rows, values, (3, 2), check_invariants=True)
+    given = [torch.full((2, 2), 6.0), sparse, torch.full((3,), 400.0).half()]
+    norm = (4 * 36 + 9 + 16 + 3 * 400**2) ** 0.5
+    for gradient, found in zip(given, clipped(given, 10.0), strict=True):
+        torch.testing.assert_close(found, gradient.to_dense() * (10 / norm))
+        assert found.dtype == gradient.dtype
+
+
+def test_small_gradients_stay_and_one_that_is_no_number_shows() -> None:
+    assert torch.equal(clipped([torch.ones(3)], 2.0)[0], torch.ones(3))
+    first, second = clipped([torch.tensor([1.0]), torch.tensor([torch.nan])], 2.0)
+    assert first.isnan().all() and second.isnan().all()
+
+
+def test_the_loss_scale_is_a_number_of_the_host() -> None:
+    scaler = AgreedScaler("cpu", init_scale=4.0)
+    loss = torch.ones((), dtype=torch.float16, device="meta")
+    assert scaler.scale(loss).dtype == torch.float32
+    assert scaler.get_scale() == 4.0

@@ -8,6 +8,8 @@ import pytest
 import torch
 from pipelined import assert_partitions_exact, data, only
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -72,3 +74,40 @@ def test_autocast_inside_of_forward(method: str, monkeypatch: pytest.MonkeyPatch
     only(method, monkeypatch)
     captured = assert_partitions_exact(Autocast(), data(4, 4))
     assert captured.graph.values["a"].tensors[0].dtype == "bfloat16"
+
+
+class ChosenAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)[:, None]
+        with sdpa_kernel(SDPBackend.MATH):
+            return nn.functional.scaled_dot_product_attention(h, h, h)[:, 0]
+
+
+class Called(TorchDispatchMode):
+    """Names of the operators that are called in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", ["torch.fx", "concrete"])
+def test_attention_runs_with_the_kernels_that_forward_chooses_of(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(method, monkeypatch)
+    captured = assert_partitions_exact(ChosenAttention(), data(4, 4))
+    names = [operator.name for operator in captured.graph]
+    stage = captured.stage(names, ["x"], captured.graph.outputs)
+    with Called() as called:
+        stage([data(4, 4)[0]], training=True)
+    assert "aten._softmax.default" in called.names or "aten._safe_softmax.default" in called.names
+    assert not any("flash" in name for name in called.names)

@@ -12,6 +12,7 @@ from lightning_gpp.capture import CaptureError, capture
 from lightning_gpp.capture.checks.references import References
 from lightning_gpp.capture.tracing.modes import mode_flags
 from lightning_gpp.capture.values.arguments import Arguments
+from lightning_gpp.capture.values.host_weights import HostWeights
 from lightning_gpp.capture.values.samples import first_sample
 
 
@@ -31,7 +32,8 @@ def references_of(module: nn.Module, num_samples: int) -> References:
     args = (torch.randn(num_samples, 3),)
     arguments = Arguments.of(module, args, {})
     sample = first_sample(arguments.tensors(args, {}))
-    return References(module, arguments, sample, mode_flags(module, None))
+    weights = HostWeights(module, sample.device)
+    return References(module, arguments, sample, mode_flags(module, None), weights)
 
 
 @pytest.mark.parametrize(

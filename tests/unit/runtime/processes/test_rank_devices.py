@@ -19,7 +19,7 @@ OTHER_GPU = RankDevice("cuda", "GPU-2")
         ((CPU, CPU, CPU), Wire.SHARED_MEMORY),
         ((CPU,), Wire.SHARED_MEMORY),
         ((CPU, ELSEWHERE), Wire.GLOO),
-        ((GPU, OTHER_GPU), Wire.NCCL),
+        ((GPU, OTHER_GPU), Wire.DEVICES),
         ((GPU, OTHER_GPU, CPU), Wire.GLOO),
         ((CPU, GPU), Wire.GLOO),
         ((GPU, OTHER_GPU, GPU), Wire.GLOO),  # NCCL refuses two ranks on one GPU

@@ -99,6 +99,37 @@ def test_without_a_gradient_zeros_take_part_and_none_stays(parameters):
     assert parameters["first"].grad.tolist() == [2 * 2.0] * 3
 
 
+def test_what_others_have_is_looked_at_once_and_only_where_something_lacks(parameters, monkeypatch):
+    looks: list[int] = []
+
+    def to_host(tensors):
+        found = list(tensors)
+        looks.append(len(found))
+        return found
+
+    monkeypatch.setattr(reduction, "to_host", to_host)
+    for used in [NAMES, ("third",)]:
+        sums = reduction_of(parameters, [])
+        with sums.watching(Action(1, Kind.BACKWARD, 1)):
+            chain({name: parameters[name] for name in used}, []).backward()
+        sums.finish(0, 1.0, "stage 0")
+        for parameter in parameters.values():
+            parameter.grad = None
+    assert looks == [0, 2]
+
+
+def test_a_gradient_that_only_others_have_is_taken_over(parameters):
+    sums = reduction_of(parameters, [])
+    with sums.watching(Action(1, Kind.BACKWARD, 1)):
+        chain({"first": parameters["first"]}, []).backward()
+    for bucket in sums._buckets:
+        bucket.flat[-1] += 1  # another replica has all
+        bucket.flat[:-1] += 5
+    sums.finish(0, 1.0, "stage 0")
+    assert parameters["first"].grad.tolist() == [2 * 1 + 5.0] * 3
+    assert parameters["second"].grad.tolist() == [5.0] * 3
+
+
 def test_hooks_are_gone_after_a_failure(parameters):
     log: list[str] = []
     sums = reduction_of(parameters, log)

@@ -41,7 +41,7 @@ def test_processes_on_a_gpu_share_what_their_contexts_leave():
     left = [4 * 2**30, 4 * 2**30, 8 * 2**30]
     assert [device.memory_bytes for device in found] == [n - BESIDE_TENSORS_BYTES for n in left]
     (small,) = cluster_at_hand([replace(card, memory_bytes=2**30)]).devices
-    assert small.memory_bytes == 0
+    assert small.memory_bytes == 2**29
 
 
 def test_presets_files_and_clusters_are_cut_to_the_ranks(tmp_path: Path):

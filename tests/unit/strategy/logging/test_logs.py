@@ -30,6 +30,14 @@ def test_joined_numbers(reduce_fx: Any, expected: float) -> None:
     assert float(joined(values, [3, 3, 1, 1], reduce_fx)) == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_means_over_more_samples_than_a_short_type_can_count(dtype: torch.dtype) -> None:
+    values = [torch.tensor(value, dtype=dtype) for value in (1.0, 4.0)]
+    found = joined(values, [200_000, 100_000], "mean")
+    assert found.dtype == dtype and float(found) == 2.0
+    assert float(joined(values, [257, 3], "mean")) == float(torch.tensor(269 / 260, dtype=dtype))
+
+
 def test_weights_of_whole_numbers() -> None:
     assert float(joined([torch.tensor(3), torch.tensor(6)], [2, 1], "mean")) == 4.0
 

@@ -1,0 +1,260 @@
+"""What a step looks at on a GPU leaves it together: the host waits once, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.workers import WorkerPool
+from torch import nn
+
+from lightning_gpp.graph import Variation
+from lightning_gpp.host_copies import KnownNumbers, to_device, to_host
+from lightning_gpp.runtime.payload import pack
+from lightning_gpp.runtime.staying_inputs import StayingInputs
+from lightning_gpp.runtime.sums.reduction import GradientBucket
+from lightning_gpp.runtime.value_pieces import Cutter
+from lightning_gpp.strategy.cutting.cutting import join_values
+from lightning_gpp.strategy.cutting.graph_cutting import graph_slices
+from lightning_gpp.strategy.cutting.results import combine_results
+from lightning_gpp.strategy.logging.logs import joined
+from lightning_gpp.strategy.state.loss_scale import AgreedScaler
+from lightning_gpp.strategy.state.precision import PipelinePrecision
+from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
+from lightning_gpp.weights.last_steps import LastSteps
+
+NUM_TENSORS = 5
+
+
+def on_gpu(*values: float) -> list[torch.Tensor]:
+    return [torch.full((3,), float(value), device="cuda") for value in values]
+
+
+def num_waits(piece: str) -> int:
+    """How often the host waits in one of the pieces below, all other work done before."""
+    from standin_gpus.waits import counts
+
+    prepare, run, check = PIECES[piece]()
+    given = prepare()
+    torch.accelerator.synchronize()
+    counts()
+    found = run(given)
+    waits = sum(number for cause, number in counts().items() if cause != "(stand-in waits)")
+    check(found)
+    return waits
+
+
+Piece = tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], None]]
+
+
+def expect(*values: float) -> Callable[[Any], None]:
+    def check(found: Any) -> None:
+        assert [t.flatten()[0].item() for t in found] == pytest.approx(values, rel=1e-4)
+
+    return check
+
+
+def copies_to_the_host() -> Piece:
+    return lambda: on_gpu(*range(NUM_TENSORS)), to_host, expect(*range(NUM_TENSORS))
+
+
+def copies_to_the_device() -> Piece:
+    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [to_device(tensor, torch.device("cuda")) * 2 for tensor in tensors]
+
+    return lambda: [torch.ones(2), torch.tensor(3.0)], run, expect(2, 6)
+
+
+def learning_rates() -> Piece:
+    numbers, rate = KnownNumbers(), torch.tensor(0.5, device="cuda")
+    numbers.of("lr", rate)
+
+    def run(_: Any) -> list[float]:
+        return [numbers.of("lr", rate) for _ in range(3)]
+
+    def check(found: list[float]) -> None:
+        assert found == [0.5] * 3 and numbers.of("lr", rate.mul_(2)) == 1.0
+
+    return lambda: None, run, check
+
+
+class _Strategy:
+    is_shape_only = clips_alone = False
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.counted_parameters = lambda: parameters
+
+
+def trained(*gradients: float) -> list[nn.Parameter]:
+    parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in on_gpu(*gradients)]
+    for parameter, gradient in zip(parameters, on_gpu(*gradients), strict=True):
+        parameter.grad = gradient
+    return parameters
+
+
+def clipping() -> Piece:
+    def run(parameters: list[nn.Parameter]) -> list[Any]:
+        plugin = PipelinePrecision()
+        plugin.pipeline_strategy = _Strategy(parameters)  # type: ignore[assignment]
+        plugin.clip_grad_by_norm(torch.optim.SGD(parameters), 1.0)
+        return [parameter.grad for parameter in parameters]
+
+    norm = (3 * (9 + 16)) ** 0.5
+    return lambda: trained(3, 4), run, expect(3 / norm, 4 / norm)
+
+
+def loss_scale() -> Piece:
+    scaler = AgreedScaler("cuda", init_scale=4.0, growth_interval=1)
+
+    def run(parameters: list[nn.Parameter]) -> list[Any]:
+        optimizer = torch.optim.SGD(parameters, lr=1.0)
+        scaled = scaler.scale(torch.ones((), device="cuda"))
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        return [*parameters, scaled, torch.tensor(scaler.get_scale())]
+
+    return lambda: trained(4, 8), run, expect(-1, -2, 4, 8)
+
+
+def summed_buckets() -> Piece:
+    class Sum:
+        def start(self, tensor: torch.Tensor, ranks: Any) -> Sum:
+            tensor *= 2
+            return self
+
+        def wait(self, timeout_s: float, purpose: str) -> None:
+            """Done at once."""
+
+    def run(parameters: list[nn.Parameter]) -> list[Any]:
+        for index, parameter in enumerate(parameters):
+            bucket = GradientBucket(0, (0, 1), {str(index): parameter})
+            bucket.start(Sum())  # type: ignore[arg-type]
+            bucket.wait(1.0, "a stage")
+            assert not bucket.lacks_some
+        return [parameter.grad for parameter in parameters]
+
+    return lambda: trained(1, 2, 3), run, expect(2, 4, 6)
+
+
+def staying_inputs() -> Piece:
+    sender, names = StayingInputs(frozenset("abc")), ("a", "b", "c")
+    sender.thinned(pack(on_gpu(1, 2, 3)), names, 1, 0)
+    sender.begin()
+
+    def run(tensors: list[torch.Tensor]) -> list[bool]:
+        payload = sender.thinned(pack(tensors), names, 1, 0)
+        return [tensor is not None for tensor in payload.tensors]
+
+    def check(found: list[bool]) -> None:
+        assert found == [False, True, False]
+
+    return lambda: on_gpu(1, 7, 3), run, check
+
+
+def results_of_microbatches() -> Piece:
+    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        results = [{"loss": tensor[0], "same": tensor[0] * 0} for tensor in tensors]
+        combined = combine_results(results, [1, 2, 1])
+        return [*combined.values(), joined([tensor[0] for tensor in tensors], [1, 2, 1], "mean")]
+
+    return lambda: on_gpu(1, 2, 3), run, expect(2, 0, 2)
+
+
+def outputs_that_are_the_same() -> Piece:
+    def run(tensors: list[torch.Tensor]) -> list[Any]:
+        values = [{"table": tensor} for tensor in tensors]
+        return list(join_values(values, {"table": (None,)}, [1, 1, 1]).values())
+
+    return lambda: on_gpu(2, 2, 2), run, expect(2)
+
+
+def joined_messages() -> Piece:
+    cutter = Cutter({"table": (None,)}, {"table": Variation.SAME})
+
+    def run(tensors: list[torch.Tensor]) -> list[Any]:
+        joined = [
+            cutter.join(("table",), [pack([tensors[0]]), pack([other])], [1, 1], backward=False)
+            for other in tensors
+        ]
+        return [payload.tensors[0] for payload in joined]
+
+    def check(found: list[torch.Tensor]) -> None:
+        expect(2, 2, 2)(found)
+        with pytest.raises(ValueError, match="'table' depended on no samples"):
+            cutter.check()
+        cutter.check()  # said once
+
+    return lambda: on_gpu(2, 2, 3), run, check
+
+
+def batches_of_graphs() -> Piece:
+    def prepare() -> dict[str, torch.Tensor]:
+        found = {"x": torch.ones(5, 2), "edge_index": torch.tensor([[0, 2, 3], [1, 3, 2]])}
+        found |= {"batch": torch.tensor([0, 0, 1, 1, 2]), "ptr": torch.tensor([0, 2, 4, 5])}
+        return {name: tensor.cuda() for name, tensor in found.items()}
+
+    def run(inputs: dict[str, torch.Tensor]) -> Any:
+        return graph_slices(inputs, [2, 1])
+
+    def check(found: Any) -> None:
+        assert (found["x"].lengths, found["edge_index"].lengths) == ((4, 1), (3, 0))
+
+    return prepare, run, check
+
+
+def recalled_updates() -> Piece:
+    parameters = trained(1, 2, 3)
+    optimizer = torch.optim.Adam(parameters, lr=0.5, capturable=True)
+    optimizer.step()
+
+    def run(_: Any) -> list[torch.Tensor]:
+        return list(LastSteps(optimizer).predicted(parameters, 1).values())
+
+    return lambda: None, run, expect(-1, -1, -1)
+
+
+PIECES: dict[str, Callable[[], Piece]] = {
+    piece.__name__: piece
+    for piece in (
+        *(copies_to_the_host, copies_to_the_device, learning_rates, clipping, loss_scale),
+        *(summed_buckets, staying_inputs, results_of_microbatches, outputs_that_are_the_same),
+        *(joined_messages, batches_of_graphs, recalled_updates),
+    )
+}
+NO_WAIT = {
+    "copies_to_the_device",
+    "learning_rates",
+    "summed_buckets",
+    "results_of_microbatches",
+} | {"joined_messages"}
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_the_host_waits_once_or_not_at_all(gpus: WorkerPool, piece: str) -> None:
+    assert gpus.run(num_waits, piece, num_ranks=1) == [piece not in NO_WAIT]
+
+
+def memory_for_a_background_save(folder: Path) -> int:
+    """Bytes of the device that saving a checkpoint in the background takes."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    state = {"weight": torch.ones(1 << 20, device="cuda")}
+    writer = ShardedWriter(60.0, in_background=True)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    writer.save({"state_dict": state, "epoch": 0}, folder)
+    state["weight"].zero_()  # training goes on
+    writer.close(has_failed=False)
+    return torch.cuda.max_memory_allocated() - before
+
+
+def test_a_background_save_takes_no_memory_of_the_device(gpus: WorkerPool, tmp_path: Path) -> None:
+    from lightning_gpp.strategy.state.sharded_checkpoint import ShardedCheckpoint
+
+    (taken,) = gpus.run(memory_for_a_background_save, tmp_path / "saved", num_ranks=1)
+    assert taken == 0
+    assert ShardedCheckpoint(tmp_path / "saved").model()["weight"].eq(1).all()
