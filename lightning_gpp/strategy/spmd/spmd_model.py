@@ -16,6 +16,7 @@ from lightning_gpp.spmd.run.interpreter import Interpreter
 from lightning_gpp.spmd.run.operator_calls import OperatorCall
 from lightning_gpp.spmd.run.program_run import ProgramRun
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
+from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.spmd.sharded_partition import ShardedPartition
 from lightning_gpp.strategy.spmd.spmd_emulation import SpmdEmulation
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary
@@ -45,6 +46,7 @@ class SpmdModel:
     Attributes:
         partition: what this rank holds.
         collectives: with the other ranks.
+        control: likewise, for what is no part of the program.
         prefix: of the divided module's names in the LightningModule.
         device: of this rank.
         interpreters: one per export, in their order.
@@ -53,6 +55,7 @@ class SpmdModel:
 
     partition: ShardedPartition
     collectives: ProcessCollectives
+    control: Control
     prefix: str
     device: torch.device
     interpreters: list[tuple[Interpreter, Mapping[str, Tensor]]] = field(default_factory=list)
@@ -75,7 +78,7 @@ class SpmdModel:
             for value in interpreter.graph.of_source(source):
                 if value.name not in constants:
                     stored[value.name] = self.partition.stored(self.prefix + value.name)
-        return SpmdHalves(interpreter, stored, seed, boundary)
+        return SpmdHalves(interpreter, stored, seed, boundary, self.control)
 
     def leave_emulated_time(self) -> None:
         """Emulated time stands still between training steps."""
@@ -124,12 +127,14 @@ class SpmdHalves:
         stored: this rank's parts of parameters, buffers and constants.
         seed: of random numbers.
         boundary: the arguments and results, on rank 0.
+        control: between rank 0 and the others.
     """
 
     interpreter: Interpreter
     stored: Mapping[str, Tensor]
     seed: int
     boundary: SpmdBoundary | None
+    control: Control
     _run: ProgramRun | None = None
 
     def forward_half(self) -> None:
@@ -158,11 +163,8 @@ class SpmdHalves:
             given.get(name) is not None and result.requires_grad
             for name, result in run.results.items()
         ]
-        group = self.interpreter.collectives
-        told = group.broadcast(
-            torch.tensor(flags, dtype=torch.uint8, device=self.interpreter.device),
-            (len(flags),),
-            torch.uint8,
-            purpose="which results have gradients",
-        )
-        return [name for name, flag in zip(run.results, told.tolist(), strict=True) if flag]
+        if self.control.is_leader:
+            self.control.tell(flags)
+        else:
+            flags = self.control.hear("which results have gradients")
+        return [name for name, flag in zip(run.results, flags, strict=True) if flag]

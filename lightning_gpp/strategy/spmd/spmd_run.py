@@ -259,7 +259,7 @@ class SpmdRun(PipelinedRun):
             frozenset(n for n, ranks in holders.items() if ranks != (0,) and n not in changing)
         )
         self.divided = SpmdModel(
-            partition, self.collectives, prefix, self.device, emulation=self.emulation
+            partition, self.collectives, self.control, prefix, self.device, emulation=self.emulation
         )
 
     # Calls -----------------------------------------------------------------------------------
