@@ -1,0 +1,45 @@
+"""HAP's timing of a device, on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.workers import WorkerPool
+
+from lightning_gpp.spmd.costs.speeds import DeviceSpeeds
+from lightning_gpp.strategy.spmd.measured_speeds import measure_speeds, typical_update
+
+
+def timed() -> tuple[DeviceSpeeds, int, int]:
+    """Speeds of a GPU; how often the host waited for it, and products and sums it was given."""
+    from standin_gpus.waits import counts
+
+    given = 0
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal given
+            given += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    device = torch.device("cuda:0")
+    layer = torch.nn.Linear(64, 64)
+    update = typical_update([torch.optim.AdamW(layer.parameters())], device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "mm", counted(torch.mm))
+        patch.setattr(torch, "add", counted(torch.add))
+        counts()
+        speeds = measure_speeds(device, update=update)
+    return speeds, sum(counts().values()), given
+
+
+def test_timing_a_gpu_waits_for_turns_and_not_for_calls(gpus: WorkerPool) -> None:
+    """A wait after each would be more than there are products and sums, with those of updates."""
+    [(speeds, num_waits, num_given)] = gpus.run(timed, num_ranks=1)
+    assert 0 < num_waits < num_given / 2
+    for measured in (speeds.flops_per_s, speeds.memory_bytes_per_s, speeds.update_s_per_byte):
+        assert measured.shape == (1,) and measured[0] > 0
