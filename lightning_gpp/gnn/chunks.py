@@ -305,9 +305,9 @@ class EdgeSet:
         """Whether it is of these edges; where they were changed in place it is not."""
         if num_changes(self.edge_index) != self._num_changes:
             return False
-        return self.edge_index is edge_index or (
-            self.edge_index.shape == edge_index.shape and torch.equal(self.edge_index, edge_index)
-        )
+        known = self.edge_index
+        alike = (known.shape, known.device) == (edge_index.shape, edge_index.device)
+        return known is edge_index or (alike and torch.equal(known, edge_index))
 
     def of(self, rows: ChunkRows) -> ChunkEdges:
         """The edges into a part; all parts are cut at once.

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from lightning_gpp.capture.errors import GuardError
 from lightning_gpp.capture.operators.normalize import observation
@@ -287,7 +288,11 @@ class GraphValues:
         return self._small[node] if node in self._small else observation(node).value
 
     def example(self, node: fx.Node) -> Any:
-        """A value as large as when the model was traced."""
+        """A value as large as when the model was traced, on the device of the arguments."""
+        device = next((each.tensor.device for each in self._arguments.values()), None)
+        return pytree.tree_map_only(Tensor, lambda each: each.to(device), self._example(node))
+
+    def _example(self, node: fx.Node) -> Any:
         if node in self._small:
             return self._small[node]
         if not self.has_example and node in self.whole:
@@ -317,5 +322,6 @@ class _Argument:
         if num_changes(known) != self.num_changes:
             return False
         alike = known.shape == tensor.shape and known.dtype == tensor.dtype
+        alike = alike and known.device == tensor.device  # what is computed from it moves, too
         is_it = known.data_ptr() == tensor.data_ptr() and known.stride() == tensor.stride()
         return alike and (is_it or torch.equal(known, tensor))

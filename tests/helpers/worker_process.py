@@ -133,10 +133,15 @@ def _destroy_process_group() -> None:
         torch.distributed.destroy_process_group()
 
 
+def _is_torchs(thread: threading.Thread) -> bool:
+    """Whether Python did not start it: autograd has a thread for every device, which stays."""
+    return isinstance(thread, threading._DummyThread)
+
+
 def _leaked_threads(before: set[threading.Thread]) -> tuple[str, ...]:
     """Names of the threads that a call started and that do not end by themselves."""
     end = time.monotonic() + THREAD_GRACE_S
-    while leaked := set(threading.enumerate()) - before:
+    while leaked := {each for each in threading.enumerate() if not _is_torchs(each)} - before:
         if time.monotonic() > end:
             return tuple(sorted(thread.name for thread in leaked))
         time.sleep(0.01)

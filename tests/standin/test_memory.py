@@ -13,13 +13,15 @@ from torch.utils.data import DataLoader
 
 from standin.test_waits import Blocks
 
-WIDTH, NUM_BLOCKS, BATCH = 256, 16, 32
+WIDTH, NUM_BLOCKS, BATCH = 256, 20, 32
 BLOCK_BYTES = (WIDTH * WIDTH + 3 * WIDTH) * 4
 ACTIVATION_BYTES = BATCH * WIDTH * 4
-OWN_BYTES = 4 * BLOCK_BYTES + 24 * ACTIVATION_BYTES
-"""Of a rank with one block: weights, gradients, momentum and a temporary; activations."""
+OWN_BYTES = 6 * BLOCK_BYTES + 24 * ACTIVATION_BYTES
+"""Of a rank with one block: weights, gradients, momentum and a temporary, and the weights and
+gradients of a block that is being measured; activations."""
 MODEL_BYTES = NUM_BLOCKS * BLOCK_BYTES
-PLAN = [["blocks.0"], [f"blocks.{index}" for index in range(1, NUM_BLOCKS)]]
+PLAN = [[f"blocks.{index}" for index in range(NUM_BLOCKS - 1)], [f"blocks.{NUM_BLOCKS - 1}"]]
+"""The last stage, with the loss, is that of rank 0."""
 
 
 class Saves(lp.Callback):
@@ -40,8 +42,9 @@ def peak_bytes(path: str) -> int:
         trainer = make_trainer(strategy, 2, max_steps=4, callbacks=[Saves(path)])
         batches = torch.randn(4, BATCH, WIDTH)
         torch.cuda.reset_peak_memory_stats(trainer.strategy.root_device)
+        before = torch.cuda.memory_allocated(trainer.strategy.root_device)  # of earlier tests
         trainer.fit(Blocks(WIDTH, NUM_BLOCKS), DataLoader(list(batches), batch_size=None))
-    return torch.cuda.max_memory_allocated(trainer.strategy.root_device)
+    return torch.cuda.max_memory_allocated(trainer.strategy.root_device) - before
 
 
 def test_rank_0_holds_its_own_stage_only(gpus: WorkerPool, tmp_path: Path) -> None:
