@@ -88,15 +88,18 @@ def why_not_cut(
             averaged; None looks at all, and does not.
     """
     captured = run.built.captured
+    at_a_time = run.built.placed.units_at_a_time
+    if len(units) % at_a_time:
+        is_trained = False  # too few for the stages' own micro-batches: all take the smallest
     training = captured.module.training
     normalizes = any(operator.state for operator in captured.graph)
     # a few samples may not show it
     meeting = captured.meetings.get(training and not normalizes)
-    met = None if meeting is None else meeting.why(averages=averaged is not None)
+    met = None
+    if meeting is not None and (not is_trained or _num_apart(units, at_a_time)):
+        met = meeting.why(averages=averaged is not None)
     if known := captured.decision or met:
         return known
-    if len(units) % run.built.placed.units_at_a_time:
-        is_trained = False  # too few for the stages' own micro-batches: all take the smallest
     few = [2 if min(units) > 1 else 1] * len(units)
     first = first_samples(captured, inputs, sum(few), sum(units))
     # Of a random forward nothing can be compared: it is only seen whether its parts fail.
