@@ -8,7 +8,6 @@ from typing import Any
 
 from lightning_gpp.runtime.payload import pack_object, unpack_object
 from lightning_gpp.runtime.transport.transport import Tag, Transport
-from lightning_gpp.strategy.ranks.failure import FailureWatch, Raised
 
 _STEP: Tag = (-3, 0, 0, 0)
 _GATHER: Tag = (-4, 0, 0, 0)
@@ -20,7 +19,6 @@ class Control:
     Args:
         transport: moves them.
         timeout_s: limit of every wait.
-        failures: of this run.
 
     Attributes:
         rank: this rank.
@@ -28,28 +26,26 @@ class Control:
         is_leader: whether this is rank 0, which reads data and computes the loss.
     """
 
-    def __init__(self, transport: Transport, timeout_s: float, failures: FailureWatch) -> None:
+    def __init__(self, transport: Transport, timeout_s: float) -> None:
         self._transport = transport
         self.rank, self.num_ranks = transport.rank, transport.num_ranks
         self.is_leader = self.rank == 0
         self._timeout_s = timeout_s
-        self._failures = failures
         self._alone: str | None = None
-        self._is_in_order = True
+
+    def go_on_with(self, transport: Transport) -> None:
+        """All ranks: messages go another way from now on."""
+        self._transport = transport
 
     @contextlib.contextmanager
     def alone(self, what: str) -> Iterator[None]:
         """Rank 0: while user code runs here and nowhere else, nothing may wait for the others.
 
-        They wait for what it does next. If it raises, they are told that, in its place.
+        They wait for what it does next.
         """
         before, self._alone = self._alone, what
         try:
             yield
-        except Exception as error:
-            if before is None and self._is_in_order and self._failures.can_end_in_order:
-                self.tell(self._failures.end_in_order(error))
-            raise
         finally:
             self._alone = before
 
@@ -58,19 +54,9 @@ class Control:
         """Rank 0: inside of user code, while the others have been told to take part."""
         before, self._alone = self._alone, None
         try:
-            with self.program():
-                yield
+            yield
         finally:
             self._alone = before
-
-    @contextlib.contextmanager
-    def program(self) -> Iterator[None]:
-        """Rank 0: the others are busy with their part of this; an error leaves them in it."""
-        try:
-            yield
-        except BaseException:
-            self._is_in_order = False
-            raise
 
     def check_together(self) -> None:
         """Raises RuntimeError when rank 0 is about to wait for ranks that are elsewhere."""
@@ -95,18 +81,11 @@ class Control:
             self._transport.send(payload, target=rank, tag=_STEP)
 
     def hear(self, purpose: str) -> Any:
-        """Other ranks: the next object that rank 0 tells.
-
-        Raises:
-            RaisedError: rank 0's user code raised.
-        """
+        """Other ranks: the next object that rank 0 tells."""
         payload = self._transport.receive(
             source=0, tag=_STEP, timeout_s=self._timeout_s, purpose=purpose
         )
-        told = unpack_object(payload)
-        if isinstance(told, Raised):
-            raise told.error()
-        return told
+        return unpack_object(payload)
 
     def share(self, obj: Any, purpose: str) -> Any:
         """All ranks: rank 0's object."""
@@ -126,6 +105,15 @@ class Control:
             source=rank, tag=_GATHER, timeout_s=self._timeout_s, purpose=purpose
         )
         return unpack_object(payload)
+
+    def combined(self, obj: Any, combine: Callable[[list[Any]], Any], purpose: str) -> Any:
+        """All ranks: what rank 0 makes of every rank's object."""
+        gathered = self.gather(obj, purpose)
+        return self.share(combine(gathered) if self.is_leader else None, purpose)
+
+    def meet(self, purpose: str) -> None:
+        """All ranks: waits for the others."""
+        self.combined(None, lambda _: None, purpose)
 
     def flush(self) -> None:
         """Waits until everything told so far has left."""
