@@ -221,9 +221,32 @@ def _turn_of(do: Callable[[], object], device: torch.device) -> _Turn:
         count = 1
         while _queued_s(do, device, count) < _TURN_S:
             count *= 2
-        return lambda: (_queued_s(do, device, count), count)
+        return adapted_turn(lambda count: _queued_s(do, device, count), count)
     _host_turn(do)
     return lambda: _host_turn(do)
+
+
+def adapted_turn(seconds: Callable[[int], float], count: int) -> _Turn:
+    """Turns that stay about as long as they should be, whoever else uses the device.
+
+    Two processes have a GPU in slices: one that falls into the first turn makes the work look long,
+    and turns of so little of it would have to be many.
+
+    Args:
+        seconds: what so much work takes.
+        count: how much of it there is in the first turn.
+    """
+
+    def turn() -> tuple[float, int]:
+        nonlocal count
+        done, passed_s = count, seconds(count)
+        if passed_s < _TURN_S / 2:
+            count *= 2
+        elif passed_s > 4 * _TURN_S:
+            count = max(1, count // 2)
+        return passed_s, done
+
+    return turn
 
 
 def _host_turn(do: Callable[[], object]) -> tuple[float, int]:
