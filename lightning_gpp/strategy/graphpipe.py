@@ -72,6 +72,7 @@ from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
 from lightning_gpp.strategy.state.meta_parameters import give_values
 from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
 from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
+from lightning_gpp.strategy.step.asides import aside_hooks
 from lightning_gpp.strategy.step.async_refusals import refuse_for_async
 from lightning_gpp.strategy.step.hooks import HookRelay
 from lightning_gpp.strategy.step.loaders import (
@@ -347,6 +348,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self._hooks = HookRelay(session)
         self._hooks.install()
         self._scopes.enter_context(finetuning_hooks(trainer, session.run))
+        self._scopes.enter_context(aside_hooks(trainer, session.asides))
         self._scopes.enter_context(ended_together(trainer, session.run))
 
     def model_to_device(self) -> None:

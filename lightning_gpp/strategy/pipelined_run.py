@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
@@ -80,6 +80,7 @@ class PipelinedRun:
         averages: of the weights, which callbacks keep.
         accumulates: whether more backwards follow before the optimizer steps.
         num_updates: steps of optimizers that are over.
+        around_aside: user code outside of steps runs in this, given its name.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class PipelinedRun:
         self.failures = FailureWatch(host, self._abort, joined)
         self.control = Control(self.transport, settings.timeout_s)
         self.num_updates = 0
+        self.around_aside: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self.on_built: Callable[[Pipeline], None] | None = None
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.recorder = StepRecorder(self.device)

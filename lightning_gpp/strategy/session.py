@@ -20,6 +20,7 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import StepPerMicrobatch
 from lightning_gpp.strategy.state.lost_weights import note_lost_weights
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
+from lightning_gpp.strategy.step.asides import Asides
 from lightning_gpp.strategy.step.async_steps import AsyncSteps
 from lightning_gpp.strategy.step.batch_steps import BatchSteps
 from lightning_gpp.strategy.step.followers import Follower
@@ -43,6 +44,7 @@ class Session:
         run: likewise.
         manual: manual optimization, where the module does it.
         follower: what this rank does while rank 0 runs user code.
+        asides: what it does while user code outside of steps needs the model.
         on_all_ranks: whether ranks other than 0 go on with the module, as they do when every rank
             runs the user's script.
         is_closed: whether the run is over.
@@ -58,7 +60,9 @@ class Session:
         self.on_emulated: Callable[[EmulationReport], None] | None = None
         self.manual: ManualOptimization | None = None
         self.follower = Follower(run)
-        self._batch_steps = BatchSteps(run, self.follower, forward_calls(run))
+        forward = forward_calls(run)
+        self._batch_steps = BatchSteps(run, self.follower, forward)
+        self.asides = Asides(run, self.follower, forward)
         self._microbatch_steps = MicrobatchSteps(run, self.follower)
         self._async_steps = AsyncSteps(run, self.follower)
         self._writer: ShardedWriter | None = None
@@ -119,7 +123,8 @@ class Session:
     ) -> Any:
         """Runs a hook of the user's on rank 0; all ranks return what it returns."""
         if self.run.control.is_leader:
-            return self._batch_steps.lead_hook(name, hook, args, kwargs)
+            with self.asides.reading(name):
+                return self._batch_steps.lead_hook(name, hook, args, kwargs)
         return self._batch_steps.follow_hook(name)
 
     def backward_from(self, loss: Tensor) -> AbstractContextManager[Tensor]:

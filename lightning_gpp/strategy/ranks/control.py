@@ -8,9 +8,12 @@ from typing import Any
 
 from lightning_gpp.runtime.payload import pack_object, unpack_object
 from lightning_gpp.runtime.transport.transport import Tag, Transport
+from lightning_gpp.strategy.ranks.aside import Aside
 
 _STEP: Tag = (-3, 0, 0, 0)
 _GATHER: Tag = (-4, 0, 0, 0)
+_GATHER_ASIDE: Tag = (-4, 1, 0, 0)
+"""What ranks sent to where rank 0 has not come yet stays apart."""
 
 
 class Control:
@@ -24,6 +27,7 @@ class Control:
         rank: this rank.
         num_ranks: how many there are.
         is_leader: whether this is rank 0, which reads data and computes the loss.
+        on_aside: what other ranks do in an aside.
     """
 
     def __init__(self, transport: Transport, timeout_s: float) -> None:
@@ -32,6 +36,8 @@ class Control:
         self.is_leader = self.rank == 0
         self._timeout_s = timeout_s
         self._alone: str | None = None
+        self._gather: Tag = _GATHER
+        self.on_aside: Callable[[Aside], Any]
 
     def go_on_with(self, transport: Transport) -> None:
         """All ranks: messages go another way from now on."""
@@ -58,6 +64,15 @@ class Control:
         finally:
             self._alone = before
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """All ranks: what they do in an aside."""
+        before, self._gather = self._gather, _GATHER_ASIDE
+        try:
+            yield
+        finally:
+            self._gather = before
+
     def check_together(self) -> None:
         """Raises RuntimeError when rank 0 is about to wait for ranks that are elsewhere."""
         if self._alone is not None:
@@ -81,6 +96,16 @@ class Control:
             self._transport.send(payload, target=rank, tag=_STEP)
 
     def hear(self, purpose: str) -> Any:
+        """Other ranks: the next object that rank 0 tells, beside asides, which are taken part in.
+
+        Args:
+            purpose: of the waiting, for errors.
+        """
+        while isinstance(told := self.hear_any(purpose), Aside):
+            self.on_aside(told)
+        return told
+
+    def hear_any(self, purpose: str) -> Any:
         """Other ranks: the next object that rank 0 tells."""
         payload = self._transport.receive(
             source=0, tag=_STEP, timeout_s=self._timeout_s, purpose=purpose
@@ -97,12 +122,12 @@ class Control:
 
     def send_to(self, rank: int, obj: Any) -> None:
         """Sends an object to one rank."""
-        self._transport.send(pack_object(obj), target=rank, tag=_GATHER)
+        self._transport.send(pack_object(obj), target=rank, tag=self._gather)
 
     def receive_from(self, rank: int, purpose: str) -> Any:
         """The next object that one rank sends with :meth:`send_to`."""
         payload = self._transport.receive(
-            source=rank, tag=_GATHER, timeout_s=self._timeout_s, purpose=purpose
+            source=rank, tag=self._gather, timeout_s=self._timeout_s, purpose=purpose
         )
         return unpack_object(payload)
 
@@ -133,11 +158,14 @@ class Control:
         self.check_together()
         if not self.is_leader:
             if store is not None:
+                self.hear(purpose)  # user code of rank 0 may need this rank before it comes here
                 self.receive_from(0, purpose)
             self.send_to(0, obj)
             self._transport.flush()
             return []
         gathered = [obj]
+        if store is not None:
+            self.tell(None)
         for rank in range(1, self.num_ranks):
             if store is not None:
                 self.send_to(rank, None)
