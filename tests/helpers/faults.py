@@ -228,6 +228,27 @@ class FailInBackward(FailOnRank):
         raise ArithmeticError(f"{self._how} of {tuple(gradient.shape)} is out of order")
 
 
+class ReadsAllWeights(lp.Callback):
+    """Needs values of all parameters, or a part of the model, after every batch.
+
+    Args:
+        read: what it does with the module.
+    """
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self._read = read
+
+    def on_train_batch_end(self, trainer: lp.Trainer, pl_module: Any, *args: Any) -> None:
+        self._read(pl_module)
+
+
+def _follow(module: Any) -> None:
+    """As a moving average does that the user keeps."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            torch.zeros(parameter.shape, dtype=parameter.dtype).lerp_(parameter, 0.1)
+
+
 @dataclass(frozen=True)
 class Fault:
     """A job that must fail.
@@ -342,6 +363,14 @@ FAULTS = {
     ),
     "callback of rank 0": Fault(
         "the callback is out of order", callbacks=lambda: [FailOnRank(0, "raise")]
+    ),
+    "norms after every batch": Fault(
+        "needs values of parameters",
+        callbacks=lambda: [ReadsAllWeights(lambda m: [float(p.norm()) for p in m.parameters()])],
+        schedules=ONCE,
+    ),
+    "an average of the user's": Fault(
+        "would read a parameter", callbacks=lambda: [ReadsAllWeights(_follow)], schedules=ONCE
     ),
     "backward of one replica": Fault(
         r"the gradient of \(6, 3\) is out of order",
