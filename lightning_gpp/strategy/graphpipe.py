@@ -49,6 +49,7 @@ from lightning_gpp.strategy.pipeline import Pipeline
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.planning.costs_given import CostsLike, resolve_costs
 from lightning_gpp.strategy.planning.plan_cache import CacheLike
+from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.pipelines import join_pipelines, refuse_pipelines_of_before
 from lightning_gpp.strategy.ranks.process_launcher import ProcessLauncher
 from lightning_gpp.strategy.ranks.restarts import warn_of_old_addresses
@@ -71,6 +72,7 @@ from lightning_gpp.strategy.state.lost_weights import refuse_lost_weights
 from lightning_gpp.strategy.state.meta_parameters import give_values
 from lightning_gpp.strategy.state.precision import pipeline_precision, place_precision
 from lightning_gpp.strategy.state.saving import SavingStrategy, StateDictType, plain
+from lightning_gpp.strategy.step.asides import aside_hooks
 from lightning_gpp.strategy.step.async_refusals import refuse_for_async
 from lightning_gpp.strategy.step.hooks import HookRelay
 from lightning_gpp.strategy.step.loaders import (
@@ -264,6 +266,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         with self._starting():
             host = self._join(backend)
         self._session = self._new_session(host)
+        self._session.on_all_ranks = not isinstance(self._launcher, ProcessLauncher)
         self._session.run.on_built = self._show
         self._session.on_emulated = self._show_emulated
         with self._session.run.failures.guard():
@@ -318,7 +321,8 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self.accelerator.setup(trainer)
         _ignore_what_nobody_can_act_on(is_alone=self.joined is None)
         module, session = self._module(), self.session
-        place_precision(self.precision_plugin, META if self.is_shape_only else self.root_device)
+        device = META if self.is_shape_only else self.root_device
+        place_precision(self.precision_plugin, device, self.total)
         if not self.is_shape_only:
             give_values(module)
         self.model = self.precision_plugin.convert_module(self.model)
@@ -344,6 +348,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
         self._hooks = HookRelay(session)
         self._hooks.install()
         self._scopes.enter_context(finetuning_hooks(trainer, session.run))
+        self._scopes.enter_context(aside_hooks(trainer, session.asides))
         self._scopes.enter_context(ended_together(trainer, session.run))
 
     def model_to_device(self) -> None:
@@ -361,7 +366,7 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
                 compute_alike(session.run.module, None)
             if session.run.failures.has_failed:
                 self._optimized = None
-            session.close(on_all_ranks=not isinstance(self._launcher, ProcessLauncher))
+            session.close()
         self.precision_plugin.teardown()
         assert self.accelerator is not None and self.cluster_environment is not None
         self.accelerator.teardown()
@@ -529,11 +534,18 @@ class GraphPipeStrategy(OurStrategy, SavingStrategy):
 
     def guarded(self) -> contextlib.AbstractContextManager[None]:
         """Ends in the first error of any rank."""
-        if self._session is None:
+        session = self._open_session()
+        if session is None:
             return contextlib.nullcontext()
-        self._session.run.control.check_together()
-        self._session.run.failures.check()
-        return self._session.run.failures.guard()
+        session.run.control.check_together()
+        session.run.failures.check()
+        return session.run.failures.guard()
+
+    @property
+    def control(self) -> Control | None:
+        """Messages between the ranks of a run that is under way; None before and after."""
+        session = self._open_session()
+        return None if session is None else session.run.control
 
     @property
     def user_code_alone(self) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from lightning_gpp.host_copies import to_device
 from lightning_gpp.mapped_tensor import freed_at_once, is_mapped
@@ -20,6 +21,8 @@ from lightning_gpp.runtime.executor import Run
 from lightning_gpp.runtime.gradients import GradientStash
 from lightning_gpp.runtime.stage_run import StageCode
 from lightning_gpp.runtime.transport.open_transport import open_transport
+from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport, TransportGroups
+from lightning_gpp.runtime.transport.shared_memory_transport import SharedMemoryTransport
 from lightning_gpp.schedule import SCHEDULES
 from lightning_gpp.strategy.build import Builder
 from lightning_gpp.strategy.built_model import BuiltModel
@@ -76,6 +79,8 @@ class PipelinedRun:
         partial_optimizers: the optimizers, with what this rank holds of their parameters.
         averages: of the weights, which callbacks keep.
         accumulates: whether more backwards follow before the optimizer steps.
+        num_updates: steps of optimizers that are over.
+        around_aside: user code outside of steps runs in this, given its name.
     """
 
     def __init__(
@@ -89,10 +94,14 @@ class PipelinedRun:
         self.peers = None if joined is None else joined.peers
         self.is_shape_only = settings.is_shape_only
         self.device = META if self.is_shape_only else device
-        self.transport = open_transport(device, settings.timeout_s, host)
+        self.transport: SharedMemoryTransport | ProcessGroupTransport = open_transport(
+            device, settings.timeout_s, host
+        )
         self.pipeline: Pipeline | None = None
         self.failures = FailureWatch(host, self._abort, joined)
-        self.control = Control(self.transport, settings.timeout_s, self.failures)
+        self.control = Control(self.transport, settings.timeout_s)
+        self.num_updates = 0
+        self.around_aside: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self.on_built: Callable[[Pipeline], None] | None = None
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.recorder = StepRecorder(self.device)
@@ -117,6 +126,7 @@ class PipelinedRun:
         self._has_shown_state = False
         self._early_modules: EarlyModules | None = None
         self._is_end_agreed = False
+        self._counting: list[RemovableHandle] = []
         self._changing: frozenset[str] = frozenset()
 
     def __reduce__(self) -> Any:
@@ -128,6 +138,7 @@ class PipelinedRun:
         self._module = module
         pipelined_module(module, self.settings.module)  # refuses a name that there is not
         self._optimizers = optimizers
+        self._counting = [each.register_step_post_hook(self._count_update) for each in optimizers]
         self._train_modes = _modes(module)
         if self._leader_state is not None:
             self._leader_state.close()
@@ -137,6 +148,9 @@ class PipelinedRun:
         if self.control.is_leader:
             self._early_modules = EarlyModules(module, self.target, self.device)
             self._early_modules.start()
+
+    def _count_update(self, *_: Any) -> None:
+        self.num_updates += 1
 
     @property
     def leader_state(self) -> LeaderState:
@@ -473,8 +487,21 @@ class PipelinedRun:
     def stop_watching(self) -> None:
         """The run is over: user code and modules are what they were."""
         self.stop_early_modules()
+        for counting in self._counting:
+            counting.remove()
         if self._leader_state is not None:
             self._leader_state.close()
+
+    def reconnect(self) -> None:
+        """All ranks, after a failure: messages of before may be on their way in the old transport.
+
+        What is said from now on needs no speed: it goes through new groups.
+        """
+        self.transport.hang_up()
+        timeout_s = self.settings.timeout_s
+        groups = TransportGroups.create("gloo", timeout_s)
+        self.transport = ProcessGroupTransport(groups, torch.device("cpu"), timeout_s=timeout_s)
+        self.control.go_on_with(self.transport)
 
     def stop_early_modules(self) -> None:
         """What was moved in front of the forward is back, and nothing moves from now on."""

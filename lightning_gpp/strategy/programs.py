@@ -78,7 +78,6 @@ class Programs:
         with (
             self.pipeline.emulated(run.program, is_second=is_second) as still_ns,
             self.recorder.part(run, is_second=is_second, still_ns=still_ns),
-            self.control.program(),
             lifted(),
         ):
             yield
@@ -89,7 +88,6 @@ class Programs:
             torch.no_grad(),
             message.autocast.on(self.device),
             self.recorder.heard(self.pipeline.executor),
-            self.control.program(),
             lifted(),
             self.pipeline.filling(message.fills),
         ):
@@ -110,7 +108,6 @@ class Programs:
             self._both_ways(),
             self.pipeline.emulated(run.program),
             self.recorder.part(run, is_second=True),
-            self.control.program(),
         ):
             run.whole()
         return stash
@@ -142,7 +139,6 @@ class Programs:
             self._both_ways(),
             self.pipeline.emulated_window(record.since, resumption),
             self.recorder.window(run, window.number, record),
-            self.control.program(),
         ):
             run.window(window.number)
         return stash
@@ -156,7 +152,7 @@ class Programs:
             shift: of its numbers.
         """
         run = self._begin_window(window, state, shift, None)
-        with self.pipeline.emulated_messages(), self.control.program():
+        with self.pipeline.emulated_messages():
             run.drop_ahead(window.number)
 
     def _begin_window(

@@ -12,7 +12,6 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gpp.runtime.processes.meeting import meet
 from lightning_gpp.strategy.built_model import BuiltModel
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
 from lightning_gpp.strategy.emulation.shape_only import noting
@@ -21,6 +20,7 @@ from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import StepPerMicrobatch
 from lightning_gpp.strategy.state.lost_weights import note_lost_weights
 from lightning_gpp.strategy.state.sharded_checkpoint import ShardedWriter
+from lightning_gpp.strategy.step.asides import Asides
 from lightning_gpp.strategy.step.async_steps import AsyncSteps
 from lightning_gpp.strategy.step.batch_steps import BatchSteps
 from lightning_gpp.strategy.step.followers import Follower
@@ -44,6 +44,11 @@ class Session:
         run: likewise.
         manual: manual optimization, where the module does it.
         follower: what this rank does while rank 0 runs user code.
+        asides: what it does while user code outside of steps needs the model.
+        on_all_ranks: whether ranks other than 0 go on with the module, as they do when every rank
+            runs the user's script.
+        is_closed: whether the run is over.
+        lost: why the module is not whole after that; None if it is.
     """
 
     def __init__(
@@ -55,11 +60,15 @@ class Session:
         self.on_emulated: Callable[[EmulationReport], None] | None = None
         self.manual: ManualOptimization | None = None
         self.follower = Follower(run)
-        self._batch_steps = BatchSteps(run, self.follower, forward_calls(run))
+        forward = forward_calls(run)
+        self._batch_steps = BatchSteps(run, self.follower, forward)
+        self.asides = Asides(run, self.follower, forward)
         self._microbatch_steps = MicrobatchSteps(run, self.follower)
         self._async_steps = AsyncSteps(run, self.follower)
         self._writer: ShardedWriter | None = None
-        self._is_closed = False
+        self.on_all_ranks = True
+        self.is_closed = False
+        self.lost: str | None = None
 
     def __reduce__(self) -> Any:
         """Connections of a running process have no copy: a copy of a session is None."""
@@ -114,7 +123,8 @@ class Session:
     ) -> Any:
         """Runs a hook of the user's on rank 0; all ranks return what it returns."""
         if self.run.control.is_leader:
-            return self._batch_steps.lead_hook(name, hook, args, kwargs)
+            with self.asides.reading(name):
+                return self._batch_steps.lead_hook(name, hook, args, kwargs)
         return self._batch_steps.follow_hook(name)
 
     def backward_from(self, loss: Tensor) -> AbstractContextManager[Tensor]:
@@ -135,16 +145,12 @@ class Session:
         """On rank 0 the state dict of the whole module; elsewhere with ``meta`` tensors."""
         partition = self.run.partition
         self._async_steps.begin_anew()
-        if partition.is_partial:
-            self._check_together()
         with self.run.failures.guard(), partition.whole():
             return self.run.module.state_dict()
 
     def own_state_dict(self) -> dict[str, Any]:
         """The state dict of the module, of which every rank has what counts there."""
         self._async_steps.begin_anew()
-        if self.run.partition.is_partial:
-            self._check_together()
         return self.run.partition.counted_state_dict()
 
     def optimizer_state(self, optimizer: Optimizer, *, counted_only: bool) -> dict[str, Any]:
@@ -184,46 +190,56 @@ class Session:
             with self.run.failures.guard():
                 self._writer.wait()
 
-    def _check_together(self) -> None:
-        """Callbacks may ask for the state after an error, when ranks are not together any more.
-
-        Raises:
-            RuntimeError: they are not.
-        """
-        error = sys.exc_info()[1]
-        is_over = self.run.module.trainer.state.status == TrainerStatus.INTERRUPTED
-        if is_over and error is not None and not self.run.failures.is_in_order(error):
-            self.run.failures.origin(error)
-            self.close(on_all_ranks=False)  # the Trainer goes no further after the error below
-            raise RuntimeError(
-                "no checkpoint can be written after this error: it came while ranks were busy with "
-                "the weights that they hold. Save regularly "
-                "(ModelCheckpoint(every_n_train_steps=...))."
-            )
-
     # End -------------------------------------------------------------------------------------
 
-    def close(self, *, on_all_ranks: bool) -> None:
-        """Makes the module whole and closes the connections.
+    def error_that_ends(self) -> BaseException | None:
+        """The error that ends the Trainer's run, which then is over; None if there is none."""
+        error = sys.exc_info()[1]
+        is_over = self.run.has_module and (
+            self.run.module.trainer.state.status == TrainerStatus.INTERRUPTED
+        )
+        if error is None or not is_over or self.run.failures.is_in_order(error):
+            return None
+        first = self.run.failures.origin(error)
+        self.close()
+        return first or error
 
-        Args:
-            on_all_ranks: whether ranks other than 0 go on with the module, as they do when every
-                rank runs the user's script.
-        """
-        if self._is_closed:
+    def close(self) -> None:
+        """Makes the module whole and closes the connections."""
+        if self.is_closed:
             return
-        self._is_closed = True
+        self.is_closed = True
+        failures = self.run.failures
         try:
-            if self.run.failures.has_failed:
-                if self.run.has_module and not self.run.is_shape_only:
-                    note_lost_weights(self.run.module)
-            else:
-                with self.run.failures.guard():
-                    self._end_together(on_all_ranks)
+            if not failures.has_failed:
+                with failures.guard():
+                    self._end_together()
         finally:
-            self._hang_up()
+            try:
+                if failures.has_failed and self.run.has_module and not self.run.is_shape_only:
+                    self._end_after_failure()
+            finally:
+                self._hang_up()
 
-    def _end_together(self, on_all_ranks: bool) -> None:
+    def _end_after_failure(self) -> None:
+        """All ranks that are left: the module is whole again, if all are."""
+        run, model = self.run, self.run.model
+        state = {"is divided": model is not None, "updates": run.num_updates}
+        self.lost = run.failures.meet(state)
+        if self.lost is None and model is not None:
+            try:
+                run.reconnect()
+                self._async_steps.begin_anew()
+                run.take_saved_optimizers()
+                self._make_whole(model)
+                run.control.meet("waiting until all ranks have the module")
+            except Exception as error:
+                self.lost = f"{type(error).__name__}: {error}"
+                run.failures.part(f"rank {run.control.rank}: {self.lost}")
+        if self.lost is not None:
+            note_lost_weights(run.module, self.lost)
+
+    def _end_together(self) -> None:
         """All ranks: the module is whole again."""
         model = self.run.model
         self._async_steps.begin_anew()  # buffers hold nothing of what is in flight
@@ -231,8 +247,8 @@ class Session:
         if model is not None:
             self._report_emulation(model)
             if not self.run.is_shape_only:
-                self._make_whole(model, on_all_ranks)
-        meet()
+                self._make_whole(model)
+        self.run.control.meet("waiting for the end of the run on all ranks")
         if model is not None:
             model.close()
         if self.run.peers is not None:
@@ -260,8 +276,8 @@ class Session:
         if report is not None and self.on_emulated is not None:
             self.on_emulated(report)
 
-    def _make_whole(self, model: BuiltModel, on_all_ranks: bool) -> None:
-        partition = model.partition
+    def _make_whole(self, model: BuiltModel) -> None:
+        partition, on_all_ranks = model.partition, self.on_all_ranks
         states = [
             partial.whole_state_dict(self.run.control, partition.stores)
             for partial in self.run.partial_optimizers

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as lp
@@ -227,6 +228,27 @@ class FailInBackward(FailOnRank):
         raise ArithmeticError(f"{self._how} of {tuple(gradient.shape)} is out of order")
 
 
+class ReadsAllWeights(lp.Callback):
+    """Needs values of all parameters, or a part of the model, after every batch.
+
+    Args:
+        read: what it does with the module.
+    """
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self._read = read
+
+    def on_train_batch_end(self, trainer: lp.Trainer, pl_module: Any, *args: Any) -> None:
+        self._read(pl_module)
+
+
+def _follow(module: Any) -> None:
+    """As a moving average does that the user keeps."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            torch.zeros(parameter.shape, dtype=parameter.dtype).lerp_(parameter, 0.1)
+
+
 @dataclass(frozen=True)
 class Fault:
     """A job that must fail.
@@ -342,6 +364,14 @@ FAULTS = {
     "callback of rank 0": Fault(
         "the callback is out of order", callbacks=lambda: [FailOnRank(0, "raise")]
     ),
+    "norms after every batch": Fault(
+        "needs values of parameters",
+        callbacks=lambda: [ReadsAllWeights(lambda m: [float(p.norm()) for p in m.parameters()])],
+        schedules=ONCE,
+    ),
+    "an average of the user's": Fault(
+        "would read a parameter", callbacks=lambda: [ReadsAllWeights(_follow)], schedules=ONCE
+    ),
     "backward of one replica": Fault(
         r"the gradient of \(6, 3\) is out of order",
         strategy={
@@ -387,34 +417,56 @@ def run_fault(name: str, schedule: str, num_ranks: int = 3) -> None:
         trainer.fit(module if fault.pattern == "pytorch_lightning" else module.double(), *loaders)
 
 
-def save_after_a_fault(folder: str, num_ranks: int) -> None:
-    """A callback of rank 1 fails, and another is to save what there is."""
-    saving = ModelCheckpoint(folder, save_on_exception=True)
+def train_on_after_a_fault(folder: str, num_ranks: int) -> None:
+    """A callback of rank 1 fails, another saves what there is, the module trains on.
+
+    Args:
+        folder: of the checkpoint.
+        num_ranks: of the pipeline.
+    """
+    data, module = DataSpec(num_samples=40, num_inputs=2), ExportableModel().double()
+    callbacks = [FailOnRank(1, "raise"), ModelCheckpoint(folder, "left", save_on_exception=True)]
     strategy = {"num_microbatches": 4, "timeout": 30.0}
     with quiet():
-        trainer = make_trainer(
-            strategy,
-            num_ranks,
-            max_steps=20,
-            callbacks=[FailOnRank(1, "raise"), saving],
-            enable_checkpointing=True,
-        )
-        trainer.fit(ExportableModel().double(), DataSpec(num_samples=40, num_inputs=2).loader())
+        options = {"max_steps": 20, "enable_checkpointing": True, "callbacks": callbacks}
+        trainer = make_trainer(strategy, num_ranks, **options)
+        with pytest.raises(ArithmeticError, match="the callback is out of order"):
+            trainer.fit(module, data.loader())
+        (path,) = Path(folder).iterdir()
+        saved = torch.load(path, weights_only=False)
+        assert saved["global_step"] == FAULTY_BATCH
+        for name, value in module.state_dict().items():
+            assert torch.equal(value, saved["state_dict"][name])
+        make_trainer(strategy, num_ranks, max_steps=3).fit(module, data.loader())
 
 
-def fit_after_a_fault(num_ranks: int) -> tuple[str, str]:
-    """A callback of rank 1 fails, the module is trained again.
+def read_after_a_fault(folder: str, num_ranks: int) -> list[str]:
+    """Rank 1 is killed, the others try to save and to read what there is.
+
+    Args:
+        folder: of the checkpoint.
+        num_ranks: of the pipeline.
 
     Returns:
-        The error of each fit.
+        What they are told.
     """
-    errors = []
     data, module = DataSpec(num_samples=40, num_inputs=2), ExportableModel().double()
+    callbacks = [FailOnRank(1, "kill"), ModelCheckpoint(folder, save_on_exception=True)]
+    strategy = {"num_microbatches": 4, "timeout": 30.0}
     with quiet():
-        for callbacks in ([FailOnRank(1, "raise")], []):
-            strategy = {"num_microbatches": 4, "timeout": 30.0}
-            trainer = make_trainer(strategy, num_ranks, max_steps=20, callbacks=callbacks)
-            with pytest.raises((ArithmeticError, RuntimeError)) as caught:
-                trainer.fit(module, data.loader())
-            errors.append(str(caught.value))
-    return errors[0], errors[1]
+        options = {"max_steps": 20, "enable_checkpointing": True, "callbacks": callbacks}
+        trainer = make_trainer(strategy, num_ranks, **options)
+        with pytest.raises(RuntimeError, match="rank 1") as caught:
+            trainer.fit(module, data.loader())
+    told = [str(caught.value), *getattr(caught.value, "__notes__", [])]
+    inputs, _ = next(iter(data.loader()))
+    for read in (
+        module.state_dict,
+        lambda: trainer.save_checkpoint(Path(folder, "late.ckpt")),
+        lambda: module(*inputs),
+        lambda: make_trainer(strategy, num_ranks).fit(module, data.loader()),
+    ):
+        with pytest.raises(RuntimeError) as refused:
+            read()
+        told.append(str(refused.value))
+    return told

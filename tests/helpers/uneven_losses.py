@@ -97,7 +97,7 @@ class InnerLossTower(MaskedTower):
 class MaskedData(DataSpec):
     """Masks that leave all targets until, from some batch on, they leave fewer of some samples."""
 
-    first_masked = 3
+    first_masked = 2
 
     def loader(self) -> DataLoader[Any]:
         (x, *_), target = self.tensors()

@@ -8,10 +8,12 @@ from typing import Any
 
 from lightning_gpp.runtime.payload import pack_object, unpack_object
 from lightning_gpp.runtime.transport.transport import Tag, Transport
-from lightning_gpp.strategy.ranks.failure import FailureWatch, Raised
+from lightning_gpp.strategy.ranks.aside import Aside
 
 _STEP: Tag = (-3, 0, 0, 0)
 _GATHER: Tag = (-4, 0, 0, 0)
+_GATHER_ASIDE: Tag = (-4, 1, 0, 0)
+"""What ranks sent to where rank 0 has not come yet stays apart."""
 
 
 class Control:
@@ -20,36 +22,36 @@ class Control:
     Args:
         transport: moves them.
         timeout_s: limit of every wait.
-        failures: of this run.
 
     Attributes:
         rank: this rank.
         num_ranks: how many there are.
         is_leader: whether this is rank 0, which reads data and computes the loss.
+        on_aside: what other ranks do in an aside.
     """
 
-    def __init__(self, transport: Transport, timeout_s: float, failures: FailureWatch) -> None:
+    def __init__(self, transport: Transport, timeout_s: float) -> None:
         self._transport = transport
         self.rank, self.num_ranks = transport.rank, transport.num_ranks
         self.is_leader = self.rank == 0
         self._timeout_s = timeout_s
-        self._failures = failures
         self._alone: str | None = None
-        self._is_in_order = True
+        self._gather: Tag = _GATHER
+        self.on_aside: Callable[[Aside], Any]
+
+    def go_on_with(self, transport: Transport) -> None:
+        """All ranks: messages go another way from now on."""
+        self._transport = transport
 
     @contextlib.contextmanager
     def alone(self, what: str) -> Iterator[None]:
         """Rank 0: while user code runs here and nowhere else, nothing may wait for the others.
 
-        They wait for what it does next. If it raises, they are told that, in its place.
+        They wait for what it does next.
         """
         before, self._alone = self._alone, what
         try:
             yield
-        except Exception as error:
-            if before is None and self._is_in_order and self._failures.can_end_in_order:
-                self.tell(self._failures.end_in_order(error))
-            raise
         finally:
             self._alone = before
 
@@ -58,19 +60,18 @@ class Control:
         """Rank 0: inside of user code, while the others have been told to take part."""
         before, self._alone = self._alone, None
         try:
-            with self.program():
-                yield
+            yield
         finally:
             self._alone = before
 
     @contextlib.contextmanager
-    def program(self) -> Iterator[None]:
-        """Rank 0: the others are busy with their part of this; an error leaves them in it."""
+    def aside(self) -> Iterator[None]:
+        """All ranks: what they do in an aside."""
+        before, self._gather = self._gather, _GATHER_ASIDE
         try:
             yield
-        except BaseException:
-            self._is_in_order = False
-            raise
+        finally:
+            self._gather = before
 
     def check_together(self) -> None:
         """Raises RuntimeError when rank 0 is about to wait for ranks that are elsewhere."""
@@ -95,18 +96,21 @@ class Control:
             self._transport.send(payload, target=rank, tag=_STEP)
 
     def hear(self, purpose: str) -> Any:
-        """Other ranks: the next object that rank 0 tells.
+        """Other ranks: the next object that rank 0 tells, beside asides, which are taken part in.
 
-        Raises:
-            RaisedError: rank 0's user code raised.
+        Args:
+            purpose: of the waiting, for errors.
         """
+        while isinstance(told := self.hear_any(purpose), Aside):
+            self.on_aside(told)
+        return told
+
+    def hear_any(self, purpose: str) -> Any:
+        """Other ranks: the next object that rank 0 tells."""
         payload = self._transport.receive(
             source=0, tag=_STEP, timeout_s=self._timeout_s, purpose=purpose
         )
-        told = unpack_object(payload)
-        if isinstance(told, Raised):
-            raise told.error()
-        return told
+        return unpack_object(payload)
 
     def share(self, obj: Any, purpose: str) -> Any:
         """All ranks: rank 0's object."""
@@ -118,14 +122,23 @@ class Control:
 
     def send_to(self, rank: int, obj: Any) -> None:
         """Sends an object to one rank."""
-        self._transport.send(pack_object(obj), target=rank, tag=_GATHER)
+        self._transport.send(pack_object(obj), target=rank, tag=self._gather)
 
     def receive_from(self, rank: int, purpose: str) -> Any:
         """The next object that one rank sends with :meth:`send_to`."""
         payload = self._transport.receive(
-            source=rank, tag=_GATHER, timeout_s=self._timeout_s, purpose=purpose
+            source=rank, tag=self._gather, timeout_s=self._timeout_s, purpose=purpose
         )
         return unpack_object(payload)
+
+    def combined(self, obj: Any, combine: Callable[[list[Any]], Any], purpose: str) -> Any:
+        """All ranks: what rank 0 makes of every rank's object."""
+        gathered = self.gather(obj, purpose)
+        return self.share(combine(gathered) if self.is_leader else None, purpose)
+
+    def meet(self, purpose: str) -> None:
+        """All ranks: waits for the others."""
+        self.combined(None, lambda _: None, purpose)
 
     def flush(self) -> None:
         """Waits until everything told so far has left."""
@@ -145,11 +158,14 @@ class Control:
         self.check_together()
         if not self.is_leader:
             if store is not None:
+                self.hear(purpose)  # user code of rank 0 may need this rank before it comes here
                 self.receive_from(0, purpose)
             self.send_to(0, obj)
             self._transport.flush()
             return []
         gathered = [obj]
+        if store is not None:
+            self.tell(None)
         for rank in range(1, self.num_ranks):
             if store is not None:
                 self.send_to(rank, None)

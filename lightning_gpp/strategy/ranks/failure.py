@@ -2,7 +2,8 @@
 
 A rank that fails tells rank 0, which tells the others of the first failure: of one that was told,
 or of a rank that is gone, frozen or cut off. Threads beside the main one hear of it within moments
-and make every wait of the pipeline raise it.
+and make every wait of the pipeline raise it. Ranks that are left meet once more
+(:meth:`FailureWatch.meet`) and give each other what they hold of the module.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,12 @@ log = logging.getLogger(__name__)
 _GRACE_S = 3.0
 """For the first error to be told, when this rank saw only that another is gone."""
 
+_LET_END_S = 1.0
+"""After a failure of a rank that lives, for what other ranks are in the midst of."""
+
+_MEET_S = 60.0
+"""After a failure, for all ranks to come out of their work."""
+
 _TERMINATE_S = 10.0
 """For a step to end after SIGTERM; then the run ends without it."""
 
@@ -45,8 +52,7 @@ class PeerError(RuntimeError):
     """Another rank failed first; the text holds its error and traceback."""
 
 
-class RaisedError(PeerError):
-    """User code of rank 0 raised while the others waited for it: what they share is in order."""
+_PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +64,36 @@ class _Report:
         summary: one line, in words that follow the rank.
         details: its traceback; empty where nobody could make one.
         pipeline: of the rank, where there are several.
+        kind: module and qualified name of the error's type; empty where there is no error.
+        message: what the error says.
+        args: of the error.
+        attributes: of the error.
     """
 
     rank: int
     summary: str
     details: str = ""
     pipeline: int | None = None
+    kind: str = ""
+    message: str = ""
+    args: Sequence[Any] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int, pipeline: int | None) -> _Report:
+        """Of an error of this rank."""
+        kind, message = type(error), str(error)
+        is_plain = all(isinstance(each, _PLAIN) for each in error.args)
+        return cls(
+            rank,
+            f"failed: {kind.__name__}: {message}",
+            "".join(traceback.format_exception(error)),
+            pipeline,
+            f"{kind.__module__}:{kind.__qualname__}",
+            message,
+            error.args if is_plain else (message,),
+            {key: each for key, each in vars(error).items() if isinstance(each, _PLAIN)},
+        )
 
     @property
     def text(self) -> str:
@@ -71,24 +101,51 @@ class _Report:
         where = "" if self.pipeline is None else f"pipeline {self.pipeline}: "
         return f"{where}rank {self.rank} {self.summary}"
 
-    def error(self) -> PeerError:
-        text = self.text
-        return PeerError(f"{text}\n\n{self.details}\n{text}" if self.details else text)
+    @property
+    def full_text(self) -> str:
+        """With the traceback."""
+        return f"{self.text}\n\n{self.details}\n{self.text}" if self.details else self.text
+
+    def error(self) -> Exception:
+        """To be raised on other ranks: of the same type, so that scripts handle it alike."""
+        error = self._same() or PeerError(self.full_text)
+        error.__dict__["of_other_rank"] = self.full_text
+        if not isinstance(error, PeerError):
+            add_note(error, self.full_text)
+        return error
+
+    def _same(self) -> Exception | None:
+        """An error that says the same, if this process knows the type already.
+
+        Nothing is imported or unpickled, and of the type's code only ``__new__`` runs.
+        """
+        module, _, name = self.kind.partition(":")
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if not isinstance(found, type) or not issubclass(found, Exception):
+            return None
+        if issubclass(found, StopIteration):  # to loops the end of their data
+            return None
+        try:
+            error = found.__new__(found, *self.args)
+            error.args = tuple(self.args)
+            error.__dict__.update(self.attributes)
+            says = str(error)
+        except (TypeError, ValueError, AttributeError):  # it is made in a way of its own
+            return None
+        return error if says == self.message else None
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """What rank 0 tells in the place of what its user code would have done next.
+def add_note(error: BaseException, text: str) -> None:
+    """Python from 3.11 on shows it below the error."""
+    error.__dict__.setdefault("__notes__", []).append(text)
 
-    Attributes:
-        text: of the error.
-    """
 
-    text: str
-
-    def error(self) -> RaisedError:
-        """To be raised on the other ranks."""
-        return RaisedError(self.text)
+def of_other_rank(error: BaseException) -> str | None:
+    """The text of an error that another rank had first; None for an own one."""
+    text = vars(error).get("of_other_rank")
+    return text if isinstance(text, str) else None
 
 
 class EndOfDataError(StopIteration):
@@ -113,7 +170,7 @@ class FailureWatch:
     def __init__(
         self,
         host: str,
-        on_peer_failure: Callable[[PeerError], None],
+        on_peer_failure: Callable[[Exception], None],
         joined: JoinedPipelines | None = None,
     ) -> None:
         self._rank = dist.get_rank()
@@ -127,7 +184,10 @@ class FailureWatch:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._has_reported = False
-        self._orderly: BaseException | None = None
+        self._ended = threading.Event()
+        self._met = threading.Event()
+        self._apart: str | None = None
+        self._states: dict[int, Mapping[str, Any]] = {}
         self._main = threading.get_ident()
         _show_peer_errors_short()
         self._heartbeats = Heartbeats(host, self._hear, self._lose)
@@ -141,33 +201,44 @@ class FailureWatch:
         """Tells the others of an error of this rank, unless it is one of theirs."""
         if self.is_in_order(error):
             return
-        if self._has_reported or isinstance(error, PeerError):
-            self._has_reported = True
-            return
-        self._has_reported = True
-        self._tell(self._report_of(error))
-
-    @property
-    def can_end_in_order(self) -> bool:
-        """Whether nothing has ended the run so far."""
-        return not self._has_reported and self._first is None and self._orderly is None
+        is_known, self._has_reported = self._has_reported, True
+        if not is_known and of_other_rank(error) is None:
+            self._tell(_Report.of(error, self._rank, self._pipeline))
 
     def is_in_order(self, error: BaseException) -> bool:
-        """Whether the ranks are still together after this error, which ends the run."""
-        if isinstance(error, SIGTERMException):
-            return self.ends_with_step
-        return error is self._orderly or isinstance(error, RaisedError)
+        """Whether it ends the run of all ranks, which are still together, and is no failure."""
+        return isinstance(error, SIGTERMException) and self.ends_with_step
 
-    def end_in_order(self, error: Exception) -> Raised:
-        """Rank 0: this error, of user code that the others wait for, ends the run.
+    def meet(self, state: Mapping[str, Any]) -> str | None:
+        """All ranks, after a failure: waits until the others have come out of their work.
+
+        Args:
+            state: what must be the same on all ranks for them to have one module.
 
         Returns:
-            What they are to be told; the module can be made whole after it.
+            Why they do not have it; None if all are here.
         """
-        self._orderly = error
-        report = self._report_of(error)
-        self._tell_other_pipelines(report)
-        return Raised(str(report.error()))
+        self._ended.set()
+        if self._rank == 0:
+            self._come(0, state)
+        else:
+            self._heartbeats.send({"came": dict(state)})
+        if not self._met.wait(_MEET_S):
+            missing = sorted({*range(dist.get_world_size())} - {*self._states})
+            who = f"ranks {missing}" if self._rank == 0 else "some ranks"
+            self.part(f"{who} did not come out of their work within {_MEET_S:g} s")
+        return self._apart
+
+    def part(self, why: str) -> None:
+        """The ranks will not have one module; all are told, and nobody waits for another."""
+        with self._lock:
+            is_known, self._apart = self._apart is not None, self._apart or why
+        if is_known:
+            return
+        self._heartbeats.send({"apart": why})
+        self._met.set()
+        if self._ended.is_set():
+            self._on_peer_failure(PeerError(why))
 
     def terminate(self) -> None:
         """This rank was asked to end (SIGTERM): all do at the end of the step, or soon."""
@@ -196,12 +267,12 @@ class FailureWatch:
             self._has_reported = True
             raise first.error()
 
-    def origin(self, error: BaseException) -> PeerError | None:
+    def origin(self, error: BaseException) -> Exception | None:
         """Another rank's error if this one only echoes it; else reports this one.
 
         A rank whose peer dies sees a lost connection before or after it hears why.
         """
-        if error is not self._orderly and _is_echo(error):
+        if _is_echo(error):
             self._known.wait(_GRACE_S)
             first = self._first
             if first is not None and first.rank != self._rank:
@@ -223,16 +294,12 @@ class FailureWatch:
 
     def _tell_other_pipelines(self, report: _Report) -> None:
         if self._joined is not None and self._rank == 0:
-            self._joined.tell_failure(str(report.error()))
-
-    def _report_of(self, error: BaseException) -> _Report:
-        details = "".join(traceback.format_exception(error))
-        summary = f"failed: {type(error).__name__}: {error}"
-        return _Report(self._rank, summary, details, self._pipeline)
+            self._joined.tell_failure(report.full_text)
 
     def close(self) -> None:
         """Ends the watch in good order; a barrier before it lets all go together."""
         self._closed.set()
+        self._ended.set()
         if self.has_failed:
             self._heartbeats.close(_LEAVE_FAILED_S)
         else:
@@ -248,18 +315,40 @@ class FailureWatch:
                     threading.Thread(
                         target=self._end_terminated, args=(terminated,), daemon=True
                     ).start()
-            case {"rank": int(failed), "summary": str(summary), "details": str(details)}:
-                self._settle(_Report(failed, summary, details, self._pipeline))
+            case {"rank": int(), "summary": str(), "details": str(), "kind": str()}:
+                self._settle(_Report(**message))
+            case {"came": dict(state)} if self._rank == 0:
+                self._come(rank, state)
+            case {"met": True}:
+                self._met.set()
+            case {"apart": str(why)}:
+                self.part(why)
             case _:
                 log.warning("rank %d: no message of a known kind: %s", rank, message)
 
     def _lose(self, rank: int, why: str) -> None:
-        self._settle(_Report(rank, why, pipeline=self._pipeline))
+        report = _Report(rank, why, pipeline=self._pipeline)
+        self._settle(report, lets_end=False)
+        self.part(report.text)
+
+    def _come(self, rank: int, state: Mapping[str, Any]) -> None:
+        """Rank 0: a rank has come out of its work."""
+        with self._lock:
+            self._states[rank] = state
+            states = [self._states[each] for each in sorted(self._states)]
+        if len(states) < dist.get_world_size():
+            return
+        if any(each != states[0] for each in states):
+            self.part(f"it came while ranks were at different updates of the weights: {states}")
+        elif self._apart is None:
+            self._heartbeats.send({"met": True})
+            self._met.set()
 
     def _end_terminated(self, rank: int) -> None:
         if not self._closed.wait(_TERMINATE_S) and not self.ends_with_step:
             summary = f"was asked to end (SIGTERM), and no step ended within {_TERMINATE_S:g} s"
-            self._settle(_Report(rank, summary, pipeline=self._pipeline), also_here=True)
+            report = _Report(rank, summary, pipeline=self._pipeline)
+            self._settle(report, also_here=True, lets_end=False)
 
     def _tell(self, report: _Report) -> None:
         """The way of an error of this rank: rank 0 decides which was the first."""
@@ -268,8 +357,14 @@ class FailureWatch:
         else:
             self._heartbeats.send(asdict(report))
 
-    def _settle(self, report: _Report, *, also_here: bool = False) -> None:
-        """Takes a report for the first unless there was one; rank 0 passes it on."""
+    def _settle(self, report: _Report, *, also_here: bool = False, lets_end: bool = True) -> None:
+        """Takes a report for the first unless there was one; rank 0 passes it on.
+
+        Args:
+            report: of a failure.
+            also_here: whether it ends this rank, if it is its own.
+            lets_end: whether what other ranks are in the midst of may end before their waits do.
+        """
         with self._lock:
             if self._first is not None or self._closed.is_set():
                 return
@@ -280,22 +375,24 @@ class FailureWatch:
             self._tell_other_pipelines(report)
         if self._rank == (1 if report.rank == 0 else 0):  # at once, and on one rank
             log.error("%s", report.text)
-        if report.rank != self._rank or also_here:
-            self._on_peer_failure(report.error())
+        is_here = report.rank != self._rank or also_here
+        delay_s = _LET_END_S if lets_end else 0.0
         threading.Thread(
-            target=self._end_if_stuck, args=(report,), name="failure-end", daemon=True
+            target=self._end, args=(report, is_here, delay_s), name="failure-end", daemon=True
         ).start()
 
-    def _end_if_stuck(self, report: _Report) -> None:
-        """Ends the process when its main thread never hears of the failure.
+    def _end(self, report: _Report, is_here: bool, delay_s: float) -> None:
+        """Ends the waits of the main thread, or the process when that never hears of the failure.
 
         A collective of gloo that waits for a rank which is frozen or cut off ends at the time
         limit of the process group, and nothing in this process can end it sooner.
         """
-        while not self._closed.wait(_STUCK_S):
+        if not self._ended.wait(delay_s) and is_here:
+            self._on_peer_failure(report.error())
+        while not self._ended.wait(_STUCK_S):
             if _is_in_collective(self._main):
                 sys.stderr.write(
-                    f"{report.error()}\nrank {self._rank} waits for it in a collective of torch "
+                    f"{report.full_text}\nrank {self._rank} waits for it in a collective of torch "
                     "that cannot be interrupted, and ends\n"
                 )
                 sys.stderr.flush()
@@ -311,7 +408,7 @@ def _is_in_collective(thread: int) -> bool:
 
 def _is_echo(error: BaseException) -> bool:
     """Whether an error is what a rank sees when another one is gone."""
-    if isinstance(error, PeerError):
+    if of_other_rank(error) is not None:
         return False
     text = str(error)
     return isinstance(error, TransportError | dist.DistError) or (
@@ -329,12 +426,13 @@ def _show_peer_errors_short() -> None:
         return
 
     def show(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
-        if not isinstance(error, PeerError):
+        text = of_other_rank(error)
+        if text is None:
             before(kind, error, place)
         elif dist.is_initialized() and dist.get_rank() != 0:
-            sys.stderr.write(f"rank {dist.get_rank()} ends: {str(error).splitlines()[0]}\n")
+            sys.stderr.write(f"rank {dist.get_rank()} ends: {text.splitlines()[0]}\n")
         else:
-            sys.stderr.write(f"{error}\n")
+            sys.stderr.write(f"{text}\n")
 
     show.shows_peer_errors_short = True  # type: ignore[attr-defined]
     sys.excepthook = show

@@ -18,6 +18,7 @@ from torch import Tensor
 from lightning_gpp.runtime.processes.meeting import meet
 from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.strategy.lightning_private import distributed_is_initialized
+from lightning_gpp.strategy.ranks.control import Control
 from lightning_gpp.strategy.ranks.pipelines import JoinedPipelines
 
 
@@ -87,6 +88,14 @@ class PipelinesStrategy(ParallelStrategy):
         return contextlib.nullcontext()
 
     @property
+    def control(self) -> Control | None:
+        """Messages between the ranks of a run that is under way; None before and after.
+
+        Agreement goes by them: a collective of torch waits for a rank that has failed.
+        """
+        return None
+
+    @property
     def user_code_alone(self) -> str | None:
         """Name of the user code that runs on rank 0 and nowhere else; None if there is none.
 
@@ -98,8 +107,12 @@ class PipelinesStrategy(ParallelStrategy):
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Waits for all ranks; refused where only rank 0 is, which might wait for ever."""
         if distributed_is_initialized():
+            control = self.control
             with self.guarded():
-                meet()
+                if control is None:
+                    meet()
+                else:
+                    control.meet("waiting at a barrier")
                 if (peers := self._peers) is not None:
                     peers.meet("a barrier of all pipelines")
 
@@ -108,13 +121,30 @@ class PipelinesStrategy(ParallelStrategy):
         if not distributed_is_initialized():
             return obj
         pipeline, place = divmod(src, dist.get_world_size())
-        objects = [obj]
+        control = self.control
         if self.user_code_alone is None or place != 0:
             with self.guarded():
-                dist.broadcast_object_list(objects, place)
+                if control is None:
+                    objects = [obj]
+                    dist.broadcast_object_list(objects, place)
+                    obj = objects[0]
+                else:
+                    own = obj if dist.get_rank() == place else None
+                    purpose = f"waiting for what rank {src} has"
+                    obj = control.combined(own, lambda every: every[place], purpose)
         if (peers := self._peers) is not None:
-            return peers.share(objects[0], "what one pipeline tells the others", root=pipeline)
-        return objects[0]
+            return peers.share(obj, "what one pipeline tells the others", root=pipeline)
+        return obj
+
+    def total(self, number: Tensor) -> Tensor:
+        """All ranks of a pipeline: the sum of a number of each."""
+        control = self.control
+        with self.guarded():
+            if control is not None:
+                number = control.combined(number, sum, "waiting for a sum over the ranks")
+            elif dist.is_initialized():
+                dist.all_reduce(number)
+        return number
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduces over pipelines; of one, the tensor stays as it is.
@@ -160,10 +190,8 @@ class PipelinesStrategy(ParallelStrategy):
         if not distributed_is_initialized():
             return decision
         if self.user_code_alone is None:
-            votes = torch.tensor(int(decision))
-            with self.guarded():
-                dist.all_reduce(votes)
-            decision = int(votes) == dist.get_world_size() if all else bool(votes)
+            votes = int(self.total(torch.tensor(int(decision))))
+            decision = votes == dist.get_world_size() if all else bool(votes)
         if (peers := self._peers) is None:
             return decision
         op = dist.ReduceOp.MIN if all else dist.ReduceOp.MAX

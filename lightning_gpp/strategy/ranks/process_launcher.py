@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 
 from lightning_gpp.runtime.processes.rank_processes import end_with_starter, ended_after_error
 from lightning_gpp.strategy.lightning_private import MultiProcessingLauncher, SIGTERMException
-from lightning_gpp.strategy.ranks.failure import PeerError
+from lightning_gpp.strategy.ranks.failure import of_other_rank
 from lightning_gpp.strategy.ranks.handed_back import handed_back, take_back
 from lightning_gpp.strategy.report import show
 
@@ -72,8 +72,10 @@ class ProcessLauncher(MultiProcessingLauncher):
             sys.exit(INTERRUPTED)
         except SIGTERMException:
             sys.exit(TERMINATED)
-        except PeerError as error:
-            raise PeerError(str(error)) from None  # without the way that led to it here
+        except Exception as error:
+            if of_other_rank(error) is not None:
+                raise error.with_traceback(None) from None  # without the way that led to it here
+            raise
         except SystemExit as error:
             if error.code in (None, 0):
                 raise RuntimeError(

@@ -76,6 +76,7 @@ class SpmdCalls(ForwardCalls):
             NotImplementedError: it is called under autocast.
         """
         run = self._divided_run
+        self.before()
         if is_autocast():
             raise NotImplementedError(NO_AUTOCAST)
         target = run.target

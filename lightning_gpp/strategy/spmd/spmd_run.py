@@ -277,7 +277,7 @@ class SpmdRun(PipelinedRun):
         paced: AbstractContextManager[None] = nullcontext()
         if self.emulation is not None:
             paced = self.emulation.part(halves.interpreter, is_second=is_second)
-        with paced, self.control.program(), lifted():
+        with paced, lifted():
             yield
 
     def run_forward(self, message: Forward, boundary: Boundary | None) -> None:
@@ -286,7 +286,6 @@ class SpmdRun(PipelinedRun):
         with (
             torch.no_grad(),
             message.autocast.on(self.device),
-            self.control.program(),
             lifted(),
         ):
             halves.forward_half()

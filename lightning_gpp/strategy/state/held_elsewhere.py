@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FunctionType
+from types import FunctionType, TracebackType
 from typing import Any
 
 import torch
@@ -63,13 +63,26 @@ ONLY_OWN = (
 )
 
 
+_LACKS_VALUES = ("meta tensor", "device meta", "'meta' backend")
+"""What torch says of it."""
+
+LACKS_VALUES = (
+    "this code needs values of parameters or buffers that another rank holds: with graphpipe a "
+    "rank has those of its own stages (the others' `is_meta`). Call the whole pipelined module, "
+    "which runs through the pipeline, and not a part of it; read weights in hooks around epochs, "
+    "where parameters() and state_dict() make the module whole; average them with WeightAveraging "
+    "(EMAWeightAveraging); a network that follows another (BYOL, MoCo) trains on one device."
+)
+
+
 class HeldElsewhere(TorchFunctionMode):
     """While active, tensors on the ``meta`` device answer as if they were on ``device``.
 
-    Changes of parameters and of such tensors through ``.data`` count as changes.
+    Changes of parameters and of such tensors through ``.data`` count as changes. Where a value is
+    wanted, the body ends with an error that says who has it.
 
     Args:
-        device: of this rank.
+        device: of this rank; None for code of every rank, which may look for what is on ``meta``.
         of_stages: the ``id`` of every parameter that this rank's stages hold.
 
     Attributes:
@@ -77,7 +90,9 @@ class HeldElsewhere(TorchFunctionMode):
             functions of torch in Python call in turn (a backward its hooks, say) is not seen.
     """
 
-    def __init__(self, device: torch.device, of_stages: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, device: torch.device | None, of_stages: frozenset[int] = frozenset()
+    ) -> None:
         super().__init__()
         self.device = device
         self._of_stages = of_stages
@@ -93,7 +108,8 @@ class HeldElsewhere(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _FREEZING or isinstance(func, FunctionType):
             self.may_have_frozen = True
-        if args and isinstance(args[0], Tensor) and args[0].is_meta:
+        is_away = args and isinstance(args[0], Tensor) and args[0].is_meta
+        if is_away and self.device is not None:
             if func == _DEVICE:
                 return self.device
             if (kind := _IS_TYPE.get(func)) is not None:
@@ -112,6 +128,16 @@ class HeldElsewhere(TorchFunctionMode):
         if func is Tensor.backward and kwargs.get("inputs") is not None:
             self._check_inputs(kwargs["inputs"])
         return func(*args, **kwargs)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        place: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, place)  # type: ignore[no-untyped-call]
+        if isinstance(error, RuntimeError) and any(t in str(error).lower() for t in _LACKS_VALUES):
+            raise RuntimeError(LACKS_VALUES) from error
 
     def _check_inputs(self, inputs: Tensor | Iterable[Any]) -> None:
         """Stages give their parameters gradients by themselves: autograd sees no way to them."""
@@ -146,7 +172,7 @@ def lifted() -> Iterator[None]:
     if not isinstance(mode, HeldElsewhere):
         yield
         return
-    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    mode.__exit__(None, None, None)
     try:
         yield
     finally:

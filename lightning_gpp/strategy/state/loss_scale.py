@@ -10,10 +10,10 @@ Source: dynamic loss scaling, Micikevicius et al., "Mixed precision training" (I
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -27,7 +27,12 @@ class AgreedScaler(GradScaler):
     All ranks have to unscale the same optimizers in the same order. Its numbers are on the CPU,
     where ranks on devices of any type can add them up and nothing waits to look at them: the host
     waits for the device once a step, for what was found in the gradients.
+
+    Attributes:
+        total: of a number on all ranks.
     """
+
+    total: Callable[[Tensor], Tensor]
 
     @classmethod
     def like(cls, scaler: GradScaler, device: torch.device) -> AgreedScaler:
@@ -61,8 +66,7 @@ class AgreedScaler(GradScaler):
         count = torch.zeros(())
         for own in to_host(found.values()):
             count += own
-        if dist.is_initialized():
-            dist.all_reduce(count)
+        count = self.total(count)
         return {count.device: count}
 
     def scale(self, outputs: Any) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch.plugins import (
     DoublePrecision,
     HalfPrecision,
@@ -35,6 +35,9 @@ class HoldsParameters(Protocol):
     def counted_parameters(self) -> list[nn.Parameter] | None:
         """Parameters that this rank counts; None where it counts all."""
 
+    def total(self, number: Tensor) -> Tensor:
+        """The sum of a number of each rank."""
+
     def after_backward(self) -> None:
         """Gradients of this rank are there, and nobody has seen them yet."""
 
@@ -60,17 +63,22 @@ def pipeline_precision(plugin: Precision | None, strategy: HoldsParameters) -> P
     return plugin
 
 
-def place_precision(plugin: Precision, device: torch.device) -> None:
+def place_precision(
+    plugin: Precision, device: torch.device, total: Callable[[Tensor], Tensor]
+) -> None:
     """Mixed precision is that of the device of this rank, whatever Lightning took it for.
 
     Args:
         plugin: in use.
         device: of this rank; ``meta`` where tensors have no numbers.
+        total: of a number on all ranks.
     """
     if isinstance(plugin, MixedPrecision):
         plugin.device = "cpu" if device.type == "meta" else device.type
         if plugin.scaler is not None and not isinstance(plugin.scaler, AgreedScaler):
             plugin.scaler = AgreedScaler.like(plugin.scaler, device)
+        if isinstance(plugin.scaler, AgreedScaler):
+            plugin.scaler.total = total
 
 
 def loss_scale(plugin: Precision) -> float:
@@ -116,23 +124,21 @@ class _ClipsOverRanks:
             return
         own = {id(parameter) for parameter in counted}
         gradients = [p.grad for p in held if id(p) in own and p.grad is not None]
-        norm = _norm_over_ranks(gradients)
+        norm = strategy.total(_squares(gradients)).sqrt()
         factor = (clip_val / (norm + 1e-6)).clamp(max=1.0).item()
         if factor != 1 and held:  # NaN is another
             torch._foreach_mul_([parameter.grad for parameter in held], factor)
 
 
-def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
-    """On the CPU, where ranks on devices of any type can add it up."""
+def _squares(gradients: list[Tensor]) -> Tensor:
+    """Their sum on the CPU, where ranks on devices of any type can add it up."""
     values = [g.coalesce().values() if g.is_sparse else g for g in gradients]
     reals = [torch.view_as_real(each) if each.is_complex() else each for each in values]
     squares = torch.zeros((), dtype=torch.float64)
     if reals:
         norms = foreach_norm(reals, widest_float(reals[0].device))
         squares = torch.stack(norms).cpu().double().square().sum()
-    if dist.is_initialized():
-        dist.all_reduce(squares)
-    return squares.sqrt()
+    return squares
 
 
 class PipelinePrecision(_ClipsOverRanks, Precision):

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from lightning_gpp.mapped_tensor import is_mapped
 from lightning_gpp.strategy.emulation.shape_only import refuse_checkpoint
 from lightning_gpp.strategy.lightning_private import LightningOptimizer
+from lightning_gpp.strategy.ranks.failure import add_note
 from lightning_gpp.strategy.ranks.pipelines_strategy import PipelinesStrategy
 from lightning_gpp.strategy.session import Session
 from lightning_gpp.strategy.state.meta_parameters import give_values
@@ -65,6 +66,23 @@ class SavingStrategy(PipelinesStrategy):
     def _saves_in_background(self) -> bool:
         return isinstance(self.checkpoint_io, AsyncCheckpointIO)
 
+    def _open_session(self) -> Session | None:
+        """All ranks: the run, while it is under way. After an error it ends here.
+
+        Callbacks that save a checkpoint then (``OnExceptionCheckpoint``) find the module whole.
+
+        Raises:
+            BaseException: the error, where the module cannot be made whole.
+        """
+        if self._session is None:
+            return None
+        error = self._session.error_that_ends()
+        if error is not None and self._session.lost is not None:
+            add_note(error, f"no checkpoint can be written after this error: {self._session.lost}")
+            self.teardown()
+            raise error
+        return None if self._session.is_closed else self._session
+
     # Saving ----------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -72,20 +90,18 @@ class SavingStrategy(PipelinesStrategy):
         module = self._lightning_module
         assert module is not None
         is_sharded = self.state_dict_type == "sharded"
-        if self._session is None or self._session.run.model is None:
+        session = self._open_session()
+        if session is None or session.run.model is None:
             return {} if is_sharded and not self.is_global_zero else module.state_dict()
-        if is_sharded:
-            return self._session.own_state_dict()
-        return self._session.module_state_dict()
+        return session.own_state_dict() if is_sharded else session.module_state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks: on rank 0 the state that one device would write; sharded: this rank's part."""
         optimizer = plain(optimizer)
-        if self._session is None:
+        session = self._open_session()
+        if session is None:
             return optimizer.state_dict()
-        return self._session.optimizer_state(
-            optimizer, counted_only=self.state_dict_type == "sharded"
-        )
+        return session.optimizer_state(optimizer, counted_only=self.state_dict_type == "sharded")
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
@@ -119,9 +135,10 @@ class SavingStrategy(PipelinesStrategy):
                 hooks.install()
 
     def _save_sharded(self, checkpoint: Mapping[str, Any], path: Path) -> None:
-        if self._session is not None:
+        session = self._open_session()
+        if session is not None:
             if self.joined is None or self.joined.peers.pipeline == 0:  # all have the same
-                self._session.save_sharded(checkpoint, path, self._saves_in_background)
+                session.save_sharded(checkpoint, path, self._saves_in_background)
         elif self.is_global_zero:  # the run is over: rank 0 has all
             write(checkpoint, path, None)
 
@@ -140,8 +157,9 @@ class SavingStrategy(PipelinesStrategy):
 
     def _finish_saving(self) -> None:
         """Waits for the checkpoint that is being written, then removes those before."""
-        if self._session is not None:
-            self._session.finish_saving()
+        session = self._open_session()
+        if session is not None:
+            session.finish_saving()
         if self._saves_in_background:
             self.checkpoint_io.teardown()  # waits, and raises what went wrong
         doomed = list(self._doomed)

@@ -15,7 +15,9 @@ from lightning_gpp.strategy.ranks.messages import (
     Build,
     Forward,
     News,
+    ReadAll,
     ReadBatch,
+    ReadEnd,
     Trial,
 )
 from lightning_gpp.strategy.step.loaders import read_on
@@ -34,6 +36,8 @@ class Follower:
     Attributes:
         value: what was told with the message at which :meth:`until` ended.
         batches: what a step that reads by itself reads from.
+        read_all: makes the module whole for a while.
+        end_reading: undoes that.
         manual: does what manual optimization does on rank 0; None in automatic optimization.
     """
 
@@ -43,6 +47,8 @@ class Follower:
         self.value: Any = None
         self.batches: Any = None
         self.manual: Callable[[Any], None] | None = None
+        self.read_all: Callable[[ReadAll], None]
+        self.end_reading: Callable[[], None]
 
     def until(self, *ends: type[M], doing: str) -> M:
         """Does what rank 0 does, up to a message of one of these types, which is returned.
@@ -69,6 +75,10 @@ class Follower:
             case Build():
                 with message.autocast.while_building(run.device):
                     run.build(None)
+            case ReadAll():
+                self.read_all(message)
+            case ReadEnd():
+                self.end_reading()
             case ReadBatch():
                 read_on(self.batches)
             case Trial():

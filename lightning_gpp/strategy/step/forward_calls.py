@@ -11,7 +11,7 @@ through the stages in one piece, which is always right and only less concurrent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,7 @@ class ForwardCalls:
 
     Attributes:
         inner: a forward that the user had put on the module itself; None where there is none.
+        before: called before each call.
     """
 
     def __init__(self, run: PipelinedRun) -> None:
@@ -58,10 +59,12 @@ class ForwardCalls:
         self._is_separable: dict[bool, bool] = {}
         self._num_calls = 0
         self.inner: Any = None
+        self.before: Callable[[], None] = lambda: None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What forward returns."""
         run = self._run
+        self.before()
         with lifted():
             if run.pipeline is None:
                 self._build(args, kwargs)

@@ -15,6 +15,7 @@ from typing import Any
 from lightning_gpp.instance_attribute import instance_attribute
 from lightning_gpp.strategy.lightning_private import is_overridden
 from lightning_gpp.strategy.session import Session
+from lightning_gpp.strategy.step.asides import ON_EVERY_RANK, as_aside
 from lightning_gpp.strategy.step.loaders import PlacedBatch, RemoteBatch
 
 LEADER_HOOKS = tuple(
@@ -44,6 +45,10 @@ class HookRelay:
         for name in LEADER_HOOKS:
             if is_overridden(name, self._module):
                 self._put(self._module, name, functools.partial(self._relay, name))
+        for name in ON_EVERY_RANK:
+            if is_overridden(name, self._module):
+                aside = functools.partial(as_aside, name, asides=self._session.asides)
+                self._put(self._module, name, aside)
         manual = self._session.manual
         if manual is not None and self._session.run.control.is_leader:
             manual.install()

@@ -1,7 +1,8 @@
 """Whether steps that run for every micro-batch add up to the step of one device.
 
-They do if the loss is a mean over samples. On some mini-batches, those with new shapes and the 1st,
-2nd, 4th, 8th and so on, the step also runs on two neighbouring micro-batches together, each time
+They do if the loss is a mean over samples. On some mini-batches, those with new shapes, those of a
+new kind (:mod:`~lightning_gpp.strategy.step.counted_entries`) and the 1st, 2nd, 4th, 8th and so on,
+the step also runs on two neighbouring micro-batches together, each time
 others, with the outputs that their forwards gave: its loss has to have the same gradients at these
 outputs. Two need little more memory than one, which is what the schedule is there for. Gradients
 tell more than values, which may be alike by chance or hide a small term behind a large one, and
@@ -20,6 +21,7 @@ from torch.utils import _pytree as pytree
 from lightning_gpp.capture.checks.rounding import is_autocast, is_tf32, of_other_sizes
 from lightning_gpp.capture.values.structure import flatten
 from lightning_gpp.strategy.cutting.cutting import CannotJoinError, Dims, Values, join_values
+from lightning_gpp.strategy.step.counted_entries import CountedEntries
 from lightning_gpp.torch_device import widened
 
 _ROUNDINGS = 16
@@ -43,9 +45,22 @@ class Cadence:
         self._num_batches = 0
         self._num_looks = 0
         self._shapes: set[tuple[torch.Size, ...]] = set()
+        self._counted = CountedEntries()
 
-    def is_due(self, batch: Any) -> bool:
-        """Counts a mini-batch; whether it is looked at."""
+    def pairs(self, batch: Any, sizes: Sequence[int]) -> list[int]:
+        """Counts a mini-batch; the first of each two micro-batches of it that are looked at.
+
+        Args:
+            batch: the mini-batch.
+            sizes: samples of each micro-batch.
+        """
+        pairs = self._counted.new_pairs(batch, sizes)
+        if self._is_due(batch) and not pairs:
+            pairs = [self._num_looks % (len(sizes) - 1)]
+        self._num_looks += bool(pairs)
+        return pairs
+
+    def _is_due(self, batch: Any) -> bool:
         self._num_batches += 1
         is_power_of_two = self._num_batches & (self._num_batches - 1) == 0
         tensors = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
@@ -54,11 +69,6 @@ class Cadence:
             return is_power_of_two
         self._shapes.add(shapes)
         return True
-
-    def next_pair(self, num_microbatches: int) -> int:
-        """The first of the two micro-batches to look at."""
-        self._num_looks += 1
-        return (self._num_looks - 1) % (num_microbatches - 1)
 
 
 class CannotCompareError(BaseException):

@@ -77,7 +77,7 @@ class MicrobatchBoundary(Boundary):
         device: torch.device = CPU,
     ) -> None:
         self.captured: CapturedModel | None = None
-        self.seen: OutputGradients | None = None
+        self.seen: Sequence[OutputGradients] = ()
         self._module = module
         self._target = target
         self._sizes = sizes
@@ -195,8 +195,8 @@ class MicrobatchBoundary(Boundary):
         loss = microbatch_loss(event.value, is_shape_only=self._is_shape_only)
         total = sum(self._sizes)
         loss = loss * (self._sizes[microbatch] / total) if total else loss
-        if self.seen is not None:
-            self.seen.take(microbatch, outputs, loss)
+        for seen in self.seen:
+            seen.take(microbatch, outputs, loss)
         return loss if self.loss_scale == 1 else loss * self.loss_scale
 
     def result(self) -> Any:

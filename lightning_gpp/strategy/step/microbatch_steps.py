@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_gpp.capture.checks.generators import Generators
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.host_copies import to_device
 from lightning_gpp.instance_attribute import instance_attribute
@@ -30,6 +32,13 @@ from lightning_gpp.strategy.step.microbatch_boundary import MicrobatchBoundary
 from lightning_gpp.strategy.step.step_boundaries import StepBoundaries
 from lightning_gpp.strategy.step.trials import why_not_cut
 
+DRAWS = (
+    "training_step draws random numbers outside of the pipelined forward. With schedule='1f1b' it "
+    "runs for every micro-batch, so they are others than those that one device draws from the same "
+    "seed, and whether the loss is a mean over samples cannot be seen. It has to be one. "
+    "schedule='gpipe' runs the step once, on the whole batch, with the numbers of one device."
+)
+
 
 class MicrobatchSteps:
     """How rank 0 leads a training step, and how the others follow.
@@ -44,7 +53,7 @@ class MicrobatchSteps:
         self._follower = follower
         self._boundaries = StepBoundaries(run)
         self._looked_at = Cadence()
-        self._has_tried_forward = False
+        self._has_tried_forward = self._has_drawn = False
 
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Rank 0: runs the user's step; returns what it returns.
@@ -75,21 +84,17 @@ class MicrobatchSteps:
         sizes = run.built.step_sizes(units)
         boundary = self._boundaries.of(step, cut_batch(batch, sizes), sizes)
         boundary.captured = run.built.captured
-        if (
-            min(sizes) > 0
-            and len(sizes) > 1
-            and not run.is_shape_only
-            and self._looked_at.is_due(batch)
-        ):
-            first = self._looked_at.next_pair(len(sizes))
-            boundary.seen = OutputGradients(run.built.captured.graph.batch_dims, sizes, first)
+        if min(sizes) > 0 and len(sizes) > 1 and not run.is_shape_only:
+            dims = run.built.captured.graph.batch_dims
+            pairs = self._looked_at.pairs(batch, sizes)
+            boundary.seen = [OutputGradients(dims, sizes, first) for first in pairs]
         with run.control.alone(name), run.leader_state.watching(name), boundary.active():
             boundary.loss_scale = loss_scale(run.module.trainer.precision_plugin)
             minibatch = Minibatch(units, boundary.needs(), boundary.loss_scale)
             run.lead(minibatch)
             stash = run.programs.train(minibatch, boundary)
-            if boundary.seen is not None:
-                self._check_loss(step, batch, boundary, units)
+            for seen in boundary.seen:
+                self._check_loss(step, batch, boundary, units, seen)
         return self._boundaries.returned(boundary, batch, stash)
 
     def follow(self, name: str) -> Tensor:
@@ -111,14 +116,14 @@ class MicrobatchSteps:
         batch: Any,
         boundary: MicrobatchBoundary,
         units: Sequence[int],
+        seen: OutputGradients,
     ) -> None:
         """Compares the losses of two micro-batches with that of the step on both together.
 
         Raises:
             ValueError: they do not add up to it.
         """
-        run, captured, seen = self._run, self._run.built.captured, boundary.seen
-        assert seen is not None
+        run, captured = self._run, self._run.built.captured
         target = run.target
 
         both = cut_batch(batch, [size for size in seen.cut if size])[1 if seen.cut[0] else 0]
@@ -132,7 +137,7 @@ class MicrobatchSteps:
             with instance_attribute(target, "forward", forward):
                 return microbatch_loss(step(copy_tensors(both)))
 
-        why = None
+        why, generators = None, Generators(run.device)
         try:
             with (
                 run.leader_state.preserved(),
@@ -140,7 +145,11 @@ class MicrobatchSteps:
                 recording(run.module, LedLog(run.module, makes_calls=False)),
                 torch.enable_grad(),
             ):
-                if seen.difference(loss_of_both) > 1 and not seen.is_random(loss_of_both):
+                try:
+                    is_off = seen.difference(loss_of_both) > 1
+                finally:
+                    self._note_draws(generators)
+                if is_off and not seen.is_random(loss_of_both):
                     why = "its gradients at the outputs of the forward are others"
             has_joined = True
         except CannotCompareError:
@@ -157,6 +166,16 @@ class MicrobatchSteps:
                 f"micro-batch: {why}. Use schedule='gpipe', which runs the step once on the "
                 "whole batch and is exact for every loss, or make the loss a mean over samples."
             )
+
+    def _note_draws(self, generators: Generators) -> None:
+        """Says, once, that the step draws numbers, if it has just done so.
+
+        Args:
+            generators: as they were before it ran.
+        """
+        if not self._has_drawn and generators.have_drawn():
+            self._has_drawn = True
+            rank_zero_warn(DRAWS)
 
     def _why_not_cut(
         self, boundary: MicrobatchBoundary, units: Sequence[int], used: frozenset[str]

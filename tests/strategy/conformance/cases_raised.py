@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as lp
 import pytest
 from helpers.training import real_tensors
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -95,6 +95,26 @@ class RaisingByHand(CaseModule):
             optimizer.step()
 
 
+class RaisingCallback(lp.Callback):
+    """Raises in a hook, on all ranks.
+
+    Args:
+        where: its name.
+        limit: calls of it that end with that.
+    """
+
+    def __init__(self, where: str, limit: int = LIMIT) -> None:
+        once = Once(limit)
+        setattr(self, where, lambda *_: once())
+
+
+class SavesInFolder(OnExceptionCheckpoint):
+    """Writes into the Trainer's folder."""
+
+    def setup(self, trainer: lp.Trainer, pl_module: lp.LightningModule, stage: str) -> None:
+        self.dirpath = trainer.default_root_dir
+
+
 class RaisingDataset(TensorDataset):
     """Raises when a sample is read.
 
@@ -119,15 +139,16 @@ def raising_data() -> Mapping[str, Any]:
 
 def fails(bench: Bench) -> None:
     """A fit that raises; the bench notes what it left."""
-    with pytest.raises((ValueError, RuntimeError), match="this happens once"):
+    with pytest.raises(ValueError, match="this happens once") as caught:
         bench.fit()
+    assert type(caught.value) is ValueError, "a script handles it alike on all ranks"
     bench.note("failed", weights=real_tensors(bench.module))
 
 
 def fails_and_fits(bench: Bench) -> None:
     """The same module trains on, with another Trainer, and is tested."""
     fails(bench)
-    bench.new_trainer()
+    bench.new_trainer(callbacks=[])
     bench.fit()
     bench.test()
 
@@ -152,6 +173,19 @@ def raised(name: str, module: Callable[[], lp.LightningModule], **options: Any) 
     return Case(name, **{"module": module, "script": fails_and_fits} | options)
 
 
+def misspelled() -> list[lp.Callback]:
+    return [EarlyStopping("los", check_on_train_epoch_end=True)]
+
+
+def fails_to_stop(bench: Bench) -> None:
+    """A monitor that nothing logs."""
+    with pytest.raises(RuntimeError, match="Early stopping conditioned on metric `los`"):
+        bench.fit()
+    bench.note("failed", weights=real_tensors(bench.module))
+    bench.new_trainer(callbacks=[])
+    bench.fit()
+
+
 CASES = (
     raised("in a training step", lambda: RaisingModule("training_step")),
     raised("after the forward", RaisingAfterForward),
@@ -159,6 +193,22 @@ CASES = (
     raised("in a validation step", lambda: RaisingModule("validation_step")),
     raised("in a hook", lambda: RaisingModule("on_train_batch_end")),
     raised("in a transfer", lambda: RaisingModule("on_before_batch_transfer", 12)),
+    raised(
+        "in a callback of all ranks",
+        CaseModule,
+        callbacks=lambda: [RaisingCallback("on_train_batch_end")],
+    ),
+    raised("a misspelled monitor", CaseModule, callbacks=misspelled, script=fails_to_stop),
+    raised(
+        "a callback writes a checkpoint",
+        CaseModule,
+        script=fails_and_resumes,
+        trainer={"enable_checkpointing": True},
+        callbacks=lambda: [
+            RaisingCallback("on_train_epoch_start", 2),
+            SavesInFolder("", filename="raised"),
+        ],
+    ),
     raised("in a closure", lambda: RaisingByHand(in_closure=True)),
     raised("before a step by hand", lambda: RaisingByHand(in_closure=False)),
     raised("in the data", CaseModule, data=raising_data),

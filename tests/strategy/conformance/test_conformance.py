@@ -22,6 +22,7 @@ pytestmark = [
 
 TABLES = (
     "cases_adversarial",
+    "cases_asides",
     "cases_batches",
     "cases_callbacks",
     "cases_calls",

@@ -27,8 +27,8 @@ MASKED = losses.MaskedData(num_samples=64)
         (losses.BalancedTower, DATA, 0),
         (partial(losses.BalancedTower, 1e-3), FLOATS, 0),
         (partial(losses.BalancedTower, 1e-6), DATA, 0),
-        (losses.MaskedTower, MASKED, 3),  # the fourth mini-batch is the first that is masked
-        (losses.InnerLossTower, MASKED, 3),
+        (losses.MaskedTower, MASKED, 2),  # the third mini-batch is the first that is masked
+        (losses.InnerLossTower, MASKED, 2),
         (losses.TouchedTower, FLOATS, 0),
     ],
     ids=["small term", "in float32", "smaller", "masked later", "in the forward", "touched"],
@@ -74,3 +74,12 @@ def test_neither_noise_nor_rounding_is_an_error(pool: WorkerPool, build: Any) ->
     training = Training(build, FLOATS, num_steps=9, validate=False)
     results = train_pipeline(pool, training, num_ranks=2, **STRATEGY)
     assert len(results[0].weights) == 4
+
+
+@pytest.mark.parametrize(("build", "num_lines"), [(losses.NoisyTower, 1), (losses.Tower, 0)])
+def test_numbers_drawn_in_the_step_are_said_once(
+    pool: WorkerPool, build: Any, num_lines: int
+) -> None:
+    training = Training(build, FLOATS, num_steps=4, validate=False)
+    found = pool.run(lines_of_fit, training, STRATEGY, 2, num_ranks=2)
+    assert len([line for line in found[0] if "draws random numbers" in line]) == num_lines

@@ -1,0 +1,228 @@
+"""User code outside of steps that calls the model, or reads all weights of it.
+
+Callbacks and hooks run on every rank, or the user has them do something on rank 0 only. Either way
+rank 0 leads: it tells the others of an aside and what belongs to it, and they take part where they
+wait for rank 0 next, which is in the same call if they come by it, too. Rank 0's result is that of
+all ranks.
+
+In hooks around epochs and runs ``parameters()``, ``named_parameters()`` and ``state_dict()`` of the
+module or a part of it make the module whole until the hook ends: histograms, norms and the like
+read what they read on one device. Around batches that would move all weights for every batch; what
+needs values that a rank lacks says so there (:mod:`~lightning_gpp.strategy.state.held_elsewhere`).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging, WeightAveraging
+
+from lightning_gpp.instance_attribute import instance_attribute
+from lightning_gpp.strategy.lightning_private import is_overridden
+from lightning_gpp.strategy.pipelined_run import PipelinedRun
+from lightning_gpp.strategy.ranks.aside import Aside
+from lightning_gpp.strategy.ranks.messages import AsideEnd, ReadAll, ReadEnd
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
+from lightning_gpp.strategy.step.followers import Follower
+from lightning_gpp.strategy.step.forward_calls import ForwardCalls
+from lightning_gpp.strategy.torch_private import innermost_function_mode
+
+_READERS = ("named_parameters", "state_dict")
+_PASSED_OVER = ("torch", "lightning_gpp", "contextlib", "functools")
+_OF_PARTS = (BaseFinetuning, StochasticWeightAveraging, WeightAveraging)
+"""Callbacks that work on what each rank holds."""
+
+_STAGES = ("validation", "test", "predict")
+ON_EVERY_RANK = (
+    *(f"on_{stage}_{when}" for stage in ("fit", "train", *_STAGES) for when in ("start", "end")),
+    *(f"on_{stage}_epoch_start" for stage in ("train", *_STAGES)),
+    *("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"),
+)
+"""Hooks of the module that run on every rank."""
+
+
+class Asides:
+    """What this rank does while such code runs.
+
+    Args:
+        run: of this rank.
+        follower: what other ranks do.
+        forward: stands in for the pipelined forward on rank 0.
+    """
+
+    def __init__(self, run: PipelinedRun, follower: Follower, forward: ForwardCalls) -> None:
+        self._run, self._follower, self._forward = run, follower, forward
+        self._is_whole = False
+        run.control.on_aside, run.around_aside = self._take_part, self.around
+        forward.before = self._stop_reading
+        follower.read_all, follower.end_reading = self._read_all, self._end_reading
+
+    @contextmanager
+    def around(self, hook: str) -> Iterator[None]:
+        """The body is user code outside of steps.
+
+        Args:
+            hook: its name.
+        """
+        run = self._run
+        if run.model is None or run.is_alone or run.is_shape_only:
+            yield
+            return
+        forward = functools.wraps(run.target.forward)(functools.partial(self._call))
+        with (
+            instance_attribute(run.target, "forward", forward),
+            instance_attribute(run.target, "_compiled_call_impl", None),
+            self.reading(hook),
+            HeldElsewhere(None),
+        ):
+            yield
+
+    @contextmanager
+    def reading(self, hook: str) -> Iterator[None]:
+        """All weights can be read in the body, if it is a hook around an epoch or a run."""
+        run = self._run
+        is_often = "batch" in hook or not hook.endswith(("_start", "_end"))
+        if is_often or run.model is None or not run.partition.is_partial or run.is_shape_only:
+            yield
+            return
+        with ExitStack() as stack:
+            for part in run.module.modules():
+                for name in _READERS:
+                    reader = self._reader(getattr(part, name))
+                    stack.enter_context(instance_attribute(part, name, reader))
+            yield
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        """Before the hook ends, and before the model runs on what ranks hold."""
+        if self._is_whole and self._run.control.is_leader:
+            self._together(lambda: self._run.lead(ReadEnd()))
+            self._end_reading()
+
+    def _reader(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def read(*args: Any, **kwargs: Any) -> Any:
+            is_users = isinstance(innermost_function_mode(), HeldElsewhere)  # else it is lifted
+            caller, _ = _outside(sys._getframe(1), ("torch",))
+            is_users = is_users and not caller.startswith(("lightning.", "lightning_gpp."))
+            if is_users and not self._is_whole:
+                self._together(self._lead_reading, is_over=lambda _: self._is_whole)
+            return method(*args, **kwargs)
+
+        return read
+
+    def _lead_reading(self) -> None:
+        message = ReadAll(is_everywhere=self._run.control.alone_in is None)
+        with self._run.control.together():
+            self._run.lead(message)
+            self._read_all(message)
+        self._run.leader_state.look_again()
+
+    def _read_all(self, message: ReadAll) -> None:
+        """All ranks: the module is whole on rank 0, or everywhere."""
+        partition = self._run.partition
+        with lifted():
+            partition.make_whole(partition.whole_values())
+            if message.is_everywhere:
+                partition.share_all()
+        self._is_whole = True
+
+    def _end_reading(self) -> None:
+        self._is_whole = False
+        with lifted():
+            self._run.partition.make_partial()
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        """Stands in for the pipelined forward; nothing can go backward through it."""
+
+        def lead() -> Any:
+            with torch.no_grad():
+                return self._forward(*args, **kwargs)
+
+        place = _place()
+        return self._together(lead, is_over=lambda aside: aside.place == place)
+
+    def _together(
+        self, lead: Callable[[], Any], is_over: Callable[[Aside], bool] = lambda _: True
+    ) -> Any:
+        """Rank 0 leads this; other ranks that come by wait until it is over.
+
+        Raises:
+            RuntimeError: rank 0 does not come by.
+        """
+        run, place = self._run, _place()
+        with run.failures.guard():
+            if run.control.is_leader:
+                run.control.tell(Aside(place))
+                with run.control.aside():
+                    value = lead()
+                run.lead(AsideEnd(value))
+                return value
+            while True:
+                aside = run.control.hear_any(f"waiting for rank 0's call at {place}")
+                if not isinstance(aside, Aside):
+                    raise RuntimeError(NOT_ON_RANK_0.format(place, run.control.rank))
+                value = self._take_part(aside)
+                if is_over(aside):
+                    return value
+
+    def _take_part(self, aside: Aside) -> Any:
+        """Other ranks: what rank 0 does there; its result."""
+        model = self._run.model
+        if model is not None:
+            model.leave_emulated_time()
+        with self._run.control.aside():
+            end = self._follower.until(AsideEnd, doing=f"call at {aside.place}")
+        return self._run.on_device(end.value)
+
+
+NOT_ON_RANK_0 = (
+    "{} calls the model, or reads all of its weights, on rank {} and not on rank 0, which leads "
+    "what the pipeline does. Do it on all ranks, or on rank 0 (trainer.is_global_zero)."
+)
+
+
+@contextmanager
+def aside_hooks(trainer: pl.Trainer, asides: Asides) -> Iterator[None]:
+    """In this the hooks of the user's own callbacks run as asides."""
+    with ExitStack() as stack:
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            is_ours = type(callback).__module__.startswith(("lightning.", "lightning_gpp."))
+            if is_ours or isinstance(callback, _OF_PARTS):
+                continue
+            for name in dir(pl.Callback):
+                is_hook = name.startswith("on_") and name.endswith(("_start", "_end", "_step"))
+                if is_hook and is_overridden(name, callback, pl.Callback):
+                    relayed = as_aside(name, getattr(callback, name), asides)
+                    stack.enter_context(instance_attribute(callback, name, relayed))
+        yield
+
+
+def as_aside(name: str, hook: Callable[..., Any], asides: Asides) -> Callable[..., Any]:
+    """The hook, which may call the model and read its weights."""
+
+    @functools.wraps(hook)
+    def relayed(*args: Any, **kwargs: Any) -> Any:
+        with asides.around(name):
+            return hook(*args, **kwargs)
+
+    return relayed
+
+
+def _place() -> str:
+    """Module and line of the innermost running code that is not torch's or ours."""
+    return "{}:{}".format(*_outside(sys._getframe(1), _PASSED_OVER))
+
+
+def _outside(frame: FrameType, libraries: tuple[str, ...]) -> tuple[str, int]:
+    """The module and line of the innermost frame from this one on that is not of libraries."""
+    while frame.f_globals.get("__name__", "").partition(".")[0] in libraries and frame.f_back:
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", ""), frame.f_lineno
