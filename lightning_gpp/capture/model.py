@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lightning_gpp.capture.checks.meeting import Meeting
+from lightning_gpp.capture.checks.meeting import SampleMeeting
 from lightning_gpp.capture.operators.cuts import Cuts
 from lightning_gpp.capture.operators.fingerprint import fingerprint
 from lightning_gpp.capture.operators.operators import model_graph
@@ -62,7 +62,7 @@ class CapturedModel:
         self.steady: frozenset[str] = frozenset()
         self.kept_whole: tuple[str, ...] = ()
         self.decision: str | None = None
-        self.meetings: Mapping[bool, Meeting] = {}
+        self.meetings: Mapping[bool, SampleMeeting] = {}
         self.is_random = False
         self.open_stacks = True
         self.whole: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lightning_gpp.capture.checks.tape import Call, Seen, Tape
+from lightning_gpp.capture.checks.tape import Seen, Tape, TapedCall
 from lightning_gpp.capture.tracing.keep_whole import only_raises
 
 _DECIDE = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
@@ -38,7 +38,7 @@ _BY_FIRST = frozenset({"type_as", "to", "expand_as", "view_as", "reshape_as"})
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class SampleMeeting:
     """Where the samples of a batch meet.
 
     Attributes:
@@ -67,7 +67,9 @@ class Meeting:
         return self.decision or next(filter(None, met), None)
 
 
-def meeting(first: Tape, second: Tape, num: int, other_num: int, *, of_graphs: bool) -> Meeting:
+def meeting(
+    first: Tape, second: Tape, num: int, other_num: int, *, of_graphs: bool
+) -> SampleMeeting:
     """Where samples meet.
 
     Args:
@@ -79,10 +81,10 @@ def meeting(first: Tape, second: Tape, num: int, other_num: int, *, of_graphs: b
     """
     if num < other_num:
         first, second, num, other_num = second, first, other_num, num
-    return _Walk(num, other_num, of_graphs).over(first, second)
+    return _TapeWalk(num, other_num, of_graphs).over(first, second)
 
 
-def _way(call: Call) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+def _way(call: TapedCall) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     return call.name, _numbers(call.operands), _numbers(call.results)
 
 
@@ -91,7 +93,7 @@ def _numbers(tensors: Sequence[Seen]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Followed:
     """What is known of a tensor.
 
     Attributes:
@@ -106,18 +108,18 @@ class _Known:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _TapeWalk:
     num: int
     other_num: int
     of_graphs: bool
-    known: dict[int, _Known] = field(default_factory=dict)
-    in_memory: dict[int, _Known] = field(default_factory=dict)
-    changed: dict[int, _Known] = field(default_factory=dict)
+    known: dict[int, _Followed] = field(default_factory=dict)
+    in_memory: dict[int, _Followed] = field(default_factory=dict)
+    changed: dict[int, _Followed] = field(default_factory=dict)
     decision: str | None = None
 
-    def over(self, first: Tape, second: Tape) -> Meeting:
+    def over(self, first: Tape, second: Tape) -> SampleMeeting:
         for tensor, shapes in _shapes(first.inputs, second.inputs):
-            self._set(tensor, _Known(has_samples=self._grows(shapes)))
+            self._set(tensor, _Followed(has_samples=self._grows(shapes)))
         is_same_way = list(map(_way, first.calls)) == list(map(_way, second.calls))
         others = iter(second.calls)
         for call in first.calls:
@@ -126,15 +128,15 @@ class _Walk:
                 others, other = iter(()), call
             self._visit(call, other)
         if not is_same_way:
-            return Meeting(self.decision, (), ())
+            return SampleMeeting(self.decision, (), ())
         outputs = list(_shapes(first.outputs, second.outputs))
-        return Meeting(
+        return SampleMeeting(
             self.decision,
             tuple(self._of(tensor, shapes).met for tensor, shapes in outputs),
             tuple(self._grows(shapes) for _, shapes in outputs),
         )
 
-    def _visit(self, call: Call, other: Call) -> None:
+    def _visit(self, call: TapedCall, other: TapedCall) -> None:
         operands = [self._of(*each) for each in _shapes(call.operands, other.operands)]
         if call.name in _BY_FIRST:
             operands = operands[:1]
@@ -152,20 +154,20 @@ class _Walk:
             where = met
             if operands and not is_per_sample and call is not other:
                 where = where or f"{call.location} brings samples together ({call.name})"
-            self._set(tensor, _Known(bool(operands), where, rows & pairs))
+            self._set(tensor, _Followed(bool(operands), where, rows & pairs))
             if operands and tensor.number in _numbers(call.operands):  # changed in place
-                self.changed[tensor.memory] = _Known(True, where)
+                self.changed[tensor.memory] = _Followed(True, where)
 
-    def _of(self, tensor: Seen, shapes: _Pair) -> _Known:
+    def _of(self, tensor: Seen, shapes: _Pair) -> _Followed:
         found = self.known.get(tensor.number) or self.in_memory.get(tensor.memory)
         if found is None:  # a parameter, a constant, or what an extension returned
-            found = _Known(has_samples=self._grows(shapes))
+            found = _Followed(has_samples=self._grows(shapes))
         changed = self.changed.get(tensor.memory)
         if changed is None:
             return found
-        return _Known(True, found.met or changed.met, found.rows)
+        return _Followed(True, found.met or changed.met, found.rows)
 
-    def _set(self, tensor: Seen, known: _Known) -> None:
+    def _set(self, tensor: Seen, known: _Followed) -> None:
         self.known[tensor.number] = self.in_memory[tensor.memory] = known
 
     def _grows(self, shapes: _Pair) -> bool:
@@ -182,13 +184,13 @@ def _shapes(tensors: Sequence[Seen], others: Sequence[Seen]) -> Iterator[tuple[S
         yield tensor, (tensor.shape, other.shape)
 
 
-def _selects(call: Call) -> bool:
+def _selects(call: TapedCall) -> bool:
     """Whether it returns rows of its argument, as many as the data say."""
     by_mask = call.name == "__getitem__" and call.has_mask
     return call.name in _SELECT or by_mask or (call.name == "where" and len(call.operands) == 1)
 
 
-def _decision(call: Call, operands: Sequence[_Known]) -> str | None:
+def _decision(call: TapedCall, operands: Sequence[_Followed]) -> str | None:
     """Why Python knows something of the data from then on, if it does."""
     if call.by_library or only_raises(call.location):
         return None

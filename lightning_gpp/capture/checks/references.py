@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lightning_gpp.capture.checks.check import Result, reference
-from lightning_gpp.capture.checks.meeting import Meeting, meeting
+from lightning_gpp.capture.checks.meeting import SampleMeeting, meeting
 from lightning_gpp.capture.tracing.reads import watched_reads
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.host_weights import HostWeights
@@ -125,7 +125,7 @@ class References:
         # The other way round than with the given ones: what goes by the number of calls shows.
         return all(self._is_there(CheckedPass(sample, mode, backward)) for mode in reversed(MODES))
 
-    def meetings(self) -> dict[bool, Meeting]:
+    def meetings(self) -> dict[bool, SampleMeeting]:
         """Where samples meet in each mode, or in the other where a tape saw only that."""
         found = {mode: self._meeting(mode) for mode in MODES}
         return {
@@ -134,7 +134,7 @@ class References:
             if (meeting := found[mode] or found[not mode]) is not None
         }
 
-    def _meeting(self, training: bool) -> Meeting | None:
+    def _meeting(self, training: bool) -> SampleMeeting | None:
         """Where they meet in a mode; None where not two numbers of samples ran on tapes."""
         found = None
         tapes = [

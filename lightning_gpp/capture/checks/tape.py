@@ -48,7 +48,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TapedCall:
     """A call of a function of torch that takes or returns tensors.
 
     Attributes:
@@ -83,7 +83,7 @@ class Tape(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[TapedCall] = []
         self.inputs: tuple[Seen, ...] = ()
         self.outputs: tuple[Seen, ...] = ()
         self._numbers = WeakTensorKeyDictionary()
@@ -127,7 +127,7 @@ class Tape(TorchFunctionMode):
         if name == "__setitem__":
             results.append(operands[0])
         self.calls.append(
-            Call(
+            TapedCall(
                 name,
                 user_location(),
                 self._seen(operands),

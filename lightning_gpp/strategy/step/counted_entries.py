@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from lightning_gpp.host_copies import to_host
+
 _MOST_VALUES = 8
 """Of a tensor's largest or most common values: with more of them they mean nothing special."""
 
@@ -62,6 +64,8 @@ class CountedEntries:
 
 def _counts(batch: Any, num_samples: int) -> Iterator[tuple[_Key, Sequence[int]]]:
     """What is counted, and how many a sample has."""
+    kinds: list[tuple[int, list[str]]] = []
+    tables: list[Tensor] = []
     for index, leaf in enumerate(pytree.tree_leaves(batch)):
         if not isinstance(leaf, Tensor) or leaf.layout != torch.strided or leaf.is_complex():
             continue
@@ -71,9 +75,11 @@ def _counts(batch: Any, num_samples: int) -> Iterator[tuple[_Key, Sequence[int]]
         if found:
             columns = torch.stack([each.sum(1) for _, each, _ in found])
             values = torch.stack([value.to(columns.dtype) for _, _, value in found])
-            numbers = torch.cat([values[:, None], columns], 1).tolist()
-            for (what, _, _), (value, *counts) in zip(found, numbers, strict=True):
-                yield (index, what, value), counts
+            kinds.append((index, [what for what, _, _ in found]))
+            tables.append(torch.cat([values[:, None], columns], 1))
+    for (index, whats), numbers in zip(kinds, to_host(tables), strict=True):
+        for what, (value, *counts) in zip(whats, numbers.tolist(), strict=True):
+            yield (index, what, value), counts
 
 
 def _entries(rows: Tensor) -> list[tuple[str, Tensor, Tensor]]:
