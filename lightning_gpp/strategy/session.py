@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 from torch.optim import Optimizer
@@ -16,7 +17,11 @@ from lightning_gpp.runtime.processes.meeting import meet
 from lightning_gpp.strategy.built_model import BuiltModel
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
 from lightning_gpp.strategy.emulation.shape_only import noting
-from lightning_gpp.strategy.lightning_private import DataloaderIter, LightningOptimizer
+from lightning_gpp.strategy.lightning_private import (
+    DataloaderIter,
+    LightningOptimizer,
+    tell_device,
+)
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import StepPerMicrobatch
 from lightning_gpp.strategy.state.lost_weights import note_lost_weights
@@ -232,6 +237,8 @@ class Session:
             self._report_emulation(model)
             if not self.run.is_shape_only:
                 self._make_whole(model, on_all_ranks)
+        if self.run.has_module and not self.run.is_shape_only:
+            tell_device(self.run.module, torch.device("cpu"))
         meet()
         if model is not None:
             model.close()
