@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -416,5 +417,6 @@ def fit_after_a_fault(num_ranks: int) -> tuple[str, str]:
             trainer = make_trainer(strategy, num_ranks, max_steps=20, callbacks=callbacks)
             with pytest.raises((ArithmeticError, RuntimeError)) as caught:
                 trainer.fit(module, data.loader())
+            assert "failure-end" not in {thread.name for thread in threading.enumerate()}
             errors.append(str(caught.value))
     return errors[0], errors[1]

@@ -126,6 +126,7 @@ class FailureWatch:
         self._known = threading.Event()
         self._closed = threading.Event()
         self._lock = threading.Lock()
+        self._ending = threading.Thread(target=self._end_if_stuck, name="failure-end", daemon=True)
         self._has_reported = False
         self._orderly: BaseException | None = None
         self._main = threading.get_ident()
@@ -232,7 +233,10 @@ class FailureWatch:
 
     def close(self) -> None:
         """Ends the watch in good order; a barrier before it lets all go together."""
-        self._closed.set()
+        with self._lock:
+            self._closed.set()
+        if self._ending.ident is not None:
+            self._ending.join()
         if self.has_failed:
             self._heartbeats.close(_LEAVE_FAILED_S)
         else:
@@ -274,6 +278,7 @@ class FailureWatch:
             if self._first is not None or self._closed.is_set():
                 return
             self._first = report
+            self._ending.start()
         self._known.set()
         if self._rank == 0:
             self._heartbeats.send(asdict(report))
@@ -282,11 +287,8 @@ class FailureWatch:
             log.error("%s", report.text)
         if report.rank != self._rank or also_here:
             self._on_peer_failure(report.error())
-        threading.Thread(
-            target=self._end_if_stuck, args=(report,), name="failure-end", daemon=True
-        ).start()
 
-    def _end_if_stuck(self, report: _Report) -> None:
+    def _end_if_stuck(self) -> None:
         """Ends the process when its main thread never hears of the failure.
 
         A collective of gloo that waits for a rank which is frozen or cut off ends at the time
@@ -294,9 +296,10 @@ class FailureWatch:
         """
         while not self._closed.wait(_STUCK_S):
             if _is_in_collective(self._main):
+                assert self._first is not None
                 sys.stderr.write(
-                    f"{report.error()}\nrank {self._rank} waits for it in a collective of torch "
-                    "that cannot be interrupted, and ends\n"
+                    f"{self._first.error()}\nrank {self._rank} waits for it in a collective of "
+                    "torch that cannot be interrupted, and ends\n"
                 )
                 sys.stderr.flush()
                 os._exit(_FAILED)
