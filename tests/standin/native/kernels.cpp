@@ -191,10 +191,12 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, optiona
 
 // Cells of recurrent layers, of the products of their input and state with their weights.
 
+bool is_there(const optional<Tensor>& tensor) { return tensor && tensor->defined(); }
+
 Tensor with_biases(const Tensor& input, const Tensor& hidden, const optional<Tensor>& input_bias,
                    const optional<Tensor>& hidden_bias) {
   Tensor gates = input.add(hidden);
-  return input_bias ? gates.add(*input_bias).add(*hidden_bias) : gates;
+  return is_there(input_bias) ? gates.add(*input_bias).add(*hidden_bias) : gates;
 }
 
 std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input, const Tensor& hidden,
@@ -212,13 +214,13 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const optional<Tensor>& of
                                                       const optional<Tensor>& of_next,
                                                       const Tensor& cell, const Tensor& next,
                                                       const Tensor& kept, bool has_bias) {
-  if (!of_hidden && !of_next) return {};
+  if (!is_there(of_hidden) && !is_there(of_next)) return {};
   auto gates = kept.chunk(4, 1);
   const Tensor &in = gates[0], &forget = gates[1], &made = gates[2], &out = gates[3];
   Tensor bent = next.tanh();
-  Tensor above = of_hidden ? *of_hidden : at::zeros_like(next);
+  Tensor above = is_there(of_hidden) ? *of_hidden : at::zeros_like(next);
   Tensor of_cell = above.mul(out).mul(1 - bent.mul(bent));
-  if (of_next) of_cell = of_cell.add(*of_next);
+  if (is_there(of_next)) of_cell = of_cell.add(*of_next);
   Tensor of_gates = at::cat({of_cell.mul(made).mul(in).mul(1 - in),
                              of_cell.mul(cell).mul(forget).mul(1 - forget),
                              of_cell.mul(in).mul(1 - made.mul(made)),
@@ -230,8 +232,8 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const optional<Tensor>& of
 std::tuple<Tensor, Tensor> gru_cell(const Tensor& input, const Tensor& hidden, const Tensor& state,
                                     const optional<Tensor>& input_bias,
                                     const optional<Tensor>& hidden_bias) {
-  auto of_input = (input_bias ? input.add(*input_bias) : input).chunk(3, 1);
-  auto of_state = (hidden_bias ? hidden.add(*hidden_bias) : hidden).chunk(3, 1);
+  auto of_input = (is_there(input_bias) ? input.add(*input_bias) : input).chunk(3, 1);
+  auto of_state = (is_there(hidden_bias) ? hidden.add(*hidden_bias) : hidden).chunk(3, 1);
   Tensor reset = of_input[0].add(of_state[0]).sigmoid();
   Tensor keep = of_input[1].add(of_state[1]).sigmoid();
   Tensor made = of_input[2].add(reset.mul(of_state[2])).tanh();
