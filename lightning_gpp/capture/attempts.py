@@ -115,6 +115,7 @@ def _note_effects(captured: CapturedModel, references: References) -> None:
         CaptureError: it keeps a result that gradients flow through.
     """
     captured.is_random = references.given.draws
+    captured.meetings = references.meetings()
     changed = _outside_of_leaves(captured, references.given.changed)
     kept = _outside_of_leaves(captured, references.given.kept)
     if kept:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from lightning_gpp.capture.checks.meeting import Meeting
 from lightning_gpp.capture.operators.cuts import Cuts
 from lightning_gpp.capture.operators.fingerprint import fingerprint
 from lightning_gpp.capture.operators.operators import model_graph
@@ -37,6 +38,7 @@ class CapturedModel:
         kept_whole: a line for every class of modules that is one operator each because its own
             Python decides what it computes.
         decision: that of them which decides by the data, so that samples may depend on others.
+        meetings: where samples meet in forward, by mode, as far as that was found out.
         is_random: whether forward draws random numbers from torch in training mode.
         cuts: how values can be cut.
         open_stacks: as in :class:`~lightning_gpp.capture.verified.Verified`, as the rest.
@@ -60,6 +62,7 @@ class CapturedModel:
         self.steady: frozenset[str] = frozenset()
         self.kept_whole: tuple[str, ...] = ()
         self.decision: str | None = None
+        self.meetings: Mapping[bool, Meeting] = {}
         self.is_random = False
         self.open_stacks = True
         self.whole: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from lightning_gpp.capture.checks.generators import Generators
 from lightning_gpp.capture.checks.large_gradients import Digest, large_gradients
 from lightning_gpp.capture.checks.rollback import rollback, seeded, training_flags
 from lightning_gpp.capture.checks.rounding import COARSE, relative_tolerance
+from lightning_gpp.capture.checks.tape import Tape, can_be_taped
 from lightning_gpp.capture.checks.unchanged_parameters import unchanged_parameters
 from lightning_gpp.capture.errors import CaptureError
 from lightning_gpp.capture.model import CapturedModel
@@ -40,6 +41,7 @@ class Result:
         changed: qualified names of the plain attributes that forward changed.
         kept: those of them that now hold a tensor which gradients flow through.
         draws: whether forward drew random numbers from torch.
+        tape: what forward called, if it was the module's own and could be taped.
     """
 
     output: Any
@@ -48,6 +50,7 @@ class Result:
     changed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     draws: bool = False
+    tape: Tape | None = None
 
 
 def reference(
@@ -191,13 +194,15 @@ class _Check:
         module, changed_copies = self.module, self.weights.changed
         changed_copies.clear()
         with rollback(module) as changes, unchanged_parameters(module, changed_copies):
-            output, gradients, draws = self._computed(forward)
+            tape = Tape() if self.watched and can_be_taped(module, self.flags) else None
+            output, gradients, draws = self._computed(forward, tape)
             buffers = {name: item.detach().clone() for name, item in module.named_buffers()}
         kept = tuple(changes.kept)
-        return Result(output, gradients, buffers, tuple(changes.attributes), kept, draws)
+        attributes = tuple(changes.attributes)
+        return Result(output, gradients, buffers, attributes, kept, draws, tape)
 
     def _computed(
-        self, forward: Callable[[dict[str, Tensor]], Any]
+        self, forward: Callable[[dict[str, Tensor]], Any], tape: Tape | None
     ) -> tuple[Any, dict[str, Tensor | Digest | None], bool]:
         module = self.module
         with training_flags(module, self.flags), seeded(_SEED), self._backward_in_eval_mode():
@@ -206,7 +211,7 @@ class _Check:
             views = {name: t.view_as(t) if t.requires_grad else t for name, t in inputs.items()}
             generators = Generators(self.sample.device)
             with self.weights.visiting(watched=self.watched):
-                output = forward(views)
+                output = forward(views) if tape is None else tape.record(forward, views)
             draws = generators.have_drawn()
             if not self.backward:
                 return _detached(output), {}, draws

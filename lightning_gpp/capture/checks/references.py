@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from lightning_gpp.capture.checks.check import Result, reference
+from lightning_gpp.capture.checks.meeting import Meeting, meeting
 from lightning_gpp.capture.tracing.reads import watched_reads
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.host_weights import HostWeights
@@ -80,6 +81,7 @@ class References:
         self._module, self._arguments, self._flags = module, arguments, flags
         self._weights = weights
         self._results: dict[_Key, Result | None] = {}
+        self._runs: list[tuple[CheckedPass, Result]] = []
         self.sample, self.others = sample, list(other_samples(sample))
         is_smallest = all(other.num_samples >= sample.num_samples for other in self.others)
         with watched_reads(module) as self.reads:
@@ -97,6 +99,7 @@ class References:
         found = self._results.get(_key(run))
         if found is None:
             found = self._results[_key(run)] = self.again(run)
+            self._runs.append((run, found))
         return found
 
     def again(self, run: CheckedPass, *, keeps_gradients: bool = False) -> Result:
@@ -121,6 +124,32 @@ class References:
         """Whether the module runs on other inputs, in both modes."""
         # The other way round than with the given ones: what goes by the number of calls shows.
         return all(self._is_there(CheckedPass(sample, mode, backward)) for mode in reversed(MODES))
+
+    def meetings(self) -> dict[bool, Meeting]:
+        """Where samples meet in each mode, or in the other where a tape saw only that."""
+        found = {mode: self._meeting(mode) for mode in MODES}
+        return {
+            mode: meeting
+            for mode in MODES
+            if (meeting := found[mode] or found[not mode]) is not None
+        }
+
+    def _meeting(self, training: bool) -> Meeting | None:
+        """Where they meet in a mode; None where not two numbers of samples ran on tapes."""
+        found = None
+        tapes = [
+            (run.sample, result.tape) for run, result in self._runs if run.training is training
+        ]
+        for sample, tape in tapes:
+            if tape is None or sample.num_samples == self.sample.num_samples:
+                continue
+            for given, other in tapes:
+                if other is not None and given is self.sample:
+                    nums = given.num_samples, sample.num_samples
+                    found = meeting(other, tape, *nums, of_graphs=given.graphs is not None)
+                    if found.outputs:
+                        return found
+        return found
 
     def passes(self, second: Sample | None, *, gradients: bool) -> Iterator[CheckedPass]:
         """All that a graph is checked with.

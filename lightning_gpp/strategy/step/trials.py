@@ -88,18 +88,24 @@ def why_not_cut(
             averaged; None looks at all, and does not.
     """
     captured = run.built.captured
-    if captured.decision is not None:  # a few samples may not show it
-        return captured.decision
-    if len(units) % run.built.placed.units_at_a_time:
+    at_a_time = run.built.placed.units_at_a_time
+    if len(units) % at_a_time:
         is_trained = False  # too few for the stages' own micro-batches: all take the smallest
+    training = captured.module.training
+    normalizes = any(operator.state for operator in captured.graph)
+    # a few samples may not show it
+    meeting = captured.meetings.get(training and not normalizes)
+    met = None
+    if meeting is not None and (not is_trained or _num_apart(units, at_a_time)):
+        met = meeting.why(averages=averaged is not None)
+    if known := captured.decision or met:
+        return known
     few = [2 if min(units) > 1 else 1] * len(units)
     first = first_samples(captured, inputs, sum(few), sum(units))
-    training = captured.module.training
     # Of a random forward nothing can be compared: it is only seen whether its parts fail.
     num_whole = 0 if training and captured.is_random else 2
     trial = Trial(few, is_trained, training, Autocast.current(run.device), num_whole)
     verdict = _tried(run, first, trial, averaged)
-    normalizes = any(operator.state for operator in captured.graph)
     is_open = not verdict.is_sure or (verdict.why_not is not None and normalizes)
     if training and is_open and not verdict.fails:
         verdict = _tried(run, first, replace(trial, training=False, num_whole=2), averaged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.models import DataSpec
-from helpers.modules import ChainModel, ComparingModel, DroppingComparingModel, DroppingModel
+from helpers.modules import ChainModel, ComparingModel, DroppingModel
 from helpers.training import Training, make_trainer, quiet
 from helpers.workers import WorkerPool
 from torch import Tensor
@@ -24,6 +24,24 @@ class NoisyModel(ChainModel):
 
 
 TRAINING, EVALUATION = True, False
+
+
+class SortingModel(ChainModel):
+    """Compares every sample with others in a way that only trying tells."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        return output - output.sort(0).values
+
+
+class DroppingSortingModel(DroppingModel):
+    """It also compares every sample with others, in both modes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        return output - output.sort(0).values
+
+
 BOTH, CUT, WHOLE = (2, True), (0, True), (2, False)
 
 
@@ -33,11 +51,13 @@ BOTH, CUT, WHOLE = (2, True), (0, True), (2, False)
         # in one piece, beside other samples, and cut: the same
         (ChainModel, [(TRAINING, BOTH)], True),
         # not the same, and twice the same in one piece
-        (ComparingModel, [(TRAINING, BOTH), (TRAINING, WHOLE)], False),
+        (SortingModel, [(TRAINING, BOTH), (TRAINING, WHOLE)], False),
+        # what it calls tells
+        (ComparingModel, [], False),
         # it drew random numbers at capture: training mode tells whether a part fails, no more
         (DroppingModel, [(TRAINING, CUT), (EVALUATION, BOTH)], True),
         (
-            DroppingComparingModel,
+            DroppingSortingModel,
             [(TRAINING, CUT), (EVALUATION, BOTH), (EVALUATION, WHOLE)],
             False,
         ),

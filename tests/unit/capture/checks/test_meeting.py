@@ -1,0 +1,138 @@
+"""Where samples meet in a forward, also where the given samples do not show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from lightning_gpp.capture import capture
+
+Body = Callable[["Sub", Tensor, Tensor], Tensor]
+
+
+class Sub(nn.Module):
+    """A body over embedded tokens; of the padding there is none in the batch that is captured."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.body = body
+        self.embedding, self.linear = nn.Embedding(9, 6), nn.Linear(6, 6)
+        self.gru = nn.GRU(6, 6, batch_first=True)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.norm = nn.BatchNorm1d(6)
+        self.register_buffer("weights", torch.ones(6))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.body(self, ids, self.embedding(ids))
+
+
+class Model(nn.Module):
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.sub, self.head = Sub(body), nn.Linear(6, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.sub(ids))
+
+
+def why_not(body: Body, *, averages: bool = False, training: bool = True) -> str | None:
+    model = Model(body).train(training)
+    ids = torch.randint(1, 9, (4, 5), generator=torch.Generator().manual_seed(0))
+    return capture(model, (ids,)).meetings[training].why(averages=averages)
+
+
+def packed(sub: Sub, ids: Tensor, tokens: Tensor) -> Tensor:
+    lengths = (ids != 0).sum(1).cpu()
+    output, _ = sub.gru(pack_padded_sequence(tokens, lengths, True, enforce_sorted=False))
+    padded: Tensor = pad_packed_sequence(output, True)[0]
+    return padded.mean(1)
+
+
+def loop(sub: Sub, ids: Tensor, tokens: Tensor) -> Tensor:
+    lengths = (ids != 0).sum(1).tolist()
+    return torch.stack([row[:n].mean(0) for row, n in zip(tokens, lengths)])
+
+
+def spread_mean(sub: Sub, ids: Tensor, tokens: Tensor) -> Tensor:
+    out = torch.zeros_like(tokens[:, 0])
+    out[:, 0] = (ids != 0).sum(1).max()
+    return sub.linear(tokens.mean(1)) + out
+
+
+MEET: dict[str, Body] = {
+    "int": lambda s, ids, x: s.linear(x[:, : int((ids != 0).sum(1).max())].mean(1)),
+    "item": lambda s, ids, x: s.linear(x[:, : (ids != 0).sum(1).max().item()].mean(1)),
+    "slice": lambda s, ids, x: s.linear(x[:, : (ids != 0).sum(1).max()].mean(1)),
+    "float": lambda s, ids, x: s.linear(x.mean(1)) / float((ids != 0).sum(1).max()),
+    "numpy": lambda s, ids, x: s.linear(x[:, : (ids != 0).sum(1).numpy().max()].mean(1)),
+    "tolist": loop,
+    "branch": lambda s, ids, x: s.linear(x.mean(1)) * (1.0 if (ids != 0).all() else 2.0),
+    "longest": lambda s, ids, x: s.linear(x.mean(1)) / (ids != 0).sum(1).max(),
+    "all": lambda s, ids, x: s.linear(x.mean(1)) * (2.0 - (ids != 0).all().float()),
+    "zero so far": lambda s, ids, x: s.linear(x.mean(1)) + x.detach()[ids == 0].square().sum(),
+    "masked mean": lambda s, ids, x: s.linear(x.mean(1)) - s.linear(x[ids != 0].mean(0)),
+    "masked count": lambda s, ids, x: s.linear(x.mean(1)) / x[ids != 0].shape[0],
+    "counts": lambda s, ids, x: s.linear(x.mean(1)) * torch.bincount((ids != 0).sum(1)).shape[0],
+    "unique": lambda s, ids, x: s.linear(x.mean(1)) * torch.unique(ids).shape[0],
+    "classes": lambda s, ids, x: (
+        s.linear(x.mean(1)) * nn.functional.one_hot((ids == 0).sum(1)).shape[1]
+    ),
+    "first sample": lambda s, ids, x: s.linear(x.mean(1)) * (ids != 0)[0].sum(),
+    "in place": spread_mean,
+    "packed": packed,
+}
+APART: dict[str, Body] = {
+    "layers": lambda s, ids, x: s.linear(x).relu().mean(1),
+    "recurrent": lambda s, ids, x: s.gru(x)[1][0],
+    "attention": lambda s, ids, x: s.attention(x, x, x, key_padding_mask=ids == 0)[0].mean(1),
+    "batch norm": lambda s, ids, x: s.norm(x.mean(1)),
+    "masked mean of each": lambda s, ids, x: s.linear(
+        (x * (ids != 0)[..., None]).sum(1) / (ids != 0).sum(1, keepdim=True)
+    ),
+    "rows": lambda s, ids, x: (
+        torch.zeros_like(x).masked_scatter((ids > 3)[..., None], s.linear(x[ids > 3])).sum(1)
+    ),
+    "put back": lambda s, ids, x: put_back(s, ids, x),
+    "flat": lambda s, ids, x: s.linear(x.flatten(0, 1)).view(*ids.shape, 6).mean(1),
+    "positions": lambda s, ids, x: (x + torch.arange(ids.shape[1])[:, None].type_as(x)).mean(1),
+    "new": lambda s, ids, x: s.linear(x.mean(1)) + x.new_ones(6),
+    "classes given": lambda s, ids, x: s.linear(
+        nn.functional.one_hot((ids == 0).sum(1), 6).float()
+    ),
+    "number of a weight": lambda s, ids, x: s.linear(x.mean(1)) * s.weights.sum().item(),
+    "distribution": lambda s, ids, x: torch.distributions.Normal(
+        x.mean(1), torch.ones(6)
+    ).rsample(),
+}
+
+
+def put_back(sub: Sub, ids: Tensor, tokens: Tensor) -> Tensor:
+    out = torch.zeros_like(tokens)
+    out[ids > 3] = sub.linear(tokens[ids > 3])
+    return out.mean(1)
+
+
+@pytest.mark.parametrize("body", MEET.values(), ids=MEET.keys())
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_samples_meet_although_these_do_not_show_it(body: Body, training: bool) -> None:
+    found = why_not(body, training=training)
+    assert found is not None
+    assert "test_meeting.py:" in found
+
+
+@pytest.mark.parametrize("body", APART.values(), ids=APART.keys())
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_samples_that_do_not_meet(body: Body, training: bool) -> None:
+    assert why_not(body, training=training) is None
+
+
+def test_an_output_of_all_samples_is_one_that_may_be_averaged() -> None:
+    def body(sub: Sub, ids: Tensor, tokens: Tensor) -> Tensor:
+        return sub.linear(tokens).mean((0, 1))
+
+    assert why_not(body, averages=True) is None
+    assert "brings samples together (mean)" in str(why_not(body))
