@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_gpp.num_changes import num_changes
+from lightning_gpp.torch_device import synchronize
 
 _NO_DEVICE = ("cpu", "meta")
 
@@ -30,7 +31,7 @@ def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
     devices = {tensor.device for tensor in given if tensor.device.type not in _NO_DEVICE}
     copies = [t.to("cpu", non_blocking=True) if t.device in devices else t for t in given]
     for device in devices:
-        torch.accelerator.current_stream(device).synchronize()
+        synchronize(device)
     return copies
 
 

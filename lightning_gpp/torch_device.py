@@ -19,9 +19,14 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for all that a device was given to do."""
-    if is_accelerator(device):
+    """Waits for what this thread has queued on a device.
+
+    Sums and messages go on beside it: they may need another rank, which may wait for this thread.
+    """
+    if device.type == "mps":  # has one stream, for which torch has no wait of its own
         torch.accelerator.synchronize(device)
+    elif is_accelerator(device):
+        torch.accelerator.current_stream(device).synchronize()
 
 
 def set_current(device: torch.device) -> None:

@@ -145,9 +145,8 @@ class PipelinedRun:
         self._leader_state = LeaderState(module, optimizers, has_followers=not self.is_alone)
         if self.settings.is_asynchronous:
             self.last_steps = [LastSteps(optimizer) for optimizer in optimizers]
-        if self.control.is_leader:
-            self._early_modules = EarlyModules(module, self.target, self.device)
-            self._early_modules.start()
+        self._early_modules = EarlyModules(module, self.target, self.device)
+        self._early_modules.start()
 
     def _count_update(self, *_: Any) -> None:
         self.num_updates += 1

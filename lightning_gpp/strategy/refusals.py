@@ -101,6 +101,10 @@ _REFUSED_CALLBACKS: dict[type[pl.Callback], str] = {
     BatchSizeFinder: "tries sizes until memory runs out, which would end one rank and with it the "
     "run; choose the batch size by hand and find out with a short fit (max_steps=3)",
 }
+_PRUNING_ALONE = (
+    "renames parameters, by whose names the strategy finds them; on one device use Lightning's own "
+    'strategy (strategy="auto")'
+)
 
 
 def refuse_for_sharded(trainer: pl.Trainer) -> None:
@@ -123,13 +127,14 @@ def refuse_callbacks(trainer: pl.Trainer, num_ranks: int) -> None:
 
     Args:
         trainer: whose callbacks.
-        num_ranks: of the pipeline. One rank holds all weights, so that there only what replaces
+        num_ranks: of the pipeline. One rank holds all weights, so that there only what renames
             parameters is refused.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind, why in _REFUSED_CALLBACKS.items():
-            if isinstance(callback, kind) and (num_ranks > 1 or kind is ModelPruning):
-                name = type(callback).__name__
-                raise NotImplementedError(
-                    f"{name} does not work with the graphpipe strategy: it {why}"
-                )
+            if not isinstance(callback, kind) or (num_ranks == 1 and kind is not ModelPruning):
+                continue
+            raise NotImplementedError(
+                f"{type(callback).__name__} does not work with the graphpipe strategy: it "
+                f"{why if num_ranks > 1 else _PRUNING_ALONE}"
+            )

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 from torch.optim import Optimizer
@@ -15,7 +16,11 @@ from torch.optim import Optimizer
 from lightning_gpp.strategy.built_model import BuiltModel
 from lightning_gpp.strategy.emulation.emulation_report import EmulationReport
 from lightning_gpp.strategy.emulation.shape_only import noting
-from lightning_gpp.strategy.lightning_private import DataloaderIter, LightningOptimizer
+from lightning_gpp.strategy.lightning_private import (
+    DataloaderIter,
+    LightningOptimizer,
+    tell_device,
+)
 from lightning_gpp.strategy.pipelined_run import PipelinedRun
 from lightning_gpp.strategy.ranks.messages import StepPerMicrobatch
 from lightning_gpp.strategy.state.lost_weights import note_lost_weights
@@ -232,6 +237,7 @@ class Session:
                 self._async_steps.begin_anew()
                 run.take_saved_optimizers()
                 self._make_whole(model)
+                tell_device(run.module, torch.device("cpu"))
                 run.control.meet("waiting until all ranks have the module")
             except Exception as error:
                 self.lost = f"{type(error).__name__}: {error}"
@@ -248,6 +254,8 @@ class Session:
             self._report_emulation(model)
             if not self.run.is_shape_only:
                 self._make_whole(model)
+        if self.run.has_module and not self.run.is_shape_only:
+            tell_device(self.run.module, torch.device("cpu"))
         self.run.control.meet("waiting for the end of the run on all ranks")
         if model is not None:
             model.close()

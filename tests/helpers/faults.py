@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -432,6 +433,7 @@ def train_on_after_a_fault(folder: str, num_ranks: int) -> None:
         trainer = make_trainer(strategy, num_ranks, **options)
         with pytest.raises(ArithmeticError, match="the callback is out of order"):
             trainer.fit(module, data.loader())
+        assert "failure-end" not in {thread.name for thread in threading.enumerate()}
         (path,) = Path(folder).iterdir()
         saved = torch.load(path, weights_only=False)
         assert saved["global_step"] == FAULTY_BATCH

@@ -101,7 +101,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Largest difference over the largest element of the expected tensor (at least 1)."""
     if expected.numel() == 0:
         return 0.0
-    difference = (actual.double() - expected.double()).abs().max()
+    difference = (actual.double().to(expected.device) - expected.double()).abs().max()
     return float(difference / expected.double().abs().max().clamp(min=1.0))
 
 

@@ -13,9 +13,11 @@ from typing import Any
 import lightning.pytorch as lp
 import torch
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities import rank_zero_only
-from standin.switch import devices
+from standin.switch import devices, one_device
 from torch import Tensor
+from torch.amp import GradScaler
 
 from helpers.models import DataSpec
 from helpers.random_models import SupervisedModule, arguments
@@ -205,6 +207,12 @@ def make_trainer(
     if strategy is not None:
         defaults |= devices(num_ranks)
     return lp.Trainer(strategy=chosen, **(defaults | arguments))
+
+
+def float16_mixed(**scaler: Any) -> MixedPrecision:
+    """For ranks of any device: Lightning takes ``16-mixed`` on a CPU for ``bf16-mixed``."""
+    device = {"cpu": "cpu", "gpu": "cuda"}[str(one_device()["accelerator"])]
+    return MixedPrecision("16-mixed", device, GradScaler(device, **scaler))
 
 
 @contextmanager

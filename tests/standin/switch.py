@@ -41,6 +41,11 @@ def devices(num_ranks: int) -> dict[str, object]:
     return {"accelerator": "cpu", "devices": num_ranks}
 
 
+def one_device() -> dict[str, object]:
+    """The Trainer's arguments for one plain device, of the type that rank 0 has."""
+    return {"accelerator": "cpu" if kind() is None else "gpu", "devices": 1}
+
+
 def environment(kind: str, delay_us: int = 0) -> dict[str, str]:
     """What the environment of a process has beside the usual, so that it starts with GPUs."""
     from standin.build import build

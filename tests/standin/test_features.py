@@ -11,7 +11,13 @@ import lightning.pytorch as lp
 import pytest
 import torch
 from helpers.full_graph import FullGraphJob, NodeClassifier, fit
-from helpers.models import FIXED_MODELS, DataSpec, ExportableModel, TiedEmbeddings
+from helpers.models import (
+    FIXED_MODELS,
+    INPUT_WIDTHS,
+    DataSpec,
+    ExportableModel,
+    TiedEmbeddings,
+)
 from helpers.random_models import BranchyModel, OptimizerSpec
 from helpers.reference import (
     RELATIVE_TOLERANCE,
@@ -174,3 +180,25 @@ class Losses(lp.Callback):
 
     def on_train_batch_end(self, trainer: lp.Trainer, *_: Any) -> None:
         self.seen.append(float(trainer.callback_metrics["train_loss"]))
+
+
+class WithExample(ExportableModel):
+    """Has an input for the summary, which every fit begins with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.example_input_array = tuple(torch.zeros(1, width) for width in INPUT_WIDTHS[:2])
+
+
+def fit_twice() -> torch.device:
+    """Where the module says that it is in the end."""
+    module = WithExample()
+    for _ in range(2):
+        trainer = make_trainer({}, 2, max_steps=1, enable_model_summary=True)
+        with quiet():
+            trainer.fit(module, DataSpec(num_inputs=2, dtype="float32").loader())
+    return module.device
+
+
+def test_a_module_is_whole_on_the_cpu_between_fits(gpus: WorkerPool) -> None:
+    assert gpus.run(fit_twice, num_ranks=2) == [torch.device("cpu")] * 2

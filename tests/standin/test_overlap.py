@@ -16,6 +16,7 @@ from lightning_gpp.runtime.payload import pack, unpack
 from lightning_gpp.runtime.processes.meeting import meet
 from lightning_gpp.runtime.transport.open_transport import open_transport
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport
+from lightning_gpp.torch_device import synchronize
 
 TAG = (0, 1, 0, 0)
 BIG = 100_000
@@ -76,6 +77,22 @@ def send_while_the_receiver_computes() -> None:
         assert torch.equal(received + data, doubled)
     meet()
     transport.close()
+
+
+def wait_while_another_stream_is_held() -> None:
+    """As where a sum of gradients waits for a rank that waits for this one."""
+    from standin_gpus.streams import held
+
+    device = torch.device("cuda:0")
+    own, other = torch.cuda.default_stream(device), torch.cuda.Stream(device)
+    with torch.cuda.stream(other), held(device), torch.cuda.stream(own):
+        torch.ones(BIG, device=device).add_(1)
+        synchronize(device)  # as after every action that is recorded
+        torch.cuda.get_rng_state(device)  # as where a forward is repeated
+
+
+def test_a_rank_waits_for_its_own_stream_only(gpus: WorkerPool) -> None:
+    gpus.run(wait_while_another_stream_is_held, num_ranks=1)
 
 
 def test_compute_does_not_wait_for_a_message(gpus: WorkerPool) -> None:

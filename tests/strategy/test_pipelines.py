@@ -33,14 +33,12 @@ from helpers.reference import (
     train_pipeline,
     weight_differences,
 )
-from helpers.training import Result, Training, train
+from helpers.training import Result, Training, float16_mixed, train
 from helpers.user_modules import BatchNormModel
 from helpers.workers import WorkerPool
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
-from torch.amp import GradScaler
 
 from lightning_gpp.strategy import GNNPipeStrategy, GraphPipeStrategy, HAPStrategy
 from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
@@ -145,9 +143,8 @@ def test_random_models(
 def test_mixed_precision(pool: WorkerPool, precision: str, schedule: str) -> None:
     """The loss scale is one over the pipelines, too: an infinity in one skips the step of all."""
     mixed = {"precision": precision}
-    if precision == "16-mixed":  # which Lightning takes on a CPU for bf16-mixed
-        scaler = GradScaler("cpu", init_scale=2.0**13, growth_interval=1)
-        mixed = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
+    if precision == "16-mixed":
+        mixed = {"plugins": [float16_mixed(init_scale=2.0**13, growth_interval=1)]}
     training = Training(BUILD, replace(DATA, dtype="float32"), num_steps=8, trainer=mixed)
     expected = as_ddp(pool, copy.deepcopy(training))
     options = {"schedule": schedule, "plan": PLAN, "num_microbatches": 1}

@@ -37,5 +37,5 @@ def test_one_rank_holds_all_weights() -> None:
     trainer = make_trainer(None, callbacks=taken, enable_checkpointing=True)
     refuse_callbacks(trainer, num_ranks=1)
     pruning = make_trainer(None, callbacks=[pc.ModelPruning("l1_unstructured", amount=0.3)])
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match=r'renames parameters.*strategy="auto"'):
         refuse_callbacks(pruning, num_ranks=1)

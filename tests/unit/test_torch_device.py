@@ -58,9 +58,14 @@ def generators(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """Devices that were waited for."""
+    """Devices that were waited for: their current streams, where they have several."""
     found: list[torch.device] = []
-    monkeypatch.setattr(torch.accelerator, "synchronize", found.append)
+
+    def current_stream(device: torch.device) -> Any:
+        return SimpleNamespace(synchronize=lambda: found.append(device))
+
+    monkeypatch.setattr(torch.accelerator, "current_stream", current_stream)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: found.append(device))
     return found
 
 

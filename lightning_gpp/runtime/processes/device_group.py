@@ -30,6 +30,7 @@ from lightning_gpp.runtime.processes.rank_devices import (
 from lightning_gpp.runtime.processes.work_waits import WorkWaits
 from lightning_gpp.runtime.transport.device_copies import DeviceCopies
 from lightning_gpp.runtime.transport.transport import TransportError
+from lightning_gpp.torch_device import synchronize
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class DeviceGroup:
         """
         for work in all_reduce(self._group, torch.zeros(1, device=self._device)):
             work.wait()
-        torch.accelerator.current_stream(self._device).synchronize()
+        synchronize(self._device)
 
     def begin(self, tensor: Tensor, operation: Operation) -> PendingOperation:
         """Begins an operation on a tensor of the device.

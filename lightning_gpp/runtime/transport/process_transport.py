@@ -360,6 +360,11 @@ class ProcessGroupTransport:
                 payload.arrival = self._copies.to_device(found)
                 for place, tensor in zip(places, payload.arrival.tensors, strict=True):
                     payload.tensors[place] = tensor
+        elif not self._on_cpu:  # data have come to the device by themselves, nothing has not
+            for place, head in enumerate(description.tensors):
+                come = payload.tensors[place]
+                if come is not None and head.is_on_device and not head.is_meta:
+                    payload.tensors[place] = come.to(self._device)
         tag = description.tag
         self._in_order.put(peer, number, lambda: self._mailbox.put(peer, tag, payload))
 

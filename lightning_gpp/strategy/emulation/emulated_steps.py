@@ -46,11 +46,13 @@ class EmulatedSteps:
             is_second: whether it is the backward part.
         """
         cursor = self.cursor
-        start_s, first_end_s = self._agree_on_start()
-        behind_s = max(0.0, cursor.cursor_s - first_end_s) if is_second else 0.0
-        cursor.take_slips()
-        cursor.wait_until(start_s + behind_s)
-        still_s = (start_s - first_end_s) * cursor.clock.time_scale if is_second else 0.0
+        if is_second:
+            start_s, first_end_s = self._agree_on_second()
+            cursor.take_slips()
+            cursor.wait_until(start_s + max(0.0, cursor.cursor_s - first_end_s))
+            still_s = (start_s - first_end_s) * cursor.clock.time_scale
+        else:
+            still_s, start_s = 0.0, self.begin()
         yield round(still_s * 1e9)
         slips = cursor.take_slips().slips
         done = EmulatedStep(start_s, cursor.cursor_s, num_microbatches, slips)
@@ -59,14 +61,25 @@ class EmulatedSteps:
             done = first.followed_by(done, first_end_s)
         self.steps.append(done)
 
-    def _agree_on_start(self) -> tuple[float, float]:
-        """All ranks: the moment at which rank 0 says that it begins, and rank 0's cursor before."""
-        if not self.control.is_leader:
-            agreed: tuple[float, float] = self.control.hear("waiting for rank 0 to begin a step")
-            return agreed
-        agreed = self.next_start_s(), self.cursor.cursor_s
-        self.control.tell(agreed)
-        return agreed
+    def begin(self) -> float:
+        """All ranks: waits for the moment at which a step begins, once all have ended theirs."""
+        control, cursor = self.control, self.cursor
+        with control.together():
+            ends_s = control.gather(cursor.cursor_s, "waiting for all ranks to end a step")
+            agreed_s = max(self.next_start_s(), *ends_s) if ends_s else None
+            start_s: float = control.share(agreed_s, "waiting for rank 0 to begin a step")
+        cursor.take_slips()
+        cursor.wait_until(start_s)
+        return start_s
+
+    def _agree_on_second(self) -> tuple[float, float]:
+        """All ranks: when rank 0 begins the second part, and when it ended the first."""
+        moments = (self.next_start_s(), self.cursor.cursor_s) if self.control.is_leader else None
+        with self.control.together():
+            found: tuple[float, float] = self.control.share(
+                moments, "waiting for rank 0 to go on with a step"
+            )
+        return found
 
     def next_start_s(self) -> float:
         """Rank 0: the moment by which all ranks have heard of it."""

@@ -177,8 +177,8 @@ class Emulation:
             since: mini-batches that went backward since the pipeline was empty.
             resumption: rank 0's :meth:`resumption`.
         """
-        if resumption is not None and since == 0:
-            self.rank.wait_until(resumption.moment_s)
+        if since == 0:
+            self.timed.begin()
         elif resumption is not None:
             self.rank.clock.go_back(max(0.0, resumption.moment_s - resumption.leader_s))
             self.rank.wait_until(self.rank.cursor_s)
@@ -190,14 +190,14 @@ class Emulation:
         self.timed.steps.append(EmulatedStep(start_s, self.rank.cursor_s, 1, slips, since))
 
     def resumption(self, since: int) -> Resumption | None:
-        """Rank 0: how emulated time goes on before a window; None where it just goes on.
+        """Rank 0: how emulated time goes on before a window; None where it did not stand still.
 
         Args:
             since: mini-batches that went backward since the pipeline was empty.
         """
-        if since and not self.was_away:
+        was_away, self.was_away = self.was_away, False
+        if not since or not was_away:
             return None
-        self.was_away = False
         return Resumption(self.timed.next_start_s(), self.rank.cursor_s)
 
     @contextlib.contextmanager

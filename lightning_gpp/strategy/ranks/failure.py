@@ -183,6 +183,7 @@ class FailureWatch:
         self._known = threading.Event()
         self._closed = threading.Event()
         self._lock = threading.Lock()
+        self._ending: threading.Thread | None = None
         self._has_reported = False
         self._ended = threading.Event()
         self._met = threading.Event()
@@ -298,8 +299,11 @@ class FailureWatch:
 
     def close(self) -> None:
         """Ends the watch in good order; a barrier before it lets all go together."""
-        self._closed.set()
+        with self._lock:
+            self._closed.set()
         self._ended.set()
+        if self._ending is not None:
+            self._ending.join()
         if self.has_failed:
             self._heartbeats.close(_LEAVE_FAILED_S)
         else:
@@ -365,21 +369,22 @@ class FailureWatch:
             also_here: whether it ends this rank, if it is its own.
             lets_end: whether what other ranks are in the midst of may end before their waits do.
         """
+        is_here = report.rank != self._rank or also_here
+        delay_s = _LET_END_S if lets_end else 0.0
         with self._lock:
             if self._first is not None or self._closed.is_set():
                 return
             self._first = report
+            self._ending = threading.Thread(
+                target=self._end, args=(report, is_here, delay_s), name="failure-end", daemon=True
+            )
+            self._ending.start()
         self._known.set()
         if self._rank == 0:
             self._heartbeats.send(asdict(report))
             self._tell_other_pipelines(report)
         if self._rank == (1 if report.rank == 0 else 0):  # at once, and on one rank
             log.error("%s", report.text)
-        is_here = report.rank != self._rank or also_here
-        delay_s = _LET_END_S if lets_end else 0.0
-        threading.Thread(
-            target=self._end, args=(report, is_here, delay_s), name="failure-end", daemon=True
-        ).start()
 
     def _end(self, report: _Report, is_here: bool, delay_s: float) -> None:
         """Ends the waits of the main thread, or the process when that never hears of the failure.

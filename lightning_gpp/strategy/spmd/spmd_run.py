@@ -225,7 +225,8 @@ class SpmdRun(PipelinedRun):
         """All ranks: takes an export over from rank 0, which gives its :class:`ProgramPackage`."""
         package: ProgramPackage = self.control.share(example, "waiting for rank 0's program")
         if self.divided is None:
-            self._divide(package)
+            with torch.inference_mode(False):  # what moves would be inference tensors
+                self._divide(package)
         assert self.divided is not None
         self.divided.add(package)
         if len(self.divided.interpreters) == MANY_EXPORTS:

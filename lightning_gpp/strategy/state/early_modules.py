@@ -1,9 +1,10 @@
-"""Rank 0 before the pipeline is built: what the step uses in front of the forward, on its device.
+"""Before the pipeline is built: what hooks and the first step use of the module, on its device.
 
 The whole module is on the CPU until it is known which rank holds what, which the first call of the
-forward tells. Batches are on rank 0's device by then. So a module that the first step calls before,
-or a parameter that it reads, moves there, and back before the model is captured. The pipelined
-module itself, and what it is part of, only have their forward called, and stay where they are.
+forward tells. Batches are on rank 0's device by then, and ``self.device`` says a device on all
+ranks (the summary of a model calls it there). So a module that is called before, or a parameter
+that is read, moves there, and back before the model is captured. The pipelined module itself, and
+what it is part of, only have their forward called, and stay where they are.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class EarlyModules:
     Args:
         module: the whole LightningModule.
         target: the module in it whose forward is pipelined.
-        device: of rank 0.
+        device: of this rank.
     """
 
     def __init__(self, module: nn.Module, target: nn.Module, device: torch.device) -> None:

@@ -57,7 +57,9 @@ class PartialOptimizer:
         Raises:
             TypeError: the optimizer looks at all parameters together, so it cannot be split.
         """
-        if isinstance(optimizer, torch.optim.LBFGS):
+        own = {id(parameter) for parameter in held}
+        is_split = any(id(p) not in own for g in optimizer.param_groups for p in g["params"])
+        if is_split and isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError(
                 "LBFGS takes inner products over all parameters, which are spread over ranks here; "
                 "use an optimizer that treats every parameter by itself (SGD, Adam, AdamW, ...)"

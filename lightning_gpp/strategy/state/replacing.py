@@ -83,7 +83,7 @@ class ReplacingCheckpointIO(TorchCheckpointIO):
     ) -> None:
         """Writes a file; one with a remote address as Lightning does."""
         if storage_options is not None or "://" in str(path):
-            super().save_checkpoint(checkpoint, path, storage_options)
+            super().save_checkpoint(checkpoint, path, storage_options=storage_options)
             return
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -129,7 +129,7 @@ class SavingStrategy(PipelinesStrategy):
                     )
                 self._save_sharded(checkpoint, Path(self.broadcast(filepath)))
             else:
-                super().save_checkpoint(checkpoint, filepath, storage_options)
+                super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
         finally:
             if hooks is not None:
                 hooks.install()

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from helpers.threads.ranks import RankSteps, RankThreads, RankWork
+from helpers.threads.virtual_time import VirtualTime
 from lightning_gpp.runtime.clock import ClockOffset
 from lightning_gpp.runtime.emulation.clock import EmulatedClock
 from lightning_gpp.runtime.emulation.slip import SlipReport
@@ -74,6 +75,7 @@ def emulate(
     prefetch: bool = False,
     time_scale: float | None = None,
     timeout_s: float = 1800.0,
+    is_exact: bool = False,
 ) -> EmulatedRun:
     """Trains some steps of a program on emulated devices; rank ``d`` is device ``d``.
 
@@ -90,6 +92,7 @@ def emulate(
         time_scale: real seconds that an emulated second takes; chosen so that the work of shapes
             fits if not given.
         timeout_s: limit of every wait, in real seconds.
+        is_exact: whether time is virtual, so that nothing slips.
 
     Raises:
         ValueError: the costs are not of this program, or a number makes no sense.
@@ -102,7 +105,9 @@ def emulate(
         )
     scale = time_scale if time_scale is not None else choose_time_scale(program, costs)
     with _attentive():
-        clock = EmulatedClock(time.monotonic_ns() + round(START_S * 1e9), scale)
+        virtual = VirtualTime(len(work)) if is_exact else None
+        start_ns = time.monotonic_ns() + round(START_S * 1e9)
+        clock = EmulatedClock(start_ns, scale) if virtual is None else virtual.clock(scale)
         threads = RankThreads(
             program,
             costs,
@@ -113,6 +118,7 @@ def emulate(
             cutter=cutter or Cutter(),
             prefetch=prefetch,
             timeout_s=timeout_s,
+            virtual=virtual,
         )
         found = threads.run(num_steps)
     return _result(program, costs, found, clock)

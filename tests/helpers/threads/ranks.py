@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from helpers.threads.reservations import LocalReservations
 from helpers.threads.sums import ThreadSumHub, ThreadSums
 from helpers.threads.transport import ThreadHub
+from helpers.threads.virtual_time import VirtualTime
 from lightning_gpp.graph import FEED
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.boundary import Boundary
@@ -80,6 +81,7 @@ class RankThreads:
         cutter: cuts and joins values where stages take other numbers of samples.
         prefetch: whether the host reads the input of a step while the one before runs.
         timeout_s: limit of every wait, in real seconds.
+        virtual: the time of the clock, if it is not this machine's.
     """
 
     def __init__(
@@ -94,10 +96,14 @@ class RankThreads:
         cutter: Cutter,
         prefetch: bool,
         timeout_s: float,
+        virtual: VirtualTime | None = None,
     ) -> None:
+        self._virtual = virtual
         self._program, self._costs, self._clock, self._work = program, costs, clock, work
         self._unit_sizes, self._prefetch, self._timeout_s = unit_sizes, prefetch, timeout_s
-        self._hub, sum_hub, reservations = ThreadHub(len(work)), ThreadSumHub(), LocalReservations()
+        condition = threading.Condition if virtual is None else virtual.condition
+        self._hub, sum_hub = ThreadHub(len(work), condition), ThreadSumHub(condition)
+        reservations = LocalReservations()
         every = tuple(range(len(work)))
         self._paces = [EmulatedRank(rank, clock, reservations, lambda _: costs) for rank in every]
         self._executors = [
@@ -122,10 +128,12 @@ class RankThreads:
         found = [RankSteps() for _ in self._work]
 
         def steps(rank: int) -> None:
+            taking_turns = nullcontext() if self._virtual is None else self._virtual.thread(rank)
             try:
-                self._paces[rank].wait_until(0.0)
-                for _ in range(num_steps):
-                    self._step(rank, found[rank])
+                with taking_turns:
+                    self._paces[rank].wait_until(0.0)
+                    for _ in range(num_steps):
+                        self._step(rank, found[rank])
             except BaseException as error:
                 self._fail(error)
 

@@ -28,7 +28,9 @@ from lightning_gpp.strategy.cutting.microbatches import microbatch_sizes
 FLOAT_BYTES = 4
 
 
-def emulate_plan(plan: Plan, request: PlanRequest, *, timeout_s: float = 1800.0) -> EmulatedRun:
+def emulate_plan(
+    plan: Plan, request: PlanRequest, *, timeout_s: float = 1800.0, is_exact: bool = False
+) -> EmulatedRun:
     """Runs a step of a plan with the real executor, messages and sums on emulated devices.
 
     It is to :func:`lightning_gpp.simulate.plan_costs.simulate_plan` what a run is to a prediction:
@@ -38,6 +40,7 @@ def emulate_plan(plan: Plan, request: PlanRequest, *, timeout_s: float = 1800.0)
         plan: stages on devices of the request's cluster.
         request: the model, the cluster, the costs, the mini-batch, the schedule.
         timeout_s: limit of every wait, in real seconds.
+        is_exact: whether time is virtual, so that nothing slips.
     """
     count = num_microbatches(plan, request)
     return emulate_shapes(
@@ -46,6 +49,7 @@ def emulate_plan(plan: Plan, request: PlanRequest, *, timeout_s: float = 1800.0)
         program_costs(plan, request),
         minibatch_size=request.minibatch_size,
         timeout_s=timeout_s,
+        is_exact=is_exact,
     )
 
 
@@ -59,6 +63,7 @@ def emulate_shapes(
     prefetch: bool = False,
     time_scale: float | None = None,
     timeout_s: float = 1800.0,
+    is_exact: bool = False,
 ) -> EmulatedRun:
     """Runs a program of a model on emulated devices with tensors that are shapes alone.
 
@@ -72,6 +77,7 @@ def emulate_shapes(
         prefetch: whether the host reads the input of a step while the one before runs.
         time_scale: real seconds that an emulated second takes; chosen if not given.
         timeout_s: limit of every wait, in real seconds.
+        is_exact: whether time is virtual, so that nothing slips.
 
     Raises:
         ValueError: graph, costs and program do not belong together.
@@ -93,6 +99,7 @@ def emulate_shapes(
         prefetch=prefetch,
         time_scale=time_scale,
         timeout_s=timeout_s,
+        is_exact=is_exact,
     )
 
 

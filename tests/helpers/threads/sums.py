@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -15,8 +17,8 @@ from lightning_gpp.runtime.sums.sums import PendingSum, Ranks, late_sum
 class ThreadSumHub:
     """Joins the sums of threads of one process."""
 
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
+    def __init__(self, condition: Callable[[], Any] = threading.Condition) -> None:
+        self.changed = condition()
         self._open: dict[tuple[Ranks, int], _Meeting] = {}
 
     def join(self, ranks: Ranks, number: int, rank: int, tensor: Tensor) -> _Meeting:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.transport.transport import Mailbox, Tag, late
@@ -12,9 +14,9 @@ from lightning_gpp.runtime.transport.transport import Mailbox, Tag, late
 class WaitingMailbox(Mailbox):
     """A mailbox at which a thread can wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, condition: Callable[[], Any] = threading.Condition) -> None:
         super().__init__()
-        self._changed = threading.Condition()
+        self._changed = condition()
 
     def put(self, source: int, tag: Tag, payload: Payload) -> None:
         """Adds a message that has arrived."""
@@ -53,8 +55,8 @@ class WaitingMailbox(Mailbox):
 class ThreadHub:
     """Joins the transports of ``num_ranks`` threads."""
 
-    def __init__(self, num_ranks: int) -> None:
-        self.mailboxes = [WaitingMailbox() for _ in range(num_ranks)]
+    def __init__(self, num_ranks: int, condition: Callable[[], Any] = threading.Condition) -> None:
+        self.mailboxes = [WaitingMailbox(condition) for _ in range(num_ranks)]
 
     def transport(self, rank: int) -> ThreadTransport:
         """The transport of one rank."""

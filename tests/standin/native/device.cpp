@@ -3,6 +3,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,12 @@ const at::Generator& generator_of(c10::DeviceIndex device) {
     return made;
   }();
   return all->at(device_of(device).index());
+}
+
+at::Generator seeded_by(at::Generator generator) {
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  auto* seeds = at::check_generator<at::CPUGeneratorImpl>(generator);
+  return at::make_generator<at::CPUGeneratorImpl>(seeds->random64());
 }
 
 namespace {

@@ -4,12 +4,15 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/bernoulli.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/ops/zeros_like.h>
+#include <ATen/TensorOperators.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -186,6 +189,73 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, optiona
   return {input.mul(mask).mul(scale), mask};
 }
 
+// Cells of recurrent layers, of the products of their input and state with their weights.
+
+bool is_there(const optional<Tensor>& tensor) { return tensor && tensor->defined(); }
+
+Tensor with_biases(const Tensor& input, const Tensor& hidden, const optional<Tensor>& input_bias,
+                   const optional<Tensor>& hidden_bias) {
+  Tensor gates = input.add(hidden);
+  return is_there(input_bias) ? gates.add(*input_bias).add(*hidden_bias) : gates;
+}
+
+std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input, const Tensor& hidden,
+                                             const Tensor& cell,
+                                             const optional<Tensor>& input_bias,
+                                             const optional<Tensor>& hidden_bias) {
+  auto gates = with_biases(input, hidden, input_bias, hidden_bias).chunk(4, 1);
+  Tensor in = gates[0].sigmoid(), forget = gates[1].sigmoid(), made = gates[2].tanh(),
+         out = gates[3].sigmoid();
+  Tensor next = forget.mul(cell).add(in.mul(made));
+  return {out.mul(next.tanh()), next, at::cat({in, forget, made, out}, 1)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const optional<Tensor>& of_hidden,
+                                                      const optional<Tensor>& of_next,
+                                                      const Tensor& cell, const Tensor& next,
+                                                      const Tensor& kept, bool has_bias) {
+  if (!is_there(of_hidden) && !is_there(of_next)) return {};
+  auto gates = kept.chunk(4, 1);
+  const Tensor &in = gates[0], &forget = gates[1], &made = gates[2], &out = gates[3];
+  Tensor bent = next.tanh();
+  Tensor above = is_there(of_hidden) ? *of_hidden : at::zeros_like(next);
+  Tensor of_cell = above.mul(out).mul(1 - bent.mul(bent));
+  if (is_there(of_next)) of_cell = of_cell.add(*of_next);
+  Tensor of_gates = at::cat({of_cell.mul(made).mul(in).mul(1 - in),
+                             of_cell.mul(cell).mul(forget).mul(1 - forget),
+                             of_cell.mul(in).mul(1 - made.mul(made)),
+                             above.mul(bent).mul(out).mul(1 - out)},
+                            1);
+  return {of_gates, of_cell.mul(forget), has_bias ? of_gates.sum({0}) : Tensor()};
+}
+
+std::tuple<Tensor, Tensor> gru_cell(const Tensor& input, const Tensor& hidden, const Tensor& state,
+                                    const optional<Tensor>& input_bias,
+                                    const optional<Tensor>& hidden_bias) {
+  auto of_input = (is_there(input_bias) ? input.add(*input_bias) : input).chunk(3, 1);
+  auto of_state = (is_there(hidden_bias) ? hidden.add(*hidden_bias) : hidden).chunk(3, 1);
+  Tensor reset = of_input[0].add(of_state[0]).sigmoid();
+  Tensor keep = of_input[1].add(of_state[1]).sigmoid();
+  Tensor made = of_input[2].add(reset.mul(of_state[2])).tanh();
+  return {made.add(keep.mul(state.sub(made))),
+          at::cat({reset, keep, made, state, of_state[2]}, 1)};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor& above,
+                                                                     const Tensor& kept,
+                                                                     bool has_bias) {
+  auto parts = kept.chunk(5, 1);
+  const Tensor &reset = parts[0], &keep = parts[1], &made = parts[2], &state = parts[3];
+  Tensor of_keep = above.mul(state.sub(made)).mul(1 - keep).mul(keep);
+  Tensor of_made = above.mul(1 - keep).mul(1 - made.mul(made));
+  Tensor of_reset = of_made.mul(parts[4]).mul(1 - reset).mul(reset);
+  Tensor of_input = at::cat({of_reset, of_keep, of_made}, 1);
+  Tensor of_hidden = at::cat({of_reset, of_keep, of_made.mul(reset)}, 1);
+  Tensor none;
+  return {of_input, of_hidden, above.mul(keep), has_bias ? of_input.sum({0}) : none,
+          has_bias ? of_hidden.sum({0}) : none};
+}
+
 // Which attention is computed: 0 is the one of matrix products; the fused ones are a GPU's.
 int64_t attention_choice(const Tensor&, const Tensor&, const Tensor&, const optional<Tensor>&,
                          double, bool, optional<double>, bool) {
@@ -219,5 +289,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("view_as_complex", &at::native::view_as_complex);
 
   library.impl("native_dropout", &standin::native_dropout);
+  library.impl("_thnn_fused_lstm_cell", &standin::lstm_cell);
+  library.impl("_thnn_fused_lstm_cell_backward_impl", &standin::lstm_cell_backward);
+  library.impl("_thnn_fused_gru_cell", &standin::gru_cell);
+  library.impl("_thnn_fused_gru_cell_backward", &standin::gru_cell_backward);
   library.impl("_fused_sdp_choice", &standin::attention_choice);
 }

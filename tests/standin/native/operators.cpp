@@ -136,6 +136,11 @@ bool waits_on_gpu(const Signature& signature, const Stack& arguments) {
          });
 }
 
+// The CPU's kernel gives results of other shapes than a GPU's, which the meta device tells.
+bool has_own_shapes(const std::string& name) {
+  return name == "aten::_embedding_bag" || name == "aten::_embedding_bag_forward_only";
+}
+
 // The device of a call. Raises CUDA's errors for tensors that lie at different places.
 c10::DeviceIndex device_of_call(const Signature& signature, const Stack& arguments) {
   std::optional<c10::Device> found;
@@ -374,13 +379,14 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const c10::DeviceIndex device = device_of_call(signature, arguments);
   c10::DeviceGuard guard(c10::Device(c10::kCUDA, device));
   for (size_t i = 0; i < num_arguments; ++i) {
-    bool is_default = signature.arguments[i].name() == "generator" && arguments[i].isNone();
-    if (is_default) arguments[i] = generator_of(device);
+    if (signature.arguments[i].name() != "generator") continue;
+    arguments[i] = seeded_by(arguments[i].isNone() ? generator_of(device)
+                                                   : arguments[i].toGenerator());
   }
 
   const bool depends_on_data = waits_on_gpu(signature, arguments);
   std::optional<Stack> shapes;
-  if (signature.only_tensors && !depends_on_data) {
+  if (signature.only_tensors && !depends_on_data && !has_own_shapes(signature.name)) {
     bool needs_shapes = signature.has_fresh || signature.has_outputs;
     shapes = needs_shapes ? infer(op, signature, arguments) : Stack();
   }

@@ -101,7 +101,7 @@ FORMS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], tuple[An
         lambda x, y: (x, y, [f"{v:.3f}" for v in x[:, 0]], None, "name", torch.tensor(2.0), 3),
         lambda b: (
             b[0] * b[5] * len(b[4]) / 8,
-            b[1] + torch.tensor([[float(v)] for v in b[2]], dtype=b[1].dtype) * (b[3] is None),
+            b[1] + torch.tensor([[float(v)] for v in b[2]]).to(b[1]) * (b[3] is None),
         ),
     ),
     "text only": (
@@ -124,7 +124,8 @@ class FormModule(CaseModule):
         self.tells_size = form == "text only"  # Lightning finds none in a batch without tensors
 
     def loss(self, batch: Any) -> Tensor:
-        return super().loss(self.read(batch))
+        x, y = self.read(batch)
+        return super().loss((x.to(self.device), y.to(self.device)))
 
     def size(self, batch: Any) -> int | None:
         return len(self.read(batch)[0]) if self.tells_size else None

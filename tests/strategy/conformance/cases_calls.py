@@ -47,7 +47,7 @@ class ConsistencyModule(CaseModule):
     def loss(self, batch: Any) -> Tensor:
         x, y = batch
         generator = torch.Generator().manual_seed(int(1e6 * x[0, 0].abs()))
-        noisy = x + 0.3 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        noisy = x + 0.3 * torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x)
         output = self(noisy) if self.noisy_first else None
         with self.clean():
             wanted = self(x)

@@ -56,7 +56,7 @@ class PackedArgumentModule(PackedModule):
     def loss(self, batch: Any) -> Tensor:
         x, y = batch
         packed = pack_padded_sequence(
-            x.unsqueeze(2), lengths_of(x), batch_first=True, enforce_sorted=False
+            x.unsqueeze(2), lengths_of(x).cpu(), batch_first=True, enforce_sorted=False
         )
         return F.mse_loss(self(packed), y)
 

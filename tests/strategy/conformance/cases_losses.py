@@ -33,7 +33,7 @@ class ContrastiveModule(PairModule):
     def loss(self, batch: Any) -> Tensor:
         first, second = (F.normalize(rows, dim=1) for rows in self(*batch))
         scores = self.log_scale.exp() * first @ second.T
-        pairs = torch.arange(len(scores))
+        pairs = torch.arange(len(scores), device=scores.device)
         self.log("hits", (scores.argmax(1) == pairs).double().mean())
         return (F.cross_entropy(scores, pairs) + F.cross_entropy(scores.T, pairs)) / 2
 
@@ -86,7 +86,7 @@ class CorrelationModule(PairModule):
     def loss(self, batch: Any) -> Tensor:
         first, second = ((rows - rows.mean(0)) / (rows.std(0) + 0.1) for rows in self(*batch))
         correlation = first.T @ second / len(first)
-        return (correlation - torch.eye(len(correlation))).square().mean()
+        return (correlation - torch.eye(len(correlation)).to(correlation)).square().mean()
 
 
 class QuantileModule(CaseModule):

@@ -92,7 +92,7 @@ class MixedModule(CaseModule):
         output = self(torch.cat([parts["head"][0], parts["tail"]], 1))
         lengths = torch.tensor([float(len(text)) for text in notes["texts"]]).to(output)
         bags = torch.stack([bag.sum() for bag in notes["bags"]])
-        rows = torch.stack([torch.tensor(row).double().sum() for row in notes["rows"]])
+        rows = torch.stack([torch.tensor(row).to(output).sum() for row in notes["rows"]])
         flat = torch.zeros_like(bags).index_add(0, batch["owner"], batch["flat"])
         wanted = batch["target"] + (bags + flat + 0.1 * rows)[:, None] * batch["scale"]
         errors = (output - wanted).square().mean(1) * lengths

@@ -28,7 +28,7 @@ class Float32Module(CaseModule):
     def loss(self, batch: Any) -> Tensor:
         x, y = batch
         out = self(x)
-        expected = torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
+        expected = torch.bfloat16 if torch.is_autocast_enabled(x.device.type) else torch.float32
         self.log("is_expected", float(out.dtype is expected))
         return nn.functional.mse_loss(out.float(), y.float())
 
@@ -54,7 +54,7 @@ class OwnAutocastModule(Float32Module):
     """The step has an autocast of its own around the forward, and another one without."""
 
     def loss(self, batch: Any) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=not self.training):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=not self.training):
             return super().loss(batch)
 
 

@@ -163,17 +163,21 @@ class ReadingModule(CaseModule):
 
     def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
         batch, _, _ = next(dataloader_iter)
-        loss = self.loss(batch)
+        loss = self.loss(self.moved(batch))
         self.log("train_loss", loss, batch_size=len(batch[0]))
         return loss
 
     def validation_step(self, dataloader_iter: Any) -> None:  # type: ignore[override]
         batch, batch_idx, _ = next(dataloader_iter)
-        self.log("val_loss", self.loss(batch) * batch_idx, batch_size=len(batch[0]))
+        self.log("val_loss", self.loss(self.moved(batch)) * batch_idx, batch_size=len(batch[0]))
 
     def predict_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
         batch, batch_idx, dataloader_idx = next(dataloader_iter)
-        return batch_idx, dataloader_idx, self(batch[0])
+        return batch_idx, dataloader_idx, self(self.moved(batch)[0])
+
+    def moved(self, batch: Any) -> Any:
+        """What Lightning leaves to such steps."""
+        return [tensor.to(self.device) for tensor in batch]
 
 
 class Endless(IterableDataset[Any]):

@@ -261,7 +261,7 @@ def test_callbacks_with_weights_of_their_own_are_refused() -> None:
 def assert_same(actual: Any, expected: Any, where: str = "checkpoint") -> None:
     """Equal values, tensors to the bit."""
     if isinstance(expected, Tensor):
-        assert torch.equal(actual, expected), where
+        assert torch.equal(actual.cpu(), expected.cpu()), where
     elif isinstance(expected, dict):
         assert set(actual) == set(expected), where
         for key, value in expected.items():

@@ -69,6 +69,13 @@ class HookedModel(ExportableModel):
         return loss
 
 
+class ClosureModel(ExportableModel):
+    """Its optimizer asks for the loss several times per step, and for inner products."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
 def branchy(name: str, **trainer: Any) -> Training:
     spec = FIXED_MODELS[name]
     data = DataSpec(num_inputs=spec.num_inputs, num_samples=21)
@@ -96,6 +103,7 @@ def assert_same_bits(pool: WorkerPool, training: Training) -> None:
         Training(PenaltyModel, DATA, num_steps=8),
         Training(CheckpointedModel, DATA, num_steps=8),
         Training(HookedModel, DATA, num_steps=8),
+        Training(ClosureModel, DATA, num_steps=4),
         Training(ExportableModel, SINGLE, num_steps=8, trainer={"precision": "bf16-mixed"}),
     ],
     ids=[
@@ -105,6 +113,7 @@ def assert_same_bits(pool: WorkerPool, training: Training) -> None:
         "second derivatives",
         "checkpoint of forward",
         "hooks",
+        "closures",
         "autocast",
     ],
 )

@@ -16,14 +16,13 @@ STATE_BYTES = 8192
 
 
 class Generator:
-    """The generator of one device; its queues are empty before anything changes."""
+    """The generator of one device; what is queued has its random numbers already."""
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._seed = 0
 
     def manual_seed(self, seed: int) -> Generator:
-        LIBRARY.standin_drain(self._index)
         self._seed = int(seed) & (2**64 - 1)
         LIBRARY.standin_seed(self._index, ctypes.c_uint64(self._seed))
         return self
@@ -35,7 +34,6 @@ class Generator:
         return self._seed
 
     def get_state(self) -> Tensor:
-        LIBRARY.standin_drain(self._index)
         data = ctypes.create_string_buffer(STATE_BYTES)
         size = LIBRARY.standin_random_state(self._index, data, STATE_BYTES)
         return torch.frombuffer(bytearray(data.raw[:size]), dtype=torch.uint8)
@@ -43,7 +41,6 @@ class Generator:
     def set_state(self, state: Tensor) -> None:
         if state.device.type != "cpu" or state.dtype != torch.uint8:
             raise TypeError("RNG state must be a torch.ByteTensor")
-        LIBRARY.standin_drain(self._index)
         data = state.numpy().tobytes()
         LIBRARY.standin_set_random_state(self._index, data, len(data))
 
