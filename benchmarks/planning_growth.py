@@ -1,9 +1,8 @@
 """How long a plan takes with the number of operators: a chain, and four towers that join.
 
-Operators are those of a multilayer perceptron in threes: a linear one with parameters, an activation
-and a sum, with times drawn once (of three sizes). Every question is searched in this process alone;
-the figures are wall time, and the predicted step beside the bound of perfectly divided work, which
-no plan beats.
+Operators come in threes: a linear one with parameters, an activation and a sum, with times drawn
+once. A search is one thread: the figures are processor time. Beside the predicted step stands the
+work divided by the devices, which no plan beats.
 
     python benchmarks/planning_growth.py
     python benchmarks/planning_growth.py --operators 3000 --models chain --profile
@@ -48,13 +47,13 @@ def main() -> None:
         for num_devices in given.devices:
             for count in given.operators:
                 request = question(model, count, num_devices)
-                start_s = time.perf_counter()
+                start_s = time.process_time()
                 profile = cProfile.Profile()
                 if given.profile:
                     profile.enable()
                 plan = ask(request, given.planner).best
                 profile.disable()
-                took_s = time.perf_counter() - start_s
+                took_s = time.process_time() - start_s
                 if given.profile:
                     pstats.Stats(profile).sort_stats("tottime").print_stats(25)
                 step_s = evaluate_plan(plan, request).step_s
@@ -65,7 +64,7 @@ def main() -> None:
                     ]
                 )
                 print(" ".join(rows[-1]), flush=True)
-    header = ["model", "devices", "operators", "planned in", "step", "of the bound"]
+    header = ["model", "devices", "operators", "planned in", "step", "of work / devices"]
     print(text_table(header, rows, left={"model"}))
 
 

@@ -223,12 +223,12 @@ class _CallTracer(TorchFunctionMode):
             return call
 
         for kind, original in own.items():
-            kind.__call__ = recorded(original)  # type: ignore[operator]
+            kind.__call__ = recorded(original)  # type: ignore[method-assign]
         try:
             yield
         finally:
             for kind, original in own.items():
-                kind.__call__ = original  # type: ignore[operator]
+                kind.__call__ = original  # type: ignore[method-assign]
 
     @contextmanager
     def _patches(self) -> Iterator[None]:
