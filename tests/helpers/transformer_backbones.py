@@ -65,7 +65,6 @@ BACKBONES: dict[str, dict[str, Any]] = {
     "fnet": ENCODER,
     "layoutlm": {**ENCODER, "max_2d_position_embeddings": 64},
     "mobilebert": {**EVEN, "intra_bottleneck_size": 8, "true_hidden_size": 8},
-    "modernbert": {**ENCODER, "cls_token_id": 1, "sep_token_id": 2},
     "mpnet": ENCODER,
     "roberta": ENCODER,
     "roformer": EVEN,
