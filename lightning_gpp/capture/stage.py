@@ -17,6 +17,7 @@ so a stage costs no more than the user's own forward, and follows whatever happe
 from __future__ import annotations
 
 import itertools
+import keyword
 import linecache
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -213,7 +214,9 @@ class _Source:
 
     def _statement(self, node: fx.Node) -> list[str]:
         args = [self._expression(arg) for arg in node.args]
-        args += [f"{key}={self._expression(value)}" for key, value in node.kwargs.items()]
+        for key, value in node.kwargs.items():
+            text = self._expression(value)
+            args.append(f"{key}={text}" if _is_name(key) else f"**{{{key!r}: {text}}}")
         if node.op == "call_module":
             target = self.module.get_submodule(str(node.target))
             call = f"{self._object('m', target)}({', '.join(args)})"
@@ -258,11 +261,7 @@ class _Source:
     def _attribute(self, node: fx.Node) -> str:
         path, _, attribute = str(node.target).rpartition(".")
         owner = self._object("m", self.module.get_submodule(path))
-        return (
-            f"{owner}.{attribute}"
-            if attribute.isidentifier()
-            else (f"getattr({owner}, {attribute!r})")
-        )
+        return f"{owner}.{attribute}" if _is_name(attribute) else f"getattr({owner}, {attribute!r})"
 
     def _object(self, kind: str, value: Any) -> str:
         if id(value) not in self._names:
@@ -273,6 +272,10 @@ class _Source:
 
 def _variable(name: str) -> str:
     return f"v_{name}"
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def _is_literal(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,13 @@ from helpers.jobs import lines_of_fit
 from helpers.plans import random_plan
 from helpers.reference import assert_equal_training
 from helpers.training import Training
+from helpers.transformer_backbones import (
+    BACKBONES,
+    OF_THE_WHOLE_BATCH,
+    ONLY_FLOAT32,
+    Backbone,
+    BackboneData,
+)
 from helpers.workers import WorkerPool
 
 from lightning_gpp.capture import capture
@@ -112,3 +120,22 @@ def test_a_contrast_within_the_batch_runs_in_one_piece(pool: WorkerPool) -> None
     assert_equal_training(pool, training, num_ranks=2, **strategy)
     lines, _ = pool.run(lines_of_fit, training, strategy, 2, num_ranks=2)
     assert len([line for line in lines if "in one piece, as" in line]) == 1
+
+
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_a_bare_backbone_called_by_keywords_trains_as_on_one_device(
+    pool: WorkerPool, kind: str
+) -> None:
+    """Several decorate their forward, and tell keywords from positions."""
+    dtype = "float32" if kind in ONLY_FLOAT32 else "float64"
+    data = BackboneData(kind=kind, num_samples=11, batch_size=6, dtype=dtype)
+    training = Training(partial(Backbone, kind), data, num_steps=2, validate=False)
+    num_microbatches = 1 if kind in OF_THE_WHOLE_BATCH else 3
+    strategy = {"module": "backbone", "num_microbatches": num_microbatches}
+    assert_equal_training(pool, training, num_ranks=2, **strategy)
+
+
+def test_the_backbones_of_the_docs_are_those_that_are_tried() -> None:
+    text = Path(__file__).parents[2].joinpath("docs/your_code.md").read_text(encoding="utf-8")
+    rows = text[text.index("| encoders |") :].partition("\n\n")[0].splitlines()
+    assert ", ".join(row.split("|")[2].strip() for row in rows) == ", ".join(BACKBONES)

@@ -64,6 +64,8 @@ def unchanged_parameters(module: nn.Module, changed_copies: Collection[str]) -> 
     }.union(changed_copies)
     if changed:
         raise CaptureError(
-            f"forward changes or replaces {', '.join(map(repr, sorted(changed)))}: a parameter is "
-            "the optimizer's to change. Make what forward updates a buffer (register_buffer)"
+            f"forward changes or replaces {', '.join(map(repr, sorted(changed)))}: every stage and "
+            "micro-batch would do so anew. Make what forward updates a buffer (register_buffer), "
+            "and bound parameters (clamp, normalize, max_norm) where every rank does: in "
+            "on_train_batch_start of a callback, or in optimizer_step after the step"
         )

@@ -204,6 +204,33 @@ class _CallTracer(TorchFunctionMode):
         return call
 
     @contextmanager
+    def _own_calls(self) -> Iterator[None]:
+        """Leaf modules whose class calls them in its own way are recorded with what that does."""
+        own: dict[type, Callable[..., Any]] = {
+            kind: vars(kind)["__call__"]
+            for module in self.module.modules()
+            for kind in type(module).__mro__
+            if issubclass(kind, nn.Module) and kind is not nn.Module and "__call__" in vars(kind)
+        }
+
+        def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                name = self.recording.names.modules.get(id(module), "")
+                if name and is_recording() and self.policy.is_leaf(module, name):
+                    return self._module_call(original, module, args, kwargs)
+                return original(module, *args, **kwargs)
+
+            return call
+
+        for kind, original in own.items():
+            kind.__call__ = recorded(original)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for kind, original in own.items():
+                kind.__call__ = original  # type: ignore[method-assign]
+
+    @contextmanager
     def _patches(self) -> Iterator[None]:
         tracer = self
         call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
@@ -234,6 +261,7 @@ class _CallTracer(TorchFunctionMode):
                 for name, method in self.whole_methods.items():
                     stand_in = instance_attribute(self.module, name, self._whole(method))
                     stack.enter_context(stand_in)
+                stack.enter_context(self._own_calls())
                 stack.enter_context(no_seeding(is_recording))
                 stack.enter_context(without_fast_path())
                 yield

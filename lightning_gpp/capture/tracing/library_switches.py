@@ -3,7 +3,7 @@
 ``transformers`` leaves an attention mask away when no token of the batch is padding, because
 attention is faster without. That decision reads the data: a graph captured on a batch without
 padding would refuse the first batch with padding. For tracers transformers always builds the mask
-(``transformers.masking_utils.is_tracing``), which computes the same for every batch.
+(``is_tracing``), which computes the same for every batch; nor does it look for padding to warn of.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ def uncompiled() -> Iterator[None]:
 @contextmanager
 def tracing_announced() -> Iterator[None]:
     """Tells libraries that are loaded that the body is being traced."""
-    masking: Any = sys.modules.get("transformers.masking_utils")
-    original = getattr(masking, "is_tracing", None)
-    if original is None:
-        yield
-        return
-    masking.is_tracing = lambda *args, **kwargs: True
+    names = ("transformers.masking_utils", "transformers.modeling_utils")
+    loaded: list[Any] = [sys.modules.get(name) for name in names]
+    asking = [module for module in loaded if hasattr(module, "is_tracing")]
+    originals = [module.is_tracing for module in asking]
+    for module in asking:
+        module.is_tracing = lambda *args, **kwargs: True
     try:
         yield
     finally:
-        masking.is_tracing = original
+        for module, original in zip(asking, originals):
+            module.is_tracing = original

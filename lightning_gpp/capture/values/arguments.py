@@ -7,8 +7,9 @@ capture and must be the same at every later call.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, Signature
 from typing import Any
 
 import torch
@@ -25,14 +26,19 @@ class Arguments:
 
     Attributes:
         signature: of the forward, without ``self``.
-        structure: of the dict of bound arguments (defaults filled in).
+        form: the same, where what the call did not give by position is keyword-only.
+        fills_defaults: whether a default may be passed as if the call had given it. A decorator
+            may tell the two apart.
+        structure: of the dict of bound arguments.
         paths: a readable name per leaf (``batch_image``).
         names: name of the graph input per leaf; None where the leaf is frozen.
         frozen: the frozen leaves by position.
         dtypes: element type of the tensor leaves by input name.
     """
 
-    signature: inspect.Signature
+    signature: Signature
+    form: Signature
+    fills_defaults: bool
     structure: Structure
     paths: tuple[str, ...]
     names: tuple[str | None, ...]
@@ -46,8 +52,10 @@ class Arguments:
         Raises:
             CaptureError: no argument is a tensor, or an object hides tensors.
         """
-        signature = inspect.signature(module.forward)
-        leaves, structure = flatten(_bind(signature, args, kwargs), opens_sparse=True)
+        signature = _signature(module.forward, args, kwargs)
+        is_decorated = any(hasattr(module.forward, n) for n in ("__wrapped__", "__signature__"))
+        bound = _bind(signature, args, kwargs, fills_defaults=not is_decorated)
+        leaves, structure = flatten(bound, opens_sparse=True)
         paths = _paths(signature, structure)
         for path, leaf in zip(paths, leaves, strict=True):
             _refuse_hidden_tensors(path, leaf)
@@ -63,6 +71,8 @@ class Arguments:
             )
         return cls(
             signature=signature,
+            form=_with_positions(signature, args),
+            fills_defaults=not is_decorated,
             structure=structure,
             paths=paths,
             names=names,
@@ -80,7 +90,7 @@ class Arguments:
         Raises:
             ValueError: the call differs in something that was frozen at capture.
         """
-        leaves, structure = flatten(_bind(self.signature, args, kwargs), opens_sparse=True)
+        leaves, structure = self._flat(args, kwargs)
         if structure != self.structure:
             raise ValueError(
                 f"the model was captured with arguments {self.structure}, got {structure}: "
@@ -97,7 +107,7 @@ class Arguments:
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call, one per entry of :attr:`names`."""
-        return flatten(_bind(self.signature, args, kwargs), opens_sparse=True)[0]
+        return self._flat(args, kwargs)[0]
 
     def refuse_lists_of_samples(self, tensors: Mapping[str, Tensor]) -> None:
         """Checks that no list has strings, or tensors of several lengths, of single samples.
@@ -127,8 +137,12 @@ class Arguments:
     def rebuild(self, tensors: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``(args, kwargs)`` for the forward from one value per graph input."""
         leaves = self._leaves(tensors)
-        bound = inspect.BoundArguments(self.signature, self.structure.unflatten(leaves))
+        bound = inspect.BoundArguments(self.form, self.structure.unflatten(leaves))
         return bound.args, bound.kwargs
+
+    def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Structure]:
+        bound = _bind(self.signature, args, kwargs, self.fills_defaults)
+        return flatten(bound, opens_sparse=True)
 
     def _leaves(self, tensors: Mapping[str, Any]) -> list[Any]:
         return [
@@ -171,19 +185,46 @@ def _lengths(leaves: Sequence[Any]) -> set[int]:
     return {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}
 
 
+def _signature(
+    forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Signature:
+    """With the names of the function itself, unless its decorator takes other arguments."""
+    signature = inspect.signature(forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return inspect.signature(forward, follow_wrapped=False)
+    return signature
+
+
+def _with_positions(signature: Signature, args: Sequence[Any]) -> Signature:
+    given = signature.bind_partial(*args).arguments
+    parameters = [
+        each.replace(kind=Parameter.KEYWORD_ONLY)
+        if each.kind is Parameter.POSITIONAL_OR_KEYWORD and each.name not in given
+        else each
+        for each in signature.parameters.values()
+    ]
+    return signature.replace(parameters=sorted(parameters, key=lambda each: each.kind))
+
+
 def _bind(
-    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+    signature: Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    fills_defaults: bool,
 ) -> dict[str, Any]:
     bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
+    if fills_defaults:
+        bound.apply_defaults()
     return dict(bound.arguments)
 
 
-def _paths(signature: inspect.Signature, structure: Structure) -> tuple[str, ...]:
+def _paths(signature: Signature, structure: Structure) -> tuple[str, ...]:
     parameters = signature.parameters
     paths = []
     for path in structure.paths():
-        is_extra = parameters[path[0].key].kind is inspect.Parameter.VAR_KEYWORD
+        is_extra = parameters[path[0].key].kind is Parameter.VAR_KEYWORD
         paths.append(path_text(path[1:] if is_extra and len(path) > 1 else path))
     return tuple(paths)
 

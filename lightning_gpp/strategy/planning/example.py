@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture.checks.rollback import rollback
+from lightning_gpp.capture.checks.unchanged_parameters import unchanged_parameters
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.host_weights import HostWeights
 from lightning_gpp.capture.values.samples import Sample, first_sample
@@ -36,7 +37,8 @@ def example_of(
         unit_sizes: samples of each micro-batch for a number of samples.
 
     Raises:
-        CaptureError: an argument is a list with an entry of its own for every sample.
+        CaptureError: an argument is a list with an entry of its own for every sample, or the
+            forward changes a parameter.
     """
     with torch.inference_mode(False):
         arguments = Arguments.of(module, args, kwargs)
@@ -60,10 +62,20 @@ def _firsts(tensors: Mapping[str, Tensor], slices: Mapping[str, Slices]) -> dict
 
 
 def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the forward takes these arguments; it leaves no trace."""
+    """Whether the forward takes these arguments; it leaves no trace.
+
+    Raises:
+        CaptureError: it changes a parameter.
+    """
     tensors = (leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Tensor))
     weights = HostWeights(module, next(tensors).device)
-    with rollback(module), torch.no_grad(), weights.resident(), weights.visiting():
+    with (
+        rollback(module),
+        torch.no_grad(),
+        weights.resident(),
+        unchanged_parameters(module, weights.changed),
+        weights.visiting(),
+    ):
         try:
             module.forward(*args, **kwargs)
         except Exception:  # capture shows it if the whole call fails likewise

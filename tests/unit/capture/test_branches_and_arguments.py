@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -156,6 +157,99 @@ def test_arguments_that_are_no_tensors_are_frozen_and_checked() -> None:
         captured.inputs((x, True, x), {})
     with pytest.raises(ValueError, match=r"'x' was torch.float32 .* got torch.float64"):
         captured.inputs((x.double(), True), {})
+
+
+def decorated(kind: str) -> Any:
+    """Decorators that look at what the call gave by keyword."""
+
+    def decorate(forward: Any) -> Any:
+        @functools.wraps(forward)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if kind == "sets a default":
+                kwargs.setdefault("scale", 2.0)
+            if kind == "asks for a keyword" and "x" not in kwargs:
+                raise TypeError("give x by keyword")
+            if kind == "supplies an argument":
+                kwargs["must"] = 3.0
+            return forward(self, *args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def scaled(kind: str) -> nn.Module:
+    """Behind a decorator, or as it is."""
+
+    class Scaled(nn.Linear):
+        if kind == "supplies an argument":
+
+            @decorated(kind)
+            def forward(self, x: Tensor, must: float) -> Tensor:
+                return super().forward(x) * must
+
+        else:
+
+            @decorated(kind)
+            def forward(self, x: Tensor, scale: float = 1.0, **rest: Any) -> Tensor:
+                return super().forward(x) * scale
+
+    return Scaled(3, 3)
+
+
+@pytest.mark.parametrize("kind", ["sets a default", "asks for a keyword", "supplies an argument"])
+def test_a_decorated_forward_is_called_as_the_user_calls_it(kind: str) -> None:
+    captured = assert_partitions_exact(scaled(kind), x=data(4, 3))
+    assert [item.value.name for item in captured.graph.inputs] == ["x"]
+
+
+def test_a_default_that_a_decorator_may_set_otherwise_is_another_call() -> None:
+    captured = assert_partitions_exact(scaled("sets a default"), data(4, 3))
+    x = data(4, 3)
+    assert captured.inputs((), {"x": x}) == {"x": x}
+    with pytest.raises(ValueError, match=r"captured with arguments dict\(x: \*\), got .*scale"):
+        captured.inputs((x,), {"scale": 1.0})
+
+
+class Named(nn.Module):
+    """Not decorated: the arguments in front of the one that is given have defaults."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, ids: Any = None, mask: Any = None, x: Any = None, **rest: Any) -> Tensor:
+        return self.a(x)
+
+
+def test_keywords_stay_keywords() -> None:
+    captured = assert_partitions_exact(Named(), x=data(4, 3))
+    x = data(4, 3)
+    assert captured.inputs((None, None, x), {}) == {"x": x}
+
+
+class Bounded(nn.Module):
+    """Changes its own parameter."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.linear = kind, nn.Linear(3, 3)
+        self.table = nn.Embedding(4, 3, max_norm=0.1 if kind == "max_norm" else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.linear.weight
+        if self.kind == "data":
+            weight.data = weight.data.clamp(-0.1, 0.1)
+        elif self.kind == "in place":
+            with torch.no_grad():
+                weight.clamp_(-0.1, 0.1)
+        return self.linear(self.table(x))
+
+
+@pytest.mark.parametrize("kind", ["max_norm", "data", "in place"])
+def test_a_forward_that_changes_a_parameter_is_named_at_its_first_call(kind: str) -> None:
+    with pytest.raises(CaptureError, match=r"forward changes or replaces '.*weight'"):
+        example_of(Bounded(kind), (torch.arange(4),), {}, lambda total: [total // 2] * 2)
 
 
 class Lists(nn.Module):

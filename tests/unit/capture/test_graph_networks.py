@@ -302,3 +302,34 @@ def test_a_batch_that_was_moved_is_still_of_its_class() -> None:
     moved = placed(batch, torch.device("cpu"))
     assert type(moved) is type(batch)
     assert captured.inputs((moved,), {}).keys() == captured.inputs((batch,), {}).keys()
+
+
+class ReadOut(nn.Module):
+    """An aggregation as readout: its class has a call of its own, which reads the number of graphs.
+
+    Args:
+        pool: the aggregation.
+    """
+
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.pool = pyg.GCNConv(3, 6), pool
+
+    def forward(self, data: Data) -> Tensor:
+        return self.pool(self.layer(data.x, data.edge_index).tanh(), data.batch)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda: pyg.aggr.MeanAggregation(),
+        lambda: pyg.aggr.SoftmaxAggregation(learn=True),
+        lambda: pyg.aggr.MultiAggregation(["mean", "max"]),
+        lambda: pyg.aggr.AttentionalAggregation(nn.Linear(6, 1)),
+    ],
+    ids=["mean", "softmax", "multi", "attentional"],
+)
+def test_aggregations_are_operators(pool: Callable[[], nn.Module]) -> None:
+    captured = assert_partitions_exact(ReadOut(pool()), graphs())
+    assert captured.leaf_modules == ("layer", "pool")
+    assert_same_on_other_sizes(captured, lambda batch: (batch,))

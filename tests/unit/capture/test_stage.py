@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pipelined import assert_partitions_exact, data
 from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel, capture, profile_costs
@@ -100,6 +101,7 @@ def test_profile_measures_every_operator(captured: CapturedModel) -> None:
 
 SCRIPT = """
 import torch
+from pipelined import assert_partitions_exact, data
 from torch import nn
 from lightning_gpp.capture import capture
 torch.manual_seed({seed})
@@ -141,3 +143,16 @@ def test_constants_and_frozen_arguments_count_in_the_fingerprint() -> None:
     ]
     assert len(set(prints)) == 3
     assert prints[0] == prints[3]
+
+
+def test_names_that_python_keeps_for_itself() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = nn.ParameterDict({"lambda": torch.ones(3)})
+            self.layers = nn.ModuleDict({"class": nn.Linear(3, 3)})
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers["class"](x * self.scales["lambda"])
+
+    assert_partitions_exact(Named(), data(4, 3))

@@ -66,7 +66,8 @@ def _look(least: LeastStep, space: Space, judge: DraftJudge) -> None:
         if judge.is_spent or least.bottleneck_s(judge.best_s) < limit_s:
             break
         _show(divisions.at(limit_s), space, judge)
-    judge.spend(divisions.num_tried)
+    if judge.best_s < math.inf:  # what nothing fits into takes no looks of what may
+        judge.spend(divisions.num_tried)
 
 
 def _look_everywhere(problem: Problem, judge: DraftJudge) -> None:

@@ -14,7 +14,8 @@ climb that follows, which starts from whole branches, too.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from operator import neg
 
 from lightning_gpp.planner.graphpipe.divide.frontier import (
     MODEL_END,
@@ -41,6 +42,8 @@ class LimitedWays:
         self.limit = Limit(limit_s)
         self._ways: list[list[Way]] = [[] for _ in range(space.num_places)] + [[MODEL_END]]
         self._least = [math.inf] * space.num_places + [0]  # devices behind every place
+        # Places from which the end is reached, the last one first and negative: few among many.
+        self._ends = [-space.num_places]
 
     def ways(self) -> list[Way]:
         """The ways to divide the whole model."""
@@ -51,6 +54,8 @@ class LimitedWays:
                 self._cut(start, room)
             used = (total(way.used) for way in self._ways[start])
             self._least[start] = min(used, default=math.inf)
+            if self._ways[start]:
+                self._ends.append(-start)
         return self._ways[0]
 
     def _room(self, start: int) -> int:
@@ -70,10 +75,12 @@ class LimitedWays:
         reached: dict[int, int] = {}
         for crew in self._space.crews:
             first, spare = reached.get(crew.kind, start + 1), room - crew.num_replicas
-            for stop in range(self._longest(start, crew), first - 1, -1):
-                least = self._least[stop]
-                if least > spare:
-                    if least < math.inf and not self._space.tries_all:
+            longest = self._longest(start, crew)
+            for stop in map(neg, self._ends[bisect_left(self._ends, -longest) :]):
+                if stop < first:
+                    break
+                if self._least[stop] > spare:
+                    if not self._space.tries_all:
                         break  # shorter stages leave even more to others
                     continue
                 is_found = self._try(start, stop, crew, room)

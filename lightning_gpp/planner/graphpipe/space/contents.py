@@ -7,6 +7,7 @@ follows the other, which only a whole plan tells.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from lightning_gpp.graph import FEED
@@ -49,7 +50,6 @@ class _Flow(NamedTuple):
     """A value between places, which are bits.
 
     Attributes:
-        number: its own.
         source: the place that makes it; none if it is the feed.
         targets: the places that read it.
         is_whole: whether it cannot be cut by samples.
@@ -59,7 +59,6 @@ class _Flow(NamedTuple):
         gradient_fixed: bytes.
     """
 
-    number: int
     source: int
     targets: int
     is_whole: bool
@@ -83,14 +82,16 @@ class Contents:
         self._holdings = Holdings(graph, units, order)
         self.gradient_bytes = self._holdings.gradient_bytes
         operators = [[graph.operator[name] for name in units.operators[unit]] for unit in order]
-        self._has_state = [any(operator.state for operator in some) for some in operators]
+        with_state = (any(operator.state for operator in some) for some in operators)
+        self._num_with_state = [0, *accumulate(with_state)]
         whole = {name for name in graph.outputs if not graph.values[name].is_cuttable}
-        self._is_whole = [
+        with_whole = (
             any(value.name in whole for operator in some for value in operator.outputs)
             for some in operators
-        ]
-        self._inward: list[list[_Flow]] = [[] for _ in order]
-        self._outward: list[list[_Flow]] = [[] for _ in order]
+        )
+        self._num_whole = [0, *accumulate(with_whole)]
+        # Flows from before each place to it or behind it.
+        self._crossing: list[list[_Flow]] = [[] for _ in range(len(order) + 1)]
         place = {unit: position for position, unit in enumerate(order)}
         self._note_flows(units, place)
         self._before = [0] * len(order)
@@ -100,10 +101,9 @@ class Contents:
         self._found: dict[Interval, Content] = {}
 
     def _note_flows(self, units: UnitGraph, place: Mapping[int, int]) -> None:
-        for number, flow in enumerate(unit_flows(self._graph, units)):
+        for flow in unit_flows(self._graph, units):
             targets = sorted(place[target] for target in flow.targets)
             new = _Flow(
-                number,
                 0 if flow.source == FEED else 1 << place[flow.source],
                 sum(1 << target for target in targets),
                 not flow.is_cuttable,
@@ -112,10 +112,9 @@ class Contents:
                 flow.size.gradient_per_sample,
                 flow.size.gradient_fixed,
             )
-            for target in targets:
-                self._inward[target].append(new)
-            if flow.source != FEED:
-                self._outward[place[flow.source]].append(new)
+            first = 0 if flow.source == FEED else place[flow.source] + 1
+            for position in range(first, targets[-1] + 1):
+                self._crossing[position].append(new)
 
     def __getitem__(self, interval: Interval) -> Content:
         found = self._found.get(interval)
@@ -125,47 +124,44 @@ class Contents:
 
     def _content(self, interval: Interval) -> Content:
         start, stop = interval
-        outside = ~((1 << stop) - (1 << start))
+        inside = (1 << stop) - (1 << start)
         total, trained = self._holdings.bytes_of(interval)
         sent = sent_fixed = received = received_fixed = inputs = inputs_fixed = 0.0
         num_sent = num_received = 0
-        entered: set[int] = set()
         senders: set[int] = set()
-        has_state = True in self._has_state[start:stop]
-        is_whole = True in self._is_whole[start:stop]
-        for place in range(start, stop):
-            for flow in self._inward[place]:
-                source = flow.source
-                if source & ~outside or flow.number in entered:
-                    continue
-                entered.add(flow.number)
-                is_whole = is_whole or flow.is_whole
-                received += flow.per_sample
-                received_fixed += flow.fixed
-                inputs += flow.per_sample
-                inputs_fixed += flow.fixed
-                if source:
-                    sent += flow.gradient_per_sample
-                    sent_fixed += flow.gradient_fixed
-                if source not in senders:
-                    senders.add(source)
-                    num_received += 1
-                    num_sent += source > 0
-            for flow in self._outward[place]:
-                if readers := flow.targets & outside:
-                    count = self._num_readers(readers)
-                    is_whole = is_whole or flow.is_whole
-                    sent += count * flow.per_sample
-                    sent_fixed += count * flow.fixed
-                    received += count * flow.gradient_per_sample
-                    received_fixed += count * flow.gradient_fixed
-                    num_sent += count
-                    num_received += count
+        is_whole = self._num_whole[stop] > self._num_whole[start]
+        for flow in self._crossing[start]:
+            if not flow.targets & inside:
+                continue
+            source = flow.source
+            is_whole = is_whole or flow.is_whole
+            received += flow.per_sample
+            received_fixed += flow.fixed
+            inputs += flow.per_sample
+            inputs_fixed += flow.fixed
+            if source:
+                sent += flow.gradient_per_sample
+                sent_fixed += flow.gradient_fixed
+            if source not in senders:
+                senders.add(source)
+                num_received += 1
+                num_sent += source > 0
+        for flow in self._crossing[stop]:
+            if not flow.source & inside:
+                continue
+            count = self._num_readers(flow.targets >> stop << stop)
+            is_whole = is_whole or flow.is_whole
+            sent += count * flow.per_sample
+            sent_fixed += count * flow.fixed
+            received += count * flow.gradient_per_sample
+            received_fixed += count * flow.gradient_fixed
+            num_sent += count
+            num_received += count
         return Content(
             kept_bytes=total + trained * (1 + self._optimizer_values),
             parameter_bytes=total,
             gradient_bytes=trained,
-            has_state=has_state,
+            has_state=self._num_with_state[stop] > self._num_with_state[start],
             is_whole=is_whole,
             sent=(sent, sent_fixed),
             received=(received, received_fixed),
