@@ -32,7 +32,7 @@ _BY_SHAPE = frozenset(
     {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
     | {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"}
 )
-"""Functions that look at the shape and the type of what they are given."""
+"""Functions that look at the shape and the type of their first argument only."""
 _BY_FIRST = frozenset({"type_as", "to", "expand_as", "view_as", "reshape_as"})
 """Those that look at shapes and types only, but of the first argument."""
 
@@ -140,7 +140,9 @@ class _TapeWalk:
         operands = [self._of(*each) for each in _shapes(call.operands, other.operands)]
         if call.name in _BY_FIRST:
             operands = operands[:1]
-        if call.name in _BY_SHAPE or not any(item.has_samples for item in operands):
+        elif call.name in _BY_SHAPE:
+            operands = operands[1:]
+        if not any(item.has_samples for item in operands):
             operands = []
         elif self.decision is None:
             self.decision = _decision(call, operands)
@@ -152,6 +154,8 @@ class _TapeWalk:
                 rows |= {pair for pair in pairs if pair[0] != pair[1]}
             is_per_sample = self._grows(shapes) or _selects(call) or bool(pairs & rows)
             where = met
+            if call.name == "randperm" and self._grows(shapes):
+                where = f"{call.location} draws an order of the samples (randperm)"
             if operands and not is_per_sample and call is not other:
                 where = where or f"{call.location} brings samples together ({call.name})"
             self._set(tensor, _Followed(bool(operands), where, rows & pairs))

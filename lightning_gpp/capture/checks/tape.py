@@ -118,9 +118,9 @@ class Tape(TorchFunctionMode):
         leaves = leaves_of((args, kwargs))
         bounds = [part for leaf in leaves if isinstance(leaf, slice) for part in _parts(leaf)]
         operands = [leaf for leaf in (*leaves, *bounds) if isinstance(leaf, Tensor)]
-        if not operands:
-            return
         name = getattr(func, "__name__", str(func))
+        if not operands and name != "randperm":
+            return
         if name in ("__get__", "__set__"):
             name = func.__self__.__name__  # type: ignore[attr-defined]
         results = _tensors(result)

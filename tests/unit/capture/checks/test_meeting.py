@@ -82,6 +82,10 @@ MEET: dict[str, Body] = {
         s.linear(x.mean(1)) * nn.functional.one_hot((ids == 0).sum(1)).shape[1]
     ),
     "first sample": lambda s, ids, x: s.linear(x.mean(1)) * (ids != 0)[0].sum(),
+    "filled": lambda s, ids, x: (
+        s.linear(x.mean(1)) + x.new_full((len(x), 6), (ids != 0).sum(1).max())
+    ),
+    "shuffled": lambda s, ids, x: s.linear(x.mean(1) + x.mean(1)[torch.randperm(len(x))]),
     "in place": spread_mean,
     "packed": packed,
 }
@@ -99,6 +103,8 @@ APART: dict[str, Body] = {
     "put back": lambda s, ids, x: put_back(s, ids, x),
     "flat": lambda s, ids, x: s.linear(x.flatten(0, 1)).view(*ids.shape, 6).mean(1),
     "positions": lambda s, ids, x: (x + torch.arange(ids.shape[1])[:, None].type_as(x)).mean(1),
+    "shuffled tokens": lambda s, ids, x: s.linear(x[:, torch.randperm(x.shape[1])].mean(1)),
+    "last token": lambda s, ids, x: s.linear(x[torch.arange(len(x)), (ids != 0).sum(1) - 1]),
     "new": lambda s, ids, x: s.linear(x.mean(1)) + x.new_ones(6),
     "classes given": lambda s, ids, x: s.linear(
         nn.functional.one_hot((ids == 0).sum(1), 6).float()
