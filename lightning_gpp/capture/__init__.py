@@ -14,7 +14,7 @@ from lightning_gpp.capture.model import CapturedModel
 from lightning_gpp.capture.module_content import module_content
 from lightning_gpp.capture.profiling.profiler import device_kind, profile_costs
 from lightning_gpp.capture.stage import StageModule
-from lightning_gpp.capture.values.placed import placed
+from lightning_gpp.capture.values.placed import on_host, placed
 
 __all__ = [
     "Block",
@@ -25,6 +25,7 @@ __all__ = [
     "capture",
     "device_kind",
     "module_content",
+    "on_host",
     "placed",
     "profile_costs",
 ]

@@ -116,12 +116,14 @@ class StageModule:
         return self._sources[training]
 
     def _device(self, values: Sequence[Any]) -> torch.device:
-        for value in values:
-            if isinstance(value, Tensor):
-                return value.device
-        for name in self.parameter_names:
-            return self._module.get_parameter(name).device
-        return self._captured_on
+        """Where the stage computes; some of its values are on the CPU on any device (lengths)."""
+        weights = (self._module.get_parameter(name) for name in self.parameter_names[:1])
+        tensors = itertools.chain((value for value in values if isinstance(value, Tensor)), weights)
+        devices = [tensor.device for tensor in tensors]
+        away = next((device for device in devices if device.type != "cpu"), None)
+        if away is None and devices and self._captured_on.type == "meta":
+            return devices[0]
+        return away or self._captured_on
 
 
 class _Reparametrized(nn.Module):

@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
-from lightning_gpp.capture import CapturedModel, StageModule, capture, placed
+from lightning_gpp.capture import CapturedModel, StageModule, capture, on_host, placed
 from lightning_gpp.capture.values.structure import received, sendable
 from lightning_gpp.cost import Costs
 from lightning_gpp.gnn import ChunkedModel, without_caches
@@ -167,13 +167,16 @@ class Builder:
         """Rank 0's first micro-batch, on the device where this rank captures the model."""
         told = None
         if example is not None:
-            given = placed((tuple(example.args), dict(example.kwargs)), self._in_messages)
-            told = sendable(given), self.device.type
-        given, leader_type = self.control.share(told, "waiting for rank 0's first micro-batch")
+            given = tuple(example.args), dict(example.kwargs)
+            staying = [] if self.device.type == "cpu" else on_host(given)  # lengths, for example
+            told = sendable(placed(given, self._in_messages)), self.device.type, staying
+        given, leader_type, staying = self.control.share(
+            told, "waiting for rank 0's first micro-batch"
+        )
         device = self._captures_on(leader_type)
         if self.device.type not in ("cpu", "meta"):
             tell_device(self.module, device)
-        args, kwargs = placed(received(given), device)
+        args, kwargs = placed(received(given), device, staying)
         return tuple(args), dict(kwargs)
 
     @property

@@ -41,6 +41,7 @@ class NodeNetwork(LightningModule):
         dropout: probability of dropping a feature before each layer.
         learning_rate: of Adam.
         weight_decay: of Adam.
+        layer_weight_decay: that of the convolutions and their norms, if it is another.
 
     Shapes:
         - ``forward(x, edge_index)``: ``(vertices, features)``, ``(2, edges)``; returns logits
@@ -60,6 +61,7 @@ class NodeNetwork(LightningModule):
         dropout: float = 0.5,
         learning_rate: float = 0.001,
         weight_decay: float = 0.0,
+        layer_weight_decay: float | None = None,
     ) -> None:
         super().__init__()
         if layer not in NODE_LAYERS:
@@ -69,6 +71,7 @@ class NodeNetwork(LightningModule):
         self.save_hyperparameters()
         self.layer = layer
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.layer_weight_decay = layer_weight_decay
         self.stem = nn.Linear(num_features, width)
         self.convs = nn.ModuleList(NODE_LAYERS[layer](width, 1 + index) for index in range(depth))
         num_norms = depth if layer == RESIDUAL else 0
@@ -117,8 +120,17 @@ class NodeNetwork(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam."""
+        decay = self.layer_weight_decay
+        if decay is None:
+            decay = self.weight_decay
+        groups: list[dict[str, Any]] = [
+            {"params": [*self.stem.parameters(), *self.head.parameters()]},
+            {"params": [*self.convs.parameters(), *self.norms.parameters()], "weight_decay": decay},
+        ]
         return torch.optim.Adam(
-            self.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay
+            groups,
+            lr=self.learning_rate,
+            weight_decay=self.weight_decay,
         )
 
 

@@ -8,7 +8,6 @@ UNSUPPORTED: dict[str, str] = {
     r"sparse": "the stand-in has no sparse tensors on its devices",
     r"compile|scripted": "torch.compile makes kernels for a GPU that is not there",
     r"test_notebook": "kernels of notebooks start without this switch",
-    r"forwards: packed": "batch sizes of packed sequences are moved to the GPU: to be repaired",
     r"test_an_error_in_one_pipeline": "a failed rank leaves sums behind, which NCCL aborts",
     r"throughput and device statistics": "a GPU has other statistics than one CPU",
     r"emulation/test_emulated.py::test_training_equals": "emulated devices round as CPUs do",

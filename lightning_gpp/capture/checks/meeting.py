@@ -21,11 +21,13 @@ from lightning_gpp.capture.tracing.keep_whole import only_raises
 _DECIDE = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
 _READ = frozenset(
     {"item", "tolist", "numpy", "__array__", "__int__", "__float__", "__index__", "__complex__"}
-    # as many entries as the data say, or packed by them
-    | {"bincount", "unique", "unique_consecutive", "_unique2", "_pack_padded_sequence"}
+    # as many entries as the data say, or padded to the longest
+    | {"bincount", "unique", "unique_consecutive", "_unique2", "pad_packed_sequence"}
 )
 _SIZES = frozenset({"shape", "size", "numel", "nelement", "__len__"})
-_SELECT = frozenset({"nonzero", "argwhere", "masked_select", "repeat_interleave"})
+_SELECT = frozenset(
+    {"nonzero", "argwhere", "masked_select", "repeat_interleave", "_pack_padded_sequence"}
+)
 """Functions that return rows of their argument, as many as the data say."""
 _Pair = tuple[tuple[int, ...], tuple[int, ...]]
 _BY_SHAPE = frozenset(
@@ -33,6 +35,8 @@ _BY_SHAPE = frozenset(
     | {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"}
 )
 """Functions that look at the shape and the type of their first argument only."""
+_MADE = frozenset({"zeros", "ones", "empty"})
+"""Functions whose tensors are sizes."""
 _BY_FIRST = frozenset({"type_as", "to", "expand_as", "view_as", "reshape_as"})
 """Those that look at shapes and types only, but of the first argument."""
 
@@ -142,6 +146,8 @@ class _TapeWalk:
             operands = operands[:1]
         elif call.name in _BY_SHAPE:
             operands = operands[1:]
+        elif call.name in _MADE:
+            operands = []
         if not any(item.has_samples for item in operands):
             operands = []
         elif self.decision is None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils.rnn import pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -26,7 +27,7 @@ _LIBRARIES = ("torch_geometric", "transformers")
 change what becomes of a sample."""
 _PASS_ON = (
     *("torch/_tensor.py", "torch/functional.py", "torch/overrides.py", "torch/_jit_internal.py"),
-    *("torch/nn/functional.py", "torch/nn/utils/rnn.py"),
+    "torch/nn/functional.py",
 )
 """Files of torch whose functions are called by the user's name for them."""
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -123,6 +124,9 @@ class Tape(TorchFunctionMode):
             return
         if name in ("__get__", "__set__"):
             name = func.__self__.__name__  # type: ignore[attr-defined]
+        is_by_library = _is_by_library()
+        if name == "_pad_packed_sequence" and _pads_to_longest():
+            name, is_by_library = "pad_packed_sequence", False
         results = _tensors(result)
         if name == "__setitem__":
             results.append(operands[0])
@@ -135,7 +139,7 @@ class Tape(TorchFunctionMode):
                 tuple(leaf for leaf in leaves if type(leaf) is int),
                 any(operand.dtype is torch.bool for operand in operands[1:]),
                 sum(isinstance(part, Tensor) for part in bounds),
-                _is_by_library(),
+                is_by_library,
             )
         )
 
@@ -184,6 +188,14 @@ def _is_by_library() -> bool:
             return is_foreign(name) or any(f"/{package}/" in name for package in _LIBRARIES)
         frame = frame.f_back
     return False
+
+
+def _pads_to_longest() -> bool:
+    """Whether ``pad_packed_sequence``, which is calling torch, was given no length to pad to."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not pad_packed_sequence.__code__:
+        frame = frame.f_back
+    return frame is None or frame.f_locals["total_length"] is None
 
 
 def _parts(item: slice) -> tuple[Any, ...]:

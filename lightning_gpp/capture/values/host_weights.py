@@ -16,6 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -172,33 +173,19 @@ class HostWeights:
     # What autograd saves -----------------------------------------------------------------------
 
     def _packed(self, tensor: Tensor) -> Any:
+        """The tensor, or what makes it again."""
         parameter = self.source(tensor)
         if parameter is not tensor and parameter.dtype == tensor.dtype:
-            return _SavedWeight(parameter, tensor)
+            view = tensor.size(), tensor.stride(), tensor.storage_offset()
+            return lambda: parameter.detach().to(self._device).as_strided(*view)
         if tensor.device != self._device or tensor.layout is not torch.strided:
-            return tensor
+            return tensor  # the sizes of a packed sequence's batches belong on the CPU
         if any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride())):
             return tensor  # expanded: it is smaller than it seems
-        return _like(tensor, torch.device("cpu"))
+        return partial(_like, _like(tensor, torch.device("cpu")), self._device)
 
-    def _unpacked(self, saved: Any) -> Tensor:
-        if isinstance(saved, _SavedWeight):
-            return saved.on(self._device)
-        assert isinstance(saved, Tensor)
-        is_away = saved.device != self._device
-        return _like(saved, self._device) if is_away else saved
-
-
-class _SavedWeight:
-    """A parameter, or a view of it, that autograd saved of a copy."""
-
-    def __init__(self, parameter: Tensor, saved: Tensor) -> None:
-        self._parameter = parameter
-        self._view = saved.size(), saved.stride(), saved.storage_offset()
-
-    def on(self, device: torch.device) -> Tensor:
-        """The same on a device."""
-        return self._parameter.detach().to(device).as_strided(*self._view)
+    def _unpacked(self, saved: Any) -> Any:
+        return saved if isinstance(saved, Tensor) else saved()
 
 
 def _like(tensor: Tensor, device: torch.device) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,10 +12,27 @@ from torch import Tensor, nn
 from lightning_gpp.capture.values.structure import flatten
 
 
-def placed(value: Any, device: torch.device) -> Any:
-    """A nested container with its tensors on a device; leaves that want gradients stay leaves."""
+def placed(value: Any, device: torch.device, staying: Container[int] = ()) -> Any:
+    """A nested container with its tensors on a device; leaves that want gradients stay leaves.
+
+    Args:
+        value: the container.
+        device: where to.
+        staying: numbers of the leaves that stay where they are.
+    """
     leaves, structure = flatten(value)
-    return structure.unflatten([_placed(leaf, device) for leaf in leaves])
+    return structure.unflatten(
+        [leaf if i in staying else _placed(leaf, device) for i, leaf in enumerate(leaves)]
+    )
+
+
+def on_host(value: Any) -> list[int]:
+    """Numbers of the leaves of a container that are tensors on the CPU."""
+    return [
+        i
+        for i, leaf in enumerate(flatten(value)[0])
+        if isinstance(leaf, Tensor) and leaf.device.type == "cpu"
+    ]
 
 
 def _placed(leaf: Any, device: torch.device) -> Any:

@@ -67,7 +67,9 @@ def measure_kinds(
     ranks: dict[str, int] = control.share(measuring_ranks(found), "hearing which ranks measure")
     own = None
     if control.rank in ranks.values():
-        args, kwargs = placed((tuple(args), dict(kwargs)), device)
+        inputs = captured.inputs(args, kwargs)
+        if all(tensor.device != device for tensor in inputs.values()):
+            args, kwargs = placed((tuple(args), dict(kwargs)), device)
         if chunked is None:
             own = PlanCache(settings.cache).costs(
                 captured, device, lambda: profile_costs(captured, args, kwargs)

@@ -45,10 +45,10 @@ def why_not(body: Body, *, averages: bool = False, training: bool = True) -> str
     return capture(model, (ids,)).meetings[training].why(averages=averages)
 
 
-def packed(sub: Sub, ids: Tensor, tokens: Tensor) -> Tensor:
+def packed(sub: Sub, ids: Tensor, tokens: Tensor, total_length: int | None = None) -> Tensor:
     lengths = (ids != 0).sum(1).cpu()
     output, _ = sub.gru(pack_padded_sequence(tokens, lengths, True, enforce_sorted=False))
-    padded: Tensor = pad_packed_sequence(output, True)[0]
+    padded: Tensor = pad_packed_sequence(output, True, total_length=total_length)[0]
     return padded.mean(1)
 
 
@@ -100,6 +100,7 @@ APART: dict[str, Body] = {
     "rows": lambda s, ids, x: (
         torch.zeros_like(x).masked_scatter((ids > 3)[..., None], s.linear(x[ids > 3])).sum(1)
     ),
+    "packed": lambda s, ids, x: packed(s, ids, x, total_length=ids.shape[1]),
     "put back": lambda s, ids, x: put_back(s, ids, x),
     "flat": lambda s, ids, x: s.linear(x.flatten(0, 1)).view(*ids.shape, 6).mean(1),
     "positions": lambda s, ids, x: (x + torch.arange(ids.shape[1])[:, None].type_as(x)).mean(1),
