@@ -162,6 +162,21 @@ class CapturedModel:
             [values[leaf.name] if isinstance(leaf, fx.Node) else leaf for leaf in trace.outputs]
         )
 
+    def where_samples_meet(self, training: bool, averaged: frozenset[str] | None) -> str | None:
+        """Why a batch must not be cut, as far as what forward calls in a mode tells.
+
+        Args:
+            training: the mode.
+            averaged: outputs that are looked at, if those which are not one entry per sample are
+                averaged; None looks at all, and does not.
+        """
+        meeting = self.meetings.get(training)
+        if meeting is None:
+            return None
+        leaves = self._traces[training].outputs
+        names = [leaf.name if isinstance(leaf, fx.Node) else None for leaf in leaves]
+        return meeting.why(names, averaged)
+
     def all_nodes(self, *, training: bool) -> list[fx.Node]:
         """The calls of the forward in a mode, its inputs included, in their order."""
         return [node for node in self._traces[training].graph.nodes if node.op != "output"]

@@ -116,7 +116,7 @@ class Recording(lp.Callback):
         }
 
     def on_train_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
-        self.result.held = real_tensors(pl_module)
+        self.result.held = held_tensors(pl_module)
 
     def on_validation_end(self, trainer: lp.Trainer, pl_module: lp.LightningModule) -> None:
         if not trainer.sanity_checking:
@@ -234,6 +234,16 @@ def real_tensors(module: lp.LightningModule) -> dict[str, Tensor]:
         name: tensor.detach().clone()
         for name, tensor in module.state_dict().items()
         if not tensor.is_meta
+    }
+
+
+def held_tensors(module: lp.LightningModule) -> dict[str, Tensor]:
+    """Copies of what this rank holds; ``state_dict`` would make the module whole here."""
+    return {
+        f"{path}.{name}".lstrip("."): tensor.detach().clone()
+        for path, part in module.named_modules()
+        for name, tensor in (part._parameters | part._buffers).items()
+        if tensor is not None and not tensor.is_meta
     }
 
 

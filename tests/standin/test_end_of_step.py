@@ -87,6 +87,7 @@ class _Strategy:
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.counted_parameters = lambda: parameters
+        self.total = lambda number: number
 
 
 def trained(*gradients: float) -> list[nn.Parameter]:
@@ -109,6 +110,7 @@ def clipping() -> Piece:
 
 def loss_scale() -> Piece:
     scaler = AgreedScaler("cuda", init_scale=4.0, growth_interval=1)
+    scaler.total = lambda number: number
 
     def run(parameters: list[nn.Parameter]) -> list[Any]:
         optimizer = torch.optim.SGD(parameters, lr=1.0)

@@ -47,28 +47,29 @@ class SampleMeeting:
 
     Attributes:
         decision: why nobody knows what is computed from them; None where nothing is read.
-        outputs: of each tensor that forward returns, where samples met on the way; None where
-            they did not.
-        per_sample: whether it has a dimension of the samples.
+        outputs: of each leaf that forward returns, where samples met on the way; None where they
+            did not.
+        per_sample: whether it is a tensor with a dimension of the samples.
     """
 
     decision: str | None
     outputs: tuple[str | None, ...]
     per_sample: tuple[bool, ...]
 
-    def why(self, *, averages: bool) -> str | None:
+    def why(self, names: Sequence[str | None], averaged: frozenset[str] | None) -> str | None:
         """Why micro-batches do not give what the whole batch does, as far as this tells.
 
         Args:
-            averages: whether what is not one entry per sample is averaged, and so looked at only
-                by its values.
+            names: of the leaves.
+            averaged: those that are looked at, if what is not one entry per sample is averaged,
+                and so is compared by its values; None looks at all.
         """
-        met = (
-            where
-            for where, is_per_sample in zip(self.outputs, self.per_sample, strict=True)
-            if is_per_sample or not averages
-        )
-        return self.decision or next(filter(None, met), None)
+        if self.decision is not None:
+            return self.decision
+        for name, where, is_per_sample in zip(names, self.outputs, self.per_sample, strict=False):
+            if where and (averaged is None or (is_per_sample and name in averaged)):
+                return where
+        return None
 
 
 def meeting(
@@ -133,12 +134,13 @@ class _TapeWalk:
             self._visit(call, other)
         if not is_same_way:
             return SampleMeeting(self.decision, (), ())
-        outputs = list(_shapes(first.outputs, second.outputs))
-        return SampleMeeting(
-            self.decision,
-            tuple(self._of(tensor, shapes).met for tensor, shapes in outputs),
-            tuple(self._grows(shapes) for _, shapes in outputs),
-        )
+        met: list[str | None] = []
+        per_sample = []
+        for one, twin in zip(first.outputs, second.outputs, strict=True):
+            shapes = ((), ()) if one is None or twin is None else (one.shape, twin.shape)
+            met.append(None if one is None else self._of(one, shapes).met)
+            per_sample.append(self._grows(shapes))
+        return SampleMeeting(self.decision, tuple(met), tuple(per_sample))
 
     def _visit(self, call: TapedCall, other: TapedCall) -> None:
         operands = [self._of(*each) for each in _shapes(call.operands, other.operands)]

@@ -79,14 +79,14 @@ class Tape(TorchFunctionMode):
     Attributes:
         calls: so far.
         inputs: of the forward.
-        outputs: of the forward, once it is over.
+        outputs: leaves of what the forward returned; None where it is no tensor.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[TapedCall] = []
         self.inputs: tuple[Seen, ...] = ()
-        self.outputs: tuple[Seen, ...] = ()
+        self.outputs: tuple[Seen | None, ...] = ()
         self._numbers = WeakTensorKeyDictionary()
         self._memories: dict[StorageWeakRef, int] = {}  # kept, so that none is taken for another
         self._num_tensors = 0
@@ -96,7 +96,8 @@ class Tape(TorchFunctionMode):
         self.inputs = self._seen(inputs.values())
         with self:
             output = forward(inputs)
-        self.outputs = self._seen(_tensors(output))
+        leaves = leaves_of(output)
+        self.outputs = tuple(self._seen_one(t) if isinstance(t, Tensor) else None for t in leaves)
         self._numbers, self._memories = WeakTensorKeyDictionary(), {}
         return output
 

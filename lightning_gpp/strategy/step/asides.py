@@ -89,7 +89,9 @@ class Asides:
         """All weights can be read in the body, if it is a hook around an epoch or a run."""
         run = self._run
         is_often = "batch" in hook or not hook.endswith(("_start", "_end"))
-        if is_often or run.model is None or not run.partition.is_partial or run.is_shape_only:
+        # Rank 0 leads even if it holds everything, as others may not.
+        has_all = not (run.control.is_leader or run.partition.is_partial)
+        if is_often or run.model is None or has_all or run.is_shape_only:
             yield
             return
         with ExitStack() as stack:

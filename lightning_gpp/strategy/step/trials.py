@@ -94,10 +94,9 @@ def why_not_cut(
     training = captured.module.training
     normalizes = any(operator.state for operator in captured.graph)
     # a few samples may not show it
-    meeting = captured.meetings.get(training and not normalizes)
     met = None
-    if meeting is not None and (not is_trained or _num_apart(units, at_a_time)):
-        met = meeting.why(averages=averaged is not None)
+    if not is_trained or _num_apart(units, at_a_time):
+        met = captured.where_samples_meet(training and not normalizes, averaged)
     if known := captured.decision or met:
         return known
     few = [2 if min(units) > 1 else 1] * len(units)

@@ -22,7 +22,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from standin.switch import one_device
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from lightning_gpp.runtime.action_record import ActionRecord
@@ -180,6 +180,11 @@ def test_steps_are_skipped_on_all_ranks_or_on_none(
         assert rank.extra["is_skipped"][1:] == expected["is_skipped"][1:]
 
 
+def summed(number: Tensor) -> Tensor:
+    dist.all_reduce(number)
+    return number
+
+
 def scaled_step(fused: bool, rank_with_infinity: int) -> tuple[float, bool, bool]:
     """As one of two ranks: the scale after a step, whether this and the next step were made."""
     dist.init_process_group("gloo", "env://")
@@ -189,6 +194,7 @@ def scaled_step(fused: bool, rank_with_infinity: int) -> tuple[float, bool, bool
     if rank == 2:
         optimizer.param_groups[0]["params"] = []
     scaler = AgreedScaler.like(GradScaler("cpu", init_scale=4.0), torch.device("cpu"))
+    scaler.total = summed
     made = []
     for gradient in (float("inf") if rank == rank_with_infinity else 4.0, 4.0):
         before = weight.detach().clone()
@@ -251,20 +257,27 @@ def test_lightnings_scaler_for_a_gpu_that_is_not_there() -> None:
     given = MixedPrecision("16-mixed", "cuda", GradScaler("cuda", enabled=False))
     plugin = pipeline_precision(given, _Strategy())
     assert isinstance(plugin, MixedPrecision)
-    place_precision(plugin, torch.device("cpu"))
+    place_precision(plugin, torch.device("cpu"), alone)
     assert plugin.device == "cpu"
     if not torch.cuda.is_available():
         assert loss_scale(plugin) == 2.0**16
-    place_precision(plugin, torch.device("cpu"))  # another fit goes on with it
+    place_precision(plugin, torch.device("cpu"), alone)  # another fit goes on with it
     assert isinstance(plugin.scaler, AgreedScaler)
     shapes = pipeline_precision(MixedPrecision("16-mixed", "cpu"), _Strategy())
     assert shapes is not None
-    place_precision(shapes, torch.device("meta"))
+    place_precision(shapes, torch.device("meta"), alone)
     assert loss_scale(shapes) == 1.0
+
+
+def alone(number: Tensor) -> Tensor:
+    return number
 
 
 class _Strategy:
     is_shape_only = clips_alone = False
+
+    def total(self, number: Tensor) -> Tensor:
+        return number
 
     def counted_parameters(self) -> None:
         return None

@@ -42,7 +42,9 @@ class Model(nn.Module):
 def why_not(body: Body, *, averages: bool = False, training: bool = True) -> str | None:
     model = Model(body).train(training)
     ids = torch.randint(1, 9, (4, 5), generator=torch.Generator().manual_seed(0))
-    return capture(model, (ids,)).meetings[training].why(averages=averages)
+    captured = capture(model, (ids,))
+    averaged = frozenset(captured.graph.outputs) if averages else None
+    return captured.where_samples_meet(training, averaged)
 
 
 def packed(sub: Sub, ids: Tensor, tokens: Tensor, total_length: int | None = None) -> Tensor:

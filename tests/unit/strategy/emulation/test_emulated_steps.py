@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from helpers.threads.transport import ThreadHub
@@ -15,8 +13,6 @@ from lightning_gpp.strategy.emulation.emulated_steps import EmulatedSteps
 from lightning_gpp.strategy.emulation.emulation_report import EmulatedStep
 from lightning_gpp.strategy.ranks.control import Control
 
-FAILURES: Any = SimpleNamespace()
-
 
 def test_no_rank_begins_a_step_before_all_have_ended_theirs() -> None:
     """Rank 0 is through early, and emulated time passes slowly."""
@@ -25,7 +21,7 @@ def test_no_rank_begins_a_step_before_all_have_ended_theirs() -> None:
 
     def steps_of(rank: int) -> list[EmulatedStep]:
         cursor = EmulatedCursor(rank, clock)
-        timed = EmulatedSteps(cursor, Control(hub.transport(rank), 10.0, FAILURES))
+        timed = EmulatedSteps(cursor, Control(hub.transport(rank), 10.0))
         with time.thread(rank):
             for _ in range(2):
                 with timed.part(1, is_second=False):

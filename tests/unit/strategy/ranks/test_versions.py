@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 from helpers.threads.transport import ThreadHub
@@ -26,9 +25,8 @@ def test_versions_of_all_ranks_are_compared(
     )
 
     def check(rank: int) -> None:
-        failures: Any = None
         try:
-            versions.check_versions(Control(hub.transport(rank), 10.0, failures), None)
+            versions.check_versions(Control(hub.transport(rank), 10.0), None)
         except RuntimeError as error:
             errors[rank] = str(error)
 
