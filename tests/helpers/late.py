@@ -135,8 +135,13 @@ class _Trained(lp.Callback):
 
 
 def _held(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Weights of this rank, not copied."""
-    return [(name, p.detach()) for name, p in module.named_parameters() if not p.is_meta]
+    """Weights of this rank, not copied; ``named_parameters`` would make the module whole."""
+    return [
+        (f"{path}.{name}", parameter.detach())
+        for path, part in module.named_modules()
+        for name, parameter in part._parameters.items()
+        if parameter is not None and not parameter.is_meta
+    ]
 
 
 class _Files:
