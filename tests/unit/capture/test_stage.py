@@ -101,7 +101,6 @@ def test_profile_measures_every_operator(captured: CapturedModel) -> None:
 
 SCRIPT = """
 import torch
-from pipelined import assert_partitions_exact, data
 from torch import nn
 from lightning_gpp.capture import capture
 torch.manual_seed({seed})
