@@ -18,7 +18,8 @@ NUM_PUBLIC = 500
 
 def write_all_node_files(root: Path) -> None:
     """Every data set where ``LIGHTNING_GPP_DATA`` would have it."""
-    write_citations(root / "planetoid")
+    for name in ("Cora", "CiteSeer"):
+        write_citations(root / "planetoid", name)
     write_coauthors(root / "coauthor")
     write_flickr(root / "flickr")
     write_reddit(root / "reddit")
