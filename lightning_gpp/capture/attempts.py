@@ -36,7 +36,7 @@ from lightning_gpp.capture.tracing.modes import check_same_graph, mode_flags
 from lightning_gpp.capture.tracing.trace import Trace
 from lightning_gpp.capture.values.arguments import Arguments
 from lightning_gpp.capture.values.host_weights import HostWeights
-from lightning_gpp.capture.values.samples import first_sample
+from lightning_gpp.capture.values.samples import few_samples, first_sample
 from lightning_gpp.capture.values.withheld import withheld_outputs
 from lightning_gpp.capture.verified import Verified
 
@@ -102,7 +102,7 @@ def capture(
             )
         if verified is not None:
             return session.as_verified(leaf_modules, blocks, verified)
-        session.checks.begin()
+        session.begin()
         captured = session.first_success(leaf_modules, blocks)
         captured.steady = session.steady_state(captured)
         _note_effects(captured, session.checks.references)
@@ -177,7 +177,32 @@ class _Session:
             )
         self.flags = mode_flags(module, train_modes)
         self.weights = HostWeights(module, self.sample.device)
-        self.checks = TraceChecks(module, self.arguments, self.sample, self.flags, self.weights)
+        self.checks = self._checks()
+
+    def _checks(self) -> TraceChecks:
+        return TraceChecks(self.module, self.arguments, self.sample, self.flags, self.weights)
+
+    def begin(self) -> None:
+        """Finds out what the module computes; with one sample twice if it does not train on one."""
+        try:
+            self.checks.begin()
+        except Exception:  # of the user's code
+            if self.sample.num_samples > 1 or self.sample.graphs is not None:
+                raise
+            first = self.sample
+            self._take_samples(2)
+            try:
+                self.checks.begin()
+            except Exception:
+                self.sample = first
+            else:
+                return
+            raise
+
+    def _take_samples(self, num_samples: int) -> None:
+        if num_samples != self.sample.num_samples:
+            self.sample = few_samples(self.sample, num_samples)
+            self.checks = self._checks()
 
     def close(self) -> None:
         """Forgets all values: errors that were kept on the way refer to it from their frames."""
@@ -219,6 +244,7 @@ class _Session:
         Raises:
             CaptureError: this is another model.
         """
+        self._take_samples(verified.num_samples)
         policy, tracer = next(
             (policy, tracer)
             for method, policy, tracer in self._attempts(leaf_modules, blocks)

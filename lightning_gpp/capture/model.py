@@ -32,6 +32,7 @@ class CapturedModel:
         graph: the model as data.
         method: how it was captured (``"blocks"``, ``"torch.fx"``, ``"concrete"``).
         reads: plain attributes that forward read and that must not change.
+        num_samples: of the inputs that it was captured with.
         takes_graphs: whether the inputs are a batch of graphs side by side, which cannot be cut
             along a dimension.
         steady: names of the buffers that forward changes alike whatever its arguments are.
@@ -59,7 +60,7 @@ class CapturedModel:
         self.module, self.method, self.cuts = module, method, cuts
         self._arguments, self._traces, self._device = arguments, traces, device
         self.reads: Sequence[Read] = ()
-        self.takes_graphs = False
+        self.num_samples, self.takes_graphs = 1, False
         self.steady: frozenset[str] = frozenset()
         self.kept_whole: tuple[str, ...] = ()
         self.decision: str | None = None
@@ -90,6 +91,7 @@ class CapturedModel:
     def verified(self) -> Verified:
         """How another process captures the same without checking it."""
         return Verified(
+            self.num_samples,
             self.method,
             self.open_stacks,
             self.whole,

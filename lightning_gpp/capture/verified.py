@@ -14,6 +14,7 @@ class Verified:
     """The trace that passed all checks, as plain data: how to trace the same again.
 
     Attributes:
+        num_samples: of the inputs that it was captured with.
         method: how it was captured.
         open_stacks: whether transformer stacks were looked into.
         whole: names of modules whose types stay whole because their own Python decides.
@@ -25,6 +26,7 @@ class Verified:
         is_random: likewise.
     """
 
+    num_samples: int
     method: str
     open_stacks: bool
     whole: tuple[str, ...]

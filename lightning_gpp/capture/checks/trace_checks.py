@@ -104,6 +104,7 @@ class TraceChecks:
         """The model that traces make, unchecked."""
         device = self.sample.device
         captured = CapturedModel(self.module, self.arguments, traces, cuts, method, device)
+        captured.num_samples = self.sample.num_samples
         captured.takes_graphs = self.sample.graphs is not None
         return captured
 

@@ -107,3 +107,22 @@ def test_another_model_is_refused() -> None:
     verified = capture(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), args).verified
     with pytest.raises(CaptureError, match="another model"):
         capture(nn.Sequential(nn.Linear(3, 3)), args, verified=verified)
+
+
+def test_one_sample_of_what_trains_on_several() -> None:
+    """BatchNorm takes one sample in evaluation alone, where a user's first batch may have one."""
+    module, args = MODELS["state"]().eval(), (torch.randn(1, 3),)
+    captured = capture(module, args)
+    again = capture(module, args, verified=pickle.loads(pickle.dumps(captured.verified)))
+    assert again.fingerprint == captured.fingerprint
+    names = [operator.name for operator in again.graph]
+    stage = again.stage(
+        names, [item.value.name for item in again.graph.inputs], again.graph.outputs
+    )
+    assert torch.equal(stage([args[0]], training=False)[0], module(*args))
+
+
+def test_what_trains_on_no_number_of_samples_says_why() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(4, 4))
+    with pytest.raises(RuntimeError, match="1x3 and 4x4"):
+        capture(module, (torch.randn(1, 3),))
