@@ -28,7 +28,6 @@ from lightning_gpp.capture.operators.observe import Observer
 from lightning_gpp.capture.operators.order import in_order
 from lightning_gpp.capture.steady_state import other_content, steady_names
 from lightning_gpp.capture.tracing.concrete_tracer import trace_concretely
-from lightning_gpp.capture.tracing.fx_tracer import trace_symbolically
 from lightning_gpp.capture.tracing.keep_whole import DrawError, KeepWholeError, line_of_draw
 from lightning_gpp.capture.tracing.leaves import LeafPolicy, has_stacks
 from lightning_gpp.capture.tracing.library_switches import uncompiled
@@ -58,9 +57,9 @@ def capture(
 ) -> CapturedModel:
     """Captures ``module.forward(*args, **kwargs)`` as a graph of operators.
 
-    Tried in this order: the ``blocks`` that the user gives (then nothing else), ``torch.fx``, the
-    concrete tracer. Each result is checked against the module, in train and in eval mode: outputs
-    and buffers on the given input and on one of another size, gradients on the smaller of the two
+    By the ``blocks`` that the user gives, or by running it on the arguments with every call
+    recorded. The result is checked against the module, in train and in eval mode: outputs and
+    buffers on the given input and on one of another size, gradients on the smaller of the two
     (:mod:`.checks.references` says why that is enough). The module is left as it was, random
     generators included.
 
@@ -216,7 +215,7 @@ class _Session:
 
         Attempts that need a module to stay whole come after those that do not.
         """
-        failures: list[tuple[str, Exception]] = []
+        failures: list[Exception] = []
         undecided = []
         for method, policy, tracer in self._attempts(leaf_modules, blocks):
             try:
@@ -224,17 +223,17 @@ class _Session:
             except KeepWholeError as decision:
                 undecided.append((method, policy, tracer, _without_values(decision)))
             except Exception as error:  # user code under a tracer may raise anything
-                _logger.debug("capture by %s failed", method, exc_info=True)
-                failures.append((method, _without_values(error)))
+                _logger.debug("an attempt to capture failed", exc_info=True)
+                failures.append(_without_values(error))
         for method, policy, tracer, reason in undecided:
             try:
                 return self._keeping_whole(method, policy, tracer, reason)
             except Exception as error:  # likewise
-                failures.append((method, _without_values(error)))
+                failures.append(_without_values(error))
+        reasons = "\n".join(f"  {reason}" for reason in dict.fromkeys(map(describe, failures)))
         raise CaptureError(
-            f"{type(self.module).__name__}.forward cannot be captured:\n{_reasons(failures)}\n"
-            f"{REMEDY}"
-        ) from failures[-1][1]
+            f"{type(self.module).__name__}.forward cannot be captured:\n{reasons}\n{REMEDY}"
+        ) from failures[-1]
 
     def as_verified(
         self, leaf_modules: Sequence[type | str], blocks: BlockGraph | None, verified: Verified
@@ -287,15 +286,10 @@ class _Session:
                 lambda *_: trace_blocks(self.module, self.arguments, blocks),
             )
             return
-        policies = [open_policy]
+        yield "concrete", open_policy, self._concretely
         if has_stacks(self.module):
-            policies.append(dataclasses.replace(open_policy, open_stacks=False))
-        for policy in policies:
-            yield "torch.fx", policy, self._symbolically
-            yield "concrete", policy, self._concretely
-
-    def _symbolically(self, policy: LeafPolicy, _: Observer) -> Trace:
-        return trace_symbolically(self.module, self.arguments, policy, self.sample.device)
+            closed = dataclasses.replace(open_policy, open_stacks=False)
+            yield "concrete", closed, self._concretely
 
     def _concretely(self, policy: LeafPolicy, observer: Observer) -> Trace:
         inputs = self.sample.fresh()
@@ -373,13 +367,3 @@ def _without_values(error: E) -> E:
         traceback.clear_frames(each.__traceback__)
         each = each.__cause__ or each.__context__
     return error
-
-
-def _reasons(failures: Sequence[tuple[str, Exception]]) -> str:
-    """A line per reason, with the methods that failed by it."""
-    methods: dict[str, list[str]] = {}
-    for method, error in failures:
-        methods.setdefault(describe(error), []).append(method)
-    return "\n".join(
-        f"  {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in methods.items()
-    )

@@ -30,7 +30,7 @@ class CapturedModel:
     Attributes:
         module: the user's module, untouched.
         graph: the model as data.
-        method: how it was captured (``"blocks"``, ``"torch.fx"``, ``"concrete"``).
+        method: how it was captured (``"blocks"`` or ``"concrete"``).
         reads: plain attributes that forward read and that must not change.
         num_samples: of the inputs that it was captured with.
         takes_graphs: whether the inputs are a batch of graphs side by side, which cannot be cut

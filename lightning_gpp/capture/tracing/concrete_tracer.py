@@ -153,6 +153,7 @@ class _CallTracer(TorchFunctionMode):
             )
         if name is not None and self.policy.is_leaf(module, name):
             self.recording.recorder.draws.check(self.recording.recorder.scope)
+            self.recording.recorder.enter(name)
             with torch._C.DisableTorchFunction():
                 args, kwargs = in_edges(module, args, kwargs)
             with self.recording.recorder.draws.allowed():

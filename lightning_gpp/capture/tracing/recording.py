@@ -196,7 +196,7 @@ class Recording:
             return leaf
         if origin.node.meta["is_constant"]:
             return leaf
-        is_number = name in _SIZES or name is None or origin.path
+        is_number = name in _SIZES or name in (None, "item") or origin.path
         if is_number and isinstance(leaf, int):
             return TracedInt(self, self._node_at(origin), leaf)
         if is_number and isinstance(leaf, float):

@@ -33,7 +33,7 @@ class Trace:
     Attributes:
         graph: as the module describes.
         output: structure of what forward returns; its leaves are the output node's arguments.
-        calls: every call of a module whose forward was looked into, in order.
+        calls: every call of a module, but those inside of leaf modules, in order.
     """
 
     graph: fx.Graph
@@ -102,14 +102,18 @@ class Recorder:
             DrawError: a module drew random numbers outside of torch.
         """
         self.draws.check(self.scope)
-        self.calls.append(Call(name, self.counts[name]))
-        self.entered.append(self.calls[-1])
-        self.counts[name] += 1
+        self.calls.append(self.enter(name))
         try:
             with self.draws.checked(name):
                 yield
         finally:
             self.calls.pop()
+
+    def enter(self, name: str) -> Call:
+        """Notes a call of the module ``name``."""
+        self.entered.append(Call(name, self.counts[name]))
+        self.counts[name] += 1
+        return self.entered[-1]
 
     def mark(self, node: fx.Node) -> fx.Node:
         """Fills in the node's ``meta``."""

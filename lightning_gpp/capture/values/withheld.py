@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 
 from lightning_gpp.capture.values.structure import flatten, path_text
@@ -76,7 +77,8 @@ def withheld_outputs(output: Any) -> list[Withheld]:
 
 def _hides_tensors(value: Any, depth: int) -> bool:
     """Whether tensors are reached through attributes and containers of a leaf."""
-    if isinstance(value, Tensor | nn.Module | type | Withheld) or not depth:
+    numbers = (torch.SymInt, torch.SymFloat)  # of a trace
+    if isinstance(value, (Tensor, nn.Module, type, Withheld, *numbers)) or not depth:
         return False
     return any(
         isinstance(item, Tensor) or _hides_tensors(item, depth - 1) for item in _inside(value)

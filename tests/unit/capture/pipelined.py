@@ -7,7 +7,6 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -22,17 +21,6 @@ Stages = Sequence[Sequence[str]]
 def data(*shape: int, grad: bool = False) -> Tensor:
     """Normal random numbers."""
     return torch.randn(*shape, requires_grad=grad)
-
-
-def only(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switches the other tracer off."""
-    from lightning_gpp.capture import attempts
-
-    def refuse(*_: Any) -> Any:
-        raise RuntimeError("switched off for this test")
-
-    other = "trace_concretely" if method == "torch.fx" else "trace_symbolically"
-    monkeypatch.setattr(attempts, other, refuse)
 
 
 def run_whole(captured: CapturedModel, *args: Any, **kwargs: Any) -> Any:

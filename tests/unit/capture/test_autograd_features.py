@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pipelined import assert_partitions_exact, data, only
+from pipelined import assert_partitions_exact, data
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,8 +37,7 @@ class Custom(nn.Module):
 
 
 def test_custom_autograd_function_and_no_grad_regions() -> None:
-    captured = assert_partitions_exact(Custom(), data(4, 4))
-    assert captured.method == "concrete"
+    assert_partitions_exact(Custom(), data(4, 4))
 
 
 class Checkpointed(nn.Module):
@@ -69,9 +68,7 @@ class Autocast(nn.Module):
         return self.b(h.float())
 
 
-@pytest.mark.parametrize("method", ["torch.fx", "concrete"])
-def test_autocast_inside_of_forward(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    only(method, monkeypatch)
+def test_autocast_inside_of_forward() -> None:
     captured = assert_partitions_exact(Autocast(), data(4, 4))
     assert captured.graph.values["a"].tensors[0].dtype == "bfloat16"
 
@@ -99,11 +96,7 @@ class Called(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("method", ["torch.fx", "concrete"])
-def test_attention_runs_with_the_kernels_that_forward_chooses_of(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    only(method, monkeypatch)
+def test_attention_runs_with_the_kernels_that_forward_chooses_of() -> None:
     captured = assert_partitions_exact(ChosenAttention(), data(4, 4))
     names = [operator.name for operator in captured.graph]
     stage = captured.stage(names, ["x"], captured.graph.outputs)

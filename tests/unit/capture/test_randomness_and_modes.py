@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch.nn.functional as F
-from pipelined import assert_partitions_exact, data, only
+from pipelined import assert_partitions_exact, data
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -20,11 +20,8 @@ class Dropouts(nn.Module):
         return F.dropout(self.b(h), 0.3, self.training) + F.dropout(h, 0.5, self.training).sum()
 
 
-@pytest.mark.parametrize("method", ["torch.fx", "concrete"])
-def test_dropout_of_both_kinds(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    only(method, monkeypatch)
-    captured = assert_partitions_exact(Dropouts(), data(4, 4), in_order=True)
-    assert captured.method == method
+def test_dropout_of_both_kinds() -> None:
+    assert_partitions_exact(Dropouts(), data(4, 4), in_order=True)
 
 
 class Drop(nn.Module):

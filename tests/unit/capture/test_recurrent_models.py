@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pipelined import assert_partitions_exact, data, only
+from pipelined import assert_partitions_exact, data
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -22,9 +22,7 @@ class Lstm(nn.Module):
         return self.head(h), last
 
 
-@pytest.mark.parametrize("method", ["torch.fx", "concrete"])
-def test_lstm_with_a_tuple_as_state(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    only(method, monkeypatch)
+def test_lstm_with_a_tuple_as_state() -> None:
     captured = assert_partitions_exact(Lstm(), data(5, 4, 3))
     assert [operator.name for operator in captured.graph] == ["first", "second", "head"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pipelined import assert_partitions_exact, data, only
+from pipelined import assert_partitions_exact, data
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -74,11 +74,7 @@ class DirectParameter(nn.Module):
         return self.a(h) * self.scale
 
 
-@pytest.mark.parametrize("method", ["torch.fx", "concrete"])
-def test_parameter_buffer_and_constant_used_directly(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    only(method, monkeypatch)
+def test_parameter_buffer_and_constant_used_directly() -> None:
     module = DirectParameter()
     captured = assert_partitions_exact(module, data(4, 4))
     readers = [o.name for o in captured.graph if "scale" in o.parameters]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from pipelined import assert_partitions_exact, assert_same_on, data, only
+from pipelined import assert_partitions_exact, assert_same_on, data
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -25,11 +25,8 @@ class Sizes(nn.Module):
         return h.new_zeros(x.size()[0], 1) + h.unsqueeze(1).expand(-1, x.shape[0] * 2, -1).sum(1)
 
 
-@pytest.mark.parametrize("method", ["torch.fx", "concrete"])
-def test_sizes_are_computed_anew(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    only(method, monkeypatch)
+def test_sizes_are_computed_anew() -> None:
     captured = assert_partitions_exact(Sizes(), data(4, 12))
-    assert captured.method == method
     assert_same_on(captured, data(6, 12))
 
 
