@@ -220,13 +220,13 @@ def _in_stages_of(shown: Program, run: RunRecord, program: Program) -> RunRecord
         if (replica := shown.replica(stage)).index == 0
     }
 
+    def in_shown(stage: int) -> int:
+        return first.get(program.replica(stage).stage, stage)  # the feed has no place of its own
+
     def moved(record: ActionRecord) -> ActionRecord:
         action = record.action
-        stage, peer = (
-            first.get(program.replica(each).stage, each) if each is not None else None
-            for each in (action.stage, action.peer)
-        )
-        return replace(record, action=replace(action, stage=stage, peer=peer))
+        peer = None if action.peer is None else in_shown(action.peer)
+        return replace(record, action=replace(action, stage=in_shown(action.stage), peer=peer))
 
     return replace(run, actions=tuple(map(moved, run.actions)))
 
