@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # worker processes import ``
 
 from helpers.workers import WorkerError, WorkerPool
 
-from conformance.case import Case, Noted, begun_case, run_cases
+from conformance.case import SLOWER, Case, Noted, begun_case, run_cases
 
-SECONDS_PER_CASE = 15.0
+SECONDS_PER_CASE = 15.0 * SLOWER
 
 
 @dataclass
