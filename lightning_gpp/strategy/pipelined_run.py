@@ -44,7 +44,7 @@ from lightning_gpp.strategy.settings import Settings
 from lightning_gpp.strategy.state.averaged_gradients import AveragedGradients
 from lightning_gpp.strategy.state.averages import HeldAverage, held_averages
 from lightning_gpp.strategy.state.early_modules import EarlyModules
-from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, lifted
+from lightning_gpp.strategy.state.held_elsewhere import HeldElsewhere, LentValues, lifted
 from lightning_gpp.strategy.state.leader_state import LeaderState
 from lightning_gpp.strategy.state.optimizers import PartialOptimizer
 from lightning_gpp.strategy.state.own_gradients import OwnGradients
@@ -80,6 +80,7 @@ class PipelinedRun:
         averages: of the weights, which callbacks keep.
         accumulates: whether more backwards follow before the optimizer steps.
         num_updates: steps of optimizers that are over.
+        lent: what this rank has of others while user code reads all weights.
         around_aside: user code outside of steps runs in this, given its name.
     """
 
@@ -105,6 +106,7 @@ class PipelinedRun:
         self.on_built: Callable[[Pipeline], None] | None = None
         self.on_terminated: Callable[[int], None] = lambda rank: None
         self.recorder = StepRecorder(self.device)
+        self.lent = LentValues(self.device)
         self.clock = PipelineClock(lambda: self.can_time)
         self.own_gradients = OwnGradients({})
         self.full_batch = 0
@@ -274,7 +276,7 @@ class PipelinedRun:
         is_whole = self.model is not None and not self.model.partition.is_partial
         if is_whole:
             return nullcontext()
-        return HeldElsewhere(self.device, self._ids_of_stages)
+        return HeldElsewhere(self.device, self.lent, self._ids_of_stages)
 
     @property
     def can_time(self) -> bool:

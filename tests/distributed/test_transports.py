@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from helpers import transport_contract as contract
 from helpers.threads.transport import ThreadHub
 from helpers.workers import WorkerPool
 
+from lightning_gpp.runtime.payload import pack
 from lightning_gpp.runtime.processes import rank_sockets
 from lightning_gpp.runtime.processes.rank_sockets import connect_hosts
 from lightning_gpp.runtime.transport.open_transport import open_transport
@@ -62,6 +65,40 @@ def shared_memory(timeout_s: float = 10) -> SharedMemoryTransport:
     transport = open_transport(torch.device("cpu"), timeout_s)
     assert isinstance(transport, SharedMemoryTransport)
     return transport
+
+
+def send_to_a_stopped_rank(timeout_s: float, abort_after_s: float | None) -> str:
+    """Rank 0's error of a flush while rank 1 reads nothing."""
+    dist.init_process_group("gloo")
+    groups = TransportGroups.create("gloo")
+    transport = ProcessGroupTransport(groups, torch.device("cpu"), timeout_s=timeout_s)
+    pids: list[int] = [0, 0]
+    dist.all_gather_object(pids, os.getpid())
+    text = ""
+    if transport.rank == 0:
+        if abort_after_s is not None:
+            error = RuntimeError("rank 1 failed")
+            threading.Timer(abort_after_s, transport.abort, [error]).start()
+        os.kill(pids[1], signal.SIGSTOP)
+        try:
+            transport.send(pack([torch.zeros(1 << 24)]), target=1, tag=(0, 1, 0, 0))
+            transport.flush()
+        except RuntimeError as error:
+            text = str(error)
+        finally:
+            os.kill(pids[1], signal.SIGCONT)
+    transport.hang_up()
+    return text
+
+
+def test_a_flush_has_a_limit_and_names_the_rank(pool: WorkerPool) -> None:
+    text, _ = pool.run(send_to_a_stopped_rank, 1.0, None, num_ranks=2)
+    assert text.startswith("sending: rank 1 took no messages within 1 s; raise `timeout`")
+
+
+def test_an_error_of_another_rank_ends_a_flush(pool: WorkerPool) -> None:
+    text, _ = pool.run(send_to_a_stopped_rank, 600.0, 0.5, num_ranks=2, limit_s=30.0)
+    assert text == "rank 1 failed"
 
 
 def run_contract_on_processes() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from standin.switch import one_device
 from torch import Tensor
 
 from helpers.training import Result, Training, train
@@ -17,8 +20,17 @@ RELATIVE_TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 
 
 def train_one_device(training: Training) -> Result:
-    """Trains in this process with a plain Trainer."""
+    """Trains in this process with a plain Trainer, on the CPU."""
     return train(training, None)
+
+
+def train_one_of_their_devices(training: Training) -> Result:
+    """Trains so on a device of the type that the ranks have, which rounds as they do.
+
+    Plugins have state: they are copied, so that this run leaves none to others.
+    """
+    trainer = {**copy.deepcopy(dict(training.trainer)), **one_device()}
+    return train_one_device(replace(training, trainer=trainer))
 
 
 def train_pipeline(

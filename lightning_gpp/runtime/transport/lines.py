@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from lightning_gpp.runtime.transport.transport import TransportError
+from lightning_gpp.runtime.transport.transport import not_taken
 
 _HEAD = struct.Struct("2q")
 _COUNT = struct.Struct("i")
@@ -110,16 +110,21 @@ class TcpLines:
                 self._read(rank, line)
         return bool(events_of)
 
-    def flush(self, timeout_s: float) -> None:
+    def flush(self, timeout_s: float, check: Callable[[], None]) -> None:
         """Waits until all pieces have left.
+
+        Args:
+            timeout_s: seconds after which to give up.
+            check: raises where there is no more reason to wait; :meth:`wake` lets it be called.
 
         Raises:
             TransportError: a rank took nothing for so long.
         """
         deadline = time.monotonic() + timeout_s
         while slow := [rank for rank, line in self._lines.items() if line.unsent]:
+            check()
             if time.monotonic() > deadline:
-                raise TransportError(f"ranks {slow} took no messages for {timeout_s:g} s")
+                raise not_taken(slow, timeout_s)
             self.take_in(1.0)
 
     def wake(self) -> None:

@@ -25,7 +25,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -37,6 +38,7 @@ from torch import Tensor
 from lightning_gpp.runtime.arrival import Arrival
 from lightning_gpp.runtime.payload import Payload
 from lightning_gpp.runtime.processes.device_group import abort_group
+from lightning_gpp.runtime.processes.work_waits import WorkWaits
 from lightning_gpp.runtime.transport.device_copies import DeviceCopies, SideStream
 from lightning_gpp.runtime.transport.header import (
     FIRST_BYTES,
@@ -61,7 +63,7 @@ from lightning_gpp.runtime.transport.message import (
     out_of_one_piece,
     piece_bytes,
 )
-from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError, late
+from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError, late, not_taken
 from lightning_gpp.torch_device import is_accelerator, set_current, synchronize
 
 SMALL_BYTES = 1 << 17
@@ -73,6 +75,8 @@ _LISTEN_TIMEOUT = timedelta(days=30)
 """Of the group that waits for the next message, which comes when the user's code is done."""
 _CLOSE_TIMEOUT_S = 30.0
 _HANG_UP_TIMEOUT_S = 5.0
+_LATER_S = 5.0
+"""The wait of gloo ends after the one of the rank, whose error says more."""
 _GOODBYE_TIMEOUT = timedelta(seconds=2)
 
 
@@ -137,6 +141,7 @@ class _Posted:
 
     work: dist.Work
     tensor: Tensor = field(repr=False)
+    target: int
 
 
 class ProcessGroupTransport:
@@ -173,6 +178,7 @@ class ProcessGroupTransport:
         self._lines = TcpLines(sockets or {}, self._take_piece, self._mailbox.lose)
         self._posting = threading.Lock()
         self._posted: list[_Posted] = []
+        self._waits, self._sent_waits = WorkWaits(), _SentWaits()
         self._closing = False
         peers = [peer for peer in range(self.num_ranks) if peer != self.rank]
         self._listeners = {
@@ -246,17 +252,27 @@ class ProcessGroupTransport:
 
         Of tensors on a device this thread's stream waits for that, not the host.
         """
-        self._lines.flush(self._timeout_s)
+        self._lines.flush(self._timeout_s, self._mailbox.check)
+        if near := self._let_change():
+            late = not_taken((send.target for send in near), self._timeout_s)
+            sent = self._sent_waits.begin(near, self._timeout_s + _LATER_S)
+            self._waits.result(sent, self._timeout_s, late=late, failed="a send failed")
+
+    def _let_change(self) -> list[_Posted]:
+        """This thread's stream waits for what was posted of it; returns what the host waits for."""
         for sender in self._senders.values():
             sender.let_change()
         posted, self._posted = self._posted, []
         for send in posted:
-            self._wait(send)
+            if send.tensor.device.type != "cpu":
+                send.work.wait()
+        return [send for send in posted if send.tensor.device.type == "cpu"]
 
     def abort(self, error: BaseException) -> None:
         """Ends the waiting of this rank. Listeners end with their peers or with the process."""
         self._closing = True
         self._mailbox.fail(error)
+        self._waits.abort(error)
         self._lines.wake()
         self._groups.abort()
 
@@ -267,15 +283,17 @@ class ProcessGroupTransport:
             sender.end(_CLOSE_TIMEOUT_S)
         for peer in self._listeners:
             self._post_goodbye(peer)
-        self._lines.flush(_CLOSE_TIMEOUT_S)
+        self._lines.flush(_CLOSE_TIMEOUT_S, lambda: None)  # errors that ended waits do not end this
         for peer, listener in self._listeners.items():
             listener.join(_CLOSE_TIMEOUT_S)
             if listener.is_alive():
                 raise TransportError(
                     f"closing: rank {peer} did not end its messages within {_CLOSE_TIMEOUT_S:g} s"
                 )
-        self.flush()
+        for send in self._let_change():
+            _wait(send, _CLOSE_TIMEOUT_S)
         self._lines.close()
+        self._sent_waits.end()
         self._groups.destroy()
 
     def hang_up(self) -> None:
@@ -297,23 +315,18 @@ class ProcessGroupTransport:
         for listener in self._listeners.values():
             listener.join(max(0.0, deadline - time.monotonic()))
         self._lines.close()
+        self._sent_waits.end()
 
     def post_and_wait(self, message: _Message, target: int) -> None:
         """Sends a message whose tensors are in host memory; for the thread of a peer."""
         for send in self._post_message(message, target):
-            self._wait(send)
+            _wait(send, self._timeout_s)
 
     def lose(self, peer: int, error: RuntimeError) -> None:
         """A peer takes no more messages."""
         if not self._closing:
             self._mailbox.lose(peer, str(error).strip().splitlines()[0])
             self._lines.wake()
-
-    def _wait(self, send: _Posted) -> None:
-        if send.tensor.device.type == "cpu":
-            send.work.wait(timedelta(seconds=self._timeout_s))
-        else:
-            send.work.wait()  # the stream does
 
     def _post_message(self, message: _Message, target: int) -> list[_Posted]:
         """Posts the parts of a message, between which no other may come."""
@@ -333,7 +346,7 @@ class ProcessGroupTransport:
 
     def _post(self, tensor: Tensor, target: int, group: dist.ProcessGroup, tag: int) -> _Posted:
         # All ranks are in the group: their numbers are the same.
-        return _Posted(group.send([tensor], target, tag), tensor)
+        return _Posted(group.send([tensor], target, tag), tensor, target)
 
     def _post_goodbye(self, peer: int) -> None:
         part = goodbye(self._num_sent[peer])
@@ -499,6 +512,44 @@ class _StagedSends:
                 self._transport.post_and_wait(message, self._peer)
         except RuntimeError as error:
             self._transport.lose(self._peer, error)
+
+
+class _SentWaits:
+    """Waits for sends of gloo in a thread, as nothing ends such a wait early."""
+
+    def __init__(self) -> None:
+        self._begun: queue.SimpleQueue[tuple[Sequence[_Posted], Future[None]] | None]
+        self._begun = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, posted: Sequence[_Posted], timeout_s: float) -> Future[None]:
+        """Is done when all of them are, or has the error of the first that is not in time."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, args=(timeout_s,), name="sent", daemon=True
+            )
+            self._thread.start()
+        found: Future[None] = Future()
+        self._begun.put((posted, found))
+        return found
+
+    def end(self) -> None:
+        """The thread ends with what it waits for."""
+        self._begun.put(None)
+
+    def _run(self, timeout_s: float) -> None:
+        while (begun := self._begun.get()) is not None:
+            posted, found = begun
+            try:
+                for send in posted:
+                    _wait(send, timeout_s)
+                found.set_result(None)
+            except RuntimeError as error:
+                found.set_exception(error)
+
+
+def _wait(send: _Posted, timeout_s: float) -> None:
+    send.work.wait(timedelta(seconds=timeout_s))
 
 
 class _InOrder:

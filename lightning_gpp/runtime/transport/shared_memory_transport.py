@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lightning_gpp.runtime.payload import Payload
@@ -35,7 +35,7 @@ from lightning_gpp.runtime.transport.message import (
     write_data,
 )
 from lightning_gpp.runtime.transport.shared_slots import BlockShape, Slot, SlotMemory, SlotPool
-from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError, late
+from lightning_gpp.runtime.transport.transport import Mailbox, Tag, TransportError, late, not_taken
 
 _PACKET = struct.Struct("4q")
 _MESSAGE, _BLOCK, _GOODBYE, _SMALL = 1, 2, 3, 4
@@ -126,12 +126,16 @@ class SharedMemoryTransport:
 
     def flush(self) -> None:
         """Waits until every announcement has left; the tensors were copied when they were sent."""
+        self._flush(self._mailbox.check)
+
+    def _flush(self, check: Callable[[], None]) -> None:
         deadline = time.monotonic() + self._timeout_s
         while any(peer.unsent for peer in self._peers.values()):
+            check()
             self._push_all()
             if time.monotonic() > deadline:
-                slow = [rank for rank, peer in self._peers.items() if peer.unsent]
-                raise TransportError(f"ranks {slow} took no messages for {self._timeout_s:g} s")
+                slow = (rank for rank, peer in self._peers.items() if peer.unsent)
+                raise not_taken(slow, self._timeout_s)
             self._take_in(0.001)
 
     def abort(self, error: BaseException) -> None:
@@ -143,7 +147,7 @@ class SharedMemoryTransport:
     def close(self) -> None:
         """Says goodbye to all peers and waits for theirs."""
         self._say_goodbye()
-        self.flush()
+        self._flush(lambda: None)  # an error that has ended waits does not end this one
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         while left := [rank for rank, peer in self._peers.items() if peer.is_here]:
             if time.monotonic() > deadline:

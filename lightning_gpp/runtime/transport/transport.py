@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol
 
 from lightning_gpp.runtime.payload import Payload
@@ -21,6 +22,15 @@ def late(source: int, timeout_s: float, purpose: str) -> TransportError:
     return TransportError(
         f"{purpose}: nothing came from rank {source} within {timeout_s:g} s; "
         "raise `timeout` if the work before it can take longer"
+    )
+
+
+def not_taken(ranks: Iterable[int], timeout_s: float) -> TransportError:
+    """The error of a wait for peers that read nothing."""
+    who = ", ".join(map(str, sorted(set(ranks))))
+    return TransportError(
+        f"sending: rank {who} took no messages within {timeout_s:g} s; "
+        "raise `timeout` if what it does before can take longer"
     )
 
 
@@ -59,10 +69,14 @@ class Transport(Protocol):
         """Waits until everything sent so far has left; its tensors may change afterwards.
 
         Of tensors on a device they may in what this thread queues there from now on.
+
+        Raises:
+            TransportError: a peer took nothing within the limit of the transport.
+            BaseException: the error of :meth:`abort`.
         """
 
     def abort(self, error: BaseException) -> None:
-        """Makes every waiting and every later ``receive`` raise ``error``."""
+        """Makes every waiting and every later ``receive``, and a ``flush`` that waits, raise it."""
 
     def close(self) -> None:
         """Ends the transport in good order; all ranks call it."""
@@ -110,3 +124,8 @@ class Mailbox:
         """Makes all later :meth:`take` calls raise ``error``; the first error stays."""
         with self._lock:
             self._error = self._error or error
+
+    def check(self) -> None:
+        """Raises the error of :meth:`fail`, if there was one."""
+        if self._error is not None:
+            raise self._error

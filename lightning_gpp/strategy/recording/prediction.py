@@ -75,7 +75,7 @@ class StepQuestion(Question):
         plan = replace(pipeline.plan, num_microbatches=len(sizes))
         request = replace(planned.request, minibatch_size=sum(sizes), num_microbatches=None)
         step = known_step(planned.refit, plan, request)
-        stages, ranks = timeline_stages(pipeline), pipeline.rank_of_device
+        stages, ranks = timeline_stages(pipeline, program), pipeline.rank_of_device
         return cls(program, plan, request, step, stages, ranks)
 
     def refit(self, timelines: Sequence[Timeline]) -> Refit:

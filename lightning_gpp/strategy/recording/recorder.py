@@ -15,6 +15,7 @@ import torch
 from lightning_gpp.runtime.action_record import ActionRecord
 from lightning_gpp.runtime.executor import Executor, Run
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord, WindowRecord
+from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import SpanKind
 from lightning_gpp.torch_device import synchronize
 
@@ -38,6 +39,7 @@ class StepRecorder:
         self.is_cut = False
         self._runs: list[RunRecord] = []
         self._begun: list[Run] = []
+        self._programs: list[Program] = []
         self._marks: list[Mark] = []
         self._open: Mark | None = None
         self._last_read: Mark | None = None
@@ -47,16 +49,29 @@ class StepRecorder:
         """Begins a step; its mini-batch has been read already."""
         self.is_on = True
         self._runs, self._marks, self._open, self._begun = [], [], None, []
+        self._programs = []
         self._window = 0
         if self._last_read is not None:
             self._note_read(self._last_read)
         self._last_read = None
 
     def stop(self) -> RankRecord:
-        """Ends the step and returns what was recorded."""
+        """Ends the step and returns what was recorded, in the stages of :attr:`program`."""
         self.end()
         self.is_on = self.is_cut = False
-        return RankRecord(tuple(self._runs), tuple(self._marks))
+        runs = (
+            _in_stages_of(self.program, run, program)
+            for run, program in zip(self._runs, self._programs, strict=True)
+        )
+        return RankRecord(tuple(runs), tuple(self._marks))
+
+    @property
+    def program(self) -> Program:
+        """Of what was recorded the program with most stages: mini-batches may be too small for it.
+
+        Those run on the first replicas alone, by a program that has no others.
+        """
+        return max(self._programs, key=lambda program: program.num_stages)
 
     def data_read(self, start_ns: int, end_ns: int) -> None:
         """A batch was read. The one of a step is read before the step begins."""
@@ -131,6 +146,7 @@ class StepRecorder:
             return
         end_ns = time.monotonic_ns()
         is_paced = pace is not None and records
+        self._programs.append(run.program)
         self._runs.append(
             RunRecord(
                 tuple(_numbered(record, shift) for record in records),
@@ -153,6 +169,7 @@ class StepRecorder:
         place = next(same, len(self._runs))
         if place == len(self._runs):
             self._begun.append(run)
+            self._programs.append(run.program)
             self._runs.append(RunRecord(tuple(records), end_ns))
         else:
             self._runs[place] = self._runs[place].followed_by(records, end_ns, still_ns)
@@ -191,6 +208,27 @@ class StepRecorder:
             if is_on:
                 executor.on_record = on_record
             yield records
+
+
+def _in_stages_of(shown: Program, run: RunRecord, program: Program) -> RunRecord:
+    """A run of a program, with the stages of another program of the same plan."""
+    if program.num_stages == shown.num_stages:
+        return run
+    first = {
+        replica.stage: stage
+        for stage in range(shown.num_stages)
+        if (replica := shown.replica(stage)).index == 0
+    }
+
+    def in_shown(stage: int) -> int:
+        return first.get(program.replica(stage).stage, stage)  # the feed has no place of its own
+
+    def moved(record: ActionRecord) -> ActionRecord:
+        action = record.action
+        peer = None if action.peer is None else in_shown(action.peer)
+        return replace(record, action=replace(action, stage=in_shown(action.stage), peer=peer))
+
+    return replace(run, actions=tuple(map(moved, run.actions)))
 
 
 def _numbered(record: ActionRecord, shift: int) -> ActionRecord:

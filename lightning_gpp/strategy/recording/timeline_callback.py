@@ -288,7 +288,7 @@ def _gather(run: PipelinedRun, record: RankRecord, step: int) -> Timeline | None
         step=step,
         rank_of_device=run.pipeline.rank_of_device,
         schedule=run.built.schedule,
-        stages=timeline_stages(run.pipeline),
+        stages=timeline_stages(run.pipeline, run.recorder.program),
         weights=run.settings.policy.name,
         time_scale=None if emulation is None else emulation.setup.time_scale,
     )

@@ -42,12 +42,13 @@ class WindowsQuestion(Question):
         plan, request = planned.plan, planned.request
         before = min(windows[0].since, MOST_BEFORE)
         count = before + len(windows) + windows[-1].remaining
+        program = pipeline.placed.program(count, schedule=pipeline.schedule, check=False)
         return cls(
-            pipeline.placed.program(count, schedule=pipeline.schedule, check=False),
+            program,
             plan,
             request,
             known_step(planned.refit, plan, request),
-            timeline_stages(pipeline),
+            timeline_stages(pipeline, program),
             pipeline.rank_of_device,
             windows=range(before, before + len(windows)),
             updates=tuple(window.updates for window in windows),

@@ -19,11 +19,14 @@ from types import FunctionType, TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from lightning_gpp.strategy.torch_private import innermost_function_mode
+from lightning_gpp.tensor_places import tensor_places
+from lightning_gpp.torch_device import is_accelerator
 
 _FACTORIES = frozenset(
     {
@@ -75,6 +78,50 @@ LACKS_VALUES = (
 )
 
 
+_UNMOVED = frozenset({"__get__", "__set__", "__deepcopy__", "__reduce_ex__", "detach"})
+"""Names of functions that take lent values as they lie: what comes of them is lent, too."""
+
+
+class LentValues:
+    """Values of other ranks in this rank's host memory, while user code reads the whole module.
+
+    To that code they are on the device of this rank, as on one device. They go there when they are
+    used, one by one, as there may be no room for all.
+
+    Args:
+        device: of this rank.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._storages: frozenset[int] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self._storages)
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, Tensor) or value.device.type != "cpu":
+            return False
+        return value.untyped_storage().data_ptr() in self._storages
+
+    def lend(self, module: nn.Module) -> None:
+        """What the module has in host memory is lent; of a rank without an accelerator nothing."""
+        if is_accelerator(self.device):
+            near = (place.tensor for place in tensor_places(module))
+            pointers = {t.untyped_storage().data_ptr() for t in near if t.device.type == "cpu"}
+            self._storages = frozenset(pointers - {0})
+
+    def take_back(self) -> None:
+        """Nothing is lent any more."""
+        self._storages = frozenset()
+
+    def on_device(self, values: Any) -> Any:
+        """Arguments of a function with what is lent on the device."""
+        return pytree.tree_map_only(
+            Tensor, lambda each: each.to(self.device) if each in self else each, values
+        )
+
+
 class HeldElsewhere(TorchFunctionMode):
     """While active, tensors on the ``meta`` device answer as if they were on ``device``.
 
@@ -83,6 +130,7 @@ class HeldElsewhere(TorchFunctionMode):
 
     Args:
         device: of this rank; None for code of every rank, which may look for what is on ``meta``.
+        lent: what this rank has of others for a while.
         of_stages: the ``id`` of every parameter that this rank's stages hold.
 
     Attributes:
@@ -91,10 +139,14 @@ class HeldElsewhere(TorchFunctionMode):
     """
 
     def __init__(
-        self, device: torch.device | None, of_stages: frozenset[int] = frozenset()
+        self,
+        device: torch.device | None,
+        lent: LentValues,
+        of_stages: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__()
         self.device = device
+        self._lent = lent
         self._of_stages = of_stages
         self.may_have_frozen = False
 
@@ -109,13 +161,19 @@ class HeldElsewhere(TorchFunctionMode):
         if func in _FREEZING or isinstance(func, FunctionType):
             self.may_have_frozen = True
         is_away = args and isinstance(args[0], Tensor) and args[0].is_meta
-        if is_away and self.device is not None:
+        is_lent = bool(self._lent and args and args[0] in self._lent)
+        device = self._lent.device if is_lent else self.device
+        if (is_away or is_lent) and device is not None:
             if func == _DEVICE:
-                return self.device
+                return device
             if (kind := _IS_TYPE.get(func)) is not None:
-                return self.device.type == kind
+                return device.type == kind
             if func in _FACTORIES and kwargs.get("device") is None:
-                kwargs = {**kwargs, "device": self.device}
+                kwargs = {**kwargs, "device": device}
+        if self._lent and getattr(func, "__name__", "") not in _UNMOVED:
+            kept = args[:1] if _is_in_place(func) else ()
+            args, kwargs = self._lent.on_device((args[len(kept) :], kwargs))
+            args = (*kept, *args)
         if func in (_GET_DATA, _SET_DATA) and (args[0].is_meta or isinstance(args[0], Parameter)):
             alias: Tensor = args[0].detach()  # has its version in common with the original
             if func == _GET_DATA:

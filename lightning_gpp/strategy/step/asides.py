@@ -80,7 +80,7 @@ class Asides:
             instance_attribute(run.target, "forward", forward),
             instance_attribute(run.target, "_compiled_call_impl", None),
             self.reading(hook),
-            HeldElsewhere(None),
+            HeldElsewhere(None, run.lent),
         ):
             yield
 
@@ -134,10 +134,12 @@ class Asides:
             partition.make_whole(partition.whole_values())
             if message.is_everywhere:
                 partition.share_all()
+            self._run.lent.lend(self._run.module)
         self._is_whole = True
 
     def _end_reading(self) -> None:
         self._is_whole = False
+        self._run.lent.take_back()
         with lifted():
             self._run.partition.make_partial()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import random
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as lp
@@ -16,12 +18,17 @@ from helpers.known_exports import exports_once
 from helpers.plans import any_plan
 from helpers.random_programs import DrawsPrograms
 from helpers.training import MemoryLogger, make_trainer, quiet, real_tensors
+from standin.switch import DELAY
 
 from conformance.modules import CaseData, CaseModule, data
 
-TIMEOUT_S = 20.0
+SLOWER = 1.0 if os.environ.get(DELAY, "0") == "0" else 6.0
+"""Where operators of the stand-in take a random time, measuring a recurrent network takes some
+thousands of them."""
+TIMEOUT_S = 20.0 * SLOWER
 SPMD = "spmd"
 """In the place of a schedule: no pipeline, but one model on all ranks."""
+_BEGUN = "begun"
 
 
 @dataclass(frozen=True)
@@ -215,6 +222,12 @@ def random_plans(seed: str) -> Iterator[None]:
         yield
 
 
+def begun_case(folder: str) -> str | None:
+    """The last case that :func:`run_cases` began in a folder."""
+    begun = Path(folder, _BEGUN)
+    return begun.read_text() if begun.exists() else None
+
+
 def run_cases(
     table: str,
     names: Sequence[str],
@@ -238,6 +251,8 @@ def run_cases(
     cases = {case.name: case for case in cases_of(table)}
     found: list[Noted] = []
     for index, name in enumerate(names):
+        if os.environ["RANK"] == "0":
+            Path(folder, _BEGUN).write_text(name)
         plans = random_plans(name) if draws_plans else contextlib.nullcontext()
         exports = exports_once() if schedule == SPMD else contextlib.nullcontext()
         try:

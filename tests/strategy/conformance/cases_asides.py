@@ -59,7 +59,7 @@ def fits(bench: Bench) -> None:
 
 @torch.no_grad()
 def output(module: Any, count: int = 5) -> Tensor:
-    return module(samples(count)).square().sum()
+    return module(samples(count).to(module.device)).square().sum()
 
 
 def norm(module: Any) -> Tensor:

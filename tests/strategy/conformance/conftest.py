@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # worker processes import ``
 
 from helpers.workers import WorkerError, WorkerPool
 
-from conformance.case import Case, Noted, run_cases
+from conformance.case import SLOWER, Case, Noted, begun_case, run_cases
 
-SECONDS_PER_CASE = 15.0
+SECONDS_PER_CASE = 15.0 * SLOWER
 
 
 @dataclass
@@ -55,9 +55,18 @@ class Table:
                 limit_s = SECONDS_PER_CASE * (2 + len(left))
                 names = [case.name for case in left]
                 arguments = (self.name, names, num_ranks, folder)
-                ranks = pool.run(
-                    run_cases, *arguments, **self.options, num_ranks=num_ranks, limit_s=limit_s
-                )
+                try:
+                    ranks = pool.run(
+                        run_cases, *arguments, **self.options, num_ranks=num_ranks, limit_s=limit_s
+                    )
+                except WorkerError as error:  # a rank died or hung; what others noted is lost
+                    begun = begun_case(folder)
+                    if begun is None:
+                        errors |= dict.fromkeys(names, str(error))
+                        return
+                    errors[begun] = str(error)
+                    left = [case for case in left if case.name != begun]
+                    continue
             done = min(len(found) for found, _ in ranks)
             for index, case in enumerate(left[:done]):
                 notes[case.name] = [found[index] for found, _ in ranks]

@@ -9,11 +9,11 @@ import pytest
 from helpers.alike import differences
 from helpers.workers import WorkerPool
 
-from conformance.case import SPMD, Case, Noted, cases_of, perform
+from conformance.case import SLOWER, SPMD, Case, Noted, cases_of, perform
 from conformance.conftest import Table
 
 pytestmark = [
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(400 * SLOWER),
     # A batch without a sample of some class, for example, on one device, too.
     pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics.utilities.prints"),
     # torch's compiler looks at the gradients of all that it meets.

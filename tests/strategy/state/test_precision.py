@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +14,12 @@ import torch.distributed as dist
 from helpers.models import FIXED_MODELS, DataSpec
 from helpers.plans import captured_graph, random_plan
 from helpers.random_models import BranchyModel, ModelSpec, OptimizerSpec, model_specs
-from helpers.reference import relative_error, train_one_device, train_pipeline
+from helpers.reference import relative_error, train_one_of_their_devices, train_pipeline
 from helpers.training import Result, Training, float16_mixed
 from helpers.workers import WorkerPool
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.plugins import MixedPrecision, Precision
-from standin.switch import one_device
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
@@ -62,17 +60,13 @@ def training_of(spec: ModelSpec, precision: str, **others: Any) -> Training:
     )
 
 
-def on_one(training: Training) -> Result:
-    """On one device of the type that the ranks have, which rounds as they do."""
-    trainer = {**copy.deepcopy(dict(training.trainer)), **one_device()}
-    return train_one_device(replace(training, trainer=trainer))
-
-
 def both(
     pool: WorkerPool, training: Training, num_ranks: int, **strategy: Any
 ) -> tuple[Result, list[Result]]:
     """One device, and the ranks; plugins have state, which neither run leaves to the other."""
-    return on_one(training), train_pipeline(pool, training, num_ranks=num_ranks, **strategy)
+    return train_one_of_their_devices(training), train_pipeline(
+        pool, training, num_ranks=num_ranks, **strategy
+    )
 
 
 @settings(
@@ -240,7 +234,7 @@ def test_going_on_from_a_checkpoint_of_one_device(
     path = str(tmp_path / "one.ckpt")
     growing = options("16-mixed", init_scale=2.0**5, growth_interval=3)
     half = training_of(FIXED_MODELS["chain"], "16-mixed", trainer=growing, save_as=path)
-    on_one(replace(half, num_steps=4))
+    train_one_of_their_devices(replace(half, num_steps=4))
     rest = replace(half, num_steps=8, checkpoint=path, save_as=None, callbacks=noting_scales)
     plan = random_plan(captured_graph(half), num_devices=2, seed=1)
     one, ranks = both(pool, rest, 2, num_microbatches=1, schedule=schedule, plan=plan)

@@ -14,7 +14,11 @@ import torch
 from helpers import user_modules as users
 from helpers.models import FIXED_MODELS, DataSpec, ExportableModel
 from helpers.random_models import BranchyModel, OptimizerSpec
-from helpers.reference import assert_same_training, train_one_device, weight_differences
+from helpers.reference import (
+    assert_same_training,
+    train_one_of_their_devices,
+    weight_differences,
+)
 from helpers.training import Training, train
 from helpers.workers import WorkerPool
 from torch import Tensor
@@ -88,7 +92,7 @@ def recorded(folder: str) -> list[Any]:
 
 def assert_same_bits(pool: WorkerPool, training: Training) -> None:
     """Trains on one device, plainly and with the strategy, and compares."""
-    expected = train_one_device(training)
+    expected = train_one_of_their_devices(training)
     (result,) = pool.run(train, training, STRATEGY, 1, num_ranks=1)
     assert_same_training([result], expected, training.data.dtype)
     assert not weight_differences(result.weights, expected.weights, 0.0)
@@ -125,7 +129,7 @@ def test_recorded_steps_train_alike(pool: WorkerPool, tmp_path: Path) -> None:
     """They run as a program; the steps before and after them do not."""
     callbacks = partial(recorded, str(tmp_path))
     training = Training(ExportableModel, DATA, num_steps=6, callbacks=callbacks)
-    expected = train_one_device(Training(ExportableModel, DATA, num_steps=6))
+    expected = train_one_of_their_devices(Training(ExportableModel, DATA, num_steps=6))
     (result,) = pool.run(train, training, STRATEGY, 1, num_ranks=1)
     assert not weight_differences(result.weights, expected.weights, 0.0)
     assert result.losses == expected.losses
@@ -135,7 +139,7 @@ def test_recorded_steps_train_alike(pool: WorkerPool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_microbatches", [2, 4])
 def test_several_pieces_run_as_a_program(pool: WorkerPool, num_microbatches: int) -> None:
     training = Training(ExportableModel, DATA, num_steps=8)
-    expected = train_one_device(training)
+    expected = train_one_of_their_devices(training)
     strategy = STRATEGY | {"num_microbatches": num_microbatches}
     (result,) = pool.run(train, training, strategy, 1, num_ranks=1)
     assert_same_training([result], expected, DATA.dtype)

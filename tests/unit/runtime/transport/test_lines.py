@@ -14,6 +14,11 @@ import pytest
 from lightning_gpp.runtime.processes import rank_sockets
 from lightning_gpp.runtime.transport.lines import TcpLines
 from lightning_gpp.runtime.transport.process_transport import SMALL_BYTES
+from lightning_gpp.runtime.transport.transport import TransportError
+
+
+def nothing() -> None:
+    """Nobody ends the wait."""
 
 
 class End:
@@ -69,7 +74,7 @@ def test_all_that_has_room_is_on_its_way_though_nobody_reads(ends: tuple[End, En
         left.lines.send(1, sent[-1])
         assert len(sent) < 10_000, "a buffer without an end"
     assert sent
-    left.lines.flush(0.0)  # waits for nothing
+    left.lines.flush(0.0, nothing)  # waits for nothing
     left.lines.close()
     while not right.lost:
         assert right.lines.take_in(10.0)
@@ -96,7 +101,7 @@ def test_sending_to_a_rank_that_has_gone_is_noted(ends: tuple[End, End]) -> None
         left.lines.send(1, piece(number, 64))
         left.take_in_all()
     assert [rank for rank, _ in left.lost] == [1]
-    left.lines.flush(0.0)
+    left.lines.flush(0.0, nothing)
 
 
 def test_what_waits_for_room_goes_when_there_is_some(ends: tuple[End, End]) -> None:
@@ -108,7 +113,7 @@ def test_what_waits_for_room_goes_when_there_is_some(ends: tuple[End, End]) -> N
     while not right.pieces:
         left.lines.take_in(0)
         right.lines.take_in(0.01)
-    left.lines.flush(10.0)
+    left.lines.flush(10.0, nothing)
     assert right.pieces == [large]
     assert left.lines.has_room(1, 64)
 
@@ -120,3 +125,16 @@ def test_who_does_not_know_the_token_is_nobody(said: bytes) -> None:
         theirs.sendall(said)
         theirs.shutdown(socket.SHUT_WR)
         assert rank_sockets._greeted(ours, b"y" * 16) is None
+
+
+def test_an_error_ends_the_wait_for_room(ends: tuple[End, End]) -> None:
+    left, _ = ends
+    left.lines.send(1, piece(0, 1 << 26))  # nobody reads
+
+    def check() -> None:
+        raise RuntimeError("rank 2 failed")
+
+    with pytest.raises(RuntimeError, match="rank 2 failed"):
+        left.lines.flush(600.0, check)
+    with pytest.raises(TransportError, match="sending: rank 1 took no messages within 0 s"):
+        left.lines.flush(0.0, nothing)
