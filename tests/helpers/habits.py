@@ -1,8 +1,8 @@
 """Layers whose Python does what users' does: reads numbers, looks at masks, packs, changes weights.
 
 Each takes a value of shape ``(samples, WIDTH)``, which some read as a sequence of ``WIDTH``
-entries, and the length of every sample, from 1 to ``WIDTH``; it returns a value of the same shape. In a
-first batch all lengths may be alike, so that it does not show what later ones do.
+entries, and the length of every sample, from 1 to ``WIDTH``; it returns a value of the same shape.
+In a first batch all lengths may be alike, so that it does not show what later ones do.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.gnn import ChunkedModel
@@ -61,6 +61,7 @@ class ForwardCalls:
         self._run = run
         self._is_separable: dict[tuple[bool, ...], bool] = {}
         self._kinds: dict[tuple[bool, ...], CountedEntries] = defaultdict(CountedEntries)
+        self._first: dict[tuple[bool, ...], list[Tensor]] = {}
         self._num_calls = 0
         self.inner: Any = None
         self.before: Callable[[], None] = lambda: None
@@ -147,17 +148,24 @@ class ForwardCalls:
         *,
         is_trained: bool,
     ) -> bool:
-        """Whether a call can be cut; tried again where its samples differ in what did not before.
+        """Whether a call can be cut; tried again where samples differ in what did not before.
 
-        That is told from whole numbers and flags (lengths, masks, numbers of tokens): orders and
-        choices of samples are made of them.
+        From each other, or from those of the first call. That is told from whole numbers and flags
+        (lengths, masks, numbers of tokens): orders and choices of samples are made of them.
         """
         run = self._run
         key = holds_for(run, units, is_trained=is_trained)
         if self._is_separable.get(key, True):
             few, sizes = few_of(captured, inputs, units)
-            looked_at = [tensor for tensor in few.values() if not tensor.is_floating_point()]
-            is_new = bool(self._kinds[key].new_pairs(looked_at, sizes))
+            numbers = [
+                tensor.detach().reshape(len(tensor), -1)
+                for tensor in few.values()
+                if not tensor.is_floating_point() and tensor.dim() and len(tensor) == sum(sizes)
+            ]
+            first = self._first.setdefault(key, numbers)
+            both = [torch.cat([_as_wide(a, b), b]) for a, b in zip(first, numbers, strict=False)]
+            num_first = len(first[0]) if first else 0
+            is_new = bool(self._kinds[key].new_pairs(both, [num_first, *sizes]))
             if is_new or key not in self._is_separable:
                 self._is_separable[key] = find_out(run, inputs, units, is_trained=is_trained)
         return self._is_separable[key]
@@ -207,6 +215,11 @@ class ForwardCalls:
         self._run.lead(message)
         call = LedCall(self._run, number, self._run.open_call(message, boundary))
         return PipelinedCall(boundary, tuple(inputs), call.forward, call.backward)(inputs)
+
+
+def _as_wide(rows: Tensor, others: Tensor) -> Tensor:
+    """Rows with as many entries as others have."""
+    return nn.functional.pad(rows, (0, others.shape[1] - rows.shape[1]))
 
 
 class LedCall:
