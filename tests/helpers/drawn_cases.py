@@ -118,7 +118,8 @@ class DrawnCase:
         kind = DecoratedModel if self.is_decorated else HabitualModel
         data = KindsSpec(kinds=self.kinds, later=self.later)
         build = partial(kind, self.spec, OptimizerSpec())
-        return KindsTraining(build, data, num_steps=len(self.kinds))
+        options = {"inference_mode": False}  # for gradients inside of the forward
+        return KindsTraining(build, data, num_steps=len(self.kinds), trainer=options)
 
 
 @dataclass(frozen=True)

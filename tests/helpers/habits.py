@@ -446,6 +446,17 @@ class Gate(nn.Module):
         return y, (None if mask is None else (y, None))
 
 
+class Forces(Habit):
+    """An energy, and its gradient at the inputs, which is taken in evaluation, too."""
+
+    def beside(self, x: Tensor, lengths: Tensor) -> Tensor:
+        with torch.enable_grad():
+            y = x.detach().requires_grad_()
+            energy = self.layer(y).tanh().sum(1, keepdim=True)
+            (forces,) = torch.autograd.grad(energy.sum(), y, create_graph=self.training)
+        return energy * forces
+
+
 class NoneOrValue(Habit):
     """One gate that is called in several ways."""
 
@@ -518,7 +529,7 @@ HABITS: dict[str, type[Habit]] = PLAIN | {
     for kind in (
         *(Packed, PackedAndPadded, PaddedToWidth, PaddingMask, MaxNorm, Clamped, Renormed),
         *(SpectralNorm, CountsCalls, RunningMean, Remembers, KeywordNames, NamesOfCalls),
-        *(NoneOrValue, Decorated, WithoutGradient),
+        *(NoneOrValue, Decorated, WithoutGradient, Forces),
     )
 }
 """All of them by name."""

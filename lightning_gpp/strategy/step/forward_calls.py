@@ -62,6 +62,7 @@ class ForwardCalls:
         self._is_separable: dict[tuple[bool, ...], bool] = {}
         self._kinds: dict[tuple[bool, ...], CountedEntries] = defaultdict(CountedEntries)
         self._first: dict[tuple[bool, ...], list[Tensor]] = {}
+        self._said: set[str] = set()
         self._num_calls = 0
         self.inner: Any = None
         self.before: Callable[[], None] = lambda: None
@@ -167,7 +168,9 @@ class ForwardCalls:
             num_first = len(first[0]) if first else 0
             is_new = bool(self._kinds[key].new_pairs(both, [num_first, *sizes]))
             if is_new or key not in self._is_separable:
-                self._is_separable[key] = find_out(run, inputs, units, is_trained=is_trained)
+                self._is_separable[key] = find_out(
+                    run, inputs, units, is_trained=is_trained, said=self._said
+                )
         return self._is_separable[key]
 
     def _in_chunks(

@@ -55,18 +55,25 @@ class Verdict:
 
 
 def find_out(
-    run: PipelinedRun, inputs: Mapping[str, Tensor], units: Sequence[int], *, is_trained: bool
+    run: PipelinedRun,
+    inputs: Mapping[str, Tensor],
+    units: Sequence[int],
+    *,
+    is_trained: bool,
+    said: set[str],
 ) -> bool:
-    """Rank 0: whether calls of the forward can be cut; says so once if not.
+    """Rank 0: whether calls of the forward can be cut; says so if not.
 
     Args:
         run: whose pipeline runs them.
         inputs: arguments of a call, by name.
         units: samples of each of the smallest micro-batches if it is cut.
         is_trained: whether it is cut as a mini-batch that trains.
+        said: reasons that were given before, which are not given again.
     """
     why_not = why_not_cut(run, inputs, units, is_trained=is_trained)
-    if why_not is not None:
+    if why_not is not None and why_not not in said:
+        said.add(why_not)
         show(_in_one_piece(run, why_not, sum(units)))
     return why_not is None
 
