@@ -9,7 +9,7 @@ one device too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning.pytorch as lp
@@ -17,8 +17,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-WIDTH = 6
-"""Features of every value inside a model."""
+from helpers.habits import HABITS, WIDTH, logged, with_default
 
 INPUT_WIDTHS = (3, 5, 4)
 """Features of the first, second and third input."""
@@ -36,7 +35,8 @@ class Node:
     """One step of a model's forward.
 
     Attributes:
-        kind: one of :data:`UNARY`, :data:`JOINS`, :data:`REUSE`.
+        kind: one of :data:`UNARY`, :data:`JOINS`, :data:`REUSE`, or a name in
+            :data:`~helpers.habits.HABITS`.
         reads: positions of earlier values (inputs first, then nodes).
         reuses: for :data:`REUSE`, the node whose layer (``again``) or weight (``tied``) it uses.
     """
@@ -252,9 +252,15 @@ class BranchyModel(SupervisedModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         inputs = uncall(self.signature, args, kwargs)
-        values = [entry(x) for entry, x in zip(self.entries, inputs, strict=True)]
+        return self._outputs([entry(x) for entry, x in zip(self.entries, inputs, strict=True)])
+
+    def _outputs(self, values: list[Tensor], *beside: Tensor) -> Any:
         for position, node in enumerate(self.spec.nodes, start=self.spec.num_inputs):
-            values.append(self._evaluate(position, node, [values[i] for i in node.reads]))
+            reads = [values[i] for i in node.reads]
+            if node.kind in HABITS:
+                values.append(self.get_submodule(f"node_{position}")(*reads, *beside))
+            else:
+                values.append(self._evaluate(position, node, reads))
         joined = values[self.spec.unread[0]]
         for position in self.spec.unread[1:]:
             joined = joined + values[position]
@@ -276,6 +282,55 @@ class BranchyModel(SupervisedModule):
             return torch.mul(reads[0].tanh(), reads[1].sigmoid())
         layer = self.get_submodule(f"node_{position}")
         return layer(torch.cat(reads, dim=-1)) if node.kind == "cat" else layer(reads[0])
+
+
+class HabitualModel(BranchyModel):
+    """A model with habits (:mod:`helpers.habits`), arguments that may be None, and a decorator.
+
+    A batch's inputs are ``(x, lengths, second, states)``, of which the last two may be None.
+    """
+
+    def make_layers(self) -> None:
+        super().make_layers()
+        self.second = nn.Linear(INPUT_WIDTHS[1], WIDTH)
+
+    def call_forward(self, inputs: tuple[Any, ...]) -> Any:
+        x, *others = inputs
+        names = ("lengths", "second", "states")
+        given = dict(zip(names, others, strict=True))
+        if self.signature == "positional":
+            return self(*inputs)
+        if self.signature == "keyword":
+            return self(x, temperature=0.5, **given)
+        kept = {name: value for name, value in given.items() if value is not None}
+        return (
+            self(x=x, **kept) if self.signature == "dict" else self(x, kept.pop("lengths"), **kept)
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        second: Tensor | None = None,
+        states: tuple[Tensor, Tensor] | None = None,
+        *,
+        temperature: float | None = None,
+    ) -> Any:
+        value = self.entries[0](x) * (temperature or 1.0)
+        if second is not None:
+            value = value + self.second(second)
+        if states is not None:
+            value = value * states[0] + states[1]
+        return self._outputs([value], lengths)
+
+
+class DecoratedModel(HabitualModel):
+    """The same; what its forward is given goes through decorators."""
+
+    @logged
+    @with_default("temperature", 0.5)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
 
 
 class LateBranchyModel(BranchyModel):
@@ -300,6 +355,8 @@ def inputs_of(spec: ModelSpec) -> range:
 
 
 def _layer(node: Node) -> nn.Module | None:
+    if node.kind in HABITS:
+        return HABITS[node.kind]()
     if node.kind in ("linear", "tied"):
         return nn.Linear(WIDTH, WIDTH)
     if node.kind == "mlp":
@@ -373,6 +430,18 @@ def model_specs(draw: st.DrawFn, max_nodes: int = 8) -> ModelSpec:
         loss=draw(st.sampled_from(["regression", "classification"])),
         seed=draw(st.integers(0, 99)),
     )
+
+
+@st.composite
+def habitual_specs(draw: st.DrawFn) -> ModelSpec:
+    """Small models, each with a habit or two that a pipeline may stumble over."""
+    plain = draw(model_specs(max_nodes=3))
+    nodes = [node for node in plain.nodes if max(node.reads) == 0 and node.kind not in REUSE]
+    for _ in range(draw(st.sampled_from([1, 1, 2]))):
+        reads = draw(st.integers(0, len(nodes)))
+        habit = Node(draw(st.sampled_from(sorted(HABITS))), (reads,))
+        nodes.append(habit)
+    return replace(plain, num_inputs=1, nodes=tuple(nodes), extra_reads=())
 
 
 @st.composite

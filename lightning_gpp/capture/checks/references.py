@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -103,22 +104,30 @@ class References:
         return found
 
     def again(self, run: CheckedPass, *, keeps_gradients: bool = False) -> Result:
-        """What the module computes, computed once more.
+        """What the module computes, computed once more; without gradients where it has none.
+
+        In evaluation mode a forward that takes a gradient inside frees the graph, for example.
 
         Args:
             run: in what.
             keeps_gradients: whether those of parameters in files are kept, too.
         """
+        compute = partial(
+            reference,
+            self._module,
+            self._arguments,
+            run.sample,
+            self._flags[run.training],
+            self._weights,
+            keeps_gradients=keeps_gradients,
+        )
         with torch.set_grad_enabled(run.is_recorded):
-            return reference(
-                self._module,
-                self._arguments,
-                run.sample,
-                self._flags[run.training],
-                self._weights,
-                backward=run.backward,
-                keeps_gradients=keeps_gradients,
-            )
+            try:
+                return compute(backward=run.backward)
+            except RuntimeError:
+                if run.training or not run.backward:
+                    raise
+                return compute(backward=False)
 
     def runs(self, sample: Sample, *, backward: bool) -> bool:
         """Whether the module runs on other inputs, in both modes."""

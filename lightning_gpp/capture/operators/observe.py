@@ -74,7 +74,7 @@ class Observer:
         """``run(*args, **kwargs)``, which is what ``node`` does."""
         owned = _owned_tensors(node, self.module)
         operands = [*_tensors((args, kwargs)), *owned.values()]
-        watched = _Watch(operands, owned)
+        watched = _Watch(operands, owned, self.module)
         value = run(*args, **kwargs)
         leaves, structure = flatten(value)
         # whoever called may change the container
@@ -170,7 +170,10 @@ def get_attribute(module: nn.Module, name: str) -> Any:
 class _Watch:
     """Tells which tensors changed since it was made."""
 
-    def __init__(self, operands: list[Tensor], buffers: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, operands: list[Tensor], buffers: Mapping[str, Tensor], module: nn.Module
+    ) -> None:
+        self.module = module
         self.versions = [(tensor, tensor._version) for tensor in operands]
         self.buffers = {name: (tensor, tensor.clone()) for name, tensor in buffers.items()}
 
@@ -182,13 +185,15 @@ class _Watch:
         return [
             name
             for name, (tensor, content) in self.buffers.items()
-            if self._is_changed(tensor, content)
+            if self._is_changed(name, tensor, content)
         ]
 
-    def _is_changed(self, tensor: Tensor, content: Tensor) -> bool:
-        if tensor.is_meta:  # there are no values to compare
-            return any(tensor is old and tensor._version != was for old, was in self.versions)
-        return not torch.equal(tensor, content)
+    def _is_changed(self, name: str, tensor: Tensor, content: Tensor) -> bool:
+        now = _buffer(self.module, name)  # a leaf module may have replaced it
+        if now is None or tensor.is_meta:  # there are no values to compare
+            is_written = any(tensor is old and tensor._version != was for old, was in self.versions)
+            return is_written or now is not tensor
+        return not torch.equal(now, content)
 
 
 class _Storages:

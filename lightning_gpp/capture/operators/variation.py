@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
 from lightning_gpp.capture.operators.observe import Observation
@@ -31,6 +32,12 @@ _FILLED = frozenset(
     {"expand", "zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}
 )
 """Functions that give every sample the same when asked for so many samples."""
+
+_ORDERS = frozenset({"argsort", "sort", "msort"})
+"""Functions that return places among the entries of a dimension."""
+
+_SELECT = frozenset({"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"})
+"""Functions that return as many rows as the data say."""
 
 _LINEAR: frozenset[Callable[..., Any]] = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv}
@@ -81,10 +88,34 @@ class _Walk:
     def _of_tensors(self, node: fx.Node, reads: Sequence[Variation]) -> Variation:
         if all(way is _SAME for way in reads):
             return _SAME
+        name = getattr(node.target, "__name__", str(node.target))
+        if self._selects(node, name) or self._is_among_samples(node, name):
+            return _WHOLE
         if _SAMPLES in reads:
             return _SAMPLES
-        filled = getattr(node.target, "__name__", str(node.target)) in _FILLED
+        filled = name in _FILLED
         return _SAMPLES if filled and self.batched[node.name] else self._otherwise(node)
+
+    def _is_among_samples(self, node: fx.Node, name: str) -> bool:
+        """Whether entries are places among the samples, or of pairs of them."""
+        if self.others is None or not self.batched[node.name]:
+            return False
+        (shape, *_), (other, *_) = self.seen[node].shapes, self.others[node].shapes
+        grown = [size != twin and size * self.ratio == twin for size, twin in zip(shape, other)]
+        if name in _ORDERS:
+            given = dict(enumerate(node.args)) | node.kwargs
+            dim = given.get("dim", given.get(1, 0 if name == "msort" else -1))
+            return isinstance(dim, int) and grown[dim]
+        return sum(grown) > 1
+
+    def _selects(self, node: fx.Node, name: str) -> bool:
+        """Whether there are as many rows as the data say, though maybe not with these data."""
+        if name == "repeat_interleave":
+            return len(node.all_input_nodes) > 1
+        by_mask = name in ("getitem", "__getitem__") and any(
+            torch.bool in self.seen[arg].dtypes for arg in node.all_input_nodes[1:]
+        )
+        return by_mask or name in _SELECT
 
     def _otherwise(self, node: fx.Node) -> Variation:
         return Variation.VERTICES if self.by_vertex[node.name] else _WHOLE

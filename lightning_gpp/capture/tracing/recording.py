@@ -56,6 +56,10 @@ _SELECTORS = frozenset(
 """Calls that return as much as the data say."""
 
 
+_ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
+"""Calls whose result computes out of sight."""
+
+
 class Recording:
     """Nodes and the values that they stand for.
 
@@ -191,7 +195,7 @@ class Recording:
             is_decision = name in _DECISIONS and not origin.node.meta["is_constant"]
             if is_decision or (isinstance(leaf, bool) and name is None):
                 self.guard(self._node_at(origin), leaf)
-            if name == "numpy" and not origin.node.meta["is_constant"]:
+            if name in _ARRAYS and not origin.node.meta["is_constant"]:
                 raise self._frozen(name)
             return leaf
         if origin.node.meta["is_constant"]:

@@ -102,15 +102,54 @@ def pieces_of(
     return [{name: parts[i] for name, parts in columns.items()} for i in range(num_pieces)]
 
 
-def first_samples(
+def some_samples(
     captured: CapturedModel, inputs: Mapping[str, Tensor], count: int, total: int
 ) -> dict[str, Tensor]:
-    """The arguments of the first of the samples of a call that can be cut."""
+    """The arguments of some of the samples of a call that can be cut, from all over it.
+
+    Of a batch of graphs those of the first.
+    """
     if count == total:
         return dict(inputs)
-    slices = input_slices(captured, inputs, [count, total - count])
-    assert slices is not None, "asked for when the number of pieces was chosen"
-    return pieces_of(inputs, slices, 2)[0]
+    if captured.takes_graphs:
+        slices = input_slices(captured, inputs, [count, total - count])
+        assert slices is not None, "asked for when the number of pieces was chosen"
+        return pieces_of(inputs, slices, 2)[0]
+    chosen = torch.arange(count) * total // count
+    dims = captured.graph.batch_dims
+    return {name: _selected(t, dims[name][0], chosen, total) for name, t in inputs.items()}
+
+
+def in_reverse(values: Values, dims: Dims, num_samples: int) -> Values:
+    """The same with the samples in reverse order.
+
+    Args:
+        values: arguments or outputs of a call, by name.
+        dims: of the samples, for every tensor.
+        num_samples: of the call.
+    """
+    order = torch.arange(num_samples).flip(0)
+    turned: dict[str, Any] = {}
+    for name, value in values.items():
+        leaves, structure = flatten(value)
+        of_tensors = iter(dims.get(name, ()))
+        turned[name] = structure.unflatten(
+            [
+                _selected(leaf, next(of_tensors, None), order, num_samples)
+                if isinstance(leaf, Tensor)
+                else leaf
+                for leaf in leaves
+            ]
+        )
+    return turned
+
+
+def _selected(tensor: Tensor, dim: int | None, chosen: Tensor, total: int) -> Tensor:
+    if dim is None:
+        return tensor
+    entries = tensor.shape[dim] // total
+    index = chosen[:, None] * entries + torch.arange(entries)
+    return tensor.index_select(dim, index.flatten().to(tensor.device))
 
 
 def with_other_neighbours(

@@ -4,19 +4,21 @@ A call cuts its *arguments* into micro-batches, runs them through the stages of 
 returns the joined outputs; see :mod:`lightning_gpp.strategy.step.pipelined_call` for its backward.
 
 Cutting is right only for a forward that treats every sample by itself. Whether it does is found
-out, not assumed: before the first call in each mode the forward alone runs on a few of its samples,
-in one piece and cut. All other forwards (in-batch similarities, a loss computed in forward) run
-through the stages in one piece, which is always right and only less concurrent.
+out, not assumed: before the first call in each mode, and again where samples differ in a new way,
+the forward alone runs on a few of its samples, in one piece and cut. All other forwards (in-batch
+similarities, a loss computed in forward) run through the stages in one piece, which is always right
+and only less concurrent.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_gpp.capture import CapturedModel
 from lightning_gpp.gnn import ChunkedModel
@@ -34,9 +36,10 @@ from lightning_gpp.strategy.step.chunk_calls import (
     in_order,
     sizes_in_order,
 )
+from lightning_gpp.strategy.step.counted_entries import CountedEntries
 from lightning_gpp.strategy.step.open_call import OpenCall
 from lightning_gpp.strategy.step.pipelined_call import CallBoundary, PipelinedCall
-from lightning_gpp.strategy.step.trials import find_out
+from lightning_gpp.strategy.step.trials import few_of, find_out, holds_for
 
 
 class BeginAnewError(BaseException):
@@ -56,7 +59,10 @@ class ForwardCalls:
 
     def __init__(self, run: PipelinedRun) -> None:
         self._run = run
-        self._is_separable: dict[bool, bool] = {}
+        self._is_separable: dict[tuple[bool, ...], bool] = {}
+        self._kinds: dict[tuple[bool, ...], CountedEntries] = defaultdict(CountedEntries)
+        self._first: dict[tuple[bool, ...], list[Tensor]] = {}
+        self._said: set[str] = set()
         self._num_calls = 0
         self.inner: Any = None
         self.before: Callable[[], None] = lambda: None
@@ -128,13 +134,44 @@ class ForwardCalls:
         units = run.unit_sizes(num_samples, is_training=is_trained)
         if input_slices(captured, inputs, units) is None:
             return [num_samples]
-        mode = captured.module.training
-        if len(units) > 1 and mode not in self._is_separable and not run.is_shape_only:
-            self._is_separable[mode] = find_out(run, inputs, units, is_trained=is_trained)
-        units = units if self._is_separable.get(mode, True) else [num_samples]
-        if mode:
+        is_open = len(units) > 1 and not run.is_shape_only
+        if is_open and not self._can_cut(captured, inputs, units, is_trained=is_trained):
+            units = [num_samples]
+        if captured.module.training:
             run.show_state(len(units))
         return units
+
+    def _can_cut(
+        self,
+        captured: CapturedModel,
+        inputs: Mapping[str, Tensor],
+        units: list[int],
+        *,
+        is_trained: bool,
+    ) -> bool:
+        """Whether a call can be cut; tried again where samples differ in what did not before.
+
+        From each other, or from those of the first call. That is told from whole numbers and flags
+        (lengths, masks, numbers of tokens): orders and choices of samples are made of them.
+        """
+        run = self._run
+        key = holds_for(run, units, is_trained=is_trained)
+        if self._is_separable.get(key, True):
+            few, sizes = few_of(captured, inputs, units)
+            numbers = [
+                tensor.detach().reshape(len(tensor), -1)
+                for tensor in few.values()
+                if not tensor.is_floating_point() and tensor.dim() and len(tensor) == sum(sizes)
+            ]
+            first = self._first.setdefault(key, numbers)
+            both = [torch.cat([_as_wide(a, b), b]) for a, b in zip(first, numbers, strict=False)]
+            num_first = len(first[0]) if first else 0
+            is_new = bool(self._kinds[key].new_pairs(both, [num_first, *sizes]))
+            if is_new or key not in self._is_separable:
+                self._is_separable[key] = find_out(
+                    run, inputs, units, is_trained=is_trained, said=self._said
+                )
+        return self._is_separable[key]
 
     def _in_chunks(
         self, captured: CapturedModel, chunked: ChunkedModel, inputs: Mapping[str, Tensor]
@@ -181,6 +218,11 @@ class ForwardCalls:
         self._run.lead(message)
         call = LedCall(self._run, number, self._run.open_call(message, boundary))
         return PipelinedCall(boundary, tuple(inputs), call.forward, call.backward)(inputs)
+
+
+def _as_wide(rows: Tensor, others: Tensor) -> Tensor:
+    """Rows with as many entries as others have."""
+    return nn.functional.pad(rows, (0, others.shape[1] - rows.shape[1]))
 
 
 class LedCall:

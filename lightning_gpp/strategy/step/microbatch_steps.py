@@ -53,7 +53,7 @@ class MicrobatchSteps:
         self._follower = follower
         self._boundaries = StepBoundaries(run)
         self._looked_at = Cadence()
-        self._has_tried_forward = self._has_drawn = False
+        self._has_drawn = False
 
     def lead(self, name: str, batch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Rank 0: runs the user's step; returns what it returns.
@@ -84,10 +84,13 @@ class MicrobatchSteps:
         sizes = run.built.step_sizes(units)
         boundary = self._boundaries.of(step, cut_batch(batch, sizes), sizes)
         boundary.captured = run.built.captured
-        if min(sizes) > 0 and len(sizes) > 1 and not run.is_shape_only:
+        pairs: list[int] = []
+        is_once = len(sizes) == 1  # stages before that of the loss may take less at a time
+        if min(sizes) > 0 and len(units) > 1 and not run.is_shape_only:
             dims = run.built.captured.graph.batch_dims
-            pairs = self._looked_at.pairs(batch, sizes)
-            boundary.seen = [OutputGradients(dims, sizes, first) for first in pairs]
+            pairs = self._looked_at.pairs(batch, units if is_once else sizes)
+            if not is_once:
+                boundary.seen = [OutputGradients(dims, sizes, first) for first in pairs]
         with run.control.alone(name), run.leader_state.watching(name), boundary.active():
             boundary.loss_scale = loss_scale(run.module.trainer.precision_plugin)
             minibatch = Minibatch(units, boundary.needs(), boundary.loss_scale)
@@ -95,6 +98,8 @@ class MicrobatchSteps:
             stash = run.programs.train(minibatch, boundary)
             for seen in boundary.seen:
                 self._check_loss(step, batch, boundary, units, seen)
+            if pairs and is_once:
+                _refuse(self._why_not_cut(boundary, units, None))
         return self._boundaries.returned(boundary, batch, stash)
 
     def follow(self, name: str) -> Tensor:
@@ -151,21 +156,9 @@ class MicrobatchSteps:
                     self._note_draws(generators)
                 if is_off and not seen.is_random(loss_of_both):
                     why = "its gradients at the outputs of the forward are others"
-            has_joined = True
-        except CannotCompareError:
-            has_joined = True
-        except CannotJoinError:
-            has_joined = False
-        if why is None and not (has_joined and self._has_tried_forward):
-            why = self._why_not_cut(boundary, units, seen.used)
-            self._has_tried_forward = True
-        if why is not None:
-            raise ValueError(
-                "the loss of this mini-batch is not the mean over its samples, which it has to be "
-                "with the schedule '1f1b', where the step runs for every "
-                f"micro-batch: {why}. Use schedule='gpipe', which runs the step once on the "
-                "whole batch and is exact for every loss, or make the loss a mean over samples."
-            )
+        except (CannotCompareError, CannotJoinError):
+            pass  # the forward is tried below
+        _refuse(why or self._why_not_cut(boundary, units, seen.used))
 
     def _note_draws(self, generators: Generators) -> None:
         """Says, once, that the step draws numbers, if it has just done so.
@@ -178,7 +171,7 @@ class MicrobatchSteps:
             rank_zero_warn(DRAWS)
 
     def _why_not_cut(
-        self, boundary: MicrobatchBoundary, units: Sequence[int], used: frozenset[str]
+        self, boundary: MicrobatchBoundary, units: Sequence[int], used: frozenset[str] | None
     ) -> str | None:
         """Why the forward must not be cut, as a few samples show; None if they do not."""
         run, captured = self._run, self._run.built.captured
@@ -191,3 +184,14 @@ class MicrobatchSteps:
         if input_slices(captured, inputs, units) is None:
             return None
         return why_not_cut(run, inputs, units, is_trained=True, averaged=used)
+
+
+def _refuse(why_not: str | None) -> None:
+    """Refuses a mini-batch whose micro-batches do not add up to it, if there is a reason."""
+    if why_not is not None:
+        raise ValueError(
+            "the loss of this mini-batch is not the mean over its samples, which it has to be with "
+            f"the schedule '1f1b', where the step runs for every micro-batch: {why_not}. Use "
+            "schedule='gpipe', which runs the step once on the whole batch and is exact for every "
+            "loss, or make the loss a mean over samples."
+        )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from lightning_gpp.capture import CapturedModel
 from lightning_gpp.capture.checks.rollback import rollback
 from lightning_gpp.planner import evaluate_plan
 from lightning_gpp.runtime.boundary import Boundary
@@ -25,8 +26,9 @@ from lightning_gpp.strategy.cutting.cutting import (
     CannotJoinError,
     Values,
     difference,
-    first_samples,
+    in_reverse,
     influence,
+    some_samples,
     with_other_neighbours,
 )
 from lightning_gpp.strategy.cutting.one_piece import one_piece_step_s
@@ -53,18 +55,25 @@ class Verdict:
 
 
 def find_out(
-    run: PipelinedRun, inputs: Mapping[str, Tensor], units: Sequence[int], *, is_trained: bool
+    run: PipelinedRun,
+    inputs: Mapping[str, Tensor],
+    units: Sequence[int],
+    *,
+    is_trained: bool,
+    said: set[str],
 ) -> bool:
-    """Rank 0: whether calls of the forward can be cut; says so once if not.
+    """Rank 0: whether calls of the forward can be cut; says so if not.
 
     Args:
         run: whose pipeline runs them.
         inputs: arguments of a call, by name.
         units: samples of each of the smallest micro-batches if it is cut.
         is_trained: whether it is cut as a mini-batch that trains.
+        said: reasons that were given before, which are not given again.
     """
     why_not = why_not_cut(run, inputs, units, is_trained=is_trained)
-    if why_not is not None:
+    if why_not is not None and why_not not in said:
+        said.add(why_not)
         show(_in_one_piece(run, why_not, sum(units)))
     return why_not is None
 
@@ -99,8 +108,7 @@ def why_not_cut(
         met = captured.where_samples_meet(training and not normalizes, averaged)
     if known := captured.decision or met:
         return known
-    few = [2 if min(units) > 1 else 1] * len(units)
-    first = first_samples(captured, inputs, sum(few), sum(units))
+    first, few = few_of(captured, inputs, units)
     # Of a random forward nothing can be compared: it is only seen whether its parts fail.
     num_whole = 0 if training and captured.is_random else 2
     trial = Trial(few, is_trained, training, Autocast.current(run.device), num_whole)
@@ -109,6 +117,28 @@ def why_not_cut(
     if training and is_open and not verdict.fails:
         verdict = _tried(run, first, replace(trial, training=False, num_whole=2), averaged)
     return verdict.why_not if verdict.is_sure else None
+
+
+def few_of(
+    captured: CapturedModel, inputs: Mapping[str, Tensor], units: Sequence[int]
+) -> tuple[dict[str, Tensor], list[int]]:
+    """The samples that are tried: their arguments, and how many each micro-batch has.
+
+    Args:
+        captured: the forward.
+        inputs: arguments of a call, by name.
+        units: samples of each of the smallest micro-batches if it is cut.
+    """
+    few = [2 if min(units) > 1 else 1] * len(units)
+    return some_samples(captured, inputs, sum(few), sum(units)), few
+
+
+def holds_for(run: PipelinedRun, units: Sequence[int], *, is_trained: bool) -> tuple[bool, ...]:
+    """What a verdict holds for: calls in the same mode that are cut in the same manner."""
+    at_a_time = run.built.placed.units_at_a_time
+    is_trained = is_trained and not len(units) % at_a_time
+    is_apart = _num_apart(units, at_a_time) > 0
+    return run.built.captured.module.training, is_trained, is_apart
 
 
 def _tried(
@@ -121,7 +151,9 @@ def _tried(
     num_samples = sum(trial.units)
     num_first = _num_apart(trial.units, run.built.placed.units_at_a_time)
     others = with_other_neighbours(captured, inputs, num_samples, num_first or num_samples)
-    boundaries, errors = _ran(run, trial, [inputs, others][: trial.num_whole], inputs, averaged)
+    # in another order, as samples may look at those in front of them only
+    turned = _turned(captured, inputs, num_samples)
+    boundaries, errors = _ran(run, trial, [inputs, others][: trial.num_whole], turned, averaged)
     if errors:
         return Verdict(True, f"forward fails on a part of the samples ({errors[0]})", fails=True)
     if not trial.num_whole:
@@ -134,7 +166,8 @@ def _tried(
         dims = captured.graph.batch_dims
         return influence(whole, again, beside_others, dims, num_samples, num_first)
 
-    why_not = _why_not(boundaries[-1], whole, averaged is not None)
+    expected = _turned(captured, whole, num_samples)
+    why_not = _why_not(boundaries[-1], expected, averaged is not None)
     if why_not is None and touched(whole) is None:
         return Verdict(True, None)
     repeated = replace(trial, is_cut=False)
@@ -142,6 +175,13 @@ def _tried(
     once, again = (boundary.take_outputs() for boundary in boundaries)
     is_sure = difference(again, once) is None
     return Verdict(is_sure, touched(again) if is_sure and why_not is None else why_not)
+
+
+def _turned(captured: CapturedModel, values: Values, num_samples: int) -> Values:
+    """With the samples in reverse order; batches of graphs stay as they are."""
+    if captured.takes_graphs:
+        return values
+    return in_reverse(values, captured.graph.batch_dims, num_samples)
 
 
 def _ran(

@@ -1,0 +1,51 @@
+"""Drawn forwards with users' habits are equal to one device, cut or not, or refused with a reason.
+
+What they do with their samples may not show in the first batch: batches differ in kind.
+"""
+
+from __future__ import annotations
+
+import pytest
+from helpers.drawn_cases import BatchKind, DrawnCase, Outcome, drawn_cases, run_case
+from helpers.random_models import ModelSpec, Node
+from helpers.workers import WorkerPool
+from hypothesis import Phase, event, given, settings
+
+pytestmark = pytest.mark.timeout(3600)
+
+NUM_CASES = 60 if settings.default.max_examples <= 20 else 2000
+"""The latter with HYPOTHESIS_PROFILE=thorough, which takes about a quarter of an hour."""
+
+FULL, MIXED = BatchKind("full"), BatchKind("mixed")
+
+
+# Shrinking would train for minutes; the models are small enough to read as they are.
+@settings(max_examples=NUM_CASES, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(case=drawn_cases())
+def test_as_one_device_or_refused(pool: WorkerPool, case: DrawnCase) -> None:
+    outcome = outcome_of(pool, case)
+    event(outcome.what)
+    assert outcome.is_right, outcome.shown
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(
+    "habit",
+    [
+        *("read_by_numpy", "sorted_by_length", "running_length", "shorter_ones", "all_pairs"),
+        *("share_of_longest", "different_lengths", "repeated", "trimmed", "RunningMean", "Forces"),
+    ],
+)
+def test_the_first_batch_does_not_show_it(pool: WorkerPool, habit: str, schedule: str) -> None:
+    spec = ModelSpec(1, (Node("linear", (0,)), Node(habit, (1,))))
+    case = DrawnCase(spec, False, (FULL, FULL, MIXED), (FULL,), schedule)
+    outcome = outcome_of(pool, case)
+    assert outcome.is_right, outcome.shown
+    if habit in ("sorted_by_length", "running_length", "shorter_ones"):
+        assert outcome.what == ("in one piece" if schedule == "gpipe" else "refused")
+
+
+def outcome_of(pool: WorkerPool, case: DrawnCase) -> Outcome:
+    """What became of a case in a process of its own."""
+    (outcome,) = pool.run(run_case, case, num_ranks=1)
+    return outcome
