@@ -21,6 +21,7 @@ from lightning_gpp.planner import Plan, PlanGraph, plan_graph
 from lightning_gpp.planner.plan.by_rank import rank_of_device
 from lightning_gpp.runtime.emulation.shape_stage import ShapeStage
 from lightning_gpp.runtime.executor import Executor
+from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.processes.peers import Peers
 from lightning_gpp.runtime.stage_run import StageCall, StageCode, StageFunction
 from lightning_gpp.runtime.staying_inputs import StayingInputs
@@ -28,7 +29,6 @@ from lightning_gpp.runtime.sums.process_sums import ProcessSums
 from lightning_gpp.runtime.sums.sums import Ranks
 from lightning_gpp.runtime.transport.process_transport import ProcessGroupTransport
 from lightning_gpp.runtime.transport.transport import Transport
-from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import ONE_F_ONE_B_ASYNC, reduce_groups
 from lightning_gpp.strategy.devices.devices_at_hand import (
     DeviceAtHand,

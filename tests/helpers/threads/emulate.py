@@ -21,7 +21,7 @@ from lightning_gpp.runtime.emulation.clock import EmulatedClock
 from lightning_gpp.runtime.emulation.slip import SlipReport
 from lightning_gpp.runtime.emulation.time_scale import choose_time_scale
 from lightning_gpp.runtime.measured import measured_timeline
-from lightning_gpp.runtime.value_pieces import Cutter
+from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import Timeline, TimelineStage
 from lightning_gpp.simulate.program_costs import ProgramCosts

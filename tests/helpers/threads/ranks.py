@@ -26,8 +26,8 @@ from lightning_gpp.runtime.emulation.transport import EmulatedTransport
 from lightning_gpp.runtime.executor import Executor
 from lightning_gpp.runtime.measured import Mark, RankRecord, RunRecord
 from lightning_gpp.runtime.payload import pack
+from lightning_gpp.runtime.pieces import Cutter
 from lightning_gpp.runtime.stage_run import StageCode
-from lightning_gpp.runtime.value_pieces import Cutter
 from lightning_gpp.schedule import Program
 from lightning_gpp.simulate import SpanKind
 from lightning_gpp.simulate.program_costs import ProgramCosts
